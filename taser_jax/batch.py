@@ -1,0 +1,61 @@
+"""Token arrays as the models see them: one batch type from the token store to the training step."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Int
+
+Array = jax.Array | np.ndarray
+
+
+class Role(enum.Enum):
+    """Which side of the dual encoder a text is on."""
+
+    QUERY = "query"
+    PASSAGE = "passage"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """Token ids, padded at the end.
+
+    Attributes:
+        ids: vocabulary ids, 0-padded. Shape [batch, length], int32.
+        mask: True at real tokens. Shape [batch, length], bool.
+    """
+
+    ids: Int[Array, "batch length"]
+    mask: Bool[Array, "batch length"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Queries and passages of one training step; all of one task.
+
+    Passages are query-major: query i's positive is passage i·(1+N), its N hard negatives follow.
+    On several hosts, `queries`, `passages`, `query_rows`, `positive_index` and the first axis of
+    `ignore` hold this host's share; `positive_index` and the second axis of `ignore` refer to the
+    passages of the *global* batch.
+
+    Attributes:
+        queries: shape [batch, query_length].
+        passages: shape [batch·(1+N), passage_length].
+        positive_index: column of each query's positive among the global batch's passages. [batch]
+        ignore: True where a passage must not count as a negative of the query (it is another of
+            its positives, or the same passage again); never True at the positive. [batch, passages]
+        query_rows: row of each query in its task's query set. [batch]
+        passage_rows: row of each passage in the store. [batch·(1+N)]
+    """
+
+    queries: Tokens
+    passages: Tokens
+    positive_index: Int[Array, " batch"]
+    ignore: Bool[Array, "batch passages"]
+    query_rows: Int[Array, " batch"]
+    passage_rows: Int[Array, " all_passages"]

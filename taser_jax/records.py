@@ -1,0 +1,45 @@
+"""Passage and query: the two text records every reader produces and every stage consumes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Passage:
+    """One retrievable unit of text.
+
+    Attributes:
+        id: the source's own identifier, unique in its collection.
+        text: the body; answers are matched against it, never against the title.
+        title: may be empty.
+        page_id: the page (article) this passage was cut from; empty where the source has none.
+    """
+
+    id: str
+    text: str
+    title: str = ""
+    page_id: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Query:
+    """One question with what is known to answer it.
+
+    Attributes:
+        id: unique in its task.
+        text: the question itself, before any prompt or normalisation.
+        task: the task (data set) it belongs to.
+        positives: rows of the passage store, gold first.
+        relevance: grade of each positive, parallel to `positives`; empty means all 1.
+        hard_negatives: rows of the passage store that came with the data (BM25's, say).
+        answers: strings, or for `regex` tasks patterns, that a passage must contain.
+    """
+
+    id: str
+    text: str
+    task: str
+    positives: tuple[int, ...] = ()
+    relevance: tuple[int, ...] = ()
+    hard_negatives: tuple[int, ...] = ()
+    answers: tuple[str, ...] = ()

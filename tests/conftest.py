@@ -1,0 +1,22 @@
+"""Eight fake CPU devices for every test, and shapes in signatures checked as tests run."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import jax
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+_CHECKED = (
+    "taser_jax.batch",
+    "taser_jax.models",
+    "taser_jax.optim",
+    "taser_jax.training",
+    "taser_jax.retrieval",
+    "taser_jax.evaluation",
+    "taser_jax.data.batching",
+)
+install_import_hook(_CHECKED, "beartype.beartype")
