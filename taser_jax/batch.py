@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import no_type_check
 
 import jax
 import numpy as np
@@ -19,6 +20,9 @@ class Role(enum.Enum):
     PASSAGE = "passage"
 
 
+# JAX rebuilds pytrees with leaves that are no arrays (shapes, shardings, scan and vmap slices), so
+# the shapes here are told, not checked.
+@no_type_check
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tokens:
@@ -33,6 +37,7 @@ class Tokens:
     mask: Bool[Array, "batch length"]
 
 
+@no_type_check
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
