@@ -1,0 +1,300 @@
+"""Does a passage contain an answer? DPR's rule, fast enough for whole runs.
+
+Source: Karpukhin et al., EMNLP 2020, section 5, and the rule of its evaluation script, on which
+every published "top-k accuracy" of open-domain retrieval rests.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import enum
+import multiprocessing
+import re
+import types
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import regex
+from jaxtyping import Bool, Int
+
+from taser_jax.errors import DataError
+from taser_jax.progress import bar
+
+_TOKENS = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
+# The same tokens where the text is ASCII, by the standard library's quicker engine.
+_ASCII_TOKENS = re.compile(r"[A-Za-z0-9]+|[!-~]")
+_REGEX_FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
+
+
+class AnswerMatch(enum.Enum):
+    """How an answer is looked for in a passage's body (never in its title).
+
+    STRING: the answer's tokens are a contiguous run of the passage's tokens, after NFD
+        normalisation and lower-casing; punctuation counts, articles are kept.
+    REGEX: the answer is a regular expression searched in the NFD-normalised text, ignoring case
+        (CuratedTREC). A pattern that does not compile matches nothing.
+    """
+
+    STRING = "string"
+    REGEX = "regex"
+
+
+class EmptyAnswer(enum.Enum):
+    """What an answer without a single token (white space only) does under `STRING`.
+
+    MATCHES_EVERYTHING is what DPR's script does, since an empty list is a sublist of any list:
+    such a question counts as answered at rank 1. MATCHES_NOTHING ignores the answer.
+    """
+
+    MATCHES_EVERYTHING = "matches_everything"
+    MATCHES_NOTHING = "matches_nothing"
+
+
+def tokenize(text: str) -> list[str]:
+    """DPR's tokens of a text: runs of letters, digits and marks, or one visible character.
+
+    Example:
+        >>> tokenize("The U.S. won 3-1")
+        ['the', 'u', '.', 's', '.', 'won', '3', '-', '1']
+
+    Args:
+        text: any text.
+
+    Returns:
+        Tokens, NFD-normalised and lower-cased.
+    """
+    return _padded(text).split()
+
+
+def _padded(text: str) -> str:
+    """Tokens between single spaces, and one space at each end.
+
+    No token holds a space, so "the answer's tokens are a contiguous sublist" is the same as
+    "the answer's padded string is a substring", which runs in C. Lower-casing after joining equals
+    lower-casing each token: a space ends a word for the final sigma too.
+    """
+    if text.isascii():
+        tokens = _ASCII_TOKENS.findall(text)
+    else:
+        tokens = _TOKENS.findall(unicodedata.normalize("NFD", text))
+    return f" {' '.join(tokens)} ".lower()
+
+
+def _nfd(text: str) -> str:
+    return unicodedata.normalize("NFD", text)
+
+
+def _prepare(texts: Sequence[str], match: AnswerMatch) -> list[str]:
+    """Passages in the form that `_Answers` searches; a plain function, so that processes run it."""
+    form = _padded if match is AnswerMatch.STRING else _nfd
+    return [form(text) for text in texts]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Answers:
+    """One question's answers, ready to be looked for in prepared passages."""
+
+    strings: tuple[str, ...] = ()
+    patterns: tuple[regex.Pattern[str], ...] = ()
+    everything: bool = False
+
+    @classmethod
+    def make(cls, answers: Sequence[str], match: AnswerMatch, empty: EmptyAnswer) -> _Answers:
+        if match is AnswerMatch.REGEX:
+            return cls(patterns=tuple(_compiled(answers)))
+        padded = [_padded(answer) for answer in answers]
+        strings = tuple(answer for answer in padded if not answer.isspace())
+        some_empty = len(strings) < len(padded)
+        return cls(
+            strings=strings, everything=some_empty and empty is EmptyAnswer.MATCHES_EVERYTHING
+        )
+
+    def in_passage(self, prepared: str) -> bool:
+        if self.everything:
+            return True
+        for string in self.strings:
+            if string in prepared:
+                return True
+        return any(pattern.search(prepared) for pattern in self.patterns)
+
+
+def _compiled(answers: Sequence[str]) -> Iterator[regex.Pattern[str]]:
+    for answer in answers:
+        try:
+            yield regex.compile(_nfd(answer), _REGEX_FLAGS)
+        except (regex.error, RecursionError, OverflowError):
+            continue
+
+
+def has_answer(
+    answers: Sequence[str],
+    text: str,
+    *,
+    match: AnswerMatch = AnswerMatch.STRING,
+    empty_answer: EmptyAnswer = EmptyAnswer.MATCHES_EVERYTHING,
+) -> bool:
+    """Whether a passage's body contains any of the answers.
+
+    Example:
+        >>> has_answer(["new york"], "He left New  York, then.")
+        True
+        >>> has_answer(["new york"], "A New Yorker")
+        False
+
+    Args:
+        answers: strings or, under `REGEX`, patterns.
+        text: the passage's body.
+        match: how to look.
+        empty_answer: what an answer without tokens does under `STRING`.
+
+    Returns:
+        True where at least one answer is found.
+    """
+    _check_answers(answers, where="answers")
+    prepared = _prepare([text], match)[0]
+    return _Answers.make(answers, match, empty_answer).in_passage(prepared)
+
+
+class AnswerMatcher:
+    """Answer checks over whole runs, each passage fetched and tokenised once.
+
+    Tokenised passages are cached by row up to `cache_bytes`, the oldest forgotten first; beside the
+    cache at most `block_queries` lists of passages are held at a time. With `workers` above 1 large
+    blocks are tokenised in as many processes; use the matcher as a context manager, or call
+    `close`, to end them.
+
+    Example:
+        def text_of(rows):
+            return [passage.text for passage in store.get_many(rows)]
+
+        with AnswerMatcher(text_of, workers=2) as matcher:
+            hits = matcher.hits(run.rows, [query.answers for query in queries])
+
+    Args:
+        text_of: rows -> the passages' bodies, in the same order.
+        match: how to look.
+        empty_answer: what an answer without tokens does under `STRING`.
+        cache_bytes: memory for tokenised passages, in bytes.
+        block_queries: queries checked between two fetches of passages.
+        workers: processes that tokenise.
+    """
+
+    # Below this many new passages in a block, sending them to processes costs more than it saves.
+    _PARALLEL_FROM = 2_000
+    _CHUNK = 500
+
+    def __init__(
+        self,
+        text_of: Callable[[Sequence[int]], list[str]],
+        *,
+        match: AnswerMatch = AnswerMatch.STRING,
+        empty_answer: EmptyAnswer = EmptyAnswer.MATCHES_EVERYTHING,
+        cache_bytes: int = 512 * 2**20,
+        block_queries: int = 256,
+        workers: int = 1,
+    ) -> None:
+        self.match, self.empty_answer = match, empty_answer
+        self._text_of = text_of
+        self._cache: dict[int, str] = {}
+        self._cache_bytes, self._cached_bytes = cache_bytes, 0
+        self._block_queries = block_queries
+        self._workers = workers
+        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> AnswerMatcher:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the processes; the cache stays and the matcher can go on."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def hits(
+        self, rows: Int[np.ndarray, "queries k"], answers: Sequence[Sequence[str]]
+    ) -> Bool[np.ndarray, "queries k"]:
+        """Which retrieved passages contain an answer of their query.
+
+        Args:
+            rows: rows of the passage store, one list a query; -1 where there is no result.
+            answers: each query's answers, parallel to `rows`.
+
+        Returns:
+            True where the passage contains an answer; always False at -1.
+
+        Raises:
+            DataError: the two lengths differ, or a query's answers are a string instead of a list.
+        """
+        if len(answers) != len(rows):
+            raise DataError(
+                f"{len(answers)} answer lists for {len(rows)} queries",
+                where="AnswerMatcher.hits",
+                expected="one list of answers a query, in the run's order",
+            )
+        found = np.zeros(rows.shape, bool)
+        with bar("answer match", total=len(rows), unit="query") as progress:
+            for start in range(0, len(rows), self._block_queries):
+                block = rows[start : start + self._block_queries]
+                prepared = self._passages(np.unique(block))
+                for index, passage_rows in enumerate(block.tolist(), start):
+                    _check_answers(answers[index], where=f"query {index}, field 'answers'")
+                    wanted = _Answers.make(answers[index], self.match, self.empty_answer)
+                    found[index] = [
+                        row >= 0 and wanted.in_passage(prepared[row]) for row in passage_rows
+                    ]
+                progress.update(len(block))
+        return found
+
+    def _passages(self, rows: Int[np.ndarray, " rows"]) -> dict[int, str]:
+        """Prepared passages of distinct rows, from the cache or freshly made; -1 is skipped."""
+        wanted = [row for row in rows.tolist() if row >= 0]
+        passages = {row: self._cache[row] for row in wanted if row in self._cache}
+        missing = [row for row in wanted if row not in passages]
+        if missing:
+            texts = self._text_of(missing)
+            for row, prepared in zip(missing, self._prepared(texts), strict=True):
+                passages[row] = prepared
+                self._remember(row, prepared)
+        return passages
+
+    def _prepared(self, texts: list[str]) -> list[str]:
+        if self._workers < 2 or len(texts) < self._PARALLEL_FROM:
+            return _prepare(texts, self.match)
+        if self._pool is None:
+            # Not fork: the caller's JAX and TensorFlow threads would be forked half-way.
+            self._pool = concurrent.futures.ProcessPoolExecutor(
+                self._workers, mp_context=multiprocessing.get_context("spawn")
+            )
+        chunks = [texts[start : start + self._CHUNK] for start in range(0, len(texts), self._CHUNK)]
+        done = self._pool.map(_prepare, chunks, [self.match] * len(chunks))
+        return [prepared for chunk in done for prepared in chunk]
+
+    def _remember(self, row: int, prepared: str) -> None:
+        size = prepared.__sizeof__()
+        while self._cache and self._cached_bytes + size > self._cache_bytes:
+            oldest = next(iter(self._cache))
+            self._cached_bytes -= self._cache.pop(oldest).__sizeof__()
+        if size <= self._cache_bytes:
+            self._cache[row] = prepared
+            self._cached_bytes += size
+
+
+def _check_answers(answers: Sequence[str], *, where: str) -> None:
+    """A bare string would be taken letter by letter, and nearly every passage would match."""
+    if isinstance(answers, str):
+        raise DataError(
+            f"answers is the string {answers!r}",
+            where=where,
+            expected="a list of strings",
+            fix=f"write [{answers!r}]",
+        )

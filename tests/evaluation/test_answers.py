@@ -1,0 +1,197 @@
+"""Answer matching against a direct implementation of the rule, list by list."""
+
+import random
+import unicodedata
+
+import numpy as np
+import pytest
+import regex
+
+from taser_jax.errors import DataError
+from taser_jax.evaluation.answers import (
+    AnswerMatch,
+    AnswerMatcher,
+    EmptyAnswer,
+    has_answer,
+    tokenize,
+)
+
+
+def oracle_tokens(text):
+    pattern = regex.compile(r"([\p{L}\p{N}\p{M}]+)|([^\p{Z}\p{C}])", regex.I | regex.U | regex.M)
+    normal = unicodedata.normalize("NFD", text)
+    return [match.group().lower() for match in pattern.finditer(normal)]
+
+
+def oracle_has_answer(answers, text):
+    """Sublist by sublist, as the rule is told; an empty answer is a sublist of anything."""
+    words = oracle_tokens(text)
+    for answer in answers:
+        wanted = oracle_tokens(answer)
+        for start in range(len(words) - len(wanted) + 1):
+            if words[start : start + len(wanted)] == wanted:
+                return True
+    return False
+
+
+def oracle_regex(answers, text):
+    for answer in answers:
+        try:
+            pattern = regex.compile(
+                unicodedata.normalize("NFD", answer), regex.I | regex.U | regex.M
+            )
+        except regex.error:
+            continue
+        if pattern.search(unicodedata.normalize("NFD", text)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "expected"),
+    [
+        ("new york", "He left New  York.", True),
+        ("new york", "A New Yorker", False),
+        ("york,", "New York , 1999", True),
+        ("the beatles", "beatles", False),
+        ("Röntgen", "Wilhelm Conrad RO\u0308NTGEN", True),
+        ("Rontgen", "Röntgen", False),
+        ("u.s.", "the U. S. Army", True),
+        ("42", "1942", False),
+        ("42", "42nd", False),
+        # Lower-casing sees the word's end: there a final sigma equals a capital one.
+        ("ΟΔΟΣ", "η οδος.", True),
+        ("οδος", "η ΟΔΟΣ.", True),
+        ("οδοσ", "η ΟΔΟΣ.", False),
+        ("ΟΔΟΣ", "η οδος'α", True),
+        ("zero\u200bwidth", "zero width", True),
+        ("東京", "東京都", False),
+        ("½", "½ cup", True),
+        ("tab\tnew\nline", "tab new line", True),
+        ("", "anything", True),
+        (" \n", "", True),
+    ],
+)
+def test_golden(answer, text, expected):
+    assert has_answer([answer], text) is expected
+    assert oracle_has_answer([answer], text) is expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "expected"),
+    [
+        ("Sept?(ember)?|Feb(ruary)?", "in sep 2001", True),
+        (r"New\s?York", "NEWYORK", True),
+        ("^second", "first\nSecond line", True),
+        ("^second", "first second", False),
+        ("café", "CAFE\u0301", True),
+        ("(unclosed", "(unclosed", False),
+        ("*", "*", False),
+        ("(" * 5000 + ")" * 5000, "", False),
+        ("ork", "New York", True),
+    ],
+)
+def test_golden_regex(pattern, text, expected):
+    assert has_answer([pattern], text, match=AnswerMatch.REGEX) is expected
+    assert oracle_regex([pattern], text) is expected
+
+
+def test_tokens_golden():
+    assert tokenize("U.S. Röntgen's 3½\u00ad") == [
+        *("u", ".", "s", "."), "ro\u0308ntgen", "'", "s", "3½",
+    ]  # fmt: skip
+
+
+def test_an_empty_answer_can_be_told_to_match_nothing():
+    nothing = EmptyAnswer.MATCHES_NOTHING
+    assert not has_answer([" "], "text", empty_answer=nothing)
+    assert has_answer([" ", "text"], "text", empty_answer=nothing)
+
+
+def test_a_string_for_a_list_is_refused():
+    with pytest.raises(DataError, match=r"answers is the string 'Paris'(.|\n)*fix: write"):
+        has_answer("Paris", "P")
+    matcher = AnswerMatcher(lambda rows: ["P" for _ in rows])
+    with pytest.raises(DataError, match="query 1, field 'answers'"):
+        matcher.hits(np.zeros((2, 1), np.int32), [("P",), "Paris"])
+    with pytest.raises(DataError, match="1 answer lists for 2 queries"):
+        matcher.hits(np.zeros((2, 1), np.int32), [("P",)])
+
+
+# Short words over few letters, so that sublists, near misses and joins of tokens all occur; marks,
+# ligatures, cased letters beyond ASCII, separators, controls and unassigned points.
+ALPHABET = "ab1. -'A\u0301é\u00a0\tΣσςİßﬁ\u200b\n東\u0378😀½"
+
+
+def random_text(rng, length):
+    return "".join(rng.choice(ALPHABET) for _ in range(rng.randrange(length)))
+
+
+@pytest.mark.parametrize("letters", ["ascii", "unicode"])
+def test_equals_the_oracle_on_random_text(letters):
+    rng = random.Random(7)
+    outcomes = []
+    for _ in range(4000):
+        text, answers = random_text(rng, 24), [random_text(rng, 5) for _ in range(2)]
+        if letters == "ascii":
+            text, answers = (
+                text.encode("ascii", "ignore").decode(),
+                [answer.encode("ascii", "ignore").decode() for answer in answers],
+            )
+        assert tokenize(text) == oracle_tokens(text)
+        expected = oracle_has_answer(answers, text)
+        outcomes.append(expected)
+        assert has_answer(answers, text) == expected, (answers, text)
+    assert 0.1 < np.mean(outcomes) < 0.9
+
+
+@pytest.mark.parametrize("match", list(AnswerMatch))
+def test_matcher_equals_one_check_at_a_time(match):
+    rng = random.Random(11)
+    texts = [random_text(rng, 40) for _ in range(60)]
+    answers = [tuple(random_text(rng, 4) for _ in range(rng.randrange(3))) for _ in range(50)]
+    rows = np.random.default_rng(3).integers(-1, 60, (50, 9)).astype(np.int32)
+    one_check = oracle_has_answer if match is AnswerMatch.STRING else oracle_regex
+    expected = [
+        [row >= 0 and one_check(answers[query], texts[row]) for row in rows[query]]
+        for query in range(50)
+    ]
+    asked = []
+
+    def text_of(wanted):
+        asked.extend(wanted)
+        return [texts[row] for row in wanted]
+
+    # The last two forget: a cache that holds a few passages, then none, changes no answer.
+    for cache_bytes, block_queries in ((1 << 20, 256), (1 << 20, 7), (700, 7), (0, 1)):
+        asked.clear()
+        matcher = AnswerMatcher(
+            text_of, match=match, cache_bytes=cache_bytes, block_queries=block_queries
+        )
+        np.testing.assert_array_equal(matcher.hits(rows, answers), expected)
+        assert -1 not in asked
+        if cache_bytes == 1 << 20:
+            np.testing.assert_array_equal(matcher.hits(rows, answers), expected)
+            assert len(asked) == len(set(asked)), "a passage was fetched twice"
+        else:
+            assert len(asked) > len(set(asked))
+            assert matcher._cached_bytes <= cache_bytes
+
+
+def test_processes_change_nothing(monkeypatch):
+    monkeypatch.setattr(AnswerMatcher, "_PARALLEL_FROM", 4)
+    monkeypatch.setattr(AnswerMatcher, "_CHUNK", 3)
+    texts = [f"passage number {row}" for row in range(20)]
+    rows = np.arange(20, dtype=np.int32).reshape(4, 5)
+    answers = [("number 3",), ("7",), ("number",), ("passage 19",)]
+    with AnswerMatcher(lambda wanted: [texts[row] for row in wanted], workers=2) as matcher:
+        parallel = matcher.hits(rows, answers)
+    alone = AnswerMatcher(lambda wanted: [texts[row] for row in wanted]).hits(rows, answers)
+    np.testing.assert_array_equal(parallel, alone)
+    assert alone.sum(1).tolist() == [1, 1, 5, 0]
+
+
+def test_rows_without_a_result_never_match():
+    matcher = AnswerMatcher(lambda rows: ["x" for _ in rows])
+    rows = np.array([[0, -1], [-1, -1]], np.int32)
+    assert matcher.hits(rows, [("",), ("",)]).tolist() == [[True, False], [False, False]]
