@@ -1,0 +1,94 @@
+"""Exact gradients of a batch-wide loss at one chunk's memory (GradCache)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from taser_jax.errors import ConfigError
+
+Inputs = TypeVar("Inputs")
+Encode = Callable[[Any, Any, jax.Array], tuple[Any, Any]]
+
+
+def encode_in_chunks(
+    encode: Encode, params: Any, inputs: Any, key: jax.Array, *, num_chunks: int
+) -> tuple[Any, Any]:
+    """Encodes a batch chunk by chunk so that its backward pass holds one chunk at a time.
+
+    A contrastive loss needs all representations at once, but each representation needs only its
+    own input. The chunks are a `lax.scan` over a rematerialised `encode`: the forward pass keeps
+    representations and drops every activation, the loss is taken over all of them, and the
+    backward pass encodes one chunk again, with the same key, to carry that chunk's cotangents
+    into the parameters, whose gradients add up (Gao et al. 2021, "Scaling Deep Contrastive
+    Learning Batch Size under Memory Limited Setup", section 3). The price is a second forward
+    pass. Differentiate the caller's loss as usual.
+
+    Chunk c holds rows c, c + num_chunks, c + 2·num_chunks, ...: of a batch split over devices in
+    contiguous runs every device then gives 1/num_chunks of its own rows to each chunk, and
+    nothing moves between devices. Rows come back in their own order.
+
+    Example:
+        6 rows, num_chunks=2: chunk 0 encodes rows 0, 2, 4 and chunk 1 rows 1, 3, 5.
+
+    Args:
+        encode: (params, inputs, key) -> (rows, sums): `rows` has the inputs' batch as its leading
+            axis, `sums` adds over inputs (may be None).
+        params: parameters.
+        inputs: tree of arrays with a leading batch axis.
+        key: random key; chunk c gets `fold_in(key, c)`, and with one chunk `key` itself is used,
+            which is the plain encoding.
+        num_chunks: divides the batch.
+
+    Returns:
+        (rows, sums) of the whole batch.
+
+    Raises:
+        ConfigError: `num_chunks` does not divide the batch.
+    """
+    check_chunks(len(jax.tree.leaves(inputs)[0]), num_chunks)
+    if num_chunks == 1:
+        return encode(params, inputs, key)
+
+    # Inside a scan XLA cannot merge the two forward passes, so no barrier is needed.
+    encode_again = jax.checkpoint(encode, prevent_cse=False)
+
+    def encode_chunk(sums: Any, chunk: tuple[Any, jax.Array]) -> tuple[Any, Any]:
+        index, chunk_inputs = chunk
+        rows, chunk_sums = encode_again(params, chunk_inputs, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, sums, chunk_sums), rows
+
+    chunks = jax.tree.map(lambda array: _split(array, num_chunks), inputs)
+    first = jax.tree.map(lambda array: array[0], chunks)
+    _, sums_shape = jax.eval_shape(encode, params, first, key)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums_shape)
+    sums, rows = jax.lax.scan(encode_chunk, zeros, (jnp.arange(num_chunks), chunks))
+    return jax.tree.map(_join, rows), sums
+
+
+def check_chunks(batch_size: int, num_chunks: int, *, num_shards: int = 1) -> None:
+    """Raises `ConfigError` unless every device can give each chunk the same number of rows.
+
+    Args:
+        batch_size: queries, or passages, of the global batch.
+        num_chunks: chunks it is to be encoded in.
+        num_shards: devices the batch is split over.
+    """
+    if num_chunks < 1 or batch_size % (num_chunks * num_shards):
+        raise ConfigError(
+            f"{batch_size} rows in {num_chunks} chunks on {num_shards} devices",
+            where="NUM_CHUNKS",
+            expected="a positive number of chunks; chunks x devices divides queries and passages",
+            fix="choose NUM_CHUNKS as a divisor of the batch size of one device",
+        )
+
+
+def _split(array: jax.Array, num_chunks: int) -> jax.Array:
+    return jnp.moveaxis(array.reshape(-1, num_chunks, *array.shape[1:]), 1, 0)
+
+
+def _join(array: jax.Array) -> jax.Array:
+    return jnp.moveaxis(array, 0, 1).reshape(-1, *array.shape[2:])

@@ -1,0 +1,121 @@
+"""The training state: step, parameters, optimiser state; created where it will live."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from taser_jax.errors import ConfigError
+
+Params = Any
+"""A nested dictionary of arrays, as Flax makes it."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """What a checkpoint holds and a step turns into the next.
+
+    The fields are `Any` because trees of this shape also carry shardings and abstract arrays.
+
+    Attributes:
+        step: steps done so far, int32 scalar.
+        params: float32 parameters.
+        opt_state: state of the optax chain.
+    """
+
+    step: Any
+    params: Any
+    opt_state: Any
+
+
+def init_state(
+    init_params: Callable[[jax.Array], Params],
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
+    *,
+    param_shardings: Any | None = None,
+) -> TrainState:
+    """A fresh state, every leaf computed directly on the devices that keep it.
+
+    No device and no host ever holds a whole copy, so a model that only fits sharded can start.
+
+    Args:
+        init_params: key -> parameters, for example
+            `functools.partial(init_params, model, query_length=..., passage_length=...)`.
+        optimizer: the optax chain that will update them.
+        key: key of the initial weights.
+        param_shardings: tree of `NamedSharding` shaped as the parameters; None keeps everything
+            on the default device.
+
+    Returns:
+        The state at step 0.
+    """
+
+    def create(key: jax.Array) -> TrainState:
+        params = init_params(key)
+        return TrainState(
+            step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params)
+        )
+
+    if param_shardings is None:
+        return jax.jit(create)(key)
+    shardings = state_shardings(jax.eval_shape(create, key), param_shardings)
+    return jax.jit(create, out_shardings=shardings)(key)
+
+
+def state_shardings(state: TrainState, param_shardings: Any) -> TrainState:
+    """Shardings of a whole state from those of its parameters.
+
+    An optimiser leaf belongs to the parameter whose path ends its own path and whose shape ends
+    its own shape. It takes that parameter's sharding, with extra leading axes (moments per task,
+    say) unsharded; anything else, such as a counter, is replicated.
+
+    Args:
+        state: a state or an abstract one (`jax.eval_shape`).
+        param_shardings: tree of `NamedSharding` shaped as `state.params`.
+
+    Returns:
+        A `TrainState` of `NamedSharding`.
+
+    Raises:
+        ConfigError: the sharding tree is not shaped as the parameters.
+    """
+    by_path = dict(jax.tree_util.tree_leaves_with_path(param_shardings))
+    shapes = {
+        path: leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
+    }
+    if by_path.keys() != shapes.keys():
+        missing = sorted(map(jax.tree_util.keystr, by_path.keys() ^ shapes.keys()))
+        raise ConfigError(
+            f"shardings and parameters differ at {missing[0]}",
+            where="param_shardings",
+            expected="one NamedSharding a parameter",
+            fix="make the shardings from the model that is trained",
+        )
+    replicated = NamedSharding(next(iter(by_path.values())).mesh, PartitionSpec())
+
+    def of_leaf(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        for start in range(len(path)):
+            owner = path[start:]
+            if owner in by_path:
+                extra = leaf.ndim - len(shapes[owner])
+                if extra < 0 or leaf.shape[extra:] != shapes[owner]:
+                    break
+                sharding = by_path[owner]
+                return NamedSharding(
+                    sharding.mesh, PartitionSpec(*(None,) * extra, *sharding.spec)
+                )
+        return replicated
+
+    return TrainState(
+        step=replicated,
+        params=param_shardings,
+        opt_state=jax.tree_util.tree_map_with_path(of_leaf, state.opt_state),
+    )
