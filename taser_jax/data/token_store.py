@@ -19,12 +19,12 @@ import os
 import pathlib
 import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
-from jaxtyping import Int
 
 from taser_jax.batch import Tokens
+from taser_jax.data.token_arrays import Ragged, TokenArray, TokenizedQueries, id_dtype, pack_tokens
 from taser_jax.errors import ConfigError, DataError, StorageError
 from taser_jax.fingerprint import Fingerprint, fingerprint
 
@@ -34,157 +34,6 @@ _BLOCK_ROWS = 4096
 _REMAKE = "make the token store again with `taser tokenize`"
 
 PathLike = str | os.PathLike[str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Ragged:
-    """Lists of rows of different lengths, end to end.
-
-    Example:
-        >>> Ragged.from_lists([[7, 3], [], [5]])[0].tolist()
-        [7, 3]
-
-    Attributes:
-        offsets: list i is `values[offsets[i]:offsets[i + 1]]`. Shape [lists + 1], int64.
-        values: all lists' values in order. Shape [total], int32.
-    """
-
-    offsets: Int[np.ndarray, " lists_plus_1"]
-    values: Int[np.ndarray, " total"]
-
-    @classmethod
-    def from_lists(cls, lists: Iterable[Sequence[int] | np.ndarray]) -> Ragged:
-        """Packs lists of integers."""
-        arrays = [np.asarray(values, np.int32).reshape(-1) for values in lists]
-        offsets = np.zeros(len(arrays) + 1, np.int64)
-        np.cumsum([len(array) for array in arrays], out=offsets[1:])
-        return cls(offsets, np.concatenate([np.zeros(0, np.int32), *arrays]))
-
-    @property
-    def lengths(self) -> Int[np.ndarray, " lists"]:
-        """Length of each list."""
-        return np.diff(self.offsets)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, index: int) -> Int[np.ndarray, " length"]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"list {index} of {len(self)}")
-        index %= len(self)
-        return self.values[self.offsets[index] : self.offsets[index + 1]]
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self[i] for i in range(len(self)))
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenArray:
-    """Token ids of many texts, padded at the end to one length.
-
-    Attributes:
-        ids: shape [texts, length], uint16 or int32; may be memory-mapped.
-        lengths: real tokens of each text. Shape [texts], int32.
-    """
-
-    ids: Int[np.ndarray, "texts length"]
-    lengths: Int[np.ndarray, " texts"]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def tokens(self, rows: Sequence[int] | np.ndarray) -> Tokens:
-        """Ids and mask of the given rows, in their order. Shape [rows, length]."""
-        rows = np.asarray(rows, np.int64)
-        positions = np.arange(self.ids.shape[1], dtype=np.int32)
-        return Tokens(
-            ids=self.ids[rows].astype(np.int32),
-            mask=positions[None, :] < self.lengths[rows][:, None],
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenizedQueries:
-    """One split of one task: token ids, positives and hard negatives of each query.
-
-    Attributes:
-        ids: shape [queries, query_length].
-        lengths: real tokens of each query. Shape [queries].
-        positives: rows of the passage store, gold first.
-        hard_negatives: rows of the passage store.
-        query_ids: the source's own ids.
-        task: the task's name.
-        split: "train", "validation" or "test".
-        fingerprint: of all of the above.
-    """
-
-    ids: Int[np.ndarray, "queries length"]
-    lengths: Int[np.ndarray, " queries"]
-    positives: Ragged
-    hard_negatives: Ragged
-    query_ids: list[str]
-    task: str
-    split: str
-    fingerprint: str
-
-    @classmethod
-    def from_lists(
-        cls,
-        task: str,
-        split: str,
-        *,
-        query_ids: Sequence[str],
-        tokens: Sequence[Sequence[int]],
-        positives: Iterable[Sequence[int]],
-        hard_negatives: Iterable[Sequence[int]] | None = None,
-        length: int,
-        vocabulary_size: int,
-    ) -> TokenizedQueries:
-        """Packs lists, one of each a query.
-
-        Raises:
-            DataError: the lists differ in number, or a query's tokens do not fit.
-        """
-        where = f"task {task!r}, split {split!r}"
-        array = _pack(tokens, length, vocabulary_size, where, query_ids)
-        gold = Ragged.from_lists(positives)
-        hard = Ragged.from_lists([[]] * len(array) if hard_negatives is None else hard_negatives)
-        for name, count in (
-            ("query ids", len(query_ids)),
-            ("lists of positives", len(gold)),
-            ("lists of hard negatives", len(hard)),
-        ):
-            if count != len(array):
-                raise DataError(f"{count} {name} for {len(array)} token lists", where=where)
-        parts = [task, split, json.dumps(list(query_ids)), array.ids, array.lengths]
-        parts += [gold.offsets, gold.values, hard.offsets, hard.values]
-        return cls(
-            array.ids,
-            array.lengths,
-            gold,
-            hard,
-            list(query_ids),
-            task,
-            split,
-            fingerprint(parts),
-        )
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def tokens(self, rows: Sequence[int] | np.ndarray) -> Tokens:
-        """Ids and mask of the given queries. Shape [rows, query_length]."""
-        return TokenArray(self.ids, self.lengths).tokens(rows)
-
-    def with_hard_negatives(self, hard_negatives: Ragged) -> TokenizedQueries:
-        """The same queries with other hard negatives (mined ones, say), and a new fingerprint."""
-        if len(hard_negatives) != len(self):
-            raise DataError(
-                f"{len(hard_negatives)} lists of hard negatives for {len(self)} queries",
-                where=f"task {self.task!r}, split {self.split!r}",
-            )
-        changed = fingerprint([self.fingerprint, hard_negatives.offsets, hard_negatives.values])
-        return dataclasses.replace(self, hard_negatives=hard_negatives, fingerprint=changed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,7 +134,7 @@ class TokenStore:
         """
         for entry in self.metadata.queries:
             if (entry.task, entry.split) == (task, split):
-                return _open_queries(self.directory, entry)
+                return _open_queries(self.directory, entry, self.metadata.collection_fingerprint)
         if task in self.tasks:
             found, known = f"task {task!r} has no split {split!r}", self.tasks[task]
         else:
@@ -376,12 +225,12 @@ class TokenStoreWriter:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with open(folder / "ids.npy", "wb") as file:
-                _write_header(file, (count, length), _id_dtype(vocabulary_size))
+                _write_header(file, (count, length), id_dtype(vocabulary_size))
                 for block in _blocks(token_lists, _BLOCK_ROWS):
                     if done + len(block) > count:
                         raise DataError(f"more than {count} passages", where=str(folder))
                     names = [f"row {row}" for row in range(done, done + len(block))]
-                    array = _pack(block, length, vocabulary_size, "passages", names)
+                    array = pack_tokens(block, length, vocabulary_size, "passages", names)
                     # Plain writes, since a full disk under a memory map kills the process.
                     file.write(array.ids.tobytes())
                     content.add(array.ids).add(array.lengths)
@@ -504,10 +353,6 @@ class TokenStoreWriter:
                     self._largest_row = (row, where)
 
 
-def _id_dtype(vocabulary_size: int) -> np.dtype:
-    return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<i4")
-
-
 def _blocks(items: Iterable[Sequence[int]], size: int) -> Iterator[list[Sequence[int]]]:
     block: list[Sequence[int]] = []
     for item in items:
@@ -517,40 +362,6 @@ def _blocks(items: Iterable[Sequence[int]], size: int) -> Iterator[list[Sequence
             block = []
     if block:
         yield block
-
-
-def _pack(
-    token_lists: Sequence[Sequence[int]],
-    length: int,
-    vocabulary_size: int,
-    where: str,
-    names: Sequence[str],
-) -> TokenArray:
-    """Pads lists of ids to [lists, length]; `names` tells which list an error is about."""
-    lengths = np.fromiter((len(ids) for ids in token_lists), np.int32, len(token_lists))
-    bad = np.flatnonzero((lengths < 1) | (lengths > length))
-    if len(bad):
-        raise DataError(
-            f"{lengths[bad[0]]} tokens",
-            where=f"{where}, {_name(names, bad[0])}",
-            expected=f"1 to {length} tokens, special tokens included",
-        )
-    flat = np.fromiter((i for ids in token_lists for i in ids), np.int64, int(lengths.sum()))
-    bad = np.flatnonzero((flat < 0) | (flat >= vocabulary_size))
-    if len(bad):
-        text = int(np.searchsorted(np.cumsum(lengths), bad[0], side="right"))
-        raise DataError(
-            f"token id {flat[bad[0]]}",
-            where=f"{where}, {_name(names, text)}",
-            expected=f"an id of the vocabulary, 0 to {vocabulary_size - 1}",
-        )
-    ids = np.zeros((len(token_lists), length), _id_dtype(vocabulary_size))
-    ids[np.arange(length)[None, :] < lengths[:, None]] = flat
-    return TokenArray(ids, lengths)
-
-
-def _name(names: Sequence[str], index: int) -> str:
-    return str(names[index]) if index < len(names) else f"text {index}"
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -587,21 +398,24 @@ def _read_metadata(directory: pathlib.Path) -> TokenStoreMetadata:
         value["queries"] = tuple(QueriesEntry(**entry) for entry in value["queries"])
         return TokenStoreMetadata(**value)
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"not a token store's metadata ({error})", where=str(path), fix=_REMAKE
-        ) from (error)
+        found = f"not a token store's metadata ({error})"
+        raise DataError(found, where=str(path), fix=_REMAKE) from error
 
 
-def _load(path: pathlib.Path) -> np.ndarray:
+def _load(path: pathlib.Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
     try:
-        return np.load(path, mmap_mode="r")
+        return np.load(path, mmap_mode=mmap_mode)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"missing or damaged ({error})", where=str(path), fix=_REMAKE) from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: pathlib.Path, error: Exception) -> DataError:
+    return DataError(f"missing or damaged ({error})", where=str(path), fix=_REMAKE)
 
 
 def _open_tokens(folder: pathlib.Path, count: int) -> TokenArray:
     # Lengths are touched at every step and small: read, not mapped.
-    array = TokenArray(_load(folder / "ids.npy"), np.array(_load(folder / "lengths.npy")))
+    array = TokenArray(_load(folder / "ids.npy", "r"), _load(folder / "lengths.npy"))
     if not len(array.ids) == len(array.lengths) == count:
         raise DataError(
             f"{len(array.ids)} rows of ids and {len(array.lengths)} lengths",
@@ -612,13 +426,15 @@ def _open_tokens(folder: pathlib.Path, count: int) -> TokenArray:
     return array
 
 
-def _open_queries(directory: pathlib.Path, entry: QueriesEntry) -> TokenizedQueries:
+def _open_queries(
+    directory: pathlib.Path, entry: QueriesEntry, collection_fingerprint: str
+) -> TokenizedQueries:
     folder = _queries_folder(directory, entry.task, entry.split)
     array = _open_tokens(folder, entry.count)
     positives, hard_negatives = (
         Ragged(
-            np.array(_load(folder / f"{name}.offsets.npy")),
-            np.array(_load(folder / f"{name}.values.npy")),
+            _load(folder / f"{name}.offsets.npy"),
+            _load(folder / f"{name}.values.npy"),
         )
         for name in ("positives", "hard_negatives")
     )
@@ -626,7 +442,7 @@ def _open_queries(directory: pathlib.Path, entry: QueriesEntry) -> TokenizedQuer
     try:
         query_ids = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"missing or damaged ({error})", where=str(path), fix=_REMAKE) from error
+        raise _damaged(path, error) from error
     return TokenizedQueries(
         array.ids,
         array.lengths,
@@ -636,4 +452,5 @@ def _open_queries(directory: pathlib.Path, entry: QueriesEntry) -> TokenizedQuer
         entry.task,
         entry.split,
         entry.fingerprint,
+        collection_fingerprint,
     )
