@@ -1,0 +1,88 @@
+"""Files and directories of this package: written whole or not at all, read with their version."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+from taser_jax.errors import DataError, StorageError
+
+METADATA = "metadata.json"
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """Yields a scratch path beside `path` that takes its place when the block succeeds.
+
+    What is written to the scratch path may be a file or a directory; a reader sees the old content
+    or the new, never half of it.
+
+    Raises:
+        StorageError: the disk is full or the directory cannot be written.
+    """
+    target = pathlib.Path(path)
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield scratch
+        if target.is_dir():
+            shutil.rmtree(target)
+        os.replace(scratch, target)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write: {error.strerror or error}",
+            where=str(target),
+            expected="a directory that can be written and has space left",
+            fix="free some space or name another output directory, then run the command again",
+        ) from error
+    finally:
+        if scratch.is_dir():
+            shutil.rmtree(scratch, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                scratch.unlink()
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Writes one JSON value, readable by a person, atomically."""
+    with replacing(path) as scratch:
+        scratch.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def read_metadata(directory: str | os.PathLike[str], kind: str, version: int) -> dict[str, Any]:
+    """Reads a directory's metadata.json and checks what it is.
+
+    Args:
+        directory: the artefact.
+        kind: what it must hold, for example "embeddings".
+        version: the newest format version this code reads.
+
+    Raises:
+        DataError: nothing there (or unfinished), not JSON, another kind, or another version.
+    """
+    path = pathlib.Path(directory) / METADATA
+    if not path.is_file():
+        raise DataError(
+            f"no finished {kind} here",
+            where=str(path),
+            expected=f"a directory that the command making {kind} wrote to its end",
+            fix="run that command again (it goes on where it stopped), or correct the path",
+        )
+    try:
+        metadata = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise DataError(f"not JSON: {error}", where=str(path)) from error
+    found = (metadata.get("kind"), metadata.get("format_version"))
+    if found != (kind, version):
+        raise DataError(
+            f"kind {found[0]!r}, format version {found[1]!r}",
+            where=str(path),
+            expected=f"kind {kind!r}, format version {version}",
+            fix="rebuild it with this version of taser_jax, or correct the path",
+        )
+    return metadata

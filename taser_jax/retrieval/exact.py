@@ -1,0 +1,201 @@
+"""Exact maximum inner product search on device, in bounded memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from taser_jax.errors import ConfigError
+from taser_jax.progress import bar
+from taser_jax.retrieval.runs import NO_ROW, SearchResult
+from taser_jax.retrieval.searcher import EmbeddingRows, check_search
+
+_AXIS = "passages"
+# Passages are looked at in groups of this many, then only the groups that can hold a result.
+_GROUP = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactConfig:
+    """Sizes that bound memory: a block of scores takes query_block·passage_block·4 bytes.
+
+    Attributes:
+        query_block: queries scored at once.
+        passage_block: passages scored at once on each device.
+        resident_bytes: passage blocks stay on the devices between searches while all of them
+            together take no more than this; larger collections are streamed at each search.
+    """
+
+    query_block: int = 512
+    passage_block: int = 65536
+    resident_bytes: int = 4 << 30
+
+    def __post_init__(self) -> None:
+        for name in ("query_block", "passage_block"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}", where="ExactConfig", expected="at least 1"
+                )
+
+
+class ExactSearcher:
+    """Scores every passage: score(q, p) = Σ_d q_d·p_d in float32, ties by row, lowest first.
+
+    Passages are taken in blocks; each device scores its part of a block and keeps its top k, which
+    are merged with the best so far. No more than one block of scores exists at a time.
+
+    Args:
+        embeddings: passage embeddings, float32 or bfloat16.
+        config: block sizes.
+        devices: devices that share each block of passages; default: the first one only.
+    """
+
+    def __init__(
+        self,
+        embeddings: EmbeddingRows,
+        *,
+        config: ExactConfig | None = None,
+        devices: Sequence[jax.Device] | None = None,
+    ) -> None:
+        self._embeddings = embeddings
+        self._config = config or ExactConfig()
+        self._mesh = Mesh(np.array(devices or jax.devices()[:1]), (_AXIS,))
+        num_passages, dim = embeddings.shape
+        num_devices = self._mesh.size
+        share = min(self._config.passage_block, -(-num_passages // num_devices))
+        self._block = -(-share // _GROUP) * _GROUP * num_devices
+        self._num_blocks = -(-num_passages // self._block)
+        itemsize = embeddings.rows(0, 1).dtype.itemsize
+        total_bytes = self._num_blocks * self._block * dim * itemsize
+        self._keep = total_bytes <= self._config.resident_bytes
+        self._resident: dict[int, Array] = {}
+
+    def search(self, query_embeddings: Float[np.ndarray, "queries dim"], k: int) -> SearchResult:
+        """Top k passages of each query by inner product.
+
+        Args:
+            query_embeddings: one a line, same dimensions as the passages.
+            k: results a query; where there are fewer passages the rest is row -1, score -inf.
+
+        Raises:
+            ConfigError: k below 1, or dimensions that differ from the passages'.
+        """
+        num_queries = len(query_embeddings)
+        check_search(query_embeddings, k, dim=self._embeddings.shape[1])
+        size = min(self._config.query_block, max(8, 1 << (num_queries - 1).bit_length()))
+        starts = range(0, num_queries, size)
+        replicated = NamedSharding(self._mesh, PartitionSpec())
+        queries = [
+            jax.device_put(_padded(query_embeddings[start : start + size], size), replicated)
+            for start in starts
+        ]
+        nothing = (np.full((size, k), -np.inf, np.float32), np.full((size, k), NO_ROW, np.int32))
+        best = [jax.device_put(nothing, replicated) for _ in starts]
+        limit = np.int32(self._embeddings.shape[0])
+        with bar("exact search", total=self._num_blocks * len(starts), unit="block") as progress:
+            for block in range(self._num_blocks):
+                passages = self._passages(block)
+                offset = np.int32(block * self._block)
+                for i in range(len(starts)):
+                    best[i] = _search_block(
+                        queries[i], passages, *best[i], offset, limit, mesh=self._mesh
+                    )
+                    progress.update()
+                # Without this the host would run ahead and queue every block's transfer.
+                jax.block_until_ready(best)
+        if not best:
+            return SearchResult(np.zeros((0, k), np.int32), np.zeros((0, k), np.float32))
+        scores, rows = (np.concatenate(parts)[:num_queries] for parts in zip(*best, strict=True))
+        return SearchResult(rows, scores)
+
+    def _passages(self, block: int) -> Array:
+        if block in self._resident:
+            return self._resident[block]
+        start = block * self._block
+        stop = min(start + self._block, self._embeddings.shape[0])
+        rows = _padded(self._embeddings.rows(start, stop), self._block)
+        passages = jax.device_put(rows, NamedSharding(self._mesh, PartitionSpec(_AXIS)))
+        if self._keep:
+            self._resident[block] = passages
+        return passages
+
+
+def _padded(rows: np.ndarray, size: int) -> np.ndarray:
+    rows = np.asarray(rows)
+    if len(rows) == size:
+        return rows
+    return np.concatenate([rows, np.zeros((size - len(rows), rows.shape[1]), rows.dtype)])
+
+
+@functools.partial(jax.jit, static_argnames="mesh", donate_argnums=(2, 3))
+def _search_block(
+    queries: Float[Array, "queries dim"],
+    passages: Float[Array, "passages dim"],
+    best_scores: Float[Array, "queries k"],
+    best_rows: Int[Array, "queries k"],
+    offset: Int[Array, ""],
+    limit: Int[Array, ""],
+    *,
+    mesh: Mesh,
+) -> tuple[Float[Array, "queries k"], Int[Array, "queries k"]]:
+    """Merges the best so far with the best of one block, of which `offset` is the first row."""
+    k = best_scores.shape[1]
+
+    def local(queries: Array, passages: Array, offset: Array, limit: Array) -> tuple[Array, Array]:
+        first = offset + jax.lax.axis_index(_AXIS) * passages.shape[0]
+        scores = jnp.einsum(
+            "qd,pd->qp",
+            queries.astype(jnp.float32),
+            passages.astype(jnp.float32),
+            precision=jax.lax.Precision.HIGHEST,
+        )
+        # Top-k orders -0.0 below 0.0; as scores they tie.
+        scores = jnp.where(scores == 0, 0.0, scores)
+        rows = first + jnp.arange(passages.shape[0], dtype=jnp.int32)
+        scores = jnp.where(rows < limit, scores, -jnp.inf)
+        scores, columns = grouped_top_k(scores, min(k, passages.shape[0]))
+        return scores, jnp.where(jnp.isneginf(scores), NO_ROW, first + columns)
+
+    block_scores, block_rows = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(_AXIS), PartitionSpec(), PartitionSpec()),
+        out_specs=PartitionSpec(None, _AXIS),
+    )(queries, passages, offset, limit)
+    # Everything found before has a lower row, and devices hold rising rows: as top-k takes the
+    # first of equals, ties go to the lower row.
+    scores = jnp.concatenate([best_scores, block_scores], axis=1)
+    rows = jnp.concatenate([best_rows, block_rows], axis=1)
+    scores, columns = jax.lax.top_k(scores, k)
+    rows = jnp.take_along_axis(rows, columns, axis=1)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    return jax.lax.with_sharding_constraint((scores, rows), replicated)
+
+
+def grouped_top_k(
+    scores: Float[Array, "queries columns"], k: int
+) -> tuple[Float[Array, "queries k"], Int[Array, "queries k"]]:
+    """Exact top-k of wide lines, equals by column; columns must be a multiple of 32.
+
+    Looks for the k groups of 32 columns with the highest maxima, then inside them. An element of
+    any other group has k elements before it: one in each chosen group, higher or as high and
+    further left.
+    """
+    num_groups = scores.shape[1] // _GROUP
+    if num_groups <= k:
+        values, columns = jax.lax.top_k(scores, k)
+        return values, columns
+    groups = scores.reshape(scores.shape[0], num_groups, _GROUP)
+    _, chosen = jax.lax.top_k(groups.max(axis=2), k)
+    chosen = jnp.sort(chosen, axis=1)
+    candidates = jnp.take_along_axis(groups, chosen[:, :, None], axis=1)
+    values, positions = jax.lax.top_k(candidates.reshape(scores.shape[0], -1), k)
+    group = jnp.take_along_axis(chosen, positions // _GROUP, axis=1)
+    return values, group * _GROUP + positions % _GROUP

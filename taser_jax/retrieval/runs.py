@@ -1,0 +1,284 @@
+"""Runs and qrels: what was retrieved, what is relevant, and their TREC files.
+
+A row is a passage's row in the passage store. Results are ordered by score, best first; equal
+scores by row, lowest first. Where a query has fewer than k results the rest is row -1, score -inf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float32, Int32
+
+from taser_jax.data.files import numbered_lines
+from taser_jax.errors import DataError
+from taser_jax.retrieval.artifacts import replacing
+
+NO_ROW = -1
+Qrels = dict[str, dict[int, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchResult:
+    """Top k of each query, in the order this module's first lines give.
+
+    Attributes:
+        rows: rows of the passage store, -1 where there is no result.
+        scores: their scores, -inf where there is no result.
+    """
+
+    rows: Int32[np.ndarray, "queries k"]
+    scores: Float32[np.ndarray, "queries k"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Search results with the queries they belong to.
+
+    Attributes:
+        query_ids: one a line of `rows`.
+        rows: rows of the passage store, -1 where there is no result.
+        scores: their scores, -inf where there is no result.
+    """
+
+    query_ids: list[str]
+    rows: Int32[np.ndarray, "queries k"]
+    scores: Float32[np.ndarray, "queries k"]
+
+    def __post_init__(self) -> None:
+        if len(self.query_ids) != len(self.rows) or self.rows.shape != self.scores.shape:
+            raise DataError(
+                f"{len(self.query_ids)} query ids, rows {self.rows.shape}, "
+                f"scores {self.scores.shape}",
+                where="Run",
+                expected="one line of rows and scores for each query id",
+            )
+
+    @classmethod
+    def of(cls, query_ids: Sequence[str], result: SearchResult) -> Run:
+        """Names the queries of a search result."""
+        return cls(list(query_ids), result.rows, result.scores)
+
+    @property
+    def result(self) -> SearchResult:
+        """The rows and scores without the query ids."""
+        return SearchResult(self.rows, self.scores)
+
+
+def top_k(rows: np.ndarray, scores: np.ndarray, k: int) -> SearchResult:
+    """The k best of each line's candidates, each row once with its best score.
+
+    Example:
+        >>> result = top_k(np.array([[7, 4, 2, 7]]), np.array([[1.0, 3.0, 3.0, 2.0]]), 4)
+        >>> result.rows.tolist(), result.scores.tolist()
+        ([[2, 4, 7, -1]], [[3.0, 3.0, 2.0, -inf]])
+
+    Args:
+        rows: candidates in any order. [queries, candidates]; negative means none.
+        scores: their scores. [queries, candidates]; NaN and -inf mean none.
+        k: results to keep; lines with fewer are filled with row -1, score -inf.
+    """
+    rows = np.asarray(rows, np.int64)
+    scores = np.asarray(scores, np.float32)
+    missing = (rows < 0) | np.isnan(scores) | np.isneginf(scores)
+    last = np.iinfo(np.int64).max
+
+    by_row = np.lexsort((-scores, np.where(missing, last, rows)), axis=-1)
+    rows, scores, missing = (np.take_along_axis(x, by_row, 1) for x in (rows, scores, missing))
+    missing[:, 1:] |= rows[:, 1:] == rows[:, :-1]
+
+    rows = np.where(missing, last, rows)
+    scores = np.where(missing, np.float32(-np.inf), scores)
+    best = np.lexsort((rows, -scores), axis=-1)[:, :k]
+    rows, scores = np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1)
+    padding = ((0, 0), (0, k - rows.shape[1]))
+    return SearchResult(
+        np.pad(np.where(rows == last, NO_ROW, rows).astype(np.int32), padding, constant_values=-1),
+        np.pad(scores, padding, constant_values=-np.inf),
+    )
+
+
+def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
+    """Top k of several searches of the same queries; a row found twice counts once, at its best."""
+    return top_k(
+        np.concatenate([result.rows for result in results], axis=1),
+        np.concatenate([result.scores for result in results], axis=1),
+        k,
+    )
+
+
+def write_trec_run(
+    path: str | os.PathLike[str], run: Run, *, ids: Sequence[str], tag: str = "taser"
+) -> None:
+    """Writes TREC's six columns: query id, Q0, passage id, rank from 1, score, tag.
+
+    Scores are the shortest decimals that read back as the same float32. Missing results are not
+    written, so a query that found nothing leaves no line.
+
+    Args:
+        path: the file; gzipped where it ends in .gz.
+        run: rows refer to `ids`.
+        ids: passage id of each row of the store.
+        tag: name of the system, the last column.
+
+    Raises:
+        DataError: a query or passage id, or the tag, that is empty or holds white space.
+        StorageError: the file cannot be written.
+    """
+    ordered = top_k(run.rows, run.scores, run.rows.shape[1])
+    tag = _column(tag, "the run's tag")
+    with replacing(path) as scratch, _open_to_write(scratch, path) as file:
+        for query_id, rows, scores in zip(
+            run.query_ids, ordered.rows.tolist(), ordered.scores, strict=True
+        ):
+            query = _column(query_id, "a query id")
+            for rank, (row, score) in enumerate(zip(rows, scores, strict=True), start=1):
+                if row == NO_ROW:
+                    break
+                passage = _column(ids[row], f"the id of passage row {row}")
+                file.write(f"{query} Q0 {passage} {rank} {score!s} {tag}\n")
+
+
+def read_trec_run(
+    path: str | os.PathLike[str],
+    row_of: Callable[[str], int],
+    *,
+    query_ids: Sequence[str] | None = None,
+) -> Run:
+    """Reads TREC's six columns; the order comes from scores, as in trec_eval, not from ranks.
+
+    Args:
+        path: the file; gzipped where it ends in .gz.
+        row_of: passage id -> row; raises DataError or KeyError where the id is unknown.
+        query_ids: queries the run shall have, in this order; those without a line get no results.
+            Without it, those of the file, in its order.
+
+    Raises:
+        DataError: a line without six columns, a score that is no finite number, an unknown
+            passage, a passage twice for one query, or a query outside `query_ids`; with its line.
+    """
+    found: dict[str, dict[int, float]] = {} if query_ids is None else {id: {} for id in query_ids}
+    for number, line in numbered_lines(path):
+        columns = line.split()
+        if not columns:
+            continue
+        where = f"{path}:{number}"
+        if len(columns) != 6:
+            raise DataError(
+                f"{len(columns)} columns",
+                where=where,
+                expected="six: query id, Q0, passage id, rank, score, tag",
+            )
+        query_id, _, passage_id, _, score_text, _ = columns
+        if query_ids is not None and query_id not in found:
+            raise DataError(
+                f"query {query_id!r} is not in this query set",
+                where=where,
+                fix="read the run with the query set it was made for",
+            )
+        results = found.setdefault(query_id, {})
+        row = _row(passage_id, row_of, where)
+        if row in results:
+            raise DataError(f"passage {passage_id!r} twice for query {query_id!r}", where=where)
+        results[row] = _number(score_text, where)
+    k = max((len(results) for results in found.values()), default=0)
+    rows = np.full((len(found), k), NO_ROW, np.int64)
+    scores = np.full((len(found), k), -np.inf, np.float32)
+    for line_index, results in enumerate(found.values()):
+        rows[line_index, : len(results)] = list(results.keys())
+        scores[line_index, : len(results)] = list(results.values())
+    return Run.of(list(found), top_k(rows, scores, k))
+
+
+def write_qrels(
+    path: str | os.PathLike[str], qrels: Mapping[str, Mapping[int, int]], *, ids: Sequence[str]
+) -> None:
+    """Writes TREC qrels: query id, 0, passage id, grade.
+
+    Args:
+        path: the file; gzipped where it ends in .gz.
+        qrels: query id -> row -> grade.
+        ids: passage id of each row of the store.
+    """
+    with replacing(path) as scratch, _open_to_write(scratch, path) as file:
+        for query_id, grades in qrels.items():
+            query = _column(query_id, "a query id")
+            for row, grade in grades.items():
+                passage = _column(ids[row], f"the id of passage row {row}")
+                file.write(f"{query} 0 {passage} {grade}\n")
+
+
+def read_qrels(path: str | os.PathLike[str], row_of: Callable[[str], int]) -> Qrels:
+    """Reads TREC qrels into query id -> row -> grade, in the file's order.
+
+    Raises:
+        DataError: a line without four columns, a grade that is no whole number, an unknown
+            passage, or a passage graded twice for one query; with its line.
+    """
+    qrels: Qrels = {}
+    for number, line in numbered_lines(path):
+        columns = line.split()
+        if not columns:
+            continue
+        where = f"{path}:{number}"
+        if len(columns) != 4:
+            raise DataError(
+                f"{len(columns)} columns",
+                where=where,
+                expected="four: query id, 0, passage id, grade",
+            )
+        query_id, _, passage_id, grade_text = columns
+        grades = qrels.setdefault(query_id, {})
+        row = _row(passage_id, row_of, where)
+        if row in grades:
+            raise DataError(f"passage {passage_id!r} twice for query {query_id!r}", where=where)
+        try:
+            grades[row] = int(grade_text)
+        except ValueError as error:
+            raise DataError(
+                f"grade {grade_text!r}", where=where, expected="a whole number"
+            ) from error
+    return qrels
+
+
+def _open_to_write(scratch: pathlib.Path, path: str | os.PathLike[str]):
+    if str(path).endswith(".gz"):
+        return gzip.open(scratch, "wt", encoding="utf-8", compresslevel=6)
+    return open(scratch, "w", encoding="utf-8")
+
+
+def _column(value: str, what: str) -> str:
+    if value.split() != [value]:
+        raise DataError(
+            f"{what} is {value!r}",
+            where="TREC file",
+            expected="no white space and at least one character, as columns are split on spaces",
+            fix="give the collection or query set ids without white space",
+        )
+    return value
+
+
+def _row(passage_id: str, row_of: Callable[[str], int], where: str) -> int:
+    try:
+        return row_of(passage_id)
+    except (DataError, KeyError) as error:
+        raise DataError(
+            f"passage {passage_id!r} is not in this collection",
+            where=where,
+            fix="read the file with the collection it was made for",
+        ) from error
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise DataError(f"score {text!r}", where=where, expected="a number") from error
+    if not np.isfinite(value):
+        raise DataError(f"score {text!r}", where=where, expected="a finite number")
+    return value

@@ -1,0 +1,48 @@
+"""What every index takes and offers."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+
+from taser_jax.errors import ConfigError
+from taser_jax.retrieval.runs import SearchResult
+
+
+@runtime_checkable
+class EmbeddingRows(Protocol):
+    """Row-aligned passage embeddings, in memory or on disk."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(number of passages, dimensions)."""
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Embeddings of rows start..stop. [stop-start, dim], float32 or bfloat16."""
+
+
+@runtime_checkable
+class Searcher(Protocol):
+    """Top k passages by inner product."""
+
+    def search(self, query_embeddings: Float[np.ndarray, "queries dim"], k: int) -> SearchResult:
+        """Top k passages of each query; row -1, score -inf where there are fewer."""
+
+
+def check_search(query_embeddings: np.ndarray, k: int, *, dim: int) -> None:
+    """Refuses k below 1 and queries of other dimensions than the passages.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if k < 1:
+        raise ConfigError(f"k is {k}", where="search", expected="at least 1")
+    if query_embeddings.ndim != 2 or query_embeddings.shape[1] != dim:
+        raise ConfigError(
+            f"query embeddings of shape {query_embeddings.shape}",
+            where="search",
+            expected=f"[queries, {dim}], as the passages were encoded",
+            fix="encode queries and passages with the same model",
+        )

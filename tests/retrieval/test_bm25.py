@@ -1,0 +1,125 @@
+"""BM25 by hand and against its formula in float64; ties, misses, reuse and refusals."""
+
+import collections
+import math
+
+import numpy as np
+import pytest
+
+from taser_jax.errors import ConfigError, DataError, FingerprintError
+from taser_jax.records import Passage
+from taser_jax.retrieval.bm25 import (
+    Bm25Config,
+    Bm25Index,
+    Stemming,
+    Stopwords,
+    title_and_text,
+)
+
+PLAIN = Bm25Config(stemming=Stemming.NONE, stopwords=Stopwords.NONE)
+
+
+def oracle(passages, query, k1, b):
+    passages = [text.split() for text in passages]
+    mean = sum(map(len, passages)) / len(passages)
+    scores = np.zeros(len(passages))
+    for word in query.split():
+        containing = sum(word in words for words in passages)
+        if not containing:
+            continue
+        idf = math.log(1 + (len(passages) - containing + 0.5) / (containing + 0.5))
+        for row, words in enumerate(passages):
+            tf = collections.Counter(words)[word]
+            scores[row] += idf * tf / (tf + k1 * (1 - b + b * len(words) / mean))
+    return scores
+
+
+def test_by_hand(tmp_path):
+    # Two passages of two words; "cat" is in one: idf = ln(1 + 1.5/1.5) = ln 2, tf = 1, mean
+    # length, so the score is ln 2 / (1 + 0.9).
+    index = Bm25Index.build(["cat sat", "dog sat"], tmp_path / "index", config=PLAIN)
+    found = index.search(["cat"], 2)
+    assert found.rows.tolist() == [[0, -1]]
+    assert found.scores[0, 0] == pytest.approx(math.log(2) / 1.9, rel=1e-6)
+    assert found.scores[0, 1] == -np.inf
+
+
+def test_equals_the_formula_with_ties_by_row(tmp_path):
+    rng = np.random.default_rng(0)
+    words = [f"w{i}" for i in range(30)]
+    passages = [" ".join(rng.choice(words, rng.integers(1, 12))) for _ in range(200)]
+    passages += passages[:50]  # exact ties
+    queries = [" ".join(rng.choice([*words, "unknown"], 4)) for _ in range(30)]
+    index = Bm25Index.build(
+        passages, tmp_path / "index", config=Bm25Config(k1=1.2, b=0.7, stemming=Stemming.NONE)
+    )
+    for k in (5, 40, 300):
+        found = index.search(queries, k)
+        for line, query in enumerate(queries):
+            expected = oracle(passages, query, 1.2, 0.7)
+            num = min(k, int((expected > 0).sum()))
+            rows = found.rows[line]
+            assert (rows[num:] == -1).all()
+            assert np.isneginf(found.scores[line, num:]).all()
+            best = np.sort(expected)[::-1][:num]
+            np.testing.assert_allclose(found.scores[line, :num], best, rtol=1e-5)
+            np.testing.assert_allclose(expected[rows[:num]], best, rtol=1e-5)
+            scores = found.scores[line, :num]
+            same = scores[1:] == scores[:-1]
+            assert same.any() or num < 10
+            assert (rows[1:num][same] > rows[: num - 1][same]).all()
+
+
+def test_stems_and_stopwords(tmp_path):
+    texts = ["The cats were running", "a dog"]
+    stemmed = Bm25Index.build(texts, tmp_path / "stemmed")
+    assert stemmed.search(["CAT run", "the a"], 1).rows.tolist() == [[0], [-1]]
+    plain = Bm25Index.build(texts, tmp_path / "plain", config=PLAIN)
+    assert plain.search(["CAT run", "the a"], 2).rows.tolist() == [[-1, -1], [1, 0]]
+
+
+def test_passages_without_words_keep_their_row(tmp_path):
+    index = Bm25Index.build(["", "...", "word", ""], tmp_path / "index")
+    assert len(index) == 4
+    assert index.search(["word", "", "?"], 2).rows.tolist() == [[2, -1], [-1, -1], [-1, -1]]
+
+
+def test_title_counts():
+    assert title_and_text(Passage(id="1", title="Paris", text="a city")) == "Paris a city"
+    assert title_and_text(Passage(id="1", text="a city")) == "a city"
+
+
+def test_opened_equals_built_and_is_not_built_again(tmp_path):
+    fingerprints = {"collection": "abc"}
+    built = Bm25Index.build(["one two", "two"], tmp_path / "index", fingerprints=fingerprints)
+
+    def unreadable():
+        raise AssertionError("the texts were read again")
+        yield ""
+
+    again = Bm25Index.build(unreadable(), tmp_path / "index", fingerprints=fingerprints)
+    opened = Bm25Index.open(tmp_path / "index", fingerprints=fingerprints)
+    for index in (again, opened):
+        assert index.config == built.config
+        np.testing.assert_array_equal(
+            index.search(["two"], 2).scores, built.search(["two"], 2).scores
+        )
+
+
+def test_another_collection_or_configuration_is_refused(tmp_path):
+    Bm25Index.build(["one"], tmp_path / "index", fingerprints={"collection": "abc"})
+    with pytest.raises(FingerprintError, match="collection abc"):
+        Bm25Index.open(tmp_path / "index", fingerprints={"collection": "def"})
+    with pytest.raises(FingerprintError, match=r"k1=0.9"):
+        Bm25Index.build(["one"], tmp_path / "index", config=Bm25Config(k1=2.0))
+
+
+def test_bad_input(tmp_path):
+    with pytest.raises(DataError, match="2 passages without a single word"):
+        Bm25Index.build(["", "!"], tmp_path / "index")
+    with pytest.raises(DataError, match="no finished bm25 index"):
+        Bm25Index.open(tmp_path / "index")
+    with pytest.raises(ConfigError, match=r"b 2\.0"):
+        Bm25Config(b=2.0)
+    with pytest.raises(ConfigError, match="k is 0"):
+        Bm25Index.build(["word"], tmp_path / "index").search(["word"], 0)

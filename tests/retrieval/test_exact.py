@@ -1,0 +1,133 @@
+"""Exact search against float64 NumPy with a stable sort, in blocks and over eight devices."""
+
+import dataclasses
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from taser_jax.errors import ConfigError
+from taser_jax.retrieval.exact import ExactConfig, ExactSearcher, grouped_top_k
+
+
+@dataclasses.dataclass
+class InMemory:
+    array: np.ndarray
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    def rows(self, start, stop):
+        return self.array[start:stop]
+
+
+def oracle(queries, passages, k):
+    scores = queries.astype(np.float64) @ passages.astype(np.float64).T
+    rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return rows, np.take_along_axis(scores, rows, 1)
+
+
+def small_integers(rng, *shape):
+    """Products of these are exact in float32 and tie often."""
+    return rng.integers(-2, 3, shape).astype(np.float32)
+
+
+def test_by_hand():
+    passages = np.array([[1, 0], [0, 1], [1, 1], [1, 0]], np.float32)
+    found = ExactSearcher(InMemory(passages)).search(np.array([[2, 1]], np.float32), 6)
+    assert found.rows.tolist() == [[2, 0, 3, 1, -1, -1]]
+    assert found.scores.tolist() == [[3, 2, 2, 1, -np.inf, -np.inf]]
+
+
+@pytest.mark.parametrize("num_devices", [1, 8])
+@pytest.mark.parametrize("k", [1, 10, 70, 5000])
+def test_blocks_and_devices_equal_a_stable_sort(num_devices, k):
+    rng = np.random.default_rng(0)
+    passages, queries = small_integers(rng, 4500, 3), small_integers(rng, 37, 3)
+    searcher = ExactSearcher(
+        InMemory(passages),
+        config=ExactConfig(query_block=16, passage_block=128 * 8 // num_devices),
+        devices=jax.devices()[:num_devices],
+    )
+    rows, scores = oracle(queries, passages, k)
+    for _ in range(2):  # the second time from blocks kept on the devices
+        found = searcher.search(queries, k)
+        np.testing.assert_array_equal(found.rows[:, :4500], rows)
+        np.testing.assert_array_equal(found.scores[:, :4500], scores)
+        assert (found.rows[:, 4500:] == -1).all()
+
+
+def test_streamed_equals_resident():
+    rng = np.random.default_rng(1)
+    passages, queries = small_integers(rng, 700, 4), small_integers(rng, 5, 4)
+    streamed = ExactSearcher(
+        InMemory(passages), config=ExactConfig(passage_block=64, resident_bytes=0)
+    )
+    resident = ExactSearcher(InMemory(passages), config=ExactConfig(passage_block=64))
+    np.testing.assert_array_equal(
+        streamed.search(queries, 9).rows, resident.search(queries, 9).rows
+    )
+
+
+def test_real_numbers_against_float64():
+    rng = np.random.default_rng(2)
+    passages = rng.standard_normal((3000, 64)).astype(np.float32)
+    queries = rng.standard_normal((20, 64)).astype(np.float32)
+    found = ExactSearcher(InMemory(passages), config=ExactConfig(passage_block=999)).search(
+        queries, 20
+    )
+    rows, scores = oracle(queries, passages, 20)
+    np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
+    assert (found.rows == rows).mean() > 0.999
+
+
+def test_bfloat16_passages_are_scored_in_float32():
+    rng = np.random.default_rng(3)
+    passages = rng.standard_normal((500, 32)).astype(ml_dtypes.bfloat16)
+    queries = rng.standard_normal((4, 32)).astype(np.float32)
+    found = ExactSearcher(InMemory(passages)).search(queries, 5)
+    rows, scores = oracle(queries, passages, 5)
+    np.testing.assert_array_equal(found.rows, rows)
+    np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
+
+
+def test_permuted_queries_permute_the_result():
+    rng = np.random.default_rng(4)
+    searcher = ExactSearcher(InMemory(small_integers(rng, 300, 4)))
+    queries = small_integers(rng, 12, 4)
+    order = rng.permutation(12)
+    np.testing.assert_array_equal(
+        searcher.search(queries, 7).rows[order], searcher.search(queries[order], 7).rows
+    )
+
+
+def test_grouped_top_k_equals_top_k():
+    rng = np.random.default_rng(5)
+    scores = rng.integers(0, 30, (6, 2048)).astype(np.float32)
+    values, columns = grouped_top_k(jax.numpy.asarray(scores), 20)
+    expected = np.argsort(-scores, axis=1, kind="stable")[:, :20]
+    np.testing.assert_array_equal(columns, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(scores, expected, 1))
+
+
+def test_positive_and_negative_zero_tie():
+    passages = np.array([[-0.0], [0.0], [-0.0]], np.float32)
+    found = ExactSearcher(InMemory(passages)).search(np.array([[1.0]], np.float32), 3)
+    assert found.rows.tolist() == [[0, 1, 2]]
+
+
+def test_no_queries():
+    found = ExactSearcher(InMemory(np.ones((4, 2), np.float32))).search(
+        np.zeros((0, 2), np.float32), 3
+    )
+    assert found.rows.shape == (0, 3)
+
+
+def test_wrong_dimensions_and_k_are_refused():
+    searcher = ExactSearcher(InMemory(np.ones((4, 2), np.float32)))
+    with pytest.raises(ConfigError, match=r"\[queries, 2\]"):
+        searcher.search(np.ones((1, 3), np.float32), 1)
+    with pytest.raises(ConfigError, match="k is 0"):
+        searcher.search(np.ones((1, 2), np.float32), 0)

@@ -1,0 +1,149 @@
+"""Runs: order and duplicates by hand and by a plain-Python oracle; files that read back equal."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from taser_jax.errors import DataError, StorageError
+from taser_jax.retrieval.runs import (
+    Run,
+    SearchResult,
+    merge,
+    read_qrels,
+    read_trec_run,
+    top_k,
+    write_qrels,
+    write_trec_run,
+)
+
+IDS = [f"p{row}" for row in range(1000)]
+ROW_OF = {id: row for row, id in enumerate(IDS)}.__getitem__
+
+
+def result(rows, scores):
+    return SearchResult(np.array(rows, np.int32), np.array(scores, np.float32))
+
+
+def test_top_k_by_hand():
+    nan, inf = np.nan, np.inf
+    rows = np.array([[7, 4, 2, 7, -1], [3, 3, -1, -1, 0]])
+    scores = np.array([[1.0, 3.0, 3.0, 2.0, 9.0], [nan, -inf, 1.0, 2.0, -1.0]])
+    best = top_k(rows, scores, 4)
+    assert best.rows.tolist() == [[2, 4, 7, -1], [0, -1, -1, -1]]
+    assert best.scores.tolist() == [[3.0, 3.0, 2.0, -inf], [-1.0, -inf, -inf, -inf]]
+    assert best.rows.dtype == np.int32
+    assert best.scores.dtype == np.float32
+
+
+def test_top_k_pads_when_there_are_fewer_candidates():
+    best = top_k(np.array([[5]]), np.array([[0.5]]), 3)
+    assert best.rows.tolist() == [[5, -1, -1]]
+    assert best.scores.tolist() == [[0.5, -np.inf, -np.inf]]
+
+
+def test_merge_equals_plain_python_and_ignores_order_of_lists():
+    rng = np.random.default_rng(0)
+    results = [result(rng.integers(-1, 12, (20, 9)), rng.integers(0, 4, (20, 9))) for _ in range(3)]
+    merged = merge(results, 7)
+    for line in range(20):
+        best = {}
+        for one in results:
+            for row, score in zip(one.rows[line].tolist(), one.scores[line].tolist(), strict=True):
+                if row >= 0:
+                    best[row] = max(score, best.get(row, -np.inf))
+        expected = sorted(best.items(), key=lambda item: (-item[1], item[0]))[:7]
+        expected += [(-1, -np.inf)] * (7 - len(expected))
+        found = list(zip(merged.rows[line].tolist(), merged.scores[line].tolist(), strict=True))
+        assert found == expected
+    other_order = merge(results[::-1], 7)
+    np.testing.assert_array_equal(merged.rows, other_order.rows)
+
+
+@pytest.mark.parametrize("name", ["run.trec", "run.trec.gz"])
+def test_scores_read_back_bit_for_bit(tmp_path, name):
+    rng = np.random.default_rng(1)
+    bits = rng.integers(0, 2**32, (40, 50), dtype=np.uint32)
+    scores = bits.view(np.float32).copy()
+    scores[~np.isfinite(scores)] = 1.0
+    rows = np.stack([rng.permutation(1000)[:50] for _ in range(40)])
+    run = Run.of([f"q{i}" for i in range(40)], top_k(rows, scores, 50))
+    write_trec_run(tmp_path / name, run, ids=IDS, tag="test")
+    back = read_trec_run(tmp_path / name, ROW_OF)
+    assert back.query_ids == run.query_ids
+    np.testing.assert_array_equal(back.rows, run.rows)
+    np.testing.assert_array_equal(back.scores.view(np.uint32), run.scores.view(np.uint32))
+
+
+def test_missing_results_are_not_written(tmp_path):
+    run = Run.of(["a", "b"], result([[3, -1], [-1, -1]], [[0.1, -np.inf], [-np.inf, -np.inf]]))
+    write_trec_run(tmp_path / "run", run, ids=IDS)
+    assert (tmp_path / "run").read_text() == "a Q0 p3 1 0.1 taser\n"
+    back = read_trec_run(tmp_path / "run", ROW_OF, query_ids=["b", "a"])
+    assert back.rows.tolist() == [[-1], [3]]
+
+
+def test_order_is_by_score_then_row_whatever_the_ranks_say(tmp_path):
+    (tmp_path / "run").write_text("q Q0 p9 1 1.0 t\nq Q0 p2 2 1.0 t\nq\tQ0\tp5 3 2.5 t\n")
+    assert read_trec_run(tmp_path / "run", ROW_OF).rows.tolist() == [[5, 2, 9]]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q Q0 p1 2 1.0", "5 columns"),
+        ("q Q0 p1 2 high t", "score 'high'"),
+        ("q Q0 p1 2 nan t", "score 'nan'"),
+        ("q Q0 nowhere 2 1.0 t", "passage 'nowhere' is not in this collection"),
+        ("q Q0 p0 2 1.0 t", "passage 'p0' twice for query 'q'"),
+    ],
+)
+def test_malformed_run_line_is_named(tmp_path, line, message):
+    path = tmp_path / "run"
+    path.write_text(f"q Q0 p0 1 2.0 t\n{line}\n")
+    with pytest.raises(DataError, match=rf"run:2: {message}"):
+        read_trec_run(path, ROW_OF)
+
+
+def test_query_outside_the_query_set_is_named(tmp_path):
+    (tmp_path / "run").write_text("other Q0 p0 1 2.0 t\n")
+    with pytest.raises(DataError, match="run:1: query 'other'"):
+        read_trec_run(tmp_path / "run", ROW_OF, query_ids=["q"])
+
+
+def test_id_with_white_space_is_refused_and_nothing_is_left(tmp_path):
+    run = Run.of(["a b"], result([[0]], [[1.0]]))
+    with pytest.raises(DataError, match="'a b'"):
+        write_trec_run(tmp_path / "run", run, ids=IDS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unwritable_place_is_a_storage_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot write"):
+        write_trec_run(tmp_path / "file" / "run", Run.of(["q"], result([[0]], [[1.0]])), ids=IDS)
+
+
+@pytest.mark.parametrize("name", ["qrels.tsv", "qrels.tsv.gz"])
+def test_qrels_read_back(tmp_path, name):
+    qrels = {"q2": {7: 1, 3: 0}, "q1": {7: -1}}
+    write_qrels(tmp_path / name, qrels, ids=IDS)
+    assert read_qrels(tmp_path / name, ROW_OF) == qrels
+    opened = gzip.open if name.endswith("gz") else open
+    with opened(tmp_path / name, "rt") as file:
+        assert file.readline() == "q2 0 p7 1\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q p1 1", "3 columns"),
+        ("q 0 p1 one", "grade 'one'"),
+        ("q 0 nowhere 1", "passage 'nowhere'"),
+        ("q 0 p0 1", "passage 'p0' twice"),
+    ],
+)
+def test_malformed_qrels_line_is_named(tmp_path, line, message):
+    (tmp_path / "qrels").write_text(f"q 0 p0 1\n{line}\n")
+    with pytest.raises(DataError, match=f"qrels:2: {message}"):
+        read_qrels(tmp_path / "qrels", ROW_OF)
