@@ -1,0 +1,32 @@
+# Sourced by the launch scripts: makes or reuses .venv and installs this checkout into it.
+#
+# usage: . launch/_environment.sh; use_environment "[test]"
+
+use_environment() {
+  local extra="$1" root python stamp wanted
+  root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+  cd "$root"
+  # An interpreter of the supported range: what PYTHON names, else the first found.
+  python="${PYTHON:-}"
+  if [ -z "$python" ]; then
+    for candidate in python3.11 python3.12 python3; do
+      if command -v "$candidate" >/dev/null; then python="$candidate"; break; fi
+    done
+  fi
+  if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'; then
+    echo "error: $("$python" --version) found; Python 3.11 or 3.12 is needed" >&2
+    echo "  fix: install one, or name it: PYTHON=/path/to/python3.11 $0" >&2
+    exit 2
+  fi
+  [ -x .venv/bin/python ] || "$python" -m venv .venv
+  # Installing again is skipped while what decides it is unchanged.
+  wanted="$(cat setup.py pyproject.toml | sha256sum | cut -d' ' -f1) $extra"
+  stamp=".venv/installed$(printf '%s' "$extra" | tr -c 'a-z\n' '_')"
+  if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
+    echo "installing taser_jax$extra into .venv ..."
+    .venv/bin/python -m pip install --quiet --upgrade pip
+    .venv/bin/python -m pip install --quiet --editable ".$extra"
+    printf '%s' "$wanted" >"$stamp"
+  fi
+  export PATH="$root/.venv/bin:$PATH"
+}

@@ -1,0 +1,71 @@
+"""Packaging: versions are bounded to what was seen to work together (docs/installation.md)."""
+
+import pathlib
+import re
+
+import setuptools
+
+ROOT = pathlib.Path(__file__).parent
+VERSION = re.search(
+    r'__version__ = "(.+)"', (ROOT / "taser_jax" / "__init__.py").read_text()
+).group(1)
+
+# Enough to train from a token store, encode and search exactly: no TensorFlow.
+CORE = [
+    "jax>=0.10.2,<0.12",
+    "flax>=0.12,<0.13",
+    "optax>=0.2.8,<0.3",
+    "orbax-checkpoint>=0.12,<0.13",
+    "numpy>=2.0,<3",
+    "gin-config>=0.5,<0.6",
+    "jaxtyping>=0.3,<0.4",
+    "tqdm>=4.66,<5",
+]
+# Data preparation, ScaNN, BM25, evaluation. ScaNN 1.4.2 is built against TensorFlow 2.20.
+DATA = [
+    "tensorflow==2.20.*",
+    "tensorflow-text==2.20.*",
+    "tensorflow-datasets>=4.9.10,<4.10",
+    "array-record>=0.8,<0.9",
+    "importlib_resources>=6",
+    "seqio==0.0.20",
+    "scann==1.4.2",
+    "clu>=0.0.12,<0.1",
+    "bm25s>=0.3.16,<0.4",
+    "PyStemmer>=3.1,<4",
+    "ir-measures>=0.4.3,<0.5",
+    "tokenizers>=0.23,<0.24",
+    "sentencepiece>=0.2.1,<0.3",
+    "regex",
+    "matplotlib>=3.9,<4",
+]
+
+setuptools.setup(
+    name="taser_jax",
+    version=VERSION,
+    description="Train, mine for, evaluate and serve dense retrievers that specialise by task.",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11,<3.13",
+    packages=[
+        *setuptools.find_packages(include=["taser_jax", "taser_jax.*"]),
+        "taser_jax.gin_configs",
+        "taser_jax.tasks",
+    ],
+    # The Gin files and the SeqIO registrations are for people to find, so they lie at the top of
+    # the repository; installed, they travel inside the package.
+    package_dir={
+        "taser_jax": "taser_jax",
+        "taser_jax.gin_configs": "gin_configs",
+        "taser_jax.tasks": "tasks",
+    },
+    package_data={"taser_jax.gin_configs": ["**/*.gin"]},
+    install_requires=CORE + DATA,
+    extras_require={
+        "tpu": ["jax[tpu]>=0.10.2,<0.12"],
+        "cuda": ["jax[cuda13]>=0.10.2,<0.12"],
+        "test": ["pytest>=8", "beartype>=0.21", "ruff==0.17.5", "mypy==2.4.1", "types-tqdm"],
+    },
+    entry_points={"console_scripts": ["taser = taser_jax.cli:main"]},
+)

@@ -1,0 +1,237 @@
+"""`taser <command>`: every command is one Gin-configurable function."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from taser_jax import configuration
+from taser_jax.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, ConfigError, TaserError
+
+logger = logging.getLogger("taser")
+
+USAGE = """\
+usage: taser <command> [--gin_file=FILE]... [--gin.NAME=VALUE]... [--dry_run]
+
+  --gin_file=FILE          Gin file; may be given several times, later files win
+  --gin.NAME=VALUE         sets a macro or a parameter; strings need no quotes
+  --gin_search_paths=A,B   more folders to look for Gin files in
+  --dry_run                check and show everything, compute nothing (train)
+  --multihost              call jax.distributed.initialize() first (TPU pods)
+  --help                   after a command: what it does and what can be set
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One entry of the command line.
+
+    Attributes:
+        module: module in `taser_jax.pipelines`; it lists what Gin may configure in CONFIGURABLES.
+        function: its function.
+        summary: one line for the list of commands.
+        gin_file: the Gin file read when none is given.
+    """
+
+    module: str
+    function: str
+    summary: str
+    gin_file: str
+
+
+COMMANDS: dict[str, Command] = {
+    "prepare pydocs": Command(
+        "prepare", "prepare_pydocs", "build the built-in collection", "runs/prepare_pydocs.gin"
+    ),
+    "prepare dpr": Command(
+        "prepare", "prepare_dpr", "DPR's TSV, JSON and qa.csv files", "runs/prepare_dpr.gin"
+    ),
+    "prepare beir": Command("prepare", "prepare_beir", "a BEIR directory", "runs/prepare_beir.gin"),
+    "prepare tsv": Command(
+        "prepare", "prepare_tsv", "plain TSV passages and queries", "runs/prepare_tsv.gin"
+    ),
+    "vocab": Command("vocab", "vocab", "train a vocabulary on a collection", "runs/vocab.gin"),
+    "tokenize": Command(
+        "tokenize", "tokenize", "run SeqIO tasks once into a token store", "runs/tokenize.gin"
+    ),
+    "train": Command("train", "train", "train a dual encoder", "runs/train.gin"),
+    "encode": Command("encode", "encode", "embed the passages", "runs/encode.gin"),
+    "index": Command("index", "index", "build an exact or ScaNN index", "runs/index.gin"),
+    "search": Command("search", "search", "search queries into a run file", "runs/search.gin"),
+    "bm25": Command("bm25", "bm25", "search queries with BM25", "runs/bm25.gin"),
+    "hybrid": Command("hybrid", "hybrid", "fuse a dense and a BM25 run", "runs/hybrid.gin"),
+    "mine": Command("mine", "mine", "mine hard negatives", "runs/mine.gin"),
+    "evaluate": Command("evaluate", "evaluate", "score a run file", "runs/evaluate.gin"),
+    "ask": Command("ask", "ask", "answer typed questions from an index", "runs/ask.gin"),
+    "pipeline taser": Command(
+        "taser", "pipeline_taser", "train, mine, retrain, evaluate", "runs/pipeline_taser.gin"
+    ),
+    "quickstart": Command(
+        "quickstart", "quickstart", "BM25, DPR and TASER on pydocs", "runs/quickstart.gin"
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Arguments:
+    command: str
+    flags: configuration.GinFlags
+    dry_run: bool = False
+    multihost: bool = False
+    help: bool = False
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the console script; exits with the status that `run` returns."""
+    sys.exit(run(sys.argv[1:] if argv is None else list(argv)))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs one command.
+
+    Returns:
+        0 when it finished, 2 for a problem the user can mend, 75 when SIGTERM preempted it and
+        the same command will go on. Anything else is a defect and raises.
+    """
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, force=True)
+    logger.setLevel(logging.INFO)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        if not argv or argv[0] in ("--help", "-h", "help"):
+            print(_overview())
+            return 0
+        arguments = parse(argv)
+        command = COMMANDS[arguments.command]
+        if arguments.multihost:
+            import jax
+
+            jax.distributed.initialize()
+        module = importlib.import_module(f"taser_jax.pipelines.{command.module}")
+        function = getattr(module, command.function)
+        if arguments.help:
+            print(_help(arguments.command, command, function))
+            return 0
+        return _execute(module, function, arguments)
+    except TaserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except Exception as error:
+        if type(error).__name__ == "Preempted":
+            print(f"preempted: {error}; run the same command to go on", file=sys.stderr)
+            return EXIT_PREEMPTED
+        raise
+    except KeyboardInterrupt:
+        print("interrupted; what was finished is kept", file=sys.stderr)
+        return 130
+
+
+def _execute(module: Any, function: Callable[..., Any], arguments: _Arguments) -> int:
+    has_dry_run = "dry_run" in inspect.signature(function).parameters
+    if arguments.dry_run and not has_dry_run:
+        raise ConfigError(
+            f"`taser {arguments.command}` has no dry run",
+            where="--dry_run",
+            fix="leave it out",
+        )
+    resolved = configuration.resolve(
+        function,
+        configurables=module.CONFIGURABLES,
+        flags=arguments.flags,
+        allow_unset=arguments.dry_run,
+    )
+    if resolved.unused:
+        logger.info("not used by this command: %s", ", ".join(resolved.unused))
+    if resolved.unset:
+        logger.info("still to be set: %s", ", ".join(resolved.unset))
+    keywords: dict[str, Any] = {"dry_run": arguments.dry_run} if has_dry_run else {}
+    if "config_text" in inspect.signature(function).parameters:
+        keywords["config_text"] = resolved.text
+    resolved.function(**keywords)
+    return 0
+
+
+def parse(argv: Sequence[str]) -> _Arguments:
+    """Splits the command line into the command and its flags.
+
+    Example:
+        `["prepare", "dpr", "--gin.DATA_DIR=data"]` is the command "prepare dpr" with one binding.
+
+    Raises:
+        ConfigError: an unknown command or flag, with the nearest known one.
+    """
+    words = []
+    for argument in argv:
+        if argument.startswith("-"):
+            break
+        words.append(argument)
+    name = " ".join(words)
+    if name not in COMMANDS:
+        nearest = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.4)
+        raise ConfigError(
+            f"no command {name!r}",
+            expected=f"one of {', '.join(COMMANDS)}",
+            fix=f"did you mean `taser {nearest[0]}`?" if nearest else "run `taser --help`",
+        )
+    files: list[str] = []
+    bindings: list[tuple[str, str]] = []
+    paths: list[str] = []
+    switches = {"--dry_run": False, "--multihost": False, "--help": False, "-h": False}
+    rest = iter(argv[len(words) :])
+    for argument in rest:
+        flag, equals, value = argument.partition("=")
+        flag = flag.replace("--dry-run", "--dry_run")
+        if flag in switches and not equals:
+            switches[flag] = True
+            continue
+        known = flag in ("--gin_file", "--gin_bindings", "--gin_search_paths")
+        if not known and not flag.startswith("--gin."):
+            raise ConfigError(f"unknown flag {argument!r}", fix=f"see:\n{USAGE}")
+        if not equals:
+            value = next(rest, "")
+        if not value:
+            raise ConfigError(f"{flag} has no value", fix=f"write {flag}=VALUE")
+        if flag == "--gin_file":
+            files.append(value)
+        elif flag == "--gin_search_paths":
+            paths.extend(value.split(","))
+        elif flag == "--gin_bindings":
+            left, _, right = value.partition("=")
+            bindings.append((left.strip(), right.strip()))
+        else:
+            bindings.append((flag.removeprefix("--gin."), value))
+    return _Arguments(
+        command=name,
+        flags=configuration.GinFlags(
+            files=tuple(files) or (COMMANDS[name].gin_file,),
+            bindings=tuple(bindings),
+            search_paths=tuple(paths),
+        ),
+        dry_run=switches["--dry_run"],
+        multihost=switches["--multihost"],
+        help=switches["--help"] or switches["-h"],
+    )
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return USAGE + "\ncommands:\n" + "\n".join(lines)
+
+
+def _help(name: str, command: Command, function: Callable[..., Any]) -> str:
+    path = configuration.gin_directory() / command.gin_file
+    return (
+        f"taser {name}: {command.summary}\n\n{inspect.getdoc(function)}\n\n"
+        f"Without --gin_file it reads {command.gin_file}:\n\n{path.read_text(encoding='utf-8')}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Resumable stages: each is recorded with its inputs and outputs once it has finished."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from taser_jax.errors import ConfigError
+from taser_jax.progress import logger, phase
+
+FORMAT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class StageRecord:
+    """What one finished stage took and gave.
+
+    Attributes:
+        name: the stage.
+        inputs: what it depended on: settings and fingerprints, JSON-able.
+        outputs: what it reported, JSON-able.
+        seconds: how long it took, in all runs that it needed (a resumed run counts anew).
+    """
+
+    name: str
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    seconds: float
+
+
+class Stages:
+    """The stages of one pipeline directory, recorded as `stages/<name>.json`.
+
+    A stage that is recorded is not run again. One that was killed has no record and runs again;
+    what it does inside (training, encoding) goes on from its own files.
+
+    Args:
+        directory: the pipeline's folder.
+    """
+
+    def __init__(self, directory: str | pathlib.Path) -> None:
+        self.directory = pathlib.Path(directory)
+        self._records = self.directory / "stages"
+
+    def run(
+        self,
+        name: str,
+        function: Callable[[], Mapping[str, Any] | None],
+        *,
+        inputs: Mapping[str, Any],
+    ) -> Mapping[str, Any]:
+        """Runs a stage, or returns what it reported when it was run.
+
+        Args:
+            name: unique in the pipeline; also its file name.
+            function: does the work and returns JSON-able outputs.
+            inputs: everything the outputs depend on.
+
+        Returns:
+            The stage's outputs.
+
+        Raises:
+            ConfigError: it was run with other inputs; says which.
+        """
+        path = self._records / f"{name}.json"
+        wanted = json.loads(json.dumps(inputs, sort_keys=True))
+        if path.exists():
+            record = self.record(name)
+            self._check_inputs(path, record.inputs, wanted)
+            logger.info("%s: reused (took %.1f s)", name, record.seconds)
+            return record.outputs
+        start = time.monotonic()
+        with phase(name):
+            outputs = json.loads(json.dumps(function() or {}))
+        record = StageRecord(name, wanted, outputs, time.monotonic() - start)
+        self._write(path, record)
+        return record.outputs
+
+    def record(self, name: str) -> StageRecord:
+        """The record of a finished stage."""
+        values = json.loads((self._records / f"{name}.json").read_text(encoding="utf-8"))
+        if values.pop("format_version") != FORMAT_VERSION:
+            raise ConfigError(
+                "stage record of another format",
+                where=str(self._records / f"{name}.json"),
+                fix="use a new directory, or the taser_jax version that wrote it",
+            )
+        return StageRecord(**values)
+
+    def finished(self) -> list[str]:
+        """Names of the finished stages, in the order in which they finished."""
+        paths = sorted(self._records.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        return [path.stem for path in paths]
+
+    def _check_inputs(
+        self, path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
+    ) -> None:
+        for key in sorted(found.keys() | wanted.keys()):
+            if found.get(key) != wanted.get(key):
+                raise ConfigError(
+                    f"{key} was {found.get(key)!r} when this stage ran, now {wanted.get(key)!r}",
+                    where=str(path),
+                    expected="the settings this directory was begun with",
+                    fix=f"choose another directory, or delete {self.directory}",
+                )
+
+    def _write(self, path: pathlib.Path, record: StageRecord) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        text = json.dumps({"format_version": FORMAT_VERSION, **dataclasses.asdict(record)}, indent=1)
+        temporary.write_text(text + "\n", encoding="utf-8")
+        os.replace(temporary, path)

@@ -1,0 +1,302 @@
+"""Orbax checkpoints: atomic, asynchronous; the last, the best and the pinned are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import errno
+import math
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import checkpoint_managers
+
+from taser_jax.errors import ConfigError, FingerprintError, StorageError
+from taser_jax.training.state import TrainState
+
+FORMAT_VERSION = 1
+_PREFIX = "checkpoint"
+_PINNED = "PINNED"
+
+
+class Selection(enum.Enum):
+    """The validation metric that decides which checkpoint is best."""
+
+    NLL = "nll"
+    AVERAGE_RANK = "average_rank"
+    MRR = "mrr"
+
+    @property
+    def larger_is_better(self) -> bool:
+        """MRR is better when larger; negative log-likelihood and rank when smaller."""
+        return self is Selection.MRR
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """What is kept.
+
+    Attributes:
+        keep_latest: how many of the newest checkpoints stay.
+        keep_best: how many of the best by `selection` stay beside them.
+        selection: the validation metric that ranks checkpoints.
+    """
+
+    keep_latest: int = 1
+    keep_best: int = 1
+    selection: Selection = Selection.NLL
+
+
+@dataclasses.dataclass(frozen=True)
+class _KeepPinned(checkpoint_managers.PreservationPolicy):
+    """Keeps every checkpoint whose directory holds a file named PINNED."""
+
+    directory: epath.Path
+
+    def should_preserve(
+        self,
+        checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo],
+        *,
+        context: checkpoint_managers.PreservationContext,
+    ) -> Sequence[bool]:
+        return [
+            (self.directory / f"{_PREFIX}_{checkpoint.step}" / _PINNED).exists()
+            for checkpoint in checkpoints
+        ]
+
+
+@contextlib.contextmanager
+def _storage_errors(directory: epath.Path) -> Iterator[None]:
+    """Tells a full disk or a read-only directory apart from a defect."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        number = getattr(error, "errno", None)
+        text = str(error)
+        # TensorStore reports the operating system's words inside a ValueError.
+        if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in text:
+            raise StorageError(
+                "the disk is full; the last finished checkpoint is unharmed",
+                where=str(directory),
+                fix="free space and run the same command again: it resumes",
+            ) from error
+        if number in (errno.EACCES, errno.EROFS, errno.EPERM) or "Permission denied" in text:
+            raise StorageError(
+                "the directory cannot be written",
+                where=str(directory),
+                fix="choose another MODEL_DIR or change its permissions",
+            ) from error
+        raise
+
+
+class Checkpoints:
+    """The checkpoints of one model directory.
+
+    A checkpoint is the training state and a small JSON object that says which data and
+    configuration it belongs to. Saving returns at once; a killed save leaves no checkpoint.
+
+    Args:
+        model_dir: local directory or gs:// address; checkpoints lie in it as `checkpoint_N/`.
+        config: what is kept.
+    """
+
+    def __init__(self, model_dir: str | pathlib.Path, config: CheckpointConfig | None = None):
+        config = config or CheckpointConfig()
+        self._config = config
+        self._directory = epath.Path(model_dir)
+        policies: list[checkpoint_managers.PreservationPolicy] = [
+            checkpoint_managers.LatestN(config.keep_latest),
+            _KeepPinned(self._directory),
+        ]
+        if config.keep_best:
+            policies.append(
+                checkpoint_managers.BestN(
+                    get_metric_fn=self._ranking,
+                    n=config.keep_best,
+                    keep_checkpoints_without_metrics=False,
+                )
+            )
+        with _storage_errors(self._directory):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._manager = ocp.CheckpointManager(
+                self._directory.resolve(),
+                options=ocp.CheckpointManagerOptions(
+                    step_prefix=_PREFIX,
+                    cleanup_tmp_directories=True,
+                    preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+                    save_decision_policy=checkpoint_managers.FixedIntervalPolicy(1),
+                ),
+                item_names=("state", "about"),
+            )
+
+    def _ranking(self, metrics: Mapping[str, float]) -> float:
+        """Larger is better; a checkpoint without the metric ranks last."""
+        value = metrics.get(self._config.selection.value, math.nan)
+        if math.isnan(value):
+            return -math.inf
+        return value if self._config.selection.larger_is_better else -value
+
+    @property
+    def latest_step(self) -> int | None:
+        """Step of the newest finished checkpoint, None where there is none."""
+        return self._manager.latest_step()
+
+    @property
+    def best_step(self) -> int | None:
+        """Step of the best checkpoint that has metrics; the newest where none has any."""
+        ranked: list[tuple[float, int]] = []
+        for step in self._manager.all_steps(read=True):
+            metrics = self._manager.metrics(step)
+            if metrics:
+                ranked.append((self._ranking(metrics), step))
+        return max(ranked)[1] if ranked else self.latest_step
+
+    def save(
+        self,
+        state: TrainState,
+        *,
+        step: int,
+        about: Mapping[str, Any],
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Starts saving the state after `step` steps; does nothing where it is saved already.
+
+        Args:
+            state: the training state; may be donated once this returns.
+            step: number of finished steps.
+            about: JSON-able facts the state depends on (data fingerprint, seed).
+            metrics: validation metrics at this step, if any were computed.
+        """
+        if step in self._manager.all_steps():
+            return
+        with _storage_errors(self._directory):
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(_as_dict(state)),
+                    about=ocp.args.JsonSave({"format_version": FORMAT_VERSION, **about}),
+                ),
+                metrics=dict(metrics) if metrics else None,
+            )
+
+    def wait(self) -> None:
+        """Blocks until the save under way is finished, and reports how it went."""
+        with _storage_errors(self._directory):
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+
+    def restore(
+        self, abstract_state: TrainState, *, step: int, about: Mapping[str, Any]
+    ) -> TrainState:
+        """Restores a training state, if it belongs to the same data and configuration.
+
+        Args:
+            abstract_state: shapes, dtypes and shardings of the state (jax.ShapeDtypeStruct).
+            step: which checkpoint.
+            about: must equal what the checkpoint was saved with.
+
+        Raises:
+            FingerprintError: the checkpoint was trained with other data or settings.
+        """
+        saved = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))[
+            "about"
+        ]
+        version = saved.pop("format_version", None)
+        where = str(self._directory / f"{_PREFIX}_{step}")
+        if version != FORMAT_VERSION:
+            raise ConfigError(
+                f"checkpoint format {version}",
+                where=where,
+                expected=f"format {FORMAT_VERSION}",
+                fix="use the taser_jax version that wrote it",
+            )
+        for name, value in about.items():
+            if saved.get(name) != value:
+                raise FingerprintError(
+                    f"{name} was {saved.get(name)!r} when this checkpoint was saved, now {value!r}",
+                    where=where,
+                    fix="train into a new MODEL_DIR, or go back to the former settings",
+                )
+        restored = self._manager.restore(
+            step,
+            args=ocp.args.Composite(state=ocp.args.StandardRestore(_as_dict(abstract_state))),
+        )["state"]
+        return TrainState(**restored)
+
+    def restore_params(self, abstract_params: Any, *, step: int | None = None) -> Any:
+        """Restores parameters alone, for encoding, export or a further training.
+
+        Args:
+            abstract_params: shapes, dtypes and shardings of the parameters.
+            step: which checkpoint; None means the best one.
+        """
+        step = self.best_step if step is None else step
+        if step is None:
+            raise ConfigError(
+                "no finished checkpoint",
+                where=str(self._directory),
+                fix="train the model first, or point MODEL_DIR to one that has been",
+            )
+        return restore_params_from(
+            self._directory / f"{_PREFIX}_{step}", abstract_params=abstract_params
+        )
+
+    def close(self) -> None:
+        """Finishes the save under way and releases its threads."""
+        with _storage_errors(self._directory):
+            self._manager.close()
+
+
+def restore_params_from(checkpoint: str | epath.Path, *, abstract_params: Any) -> Any:
+    """Restores the parameters of one `checkpoint_N` directory without its optimiser state."""
+    path = epath.Path(checkpoint).resolve() / "state"
+    if not path.exists():
+        raise ConfigError(
+            "no checkpoint here",
+            where=str(checkpoint),
+            expected="a finished checkpoint_N directory",
+            fix="check the path; a directory that ends in .orbax-checkpoint-tmp is unfinished",
+        )
+    with ocp.PyTreeCheckpointer() as reader:
+        saved_keys = reader.metadata(path).item_metadata.tree["params"]
+        _check_same_tree(saved_keys, abstract_params, where=str(checkpoint))
+        restored = reader.restore(
+            path,
+            args=ocp.args.PyTreeRestore(
+                item={"params": abstract_params},
+                restore_args={
+                    "params": ocp.checkpoint_utils.construct_restore_args(abstract_params)
+                },
+                partial_restore=True,
+            ),
+        )
+    return restored["params"]
+
+
+def _check_same_tree(saved: Any, expected: Any, *, where: str) -> None:
+    """Raises naming the first parameter that is missing, surplus or of another shape."""
+    found = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(saved)
+    }
+    wanted = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(expected)
+    }
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            raise ConfigError(
+                f"parameter {name} has shape {found.get(name)} in the checkpoint",
+                where=where,
+                expected=f"shape {wanted.get(name)} as the model is configured",
+                fix="use the model configuration that the checkpoint was trained with (model.json)",
+            )
+
+
+def _as_dict(state: TrainState) -> dict[str, Any]:
+    return {"step": state.step, "params": state.params, "opt_state": state.opt_state}

@@ -1,0 +1,308 @@
+"""The training loop, top to bottom: restore, step, validate, save, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+from jax.experimental import multihost_utils
+
+from taser_jax import progress
+from taser_jax.batch import Batch
+from taser_jax.errors import ConfigError, NonFiniteLossError
+from taser_jax.training.checkpoints import Checkpoints
+from taser_jax.training.state import TrainState
+
+logger = logging.getLogger("taser")
+
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+
+
+class Preempted(Exception):
+    """SIGTERM arrived; the state is saved and the same command goes on from it."""
+
+
+class MetricWriter(Protocol):
+    """What the loop needs of clu's metric writers, or of any other."""
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Records scalars of one step."""
+
+    def flush(self) -> None:
+        """Makes what was written durable."""
+
+
+class Batches(Protocol):
+    """Where batches come from; which examples make a step depends on nothing but the step."""
+
+    def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, Batch]]:
+        """Batches on the devices, for steps start_step .. stop_step - 1."""
+
+    def describe(self, step: int) -> str:
+        """Task and query rows of a step, for error messages."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopConfig:
+    """How long to train and when to look up.
+
+    Attributes:
+        train_steps: optimiser steps of this run, all restarts together.
+        evaluation_period: steps between validations; 0 validates at the end only.
+        checkpoint_period: steps between checkpoints; 0 saves with each validation only.
+        log_period: steps between lines in the metrics files.
+    """
+
+    train_steps: int
+    evaluation_period: int = 0
+    checkpoint_period: int = 0
+    log_period: int = 20
+
+    def __post_init__(self) -> None:
+        if self.train_steps < 1 or self.log_period < 1:
+            raise ConfigError(
+                f"TRAIN_STEPS {self.train_steps}, log period {self.log_period}",
+                expected="at least 1",
+                fix="set TRAIN_STEPS and LOG_PERIOD to positive numbers",
+            )
+
+    def validates_after(self, step: int) -> bool:
+        """Whether validation runs once `step` steps are done."""
+        return step == self.train_steps or _divides(self.evaluation_period, step)
+
+    def saves_after(self, step: int) -> bool:
+        """Whether a checkpoint is saved once `step` steps are done."""
+        return self.validates_after(step) or _divides(self.checkpoint_period, step)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCost:
+    """What one step costs, to turn its time into rates.
+
+    Attributes:
+        tokens: tokens (padding included) in a global batch.
+        flops: matrix-product FLOPs of forward and backward pass.
+        peak_flops: peak FLOP/s of all devices together; None where the chip is unknown.
+    """
+
+    tokens: int
+    flops: float
+    peak_flops: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """Where training ended.
+
+    Attributes:
+        state: the final training state.
+        validation: metrics of the last validation, empty if there was none.
+        steps_per_second: mean over this process's steps, compilation excluded.
+    """
+
+    state: TrainState
+    validation: dict[str, float]
+    steps_per_second: float
+
+
+def train(
+    state: TrainState,
+    *,
+    train_step: TrainStep,
+    batches: Batches,
+    checkpoints: Checkpoints,
+    config: LoopConfig,
+    about: Mapping[str, Any],
+    cost: StepCost,
+    validate: Callable[[Any], dict[str, float]] | None = None,
+    writers: Sequence[MetricWriter] = (),
+) -> TrainResult:
+    """Trains from `state`, or from the newest checkpoint, up to `config.train_steps`.
+
+    Rerun after a kill it gives the parameters an uninterrupted run gives: batches and random
+    keys depend on the step alone, and a checkpoint is either whole or absent.
+
+    Args:
+        state: the initial state; its buffers are donated.
+        train_step: jitted, (state, batch) -> (state, metrics), see `training.step`.
+        batches: batches by step.
+        checkpoints: where states are saved and found.
+        config: lengths and periods.
+        about: facts a resumed run must share (data fingerprint, seed, model).
+        cost: turns step times into tokens a second and FLOPs utilisation.
+        validate: parameters -> metrics; called between steps.
+        writers: where scalars go.
+
+    Returns:
+        The final state with the last validation metrics.
+
+    Raises:
+        Preempted: SIGTERM arrived; everything done so far is saved.
+        NonFiniteLossError: a loss or gradient was not finite; no parameter has seen it.
+    """
+    step = checkpoints.latest_step or 0
+    if step > config.train_steps:
+        raise ConfigError(
+            f"the newest checkpoint is of step {step}",
+            where="TRAIN_STEPS",
+            expected=f"at most TRAIN_STEPS={config.train_steps}",
+            fix="raise TRAIN_STEPS, or train into a new MODEL_DIR",
+        )
+    if step:
+        logger.info("training: resuming after step %d of %d", step, config.train_steps)
+        state = checkpoints.restore(jax.tree.map(_abstract, state), step=step, about=about)
+
+    validation: dict[str, float] = {}
+    meter = _Meter(cost)
+    pending: tuple[int, dict[str, jax.Array]] | None = None
+    iterator = batches.iterate(step, config.train_steps)
+    with (
+        contextlib.closing(iterator) if hasattr(iterator, "close") else contextlib.nullcontext(),
+        _catch_sigterm() as sigterm,
+        progress.bar("train", total=config.train_steps, initial=step, unit="step") as bar,
+    ):
+        for index, batch in iterator:
+            state, metrics = train_step(state, batch)
+            # The step before is checked while this one computes. A non-finite step leaves the
+            # state untouched, so nothing is lost by learning of it one step late.
+            _require_finite(pending, batches)
+            pending = (index, metrics)
+            step = index + 1
+            meter.tick()
+            bar.update(1)
+            validates = config.validates_after(step)
+            saves = config.saves_after(step)
+            if validates or saves or step % config.log_period == 0:
+                _require_finite(pending, batches)
+                scalars = {name: float(value) for name, value in metrics.items()} | meter.read()
+                bar.set_postfix(loss=f"{scalars['loss']:.3f}", refresh=False)
+                _write(writers, step, {f"train/{name}": v for name, v in scalars.items()})
+            preempted = _agree_on_preemption(sigterm, step)
+            if validates and validate is not None and not preempted:
+                with meter.pause():
+                    validation = validate(state.params)
+                _write(writers, step, {f"validation/{k}": v for k, v in validation.items()})
+                bar.write(_validation_line(step, validation))
+            if saves or preempted:
+                with meter.pause():
+                    metrics_here = validation if validates and not preempted else None
+                    checkpoints.save(state, step=step, about=about, metrics=metrics_here)
+            if preempted:
+                checkpoints.wait()
+                raise Preempted(f"saved after step {step} of {config.train_steps}")
+    checkpoints.wait()
+    return TrainResult(state=state, validation=validation, steps_per_second=meter.mean_rate)
+
+
+def _divides(period: int, step: int) -> bool:
+    return period > 0 and step % period == 0
+
+
+def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def _require_finite(pending: tuple[int, Mapping[str, jax.Array]] | None, batches: Batches) -> None:
+    if pending is None:
+        return
+    step, metrics = pending
+    if not bool(metrics["finite"]):
+        raise NonFiniteLossError(
+            f"loss {float(metrics['loss'])}, gradient norm {float(metrics['grad_norm'])}",
+            where=f"step {step}, {batches.describe(step)}",
+            expected="finite numbers",
+            fix=(
+                "the last good checkpoint is kept; lower the learning rate, clip harder, use "
+                "float32 or bfloat16 activations, or look at the queries named above"
+            ),
+        )
+
+
+def _validation_line(step: int, validation: Mapping[str, float]) -> str:
+    values = ", ".join(f"{name} {value:.4f}" for name, value in validation.items())
+    return f"validation after step {step}: {values}"
+
+
+def _write(writers: Sequence[MetricWriter], step: int, scalars: Mapping[str, float]) -> None:
+    for writer in writers:
+        writer.write_scalars(step, scalars)
+        writer.flush()
+
+
+def _agree_on_preemption(sigterm: threading.Event, step: int) -> bool:
+    """True on every host once any of them was told to stop."""
+    if jax.process_count() == 1:
+        return sigterm.is_set()
+    return multihost_utils.reached_preemption_sync_point(step)
+
+
+@contextlib.contextmanager
+def _catch_sigterm() -> Iterator[threading.Event]:
+    """Turns SIGTERM into an event while the loop runs; signals reach the main thread only."""
+    event = threading.Event()
+    one_host = jax.process_count() == 1
+    if not one_host or threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    former = signal.signal(signal.SIGTERM, lambda number, frame: event.set())
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+class _Meter:
+    """Steps a second, tokens a second and utilisation, without compilation and validation."""
+
+    def __init__(self, cost: StepCost):
+        self._cost = cost
+        self._steps_since = 0
+        self._started: float | None = None
+        self._paused = 0.0
+        self._total_steps = 0
+        self._total_seconds = 0.0
+
+    def tick(self) -> None:
+        """One step was dispatched; the first, which compiles, only starts the clock."""
+        if self._started is None:
+            self._started = time.monotonic()
+        else:
+            self._steps_since += 1
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time spent inside does not count as training."""
+        start = time.monotonic()
+        yield
+        self._paused += time.monotonic() - start
+
+    def read(self) -> dict[str, float]:
+        """Rates since the last reading; empty before the second step."""
+        now = time.monotonic()
+        if self._started is None or self._steps_since == 0:
+            return {}
+        seconds = max(now - self._started - self._paused, 1e-9)
+        rate = self._steps_since / seconds
+        self._total_steps += self._steps_since
+        self._total_seconds += seconds
+        self._started, self._paused, self._steps_since = now, 0.0, 0
+        rates = {
+            "steps_per_second": rate,
+            "tokens_per_second": rate * self._cost.tokens,
+            "model_flops_per_second": rate * self._cost.flops,
+        }
+        if self._cost.peak_flops:
+            rates["model_flops_utilisation"] = rate * self._cost.flops / self._cost.peak_flops
+        return rates
+
+    @property
+    def mean_rate(self) -> float:
+        """Steps a second over all readings; 0 where nothing was timed."""
+        return self._total_steps / self._total_seconds if self._total_seconds else 0.0
