@@ -40,7 +40,7 @@ def oracle_regex(answers, text):
             pattern = regex.compile(
                 unicodedata.normalize("NFD", answer), regex.I | regex.U | regex.M
             )
-        except regex.error:
+        except (regex.error, RecursionError):
             continue
         if pattern.search(unicodedata.normalize("NFD", text)):
             return True

@@ -1,0 +1,344 @@
+"""Retrieval metrics, query by query: by answers as DPR counts them, by qrels as trec_eval does.
+
+Names of measures, as in the tables of the papers reproduced here:
+
+    R@k       1 where at least one of the first k passages is a hit, else 0: contains an answer
+              (`evaluate_answers`) or is relevant (`evaluate_qrels`). DPR's "top-k accuracy" and
+              "recall@k"; trec_eval's success_k. Also written Success@k.
+    Recall@k  share of the query's relevant passages among the first k; trec_eval's recall_k.
+              Equal to R@k where every query has one relevant passage. By qrels only.
+    MRR@k     1 / rank of the first hit, 0 where it is deeper than k; trec_eval's recip_rank.
+    nDCG@k    gain = grade, discount log2(1 + rank); trec_eval's ndcg_cut_k. By qrels only.
+    P@k, MAP  trec_eval's P_k and map (MAP@k: map_cut_k). By qrels only.
+
+A run is ranked once, score descending and row ascending, and ir_measures gets strictly decreasing
+scores, since its providers break ties in different ways.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+import ir_measures
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.evaluation.answers import AnswerMatcher
+from taser_jax.records import Query
+from taser_jax.retrieval.runs import NO_ROW, Qrels, Run, top_k
+
+ANSWER_MEASURES = ("R@1", "R@5", "R@20", "R@100")
+QRELS_MEASURES = ("R@1", "R@5", "R@20", "MRR@10", "nDCG@10")
+
+_BY_QRELS: dict[str, ir_measures.measures.Measure] = {
+    "R": ir_measures.Success,
+    "Success": ir_measures.Success,
+    "Recall": ir_measures.R,
+    "MRR": ir_measures.RR,
+    "nDCG": ir_measures.nDCG,
+    "P": ir_measures.P,
+    "MAP": ir_measures.AP,
+}
+_BY_HITS = ("R", "Success", "MRR")
+_WITHOUT_CUTOFF = ("MRR", "nDCG", "MAP")
+# Queries handed to ir_measures at once: its dictionaries of a whole run would outgrow the run.
+_BLOCK = 1_000
+
+logger = logging.getLogger("taser")
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Measures of one run on one task, kept query by query so that systems can be compared.
+
+    Attributes:
+        query_ids: all queries the averages go over, whether or not the run had them.
+        values: measure -> one value a query, in the order of `query_ids`.
+    """
+
+    query_ids: tuple[str, ...]
+    values: Mapping[str, Float64[np.ndarray, " queries"]]
+
+    @property
+    def num_queries(self) -> int:
+        """Queries the averages go over."""
+        return len(self.query_ids)
+
+    def averages(self) -> dict[str, float]:
+        """Measure -> mean over all queries, between 0 and 1."""
+        return {measure: float(values.mean()) for measure, values in self.values.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupAverages:
+    """Averages over groups of queries: EntityQuestions' relations, or the tasks of a benchmark.
+
+    Attributes:
+        macro: measure -> mean of the groups' means (EntityQuestions' main figure).
+        micro: measure -> mean over the queries of all groups together.
+    """
+
+    macro: dict[str, float]
+    micro: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class PairedComparison:
+    """Difference of two systems on the same queries.
+
+    Attributes:
+        difference: mean of the first minus mean of the second.
+        low: lower end of the interval, 2.5 % of the resamples lie below it.
+        high: upper end, 2.5 % lie above it.
+        p_value: two-sided; share of resamples on the other side of zero, doubled.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+
+
+def qrels_of(queries: Iterable[Query]) -> Qrels:
+    """Qrels from the positives of queries; a query without one is left out, as in a qrels file.
+
+    Raises:
+        DataError: no query has a positive.
+    """
+    qrels: Qrels = {}
+    for query in queries:
+        if query.positives:
+            grades = query.relevance or (1,) * len(query.positives)
+            qrels[query.id] = dict(zip(query.positives, grades, strict=True))
+    if not qrels:
+        raise DataError(
+            "no query has a positive passage",
+            where="qrels of the query set",
+            expected="at least one",
+            fix="evaluate by answers, or give the queries their positives",
+        )
+    return qrels
+
+
+def evaluate_qrels(
+    run: Run, qrels: Mapping[str, Mapping[int, int]], measures: Sequence[str] = QRELS_MEASURES
+) -> Evaluation:
+    """Measures by relevance judgements, over every query of the qrels.
+
+    A query that the run lacks or found nothing for counts as zero; row -1 is no result; queries of
+    the run that have no judgements are left out.
+
+    Args:
+        run: retrieved rows; their order comes from scores, then rows.
+        qrels: query id -> row -> grade; relevant from grade 1.
+        measures: names as in this module's first lines.
+
+    Raises:
+        ConfigError: a measure that is not known.
+        DataError: no judgement at all, or no query in common.
+    """
+    parsed = {name: _ir_measure(name) for name in measures}
+    results = _by_query(run, qrels.keys(), measures)
+    ids = tuple(qrels)
+    values = {name: np.zeros(len(ids)) for name in measures}
+    named: dict[ir_measures.measures.Measure, list[str]] = {}
+    for name, measure in parsed.items():
+        named.setdefault(measure, []).append(name)
+    for start in range(0, len(ids), _BLOCK):
+        block = ids[start : start + _BLOCK]
+        position = {query_id: index for index, query_id in enumerate(block, start)}
+        judged = {id: {str(row): grade for row, grade in qrels[id].items()} for id in block}
+        ranked = {
+            id: {str(row): float(-rank) for rank, row in enumerate(results[id])}
+            for id in block
+            if id in results
+        }
+        for metric in ir_measures.iter_calc(list(named), judged, ranked):
+            for name in named[metric.measure]:
+                values[name][position[metric.query_id]] = metric.value
+    return Evaluation(ids, values)
+
+
+def evaluate_answers(
+    run: Run,
+    answers: Mapping[str, Sequence[str]],
+    matcher: AnswerMatcher,
+    measures: Sequence[str] = ANSWER_MEASURES,
+) -> Evaluation:
+    """Measures by answer match, over every question.
+
+    A question that the run lacks, or without answers, counts as zero.
+
+    Args:
+        run: retrieved rows; their order comes from scores, then rows.
+        answers: query id -> its answers, for every question of the task.
+        matcher: looks answers up in the passages of the run's collection.
+        measures: R@k, Success@k, MRR or MRR@k.
+
+    Raises:
+        ConfigError: a measure that is not known or not defined by answers.
+        DataError: no question has an answer, or no question in common with the run.
+    """
+    for name in measures:
+        _split(name, _BY_HITS)
+    if not any(len(wanted) for wanted in answers.values()):
+        raise DataError(
+            "no question has an answer",
+            where="evaluation by answers",
+            fix="evaluate this task by qrels, or give its questions their answers",
+        )
+    results = _by_query(run, answers.keys(), measures)
+    ids = tuple(answers)
+    rows = np.full((len(ids), run.rows.shape[1]), NO_ROW, np.int32)
+    for index, query_id in enumerate(ids):
+        found = results.get(query_id, ())
+        rows[index, : len(found)] = found
+    hits = matcher.hits(rows, [answers[query_id] for query_id in ids])
+    return Evaluation(ids, hit_measures(hits, measures))
+
+
+def hit_measures(
+    hits: Bool[np.ndarray, "queries k"], measures: Sequence[str] = ANSWER_MEASURES
+) -> dict[str, Float64[np.ndarray, " queries"]]:
+    """R@k and MRR@k of ranked hits.
+
+    Example:
+        >>> hits = np.array([[False, True, True], [False, False, False]])
+        >>> {name: v.tolist() for name, v in hit_measures(hits, ["R@1", "R@2", "MRR@3"]).items()}
+        {'R@1': [0.0, 0.0], 'R@2': [1.0, 0.0], 'MRR@3': [0.5, 0.0]}
+
+    Args:
+        hits: True where the passage at that rank is a hit, best rank first.
+        measures: R@k, Success@k, MRR or MRR@k.
+
+    Returns:
+        Measure -> one value a query.
+
+    Raises:
+        ConfigError: a measure that is not known or not defined by hits.
+    """
+    values = {}
+    depth = hits.shape[1]
+    rank = np.where(hits.any(1), hits.argmax(1) + 1, depth + 1) if depth else np.ones(len(hits))
+    for name in measures:
+        family, cutoff = _split(name, _BY_HITS)
+        within = rank <= min(cutoff or depth, depth)
+        values[name] = within / rank if family == "MRR" else within.astype(np.float64)
+    return values
+
+
+def group_averages(groups: Mapping[str, Evaluation]) -> GroupAverages:
+    """Macro and micro averages over groups of queries.
+
+    EntityQuestions' script averages the accuracies of its relation files (macro); TASER's Table A4
+    pools the questions (micro).
+
+    Args:
+        groups: relation or task -> its evaluation; all with the same measures.
+
+    Raises:
+        DataError: no group, or groups with different measures.
+    """
+    evaluations = list(groups.values())
+    if not evaluations or any(
+        evaluation.values.keys() != evaluations[0].values.keys() for evaluation in evaluations
+    ):
+        raise DataError(
+            f"measures differ between {len(groups)} groups or there is none",
+            where="group averages",
+            expected="one or more groups evaluated with the same measures",
+        )
+    measures = evaluations[0].values
+    return GroupAverages(
+        macro={m: float(np.mean([e.values[m].mean() for e in evaluations])) for m in measures},
+        micro={
+            m: float(np.concatenate([e.values[m] for e in evaluations]).mean()) for m in measures
+        },
+    )
+
+
+def paired_bootstrap(
+    first: Evaluation,
+    second: Evaluation,
+    measure: str,
+    *,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> PairedComparison:
+    """Resamples the queries to tell a difference of two systems from chance.
+
+    Source: Sakai, SIGIR 2006, "Evaluating evaluation metrics based on the bootstrap"; here the
+    percentile interval of the mean difference.
+
+    Args:
+        first: one system's evaluation.
+        second: the other's, on the same queries in the same order.
+        measure: the measure to compare.
+        resamples: bootstrap samples.
+        seed: of the resampling; the result is a function of it.
+
+    Raises:
+        DataError: the queries differ, or one side lacks the measure.
+    """
+    if first.query_ids != second.query_ids:
+        raise DataError(
+            "the two systems were evaluated on different queries",
+            where="paired bootstrap",
+            expected="the same queries in the same order",
+        )
+    if measure not in first.values or measure not in second.values:
+        raise DataError(f"no measure {measure!r} in both evaluations", where="paired bootstrap")
+    differences = first.values[measure] - second.values[measure]
+    count = len(differences)
+    rng = np.random.default_rng(seed)
+    means = np.array([differences[rng.integers(0, count, count)].mean() for _ in range(resamples)])
+    low, high = np.quantile(means, [0.025, 0.975])
+    other_side = min((means <= 0).mean(), (means >= 0).mean())
+    return PairedComparison(
+        float(differences.mean()), float(low), float(high), float(min(1.0, 2 * other_side))
+    )
+
+
+def _by_query(run: Run, wanted: Iterable[str], measures: Sequence[str]) -> dict[str, list[int]]:
+    """Query id -> its ranked rows, for the queries to be evaluated."""
+    ids = set(wanted)
+    depth = run.rows.shape[1]
+    deepest = max((_split(name, tuple(_BY_QRELS))[1] or 0 for name in measures), default=0)
+    if deepest > depth:
+        logger.warning("a measure looks at the first %d, but the run is %d deep", deepest, depth)
+    ranked = top_k(run.rows, run.scores, depth)
+    found = {
+        query_id: [row for row in rows if row != NO_ROW]
+        for query_id, rows in zip(run.query_ids, ranked.rows.tolist(), strict=True)
+        if query_id in ids
+    }
+    if not found:
+        raise DataError(
+            f"none of the {len(ids)} queries to evaluate is among the run's {len(run.query_ids)}",
+            where="evaluation",
+            expected="a run of the same task and split",
+        )
+    return found
+
+
+def _split(name: str, families: Sequence[str]) -> tuple[str, int | None]:
+    """'R@20' -> ('R', 20); 'MRR' -> ('MRR', None)."""
+    family, at, cutoff = name.partition("@")
+    good_cutoff = cutoff.isdecimal() and int(cutoff) > 0 if at else family in _WITHOUT_CUTOFF
+    if family not in families or not good_cutoff:
+        raise ConfigError(
+            f"measure {name!r}",
+            where="measures",
+            expected="one of " + ", ".join(f"{known}@k" for known in families),
+            fix="write for example 'R@20'; nDCG and Recall need qrels",
+        )
+    return family, int(cutoff) if at else None
+
+
+def _ir_measure(name: str) -> ir_measures.measures.Measure:
+    family, cutoff = _split(name, tuple(_BY_QRELS))
+    measure = _BY_QRELS[family]
+    return measure @ cutoff if cutoff else measure

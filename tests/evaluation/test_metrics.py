@@ -1,0 +1,213 @@
+"""Metrics on hand-made runs, against float64 formulas, and under changes that must not matter."""
+
+import numpy as np
+import pytest
+
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.evaluation.answers import AnswerMatcher
+from taser_jax.evaluation.metrics import (
+    Evaluation,
+    evaluate_answers,
+    evaluate_qrels,
+    group_averages,
+    hit_measures,
+    paired_bootstrap,
+    qrels_of,
+)
+from taser_jax.records import Query
+from taser_jax.retrieval.runs import Run
+
+ALL = ("R@1", "R@2", "Success@2", "Recall@2", "MRR@2", "MRR", "nDCG@2", "P@2", "MAP")
+
+
+def make_run(query_ids, rows, scores):
+    return Run(query_ids, np.array(rows, np.int32), np.array(scores, np.float32))
+
+
+def test_golden():
+    # a ranks 3, 1, 2 (grades 0, 2, 1); b finds nothing; c is not in the run; x is not judged.
+    run = make_run(
+        ["x", "b", "a"],
+        [[9, 1, 2], [-1, -1, -1], [2, 3, 1]],
+        [[3, 2, 1], [-np.inf] * 3, [0.1, 0.9, 0.5]],
+    )
+    qrels = {"a": {1: 2, 2: 1, 3: 0}, "b": {1: 1}, "c": {5: 1}}
+    evaluation = evaluate_qrels(run, qrels, ALL)
+    assert evaluation.query_ids == ("a", "b", "c")
+    ndcg = (2 / np.log2(3)) / (2 + 1 / np.log2(3))
+    expected = [0, 1, 1, 1 / 2, 1 / 2, 1 / 2, ndcg, 1 / 2, (1 / 2 + 2 / 3) / 2]
+    for name, value in zip(ALL, expected, strict=True):
+        np.testing.assert_allclose(evaluation.values[name], [value, 0, 0], atol=1e-12)
+        assert evaluation.averages()[name] == pytest.approx(value / 3)
+
+
+def test_ties_go_to_the_lower_row_for_every_measure():
+    qrels = {"a": {7: 1}}
+    for rows, rank in (([7, 3], 2), ([3, 7], 2), ([7, 8], 1), ([8, 7], 1)):
+        values = evaluate_qrels(make_run(["a"], [rows], [[1, 1]]), qrels, ALL).values
+        assert values["R@1"] == (rank == 1)
+        assert values["MRR@2"] == values["MRR"] == values["MAP"] == 1 / rank
+        np.testing.assert_allclose(values["nDCG@2"], 1 / np.log2(1 + rank))
+
+
+def oracle(rows, scores, grades, cutoff):
+    """R, Recall, MRR, nDCG at a cutoff and MAP of one query, straight from the formulas."""
+    order = sorted((row for row in rows if row >= 0), key=lambda r: (-scores[rows.index(r)], r))
+    gains = np.array([grades.get(row, 0) for row in order], float)
+    top = gains[:cutoff]
+    relevant = sum(grade > 0 for grade in grades.values())
+    discount = np.log2(np.arange(2, 2 + max(len(order), len(grades), cutoff)))
+    ideal = np.sort(list(grades.values()))[::-1][:cutoff]
+    best = (ideal / discount[: len(ideal)]).sum()
+    ranks = np.flatnonzero(gains > 0) + 1
+    precisions = [(ranks <= rank).sum() / rank for rank in ranks]
+    return {
+        f"R@{cutoff}": float((top > 0).any()),
+        f"Recall@{cutoff}": (top > 0).sum() / relevant,
+        f"MRR@{cutoff}": 1 / ranks[0] if len(ranks) and ranks[0] <= cutoff else 0.0,
+        f"nDCG@{cutoff}": (top / discount[: len(top)]).sum() / best,
+        "MAP": sum(precisions) / relevant,
+    }
+
+
+def random_case(seed, queries=40, depth=12):
+    rng = np.random.default_rng(seed)
+    rows = np.stack([rng.permutation(30)[:depth] for _ in range(queries)]).astype(np.int32)
+    # Few distinct scores, so that most lists have ties; some lists are short.
+    scores = rng.integers(0, 5, rows.shape).astype(np.float32)
+    missing = np.arange(depth) >= rng.integers(0, depth + 1, (queries, 1))
+    rows[missing], scores[missing] = -1, -np.inf
+    qrels = {
+        f"q{query}": {
+            int(row): int(grade)
+            for row, grade in zip(rng.permutation(30)[:4], [*rng.integers(0, 4, 3), 1], strict=True)
+        }
+        for query in range(queries)
+    }
+    return Run([f"q{query}" for query in range(queries)], rows, scores), qrels
+
+
+@pytest.mark.parametrize("cutoff", [1, 5, 10])
+def test_equals_the_formulas(cutoff):
+    run, qrels = random_case(seed=cutoff)
+    measures = [f"{family}@{cutoff}" for family in ("R", "Recall", "MRR", "nDCG")] + ["MAP"]
+    evaluation = evaluate_qrels(run, qrels, measures)
+    for index, query_id in enumerate(run.query_ids):
+        expected = oracle(
+            run.rows[index].tolist(), run.scores[index].tolist(), qrels[query_id], cutoff
+        )
+        for name in measures:
+            assert evaluation.values[name][index] == pytest.approx(expected[name]), (query_id, name)
+    assert 0 < evaluation.averages()[f"R@{cutoff}"] < 1
+
+
+def test_order_of_candidates_and_queries_blocks_and_padding_do_not_matter(monkeypatch):
+    run, qrels = random_case(seed=0)
+    expected = evaluate_qrels(run, qrels).averages()
+    rng = np.random.default_rng(1)
+    queries, columns = rng.permutation(40), rng.permutation(12)
+    shuffled = Run(
+        [run.query_ids[query] for query in queries],
+        np.pad(run.rows[queries][:, columns], ((0, 0), (3, 0)), constant_values=-1),
+        np.pad(run.scores[queries][:, columns], ((0, 0), (3, 0)), constant_values=-np.inf),
+    )
+    monkeypatch.setattr("taser_jax.evaluation.metrics._BLOCK", 7)
+    assert evaluate_qrels(shuffled, qrels).averages() == pytest.approx(expected)
+
+
+def test_answers_golden():
+    texts = ["Paris is big", "London", "Rome and Paris", "Bern"]
+    matcher = AnswerMatcher(lambda rows: [texts[row] for row in rows])
+    # a: rows ranked 1, 2, 0, so the first hit is at 2; b: none; d: absent from the run.
+    run = make_run(["b", "a"], [[0, 1, 3], [0, 1, 2]], [[3, 2, 1], [1, 3, 2]])
+    answers = {"a": ("Paris",), "b": ("Oslo", "Kiev"), "d": ("Bern",), "e": ()}
+    evaluation = evaluate_answers(run, answers, matcher, ("R@1", "R@2", "MRR@3"))
+    assert evaluation.query_ids == ("a", "b", "d", "e")
+    assert evaluation.averages() == {"R@1": 0, "R@2": 1 / 4, "MRR@3": 1 / 8}
+
+
+def test_hits_by_qrels_and_by_answers_agree_where_the_answer_is_in_the_positive_only():
+    run, qrels = random_case(seed=5)
+    texts = [f"row {row} for {[q for q in qrels if qrels[q].get(row, 0) > 0]}" for row in range(30)]
+    matcher = AnswerMatcher(lambda rows: [texts[row] for row in rows])
+    measures = ("R@1", "R@5", "R@12", "MRR@10", "MRR")
+    by_answers = evaluate_answers(run, {q: (f"'{q}'",) for q in qrels}, matcher, measures)
+    by_qrels = evaluate_qrels(run, qrels, measures)
+    for name in measures:
+        np.testing.assert_allclose(by_answers.values[name], by_qrels.values[name])
+
+
+def test_hits_deeper_than_the_run(caplog):
+    values = hit_measures(np.array([[False, True]]), ["R@1", "R@5", "MRR@5", "MRR@1"])
+    assert {name: value.item() for name, value in values.items()} == {
+        "R@1": 0, "R@5": 1, "MRR@5": 0.5, "MRR@1": 0,
+    }  # fmt: skip
+    assert hit_measures(np.zeros((2, 0), bool), ["R@1"])["R@1"].tolist() == [0, 0]
+    evaluate_qrels(make_run(["a"], [[1]], [[1]]), {"a": {1: 1}}, ["R@5"])
+    assert "the first 5, but the run is 1 deep" in caplog.text
+
+
+def test_macro_and_micro():
+    groups = {
+        "P17": Evaluation(("a", "b", "c"), {"R@20": np.array([1.0, 1.0, 0.0])}),
+        "P19": Evaluation(("d",), {"R@20": np.array([0.0])}),
+    }
+    averages = group_averages(groups)
+    assert averages.macro["R@20"] == pytest.approx(1 / 3)
+    assert averages.micro["R@20"] == pytest.approx(1 / 2)
+    with pytest.raises(DataError, match="there is none"):
+        group_averages({})
+    with pytest.raises(DataError, match="measures differ"):
+        group_averages({**groups, "P20": Evaluation(("e",), {"R@5": np.array([0.0])})})
+
+
+def test_paired_bootstrap():
+    rng = np.random.default_rng(0)
+    ids = tuple(map(str, range(200)))
+    first = Evaluation(ids, {"R@1": (rng.random(200) < 0.7).astype(float)})
+    second = Evaluation(ids, {"R@1": (rng.random(200) < 0.5).astype(float)})
+    result = paired_bootstrap(first, second, "R@1", resamples=2000)
+    difference = first.values["R@1"] - second.values["R@1"]
+    # The normal approximation is the oracle: 200 bounded differences are close to it.
+    half = 1.96 * difference.std() / np.sqrt(200)
+    assert result.difference == pytest.approx(difference.mean())
+    assert result.low == pytest.approx(difference.mean() - half, abs=0.02)
+    assert result.high == pytest.approx(difference.mean() + half, abs=0.02)
+    assert result.p_value < 0.01
+    assert paired_bootstrap(first, first, "R@1", resamples=100).p_value == 1
+    assert paired_bootstrap(first, second, "R@1", resamples=2000) == result
+    with pytest.raises(DataError, match="different queries"):
+        paired_bootstrap(first, Evaluation(ids[::-1], first.values), "R@1")
+    with pytest.raises(DataError, match="no measure 'MRR'"):
+        paired_bootstrap(first, second, "MRR")
+
+
+def test_qrels_of_queries():
+    queries = [
+        Query("a", "?", "t", positives=(3, 1)),
+        Query("b", "?", "t"),
+        Query("c", "?", "t", positives=(2, 4), relevance=(2, 1)),
+    ]
+    assert qrels_of(queries) == {"a": {3: 1, 1: 1}, "c": {2: 2, 4: 1}}
+    with pytest.raises(DataError, match="no query has a positive"):
+        qrels_of([queries[1]])
+
+
+@pytest.mark.parametrize("name", ["R", "R@0", "R@", "R@x", "recall_5", "NDCG@10", "R@-1", "P"])
+def test_unknown_measures_are_refused(name):
+    run = make_run(["a"], [[1]], [[1]])
+    with pytest.raises(ConfigError, match=f"measure '{name}'"):
+        evaluate_qrels(run, {"a": {1: 1}}, [name])
+
+
+def test_what_cannot_be_evaluated_is_refused():
+    run = make_run(["a"], [[1]], [[1]])
+    matcher = AnswerMatcher(lambda rows: ["text" for _ in rows])
+    with pytest.raises(DataError, match="none of the 1 queries"):
+        evaluate_qrels(run, {"b": {1: 1}})
+    with pytest.raises(DataError, match="none of the 0 queries"):
+        evaluate_qrels(run, {})
+    with pytest.raises(DataError, match="no question has an answer"):
+        evaluate_answers(run, {"a": ()}, matcher)
+    with pytest.raises(ConfigError, match="measure 'nDCG@10'"):
+        evaluate_answers(run, {"a": ("text",)}, matcher, ["nDCG@10"])

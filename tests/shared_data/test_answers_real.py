@@ -1,0 +1,94 @@
+"""Answer matching on real passages and questions against the rule written out list by list."""
+
+import ast
+import csv
+import gzip
+import random
+import unicodedata
+
+import numpy as np
+import pytest
+import regex
+
+from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher, has_answer, tokenize
+
+FLAGS = regex.I | regex.U | regex.M
+TOKENS = regex.compile(r"([\p{L}\p{N}\p{M}]+)|([^\p{Z}\p{C}])", FLAGS)
+
+
+def oracle_tokens(text):
+    return [m.group().lower() for m in TOKENS.finditer(unicodedata.normalize("NFD", text))]
+
+
+def sublist(wanted, words):
+    return any(
+        words[start : start + len(wanted)] == wanted
+        for start in range(len(words) - len(wanted) + 1)
+    )
+
+
+def passages(path):
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        return [line["text"] for line in csv.DictReader(file, delimiter="\t")]
+
+
+def answer_lists(path):
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [ast.literal_eval(line.rstrip("\n").split("\t")[1]) for line in file]
+
+
+@pytest.mark.parametrize("name", ["squad", "nq_qed"])
+def test_equals_the_oracle(shared_data, name):
+    folder, split = shared_data / name, "squad_split_dev" if name == "squad" else "nq_qed_dev"
+    texts = passages(folder / f"psgs_{name if name == 'nq_qed' else 'squad_dev'}.tsv.gz")
+    answers = answer_lists(folder / f"{split}.qa.csv.gz")
+    words = [oracle_tokens(text) for text in texts]
+    assert [tokenize(text) for text in texts] == words
+    rng = random.Random(0)
+    asked = rng.sample(range(len(answers)), 300)
+    rows = np.array([rng.sample(range(len(texts)), 60) for _ in asked], np.int32)
+    expected = [
+        [
+            any(sublist(oracle_tokens(answer), words[row]) for answer in answers[query])
+            for row in line
+        ]
+        for query, line in zip(asked, rows.tolist(), strict=True)
+    ]
+    matcher = AnswerMatcher(lambda wanted: [texts[row] for row in wanted])
+    hits = matcher.hits(rows, [answers[query] for query in asked])
+    np.testing.assert_array_equal(hits, expected)
+    assert hits.any()
+
+
+@pytest.mark.parametrize(("name", "least"), [("squad", 0.98), ("nq_qed", 0.98)])
+def test_the_gold_passage_has_the_answer(shared_data, name, least):
+    folder, split = shared_data / name, "squad_split_dev" if name == "squad" else "nq_qed_dev"
+    texts = passages(folder / f"psgs_{name if name == 'nq_qed' else 'squad_dev'}.tsv.gz")
+    answers = answer_lists(folder / f"{split}.qa.csv.gz")
+    with gzip.open(folder / f"{split}.qrels.tsv.gz", "rt") as file:
+        gold = np.array([[int(line.split()[2]) - 1] for line in file], np.int32)
+    hits = AnswerMatcher(lambda rows: [texts[row] for row in rows]).hits(gold, answers)
+    assert hits.mean() >= least
+    # Not because everything matches: the passage after the gold one seldom does.
+    others = AnswerMatcher(lambda rows: [texts[row] for row in rows]).hits(
+        (gold + 1000) % len(texts), answers
+    )
+    assert others.mean() < 0.1
+
+
+def test_curated_trec_patterns(shared_data):
+    patterns = answer_lists(shared_data / "qa" / "curatedtrec_curated_train.qa.csv.gz")
+    texts = passages(shared_data / "squad" / "psgs_squad_dev.tsv.gz")[:400]
+    rng = random.Random(0)
+    rows = np.array([rng.sample(range(400), 20) for _ in patterns], np.int32)
+    matcher = AnswerMatcher(lambda wanted: [texts[row] for row in wanted], match=AnswerMatch.REGEX)
+    hits = matcher.hits(rows, patterns)
+    for query, pattern_list in enumerate(patterns):
+        (pattern,) = pattern_list
+        compiled = regex.compile(unicodedata.normalize("NFD", pattern), FLAGS)
+        assert hits[query].tolist() == [
+            compiled.search(unicodedata.normalize("NFD", texts[row])) is not None
+            for row in rows[query]
+        ]
+    assert hits.any()
+    assert has_answer(["Sept?(ember)?|Feb(ruary)?"], "in February", match=AnswerMatch.REGEX)
