@@ -1,0 +1,340 @@
+"""Opening text files, local, on gs:// or gzipped, with errors that name the file and the line."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import errno
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any, BinaryIO
+
+from taser_jax.errors import DataError, StorageError
+
+FilePath = str | os.PathLike[str]
+
+_CHUNK = 1 << 20
+_STORAGE_ERRNOS = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOTDIR,
+        errno.EFBIG,
+        errno.EIO,
+    }
+)
+# ArrayRecord and TensorFlow report a failed write by its text, not by an OSError.
+_STORAGE_MESSAGES = (
+    "no space left",
+    "permission denied",
+    "read-only file system",
+    "quota exceeded",
+    "not a directory",
+    "file too large",
+)
+# json's error sits this close to the end of what was read when the text merely stops there:
+# the longest literal or escape that can be cut is shorter.
+_CUT_LITERAL = 16
+
+
+def is_remote(path: FilePath) -> bool:
+    """Whether the path has a scheme, such as gs://."""
+    return "://" in os.fspath(path)
+
+
+def file_size(path: FilePath) -> int:
+    """Size in bytes; `DataError` when the file is not there."""
+    try:
+        if is_remote(path):
+            return int(_gfile().stat(os.fspath(path)).length)
+        return os.stat(path).st_size
+    except Exception as error:
+        raise _unreadable(path, error) from error
+
+
+def file_exists(path: FilePath) -> bool:
+    """Whether a file (not a directory) is at the path."""
+    if is_remote(path):
+        return bool(_gfile().exists(os.fspath(path)) and not _gfile().isdir(os.fspath(path)))
+    return os.path.isfile(path)
+
+
+@contextlib.contextmanager
+def open_bytes(path: FilePath) -> Iterator[BinaryIO]:
+    """Opens a local or gs:// file for reading, unzipping `.gz` on the way.
+
+    Args:
+        path: the file; a name ending in .gz is gunzipped.
+
+    Yields:
+        A binary stream.
+
+    Raises:
+        DataError: the file is missing or unreadable, its gzip stream is broken or cut short.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stream = stack.enter_context(_open_raw(path))
+            if os.fspath(path).endswith(".gz"):
+                stream = stack.enter_context(gzip.open(stream, "rb"))  # type: ignore[assignment, arg-type]  # GzipFile reads like a BinaryIO
+        except Exception as error:
+            raise _unreadable(path, error) from error
+        try:
+            yield stream
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(
+                f"the gzip stream is broken or cut short ({error})",
+                where=os.fspath(path),
+                expected="a complete gzip file",
+                fix="copy or download the file again, and check it with gzip -t",
+            ) from error
+
+
+@contextlib.contextmanager
+def open_text(path: FilePath) -> Iterator[IO[str]]:
+    r"""Opens a local, gs:// or `.gz` file as UTF-8 text, newlines left as they are.
+
+    Prefer `numbered_lines`, whose errors name the line.
+
+    Args:
+        path: the file.
+
+    Yields:
+        A text stream; a leading byte order mark is dropped.
+
+    Raises:
+        DataError: the file is missing, broken or not UTF-8.
+    """
+    with open_bytes(path) as stream:
+        buffered = io.BufferedReader(stream, _CHUNK)  # type: ignore[arg-type]  # any readable stream will do
+        try:
+            with io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="\n") as text:
+                yield text
+        except UnicodeDecodeError as error:
+            raise _not_utf8(os.fspath(path), error) from error
+
+
+def numbered_lines(path: FilePath) -> Iterator[tuple[int, str]]:
+    r"""Yields (line number from 1, line with its newline), reading as it goes.
+
+    Args:
+        path: a UTF-8 text file, local or gs://, gzipped if it ends in .gz.
+
+    Yields:
+        Line number and line; a final line without a newline comes without one.
+
+    Raises:
+        DataError: missing file, empty file, broken gzip, or a line that is not UTF-8.
+    """
+    number = 0
+    with open_bytes(path) as stream:
+        for number, line in enumerate(stream, start=1):
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            try:
+                yield number, line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise _not_utf8(f"{os.fspath(path)}:{number}", error) from error
+    if number == 0:
+        raise _empty(path)
+
+
+def json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line number, object) of a JSON-lines file; blank lines are skipped."""
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise _malformed_json(path, number, error) from error
+        yield number, _as_object(path, number, value)
+
+
+def json_records(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line number, object) of a JSON array of objects or of a JSON-lines file.
+
+    Which of the two it is shows in the first character. An array is read as a stream: memory
+    holds about one object, not the file.
+    """
+    if _first_character(path) == "[":
+        yield from _json_array(path)
+    else:
+        yield from json_lines(path)
+
+
+@contextlib.contextmanager
+def storage_errors(path: FilePath) -> Iterator[None]:
+    """Turns a full disk or an unwritable directory into a `StorageError` that says so.
+
+    Example:
+        >>> with storage_errors("out"):  # doctest: +SKIP
+        ...     write_everything("out")
+
+    Args:
+        path: what is being written; named in the message.
+
+    Raises:
+        StorageError: for a full disk, a read-only or forbidden place, an exhausted quota.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        if error.errno not in _STORAGE_ERRNOS:
+            raise
+        raise _storage_error(path, error.strerror or str(error), error.errno) from error
+    except Exception as error:
+        if not any(message in str(error).lower() for message in _STORAGE_MESSAGES):
+            raise
+        raise _storage_error(path, str(error), None) from error
+
+
+def _storage_error(path: FilePath, reason: str, number: int | None) -> StorageError:
+    full = number in (errno.ENOSPC, errno.EDQUOT) or "no space" in reason.lower()
+    return StorageError(
+        f"could not write: {reason}",
+        where=os.fspath(path),
+        expected="a directory that can be written, with room left on its disk",
+        fix="free some space or choose another directory, then run the same command again"
+        if full
+        else "choose a directory you may write to, or change its permissions",
+    )
+
+
+def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
+    decoder = json.JSONDecoder()
+    with open_text(path) as text:
+        buffer, line, at_end = text.read(_CHUNK), 1, False
+        position = buffer.index("[") + 1
+        line += buffer.count("\n", 0, position)
+        first = True
+        while True:
+            # Between values: white space, a comma, or the closing bracket.
+            start = position
+            while position < len(buffer) and buffer[position] in " \t\r\n,":
+                position += 1
+            separators = buffer[start:position]
+            line += separators.count("\n")
+            if position == len(buffer):
+                if at_end:
+                    raise _cut_short(path, line)
+                buffer, position, at_end = _refill(text, "")
+                continue
+            if buffer[position] == "]":
+                return
+            try:
+                value, stop = decoder.raw_decode(buffer, position)
+            except json.JSONDecodeError as error:
+                cut = error.msg.startswith("Unterminated string") or (
+                    error.pos >= len(buffer) - _CUT_LITERAL
+                )
+                if not cut:
+                    at = line + buffer.count("\n", position, error.pos)
+                    raise _malformed_json(path, at, error) from error
+                if at_end:
+                    raise _cut_short(path, line) from error
+                buffer, position, at_end = _refill(text, buffer[position:])
+                continue
+            if not first and "," not in separators and start != 0:
+                raise DataError(
+                    "two values without a comma between them",
+                    where=f"{os.fspath(path)}:{line}",
+                    expected="a JSON array of objects",
+                )
+            yield line, _as_object(path, line, value)
+            first = False
+            line += buffer.count("\n", position, stop)
+            position = stop
+
+
+def _refill(text: IO[str], kept: str) -> tuple[str, int, bool]:
+    # Growing by at least what is kept makes the parsing of one huge value linear overall.
+    more = text.read(max(_CHUNK, len(kept)))
+    return kept + more, 0, not more
+
+
+def _cut_short(path: FilePath, line: int) -> DataError:
+    return DataError(
+        "the JSON array is not closed",
+        where=f"{os.fspath(path)}:{line}",
+        expected="a final ]",
+        fix="the file was cut short: copy or download it again",
+    )
+
+
+def _first_character(path: FilePath) -> str:
+    with open_text(path) as text:
+        while chunk := text.read(4096):
+            if stripped := chunk.lstrip():
+                return stripped[0]
+    raise _empty(path)
+
+
+def _as_object(path: FilePath, line: int, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DataError(
+            f"found a JSON {type(value).__name__}",
+            where=f"{os.fspath(path)}:{line}",
+            expected="a JSON object, {...}",
+            fix="write one object a line, or one array of objects",
+        )
+    return value
+
+
+def _malformed_json(path: FilePath, line: int, error: json.JSONDecodeError) -> DataError:
+    return DataError(
+        f"not valid JSON: {error.msg} (column {error.colno})",
+        where=f"{os.fspath(path)}:{line}",
+        expected="a JSON object",
+        fix="correct the line, or write the file again with a JSON library",
+    )
+
+
+def _empty(path: FilePath) -> DataError:
+    return DataError(
+        "the file is empty",
+        where=os.fspath(path),
+        expected="at least one line",
+        fix="check that the command that wrote it finished",
+    )
+
+
+def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
+    bad = error.object[error.start : error.start + 1].hex()
+    return DataError(
+        f"not UTF-8: byte 0x{bad} ({error.reason})",
+        where=where,
+        expected="UTF-8 text",
+        fix="convert it, for example with iconv -f latin1 -t utf-8",
+    )
+
+
+def _unreadable(path: FilePath, error: Exception) -> DataError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return DataError(
+        f"cannot be read: {reason}",
+        where=os.fspath(path),
+        expected="a file that exists and can be read",
+        fix="check the path's spelling and the file's permissions",
+    )
+
+
+def _open_raw(path: FilePath) -> Any:
+    if is_remote(path):
+        return _gfile().GFile(os.fspath(path), "rb")
+    return open(path, "rb")
+
+
+def _gfile() -> Any:
+    import tensorflow as tf
+
+    return tf.io.gfile

@@ -1,0 +1,213 @@
+"""Looking passages up by id or by content in a few bytes a passage, on disk and in memory."""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+from etils import epath
+
+_IDS, _OFFSETS, _ALIASES = "ids.txt", "id_offsets.npy", "aliases.json"
+
+
+def text_hash(text: str) -> int:
+    """64 bits of BLAKE2b, equal on every machine."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def normalized_content(title: str, text: str) -> str:
+    """Title and text as compared between files: NFC, white space runs as one space.
+
+    Example:
+        >>> normalized_content("A", "b  c") == normalized_content("A ", "b c")
+        True
+    """
+    title, text = (" ".join(unicodedata.normalize("NFC", part).split()) for part in (title, text))
+    return f"{title}\n{text}"
+
+
+class RepeatFinder:
+    """Finds strings that came before, in about 8 bytes a string.
+
+    Only 64-bit hashes are kept, in sorted runs that are merged as they grow, so 21 million ids
+    take 170 MB. A repeat is told at once while both are in the current block, otherwise at the
+    block's end. Two different strings share a hash about once in 10^5 collections of that size:
+    the caller confirms.
+
+    Args:
+        block: how many hashes are gathered before they are compared with the earlier ones.
+    """
+
+    def __init__(self, block: int = 1 << 16) -> None:
+        self._block = block
+        self._recent: dict[int, str] = {}
+        self._runs: list[np.ndarray] = []
+
+    def add(self, text: str) -> str | None:
+        """Takes one string; returns a string that seems to have come twice, if one was found."""
+        key = text_hash(text)
+        if key in self._recent:
+            return text
+        self._recent[key] = text
+        return self.flush() if len(self._recent) >= self._block else None
+
+    def flush(self) -> str | None:
+        """Compares the current block with all earlier ones; call it once more at the end."""
+        block = np.sort(np.fromiter(self._recent, np.uint64, len(self._recent)))
+        found = None
+        for run in self._runs:
+            places = np.minimum(np.searchsorted(run, block), len(run) - 1)
+            repeated = block[run[places] == block]
+            if len(repeated):
+                found = self._recent[int(repeated[0])]
+        self._recent = {}
+        if len(block):
+            self._runs.append(block)
+        while len(self._runs) > 1 and len(self._runs[-1]) >= len(self._runs[-2]):
+            self._runs[-2:] = [np.sort(np.concatenate(self._runs[-2:]))]
+        return found
+
+
+class HashIndex:
+    """Rows by hash: a sorted array of hashes beside the rows they belong to.
+
+    Args:
+        hashes: sorted, uint64 [passages].
+        rows: int32 [passages], parallel to `hashes`.
+    """
+
+    def __init__(self, hashes: np.ndarray, rows: np.ndarray) -> None:
+        self._hashes, self._rows = hashes, rows
+
+    def candidates(self, key: int) -> list[int]:
+        """Rows with this hash, ascending; almost always none or one."""
+        start = int(np.searchsorted(self._hashes, np.uint64(key), side="left"))
+        rows = []
+        while start < len(self._hashes) and int(self._hashes[start]) == key:
+            rows.append(int(self._rows[start]))
+            start += 1
+        return sorted(rows)
+
+    @classmethod
+    def from_hashes(cls, hashes: np.ndarray) -> HashIndex:
+        """Index of rows 0, 1, ... by their hashes, which come in row order."""
+        order = np.argsort(hashes, kind="stable")
+        return cls(hashes[order], order.astype(np.int32))
+
+    def repeated(self) -> Iterator[tuple[int, int]]:
+        """Pairs of rows with equal hashes."""
+        for place in np.flatnonzero(self._hashes[1:] == self._hashes[:-1]):
+            yield int(self._rows[place]), int(self._rows[place + 1])
+
+    def save(self, directory: epath.Path, name: str) -> None:
+        """Writes <name>_hashes.npy and <name>_rows.npy."""
+        save_array(directory / f"{name}_hashes.npy", self._hashes)
+        save_array(directory / f"{name}_rows.npy", self._rows)
+
+    @classmethod
+    def open(cls, directory: epath.Path, name: str) -> HashIndex:
+        """Opens what `save` wrote, memory-mapped where the file is local."""
+        return cls(
+            load_array(directory / f"{name}_hashes.npy"), load_array(directory / f"{name}_rows.npy")
+        )
+
+
+class Ids(Sequence[str]):
+    """All ids of a collection in row order, kept as one block of UTF-8.
+
+    Args:
+        data: the bytes of ids.txt (one id a line), uint8.
+        offsets: where each id starts, int64 [passages + 1].
+    """
+
+    def __init__(self, data: np.ndarray, offsets: np.ndarray) -> None:
+        self._data, self._offsets = data, offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [self[at] for at in range(*row.indices(len(self)))]
+        at = int(row) + len(self) if row < 0 else int(row)
+        if not 0 <= at < len(self):
+            raise IndexError(f"row {row} of {len(self)} ids")
+        return self._data[self._offsets[at] : self._offsets[at + 1] - 1].tobytes().decode("utf-8")
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), 1 << 16):
+            stop = min(start + (1 << 16), len(self))
+            block = self._data[self._offsets[start] : self._offsets[stop]].tobytes()
+            yield from block.decode("utf-8").split("\n")[:-1]
+
+    @classmethod
+    def open(cls, directory: epath.Path) -> Ids:
+        """Opens ids.txt, memory-mapped where it is local."""
+        path = directory / _IDS
+        if _is_local(path):
+            data: np.ndarray = np.memmap(path, np.uint8, mode="r")
+        else:
+            data = np.frombuffer(path.read_bytes(), np.uint8)
+        return cls(data, load_array(directory / _OFFSETS))
+
+
+class IdsWriter:
+    """Writes ids.txt line by line and the offsets at the end."""
+
+    def __init__(self, directory: epath.Path) -> None:
+        self._directory = directory
+        self._file = (directory / _IDS).open("wb")
+        self._offsets = array.array("q", [0])
+
+    def add(self, id: str) -> None:
+        """Writes one id; it must hold no newline."""
+        line = id.encode("utf-8") + b"\n"
+        self._file.write(line)
+        self._offsets.append(self._offsets[-1] + len(line))
+
+    def close(self) -> None:
+        """Completes both files."""
+        self._file.close()
+        save_array(self._directory / _OFFSETS, np.frombuffer(self._offsets, np.int64))
+
+    def abandon(self) -> None:
+        """Lets the file go without completing it."""
+        self._file.close()
+
+
+def save_aliases(directory: epath.Path, aliases: Mapping[str, int]) -> None:
+    """Writes further names of passages: alias -> row."""
+    (directory / _ALIASES).write_text(json.dumps(dict(aliases), ensure_ascii=False, indent=0))
+
+
+def load_aliases(directory: epath.Path) -> dict[str, int]:
+    """Reads what `save_aliases` wrote."""
+    return json.loads((directory / _ALIASES).read_text())
+
+
+def save_array(path: epath.Path, array: np.ndarray) -> None:
+    """np.save to a local or gs:// path."""
+    with path.open("wb") as file:
+        np.save(file, array)
+
+
+def load_array(path: epath.Path) -> np.ndarray:
+    """np.load, memory-mapped where the file is local."""
+    if _is_local(path):
+        return np.load(path, mmap_mode="r")
+    with path.open("rb") as file:
+        return np.load(file)
+
+
+def _is_local(path: epath.Path) -> bool:
+    return "://" not in str(path)

@@ -1,0 +1,180 @@
+"""One ArrayRecord data set in TFDS's layout: written as a stream, published whole, read by row.
+
+TFDS's own generator path is not used to write: with `disable_shuffling` it puts every record in
+one shuffle bucket and sorts that bucket in memory at the end, which 21 million passages do not
+fit. `tfds.core.SequentialWriter` appends to shards and leaves the same files, so
+`tfds.builder_from_directory` reads them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow_datasets as tfds
+from etils import epath
+
+from taser_jax.data.files import storage_errors
+from taser_jax.errors import DataError
+
+METADATA = "metadata.json"
+FORMAT_VERSION = 1
+_STAGING = ".building"
+_BATCH = 2048
+logger = logging.getLogger("taser")
+
+
+class RecordDataset:
+    """A published data set: metadata and records by row.
+
+    Args:
+        directory: where it was published.
+    """
+
+    def __init__(self, directory: epath.Path) -> None:
+        self.directory = directory
+        self.metadata = read_metadata(directory)
+        builder = tfds.builder_from_directory(directory)
+        self._source = builder.as_data_source(split=self.metadata["name"])
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def get_many(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Decoded records of the rows, in their order; text comes as bytes."""
+        for row in rows:
+            if not 0 <= row < len(self):
+                raise IndexError(f"row {row} of {self.directory}, which has {len(self)}")
+        return list(self._source.__getitems__([int(row) for row in rows]))
+
+
+def read_metadata(directory: epath.Path) -> dict[str, Any]:
+    """Metadata of a published data set.
+
+    Raises:
+        DataError: there is none, or it is of a format this version does not read.
+    """
+    path = directory / METADATA
+    if not path.exists():
+        unfinished = staging_directory(directory).exists()
+        raise DataError(
+            "its build did not finish" if unfinished else "there is no such data set",
+            where=str(directory),
+            expected=f"a folder with {METADATA}",
+            fix="run the `taser prepare` command that makes it (again)",
+        )
+    metadata = json.loads(path.read_text())
+    if metadata.get("format_version") != FORMAT_VERSION:
+        raise DataError(
+            f"format version {metadata.get('format_version')}",
+            where=str(path),
+            expected=f"format version {FORMAT_VERSION}",
+            fix="run the `taser prepare` command that makes it again",
+        )
+    return metadata
+
+
+def staging_directory(directory: epath.Path) -> epath.Path:
+    """Where a data set is built before it is published."""
+    return directory.parent / f"{directory.name}{_STAGING}"
+
+
+def start_staging(directory: epath.Path) -> epath.Path:
+    """An empty staging directory; what a killed build left is removed."""
+    staging = staging_directory(directory)
+    with storage_errors(staging):
+        if staging.exists():
+            logger.warning("%s: an earlier build did not finish, building again", directory)
+            staging.rmtree()
+        staging.mkdir(parents=True)
+    return staging
+
+
+def write_records(
+    staging: epath.Path,
+    examples: Iterable[Mapping[str, Any]],
+    *,
+    name: str,
+    features: tfds.features.FeaturesDict,
+    description: str,
+    examples_per_shard: int,
+) -> int:
+    """Writes examples to ArrayRecord shards in order, holding a few thousand at a time.
+
+    Args:
+        staging: directory from `start_staging`.
+        examples: one mapping of features a record.
+        name: the data set's and its only split's name.
+        features: TFDS features of one example.
+        description: for dataset_info.json.
+        examples_per_shard: records a shard holds at most.
+
+    Returns:
+        How many examples were written.
+    """
+    identity = tfds.core.DatasetIdentity(
+        name=name, version=tfds.core.Version("1.0.0"), data_dir=str(staging), module_name=""
+    )
+    info = tfds.core.DatasetInfo(
+        builder=identity, features=features, description=description, disable_shuffling=True
+    )
+    writer = tfds.core.SequentialWriter(
+        ds_info=info,
+        max_examples_per_shard=examples_per_shard,
+        file_format=tfds.core.FileFormat.ARRAY_RECORD.value,
+    )
+    count = 0
+    stream = iter(examples)
+    with storage_errors(staging):
+        writer.initialize_splits([name])
+    try:
+        # One call a batch: each call rewrites dataset_info.json.
+        while batch := list(itertools.islice(stream, _BATCH)):
+            with storage_errors(staging):
+                writer.add_examples({name: batch})
+            count += len(batch)
+    finally:
+        with storage_errors(staging):
+            writer.close_all()
+    return count
+
+
+def publish(staging: epath.Path, directory: epath.Path, metadata: Mapping[str, Any]) -> bool:
+    """Makes a complete staging directory the data set, unless the same is there already.
+
+    Args:
+        staging: directory with everything but the metadata.
+        directory: where the data set belongs.
+        metadata: must hold "fingerprint"; the format version is added.
+
+    Returns:
+        False when a data set with the same fingerprint was there and was left in place.
+    """
+    metadata = {"format_version": FORMAT_VERSION, **metadata}
+    with storage_errors(directory):
+        if (directory / METADATA).exists():
+            existing = json.loads((directory / METADATA).read_text())
+            if existing == metadata:
+                staging.rmtree()
+                return False
+            logger.warning(
+                "%s: fingerprint %s is replaced by %s; what was made from it must be made again",
+                directory,
+                existing.get("fingerprint"),
+                metadata["fingerprint"],
+            )
+        if directory.exists():
+            directory.rmtree()
+        # Last of all: its presence says that the build is complete.
+        (staging / METADATA).write_text(json.dumps(metadata, indent=1, ensure_ascii=False))
+        staging.rename(directory)
+    return True
+
+
+def discard(staging: epath.Path) -> None:
+    """Removes a staging directory whose build failed for a reason that was told."""
+    if staging.exists():
+        staging.rmtree()
