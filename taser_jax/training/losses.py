@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 
+# As in `batch`: JAX also builds this tree with leaves that are no arrays.
+@no_type_check
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ContrastiveLoss:
-    """Loss and in-batch ranking; trees of this shape are made inside `jit` only.
+    """Loss and in-batch ranking.
 
     Attributes:
         loss: mean of `per_query_loss`, in nats.

@@ -1,0 +1,85 @@
+"""TASER's layer-wise learning-rate decay: lower layers move less."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+
+from taser_jax.errors import ConfigError
+from taser_jax.optim.parameter_rules import Rules, assign, parameter_paths
+
+_LAYER = re.compile(r"(?:.*/)?layers_(\d+)/.*")
+
+
+def layer_factors(params: Any, *, decay: float, depths: Rules[int] | None = None) -> Any:
+    """The factor decay^(n + 2 − depth) of each parameter's learning rate, n layers.
+
+    TASER's code with n = 12 and decay 0.8 has embeddings at depth 0 (0.8^14 = 0.044), layer i
+    (from 0) at depth i + 1 (layer 0: 0.055, layer 11: 0.64) and anything above the layers at
+    depth 14 (factor 1).
+
+    Args:
+        params: parameters, arrays or abstract, with paths that hold "layers_<i>".
+        decay: factor a layer; 1 changes nothing.
+        depths: table of depths; None is `layer_depths`.
+
+    Returns:
+        A tree of floats shaped as `params`.
+
+    Raises:
+        ConfigError: there is no "layers_<i>", or the table does not cover a parameter once.
+    """
+    if not 0 < decay <= 1:
+        raise ConfigError(
+            f"layer decay {decay}",
+            where="layer_decay",
+            expected="a number above 0 and at most 1",
+            fix="TASER's is 0.8; None turns it off",
+        )
+    num_layers = _count_layers(params)
+    if depths is None:
+        depths = layer_depths(params)
+    tree = assign(depths, params, table="layer depth table")
+    return jax.tree.map(lambda depth: decay ** (num_layers + 2 - depth), tree)
+
+
+def layer_depths(params: Any) -> tuple[tuple[str, int], ...]:
+    """TASER's depth table for parameters named as ours are.
+
+    A router in a layer has that layer's depth. A gate shared by all specialised blocks lies
+    outside the layers and has depth 8 of 12 in TASER's code (factor 0.262), here two thirds of n.
+    Rules that would match nothing are left out.
+
+    Args:
+        params: parameters, arrays or abstract.
+
+    Returns:
+        (regular expression, depth) pairs.
+    """
+    num_layers = _count_layers(params)
+    in_layer = r"(?:.*/)?layers_\d+/.*"
+    embeddings = r"(?:.*/)?embeddings/.*"
+    gate = rf"(?!{in_layer})(?:.*/)?router/.*"
+    above = rf"(?!{in_layer}|{embeddings}|(?:.*/)?router/.*).*"
+    rules = [
+        (embeddings, 0),
+        *((rf"(?:.*/)?layers_{layer}/.*", layer + 1) for layer in range(num_layers)),
+        (gate, round(2 * num_layers / 3)),
+        (above, num_layers + 2),
+    ]
+    paths = parameter_paths(params)
+    return tuple(rule for rule in rules if any(re.fullmatch(rule[0], path) for path in paths))
+
+
+def _count_layers(params: Any) -> int:
+    found = [int(match[1]) for path in parameter_paths(params) if (match := _LAYER.fullmatch(path))]
+    if not found:
+        raise ConfigError(
+            "no parameter lies in a layer",
+            where="layer_decay",
+            expected='parameter paths with "layers_<i>/"',
+            fix="turn layer decay off for this model",
+        )
+    return max(found) + 1

@@ -1,0 +1,212 @@
+"""DPR's validation: loss over development batches, and rank of the gold in a pool of passages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from taser_jax import progress
+from taser_jax.batch import Array
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.training.losses import positive_rank
+
+_POOL_PURPOSE = 20
+# 2^26 float32 scores are 256 MiB on the device.
+_SCORES_AT_ONCE = 1 << 26
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolConfig:
+    """Which passages the gold of each question is ranked against.
+
+    Attributes:
+        max_queries: questions taken at most, drawn by `seed` where there are more.
+        hard_negatives: of each question, its first so many enter the pool.
+        other_negatives: random passages that enter the pool for each question.
+        seed: of both draws.
+    """
+
+    max_queries: int = 10_000
+    hard_negatives: int = 30
+    other_negatives: int = 30
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_queries < 1 or self.hard_negatives < 0 or self.other_negatives < 0:
+            raise ConfigError(
+                f"max_queries {self.max_queries}, hard_negatives {self.hard_negatives}, "
+                f"other_negatives {self.other_negatives}",
+                where="PoolConfig",
+                expected="at least one query and no negative counts",
+                fix="DPR's are 10,000, 30 and 30",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """A validation pool.
+
+    Attributes:
+        query_rows: rows of the query set, ascending. Shape [queries].
+        passage_rows: distinct rows of the passage store, ascending. Shape [passages].
+        positive_index: where in `passage_rows` each query's gold is. Shape [queries].
+    """
+
+    query_rows: Int[np.ndarray, " queries"]
+    passage_rows: Int[np.ndarray, " passages"]
+    positive_index: Int[np.ndarray, " queries"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RankMetrics:
+    """How high the gold passages rank.
+
+    Attributes:
+        average_rank: mean 1-based rank (DPR counts from 0: its value is one less).
+        mrr: mean reciprocal rank.
+        rank: 1-based rank of each query's gold. Shape [queries].
+    """
+
+    average_rank: float
+    mrr: float
+    rank: Int[np.ndarray, " queries"]
+
+
+def select_pool(
+    positives: Sequence[Sequence[int]],
+    hard_negatives: Sequence[Sequence[int]],
+    *,
+    num_passages: int,
+    config: PoolConfig | None = None,
+) -> Pool:
+    """Chooses the questions and the passages pooled over all of them.
+
+    As in DPR, the pool holds each question's gold, its first hard negatives and other passages;
+    the other ones are random rows of the collection. Unlike DPR's, it is one pool whatever
+    the number of devices (DPR pools per process, so its numbers depend on how many there are), and
+    a passage that several questions bring is in it once.
+
+    Example:
+        positives [[4], [1, 9]], hard negatives [[7], [4]], no others: passages 1, 4, 7 (row 9 is
+        no gold), golds at 1 and 0.
+
+    Args:
+        positives: rows of each question's positives, gold first; questions without any are
+            left out. `Ragged` of the token store will do.
+        hard_negatives: rows of each question's hard negatives.
+        num_passages: size of the passage store, from which others are drawn.
+        config: sizes and seed; None is `PoolConfig()`.
+
+    Returns:
+        The pool, a pure function of the arguments.
+
+    Raises:
+        DataError: no question has a positive.
+    """
+    config = config or PoolConfig()
+    rows = np.asarray([i for i in range(len(positives)) if len(positives[i])], np.int64)
+    if not len(rows):
+        raise DataError(
+            f"none of {len(positives)} validation queries has a positive passage",
+            where="validation pool",
+            expected="queries with positives",
+            fix="choose a validation split that has them",
+        )
+    rng = np.random.default_rng([config.seed, _POOL_PURPOSE])
+    if len(rows) > config.max_queries:
+        rows = np.sort(rng.choice(rows, config.max_queries, replace=False))
+    golds = np.asarray([positives[i][0] for i in rows], np.int64)
+    hard = [np.asarray(hard_negatives[i][: config.hard_negatives], np.int64) for i in rows]
+    # Drawn with replacement: repetitions fall together in the pool.
+    others = rng.integers(num_passages, size=len(rows) * config.other_negatives)
+    passages = np.unique(np.concatenate([golds, *hard, others]))
+    return Pool(
+        query_rows=rows,
+        passage_rows=passages,
+        positive_index=np.searchsorted(passages, golds),
+    )
+
+
+def rank_in_pool(
+    query_embeddings: Float[Array, "queries dim"],
+    passage_embeddings: Float[Array, "passages dim"],
+    *,
+    positive_index: Int[Array, " queries"],
+    block: int | None = None,
+) -> RankMetrics:
+    """Rank of each query's gold among all passages of the pool, by inner product.
+
+    Queries are scored a block at a time, so memory is one block of scores beside the embeddings.
+    On ties the earlier passage ranks first.
+
+    Example:
+        Query (1, 0); passages (0.5, 0), (2, 0), (1, 0), gold 2: rank 2, reciprocal rank 0.5.
+
+    Args:
+        query_embeddings: one row a query.
+        passage_embeddings: one row a passage of the pool.
+        positive_index: row of each query's gold among the passages.
+        block: queries scored at once; None keeps the scores within 256 MiB.
+
+    Returns:
+        Average rank, mean reciprocal rank, and the ranks.
+    """
+    queries, positive_index = np.asarray(query_embeddings), np.asarray(positive_index, np.int32)
+    passages = jnp.asarray(passage_embeddings, jnp.float32)
+    if block is None:
+        block = max(1, _SCORES_AT_ONCE // len(passages))
+    block = min(block, len(queries))
+    ranks = []
+    for start in progress.track(range(0, len(queries), block), "rank golds", unit="block"):
+        rows = np.arange(start, start + block).clip(max=len(queries) - 1)
+        ranks.append(np.asarray(_rank_block(queries[rows], passages, positive_index[rows])))
+    rank = np.concatenate(ranks)[: len(queries)]
+    return RankMetrics(average_rank=float(rank.mean()), mrr=float((1.0 / rank).mean()), rank=rank)
+
+
+def mean_over_batches(batches: Iterable[Mapping[str, Array]]) -> dict[str, float]:
+    """Mean of each metric over evaluation batches of equal size.
+
+    DPR's validation loss is the mean of `nll` over development batches; like training's, it
+    depends on the batch size.
+
+    Args:
+        batches: what the evaluation step returned for each batch.
+
+    Returns:
+        name -> mean.
+
+    Raises:
+        DataError: there is no batch.
+    """
+    sums: dict[str, float] = {}
+    count = 0
+    for metrics in batches:
+        count += 1
+        for name, value in metrics.items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+    if not count:
+        raise DataError(
+            "there is no validation batch",
+            expected="at least as many validation queries as the batch size",
+            fix="lower the evaluation batch size",
+        )
+    return {name: total / count for name, total in sums.items()}
+
+
+@jax.jit
+def _rank_block(
+    queries: Float[Array, "block dim"],
+    passages: Float[Array, "passages dim"],
+    positive_index: Int[Array, " block"],
+) -> Int[Array, " block"]:
+    scores = jnp.matmul(
+        queries.astype(jnp.float32), passages.T, precision=jax.lax.Precision.HIGHEST
+    )
+    positive_score = jnp.take_along_axis(scores, positive_index[:, None], axis=1)[:, 0]
+    return positive_rank(scores, positive_index=positive_index, positive_score=positive_score)
