@@ -1,0 +1,185 @@
+"""Hard negatives on a hand-made run, against a loop, and the promises that hold for any run."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from taser_jax.data.token_arrays import Ragged
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.evaluation.answers import AnswerMatcher
+from taser_jax.retrieval.mining import (
+    AnswerContaining,
+    Choice,
+    Excluded,
+    MiningConfig,
+    MiningStatistics,
+    mine_negatives,
+)
+from taser_jax.retrieval.runs import SearchResult
+
+INF = np.inf
+
+
+def result_of(rows, scores):
+    return SearchResult(np.array(rows, np.int32), np.array(scores, np.float32))
+
+
+# Ranked: 8 3 5 4 9 | 1 (its only result) | 2 6 7 0 5; ties by row; the last is beyond depth 4.
+RESULT = result_of(
+    [[3, 8, 4, 5, 9], [-1, 1, -1, -1, -1], [0, 2, 5, 7, 6]],
+    [[4, 5, 2, 3, 1], [-INF, 1, -INF, -INF, -INF], [3, 9, 1, 4, 4]],
+)
+POSITIVES = [[3, 4], [1], []]
+TEXTS = {8: "Paris", 3: "Paris", 5: "Rome", 4: "Bern", 9: "Oslo", 2: "a", 6: "b", 7: "a", 0: "c"}
+
+
+def contains_answer(queries, rows):
+    matcher = AnswerMatcher(lambda wanted: [TEXTS.get(row, "") for row in wanted])
+    answers = [("Paris",), ("Rome",), ()]
+    return matcher.hits(rows, [answers[query] for query in queries])
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "statistics"),
+    [
+        ({}, [[8, 5], [], [2, 6]], (3, 4, 3, 0, 1, 1)),
+        ({"count": 9}, [[8, 5], [], [2, 6, 7, 0]], (3, 6, 3, 0, 3, 1)),
+        ({"count": 9, "depth": 5}, [[8, 5, 9], [], [2, 6, 7, 0, 5]], (3, 8, 3, 0, 3, 1)),
+        (
+            {"excluded": Excluded.GOLD, "count": 9},
+            [[8, 5, 4], [], [2, 6, 7, 0]],
+            (3, 7, 2, 0, 3, 1),
+        ),
+        ({"answer_containing": AnswerContaining.DROP}, [[5], [], [2, 6]], (3, 3, 3, 1, 2, 1)),
+        ({"depth": 1}, [[8], [], [2]], (3, 2, 1, 0, 3, 1)),
+    ],
+)
+@pytest.mark.parametrize("form", [list, Ragged.from_lists])
+def test_golden(options, rows, statistics, form):
+    config = MiningConfig(**{"depth": 4, "count": 2, **options})
+    mined = mine_negatives(RESULT, form(POSITIVES), config=config, contains_answer=contains_answer)
+    assert mined.rows == rows
+    assert mined.statistics == MiningStatistics(*statistics)
+    score_of = [
+        dict(zip(r, s, strict=True)) for r, s in zip(RESULT.rows, RESULT.scores, strict=True)
+    ]
+    for query, line in enumerate(rows):
+        assert mined.scores[query] == [score_of[query][row] for row in line]
+
+
+def random_case(seed, queries=300, depth=20, passages=60):
+    rng = np.random.default_rng(seed)
+    rows = np.stack([rng.permutation(passages)[:depth] for _ in range(queries)]).astype(np.int32)
+    scores = rng.integers(0, 8, rows.shape).astype(np.float32)
+    missing = np.arange(depth) >= rng.integers(0, depth + 1, (queries, 1))
+    rows[missing], scores[missing] = -1, -INF
+    positives = [rng.permutation(passages)[: rng.integers(0, 6)].tolist() for _ in range(queries)]
+    answered = rng.random((queries, passages)) < 0.3
+    return SearchResult(rows, scores), positives, answered
+
+
+def oracle(result, positives, answered, config):
+    """The rule as a loop, by rank."""
+    lists = []
+    for query, positive in enumerate(positives):
+        pairs = zip(result.scores[query].tolist(), result.rows[query].tolist(), strict=True)
+        ranked = [row for score, row in sorted(pairs, key=lambda p: (-p[0], p[1])) if row >= 0]
+        negatives = []
+        for row in ranked[: config.depth]:
+            if row in (positive if config.excluded is Excluded.POSITIVES else positive[:1]):
+                continue
+            if config.answer_containing is AnswerContaining.DROP and answered[query, row]:
+                continue
+            negatives.append(row)
+        lists.append(negatives)
+    return lists
+
+
+@pytest.mark.parametrize("answer_containing", list(AnswerContaining))
+@pytest.mark.parametrize("excluded", list(Excluded))
+@pytest.mark.parametrize("depth", [7, 20])
+def test_equals_the_oracle(answer_containing, excluded, depth):
+    result, positives, answered = random_case(seed=depth)
+    config = MiningConfig(
+        depth=depth, count=5, answer_containing=answer_containing, excluded=excluded
+    )
+
+    def look_up(queries, rows):
+        return answered[queries[:, None], np.maximum(rows, 0)]
+
+    expected = oracle(result, positives, answered, config)
+    mined = mine_negatives(result, positives, config=config, contains_answer=look_up)
+    assert mined.rows == [line[:5] for line in expected]
+    assert mined.statistics.queries_below_count == sum(len(line) < 5 for line in expected)
+
+    sampled = mine_negatives(
+        result,
+        positives,
+        config=dataclasses.replace(config, choice=Choice.SAMPLE),
+        contains_answer=look_up,
+    )
+    for line, candidates in zip(sampled.rows, expected, strict=True):
+        assert len(line) == min(5, len(candidates))
+        assert [row for row in candidates if row in line] == line, "not in rank order"
+    assert sampled.rows != mined.rows
+
+
+def test_what_holds_for_every_choice():
+    result, positives, _ = random_case(seed=3)
+    for choice in Choice:
+        mined = mine_negatives(
+            result, positives, config=MiningConfig(depth=10, count=4, choice=choice)
+        )
+        for query, line in enumerate(mined.rows):
+            assert -1 not in line
+            assert not set(line) & set(positives[query])
+            assert len(set(line)) == len(line) <= 4
+            assert set(line) <= set(result.rows[query].tolist())
+            assert mined.scores[query] == sorted(mined.scores[query], reverse=True)
+
+
+def test_samples_follow_from_seed_and_query_alone():
+    result, positives, _ = random_case(seed=4)
+    config = MiningConfig(depth=20, count=3, choice=Choice.SAMPLE, seed=1)
+    mined = mine_negatives(result, positives, config=config).rows
+    assert mine_negatives(result, positives, config=config).rows == mined
+    # Neither the columns' order nor how many queries there are changes another query's sample.
+    columns = np.random.default_rng(0).permutation(20)
+    some = SearchResult(result.rows[:50][:, columns], result.scores[:50][:, columns])
+    assert mine_negatives(some, positives[:50], config=config).rows == mined[:50]
+    other = mine_negatives(result, positives, config=dataclasses.replace(config, seed=2))
+    assert other.rows != mined
+
+
+def test_samples_are_uniform():
+    result = result_of([range(10)] * 3000, [np.arange(10.0)[::-1]] * 3000)
+    config = MiningConfig(depth=10, count=2, choice=Choice.SAMPLE)
+    mined = mine_negatives(result, [[0]] * 3000, config=config)
+    counts = np.bincount(np.array(mined.rows).reshape(-1), minlength=10)
+    assert counts[0] == 0
+    # 9 candidates, 6,000 draws: 667 each, standard deviation about 23.
+    np.testing.assert_allclose(counts[1:], 6000 / 9, atol=115)
+
+
+def test_what_cannot_be_mined_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"results are 5 deep, mining looks 100 deep(.|\n)*k = 100"
+    ):
+        mine_negatives(RESULT, POSITIVES, config=MiningConfig())
+    with pytest.raises(DataError, match="positives of 1 queries, results of 3"):
+        mine_negatives(RESULT, [[1]], config=MiningConfig(depth=5))
+    drop = MiningConfig(depth=5, answer_containing=AnswerContaining.DROP)
+    with pytest.raises(ConfigError, match="no answers to look for"):
+        mine_negatives(RESULT, POSITIVES, config=drop)
+    for wrong in ({"depth": 0}, {"count": 0}):
+        with pytest.raises(ConfigError, match="= 0"):
+            MiningConfig(**wrong)
+
+
+def test_statistics_are_told_in_words():
+    statistics = MiningStatistics(4, 6000, 12, 30, 2, 1)
+    assert str(statistics) == (
+        "6,000 negatives for 4 queries (1500.0 each); left out 12 positives and 30 passages with "
+        "an answer; 2 queries got fewer than asked for, 1 none"
+    )
