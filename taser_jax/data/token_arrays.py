@@ -136,8 +136,9 @@ class TokenizedQueries:
         ):
             if count != len(array):
                 raise DataError(f"{count} {name} for {len(array)} token lists", where=where)
-        parts = [task, split, json.dumps(list(query_ids)), array.ids, array.lengths]
-        parts += [gold.offsets, gold.values, hard.offsets, hard.values]
+        arrays = [array.ids, array.lengths]
+        arrays += [gold.offsets, gold.values, hard.offsets, hard.values]
+        content = fingerprint([task, split, json.dumps(list(query_ids)), *arrays])
         return cls(
             array.ids,
             array.lengths,
@@ -146,7 +147,7 @@ class TokenizedQueries:
             list(query_ids),
             task,
             split,
-            fingerprint(parts),
+            content,
         )
 
     def __len__(self) -> int:

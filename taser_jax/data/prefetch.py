@@ -1,0 +1,83 @@
+"""Batches made and put on the devices while the step before runs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from taser_jax.batch import Batch
+from taser_jax.errors import ConfigError
+
+
+class Stream(Protocol):
+    """Anything that makes the batch of a step."""
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step."""
+
+
+def prefetch(
+    stream: Stream,
+    start_step: int,
+    stop_step: int,
+    put: Callable[[Batch], Batch],
+    *,
+    depth: int = 2,
+) -> Iterator[tuple[int, Batch]]:
+    """Yields (step, put(batch)) for the steps in order; a thread works ahead.
+
+    The thread starts with the first `next`. Closing the iterator early (`close()`, or leaving
+    it to the garbage collector) stops and joins it.
+
+    Args:
+        stream: makes the batches.
+        start_step: first step.
+        stop_step: the step after the last.
+        put: what moves a batch to the devices; called in the thread.
+        depth: batches held ready at most.
+
+    Returns:
+        An iterator over steps and batches.
+
+    Raises:
+        ConfigError: `depth` below 1. What `stream` or `put` raise is raised at the step it
+            belongs to.
+    """
+    if depth < 1:
+        raise ConfigError(f"prefetch depth {depth}", expected="1 or more")
+    return _prefetched(stream, range(start_step, stop_step), put, depth)
+
+
+def _prefetched(
+    stream: Stream, steps: range, put: Callable[[Batch], Batch], depth: int
+) -> Iterator[tuple[int, Batch]]:
+    ready: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+    free = threading.Semaphore(depth)
+    stopped = threading.Event()
+
+    def work() -> None:
+        try:
+            for step in steps:
+                free.acquire()
+                if stopped.is_set():
+                    return
+                ready.put(put(stream.batch(step)))
+        except BaseException as error:
+            # Every kind of exception: the reader would wait for ever on a thread that died.
+            ready.put(error)
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        for step in steps:
+            item = ready.get()
+            if isinstance(item, BaseException):
+                raise item
+            free.release()
+            yield step, item
+    finally:
+        stopped.set()
+        free.release()
+        thread.join()
