@@ -1,0 +1,370 @@
+"""The BERT-family encoder, with shared and specialised blocks (TASER, section 3)."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from taser_jax.batch import Role, Tokens
+from taser_jax.errors import ConfigError
+from taser_jax.models import routing
+from taser_jax.models.attention import AttentionKernel, SelfAttention
+from taser_jax.models.feed_forward import FeedForward
+from taser_jax.models.layers import Activation, Affine, LayerNormParameters, layer_norm
+from taser_jax.models.routing import (
+    ExpertConfig,
+    GateSharing,
+    RouterInput,
+    Routing,
+    RoutingStatistics,
+)
+
+_ROUTER_STDDEV = 0.02
+_DTYPES = ("float32", "bfloat16")
+
+
+class Remat(enum.Enum):
+    """What the backward pass recomputes: nothing, or each block from its input."""
+
+    NONE = "none"
+    BLOCK = "block"
+
+
+class EncoderOutput(enum.Enum):
+    """Which positions the encoder returns.
+
+    FIRST_TOKEN gives [CLS] only, and the last block then computes no other query or feed-forward:
+    the same values for less work (a third less in a stack of three blocks).
+    """
+
+    ALL_TOKENS = "all_tokens"
+    FIRST_TOKEN = "first_token"
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """Sizes and numerics of a BERT encoder; the defaults are bert-base-uncased.
+
+    Attributes:
+        vocab_size: rows of the token table.
+        embed_dim: width of the hidden states.
+        num_layers: blocks.
+        num_heads: attention heads.
+        head_dim: width of a head.
+        mlp_dim: inner width of the feed-forward.
+        max_length: rows of the position table.
+        type_vocab_size: rows of the segment table; every token is of segment 0.
+        dropout_rate: after embeddings, attention and feed-forward.
+        attention_dropout_rate: of attention probabilities.
+        layer_norm_epsilon: of every layer normalisation.
+        initializer_stddev: of the normal that kernels and tables start from.
+        activation: of the feed-forward.
+        dtype: of activations, "float32" or "bfloat16"; parameters, softmax and normalisation
+            statistics, router logits and embeddings returned are always float32.
+        remat: rematerialisation.
+        attention: attention kernel.
+    """
+
+    vocab_size: int = 30522
+    embed_dim: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    head_dim: int = 64
+    mlp_dim: int = 3072
+    max_length: int = 512
+    type_vocab_size: int = 2
+    dropout_rate: float = 0.1
+    attention_dropout_rate: float = 0.1
+    layer_norm_epsilon: float = 1e-12
+    initializer_stddev: float = 0.02
+    activation: Activation = Activation.GELU
+    dtype: str = "float32"
+    remat: Remat = Remat.NONE
+    attention: AttentionKernel = AttentionKernel.EINSUM
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "embed_dim", "num_layers", "num_heads", "head_dim", "mlp_dim")
+        for name in (*sizes, "max_length", "type_vocab_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}", where="BertConfig", expected="1 or more"
+                )
+        for name in ("dropout_rate", "attention_dropout_rate"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}", where="BertConfig", expected="0 <= rate < 1"
+                )
+        if self.dtype not in _DTYPES:
+            raise ConfigError(
+                f"dtype is {self.dtype!r}", where="BertConfig", expected=" or ".join(_DTYPES)
+            )
+
+    @property
+    def kernel_init(self) -> Any:
+        """Initialiser of kernels and tables."""
+        return nn.initializers.normal(self.initializer_stddev)
+
+
+class Embeddings(nn.Module):
+    """LayerNorm(token + position + segment 0), then dropout."""
+
+    config: BertConfig
+    deterministic: bool
+
+    @nn.compact
+    def __call__(self, ids: Int[Array, "batch length"]) -> Float[Array, "batch length embed"]:
+        """Embeds token ids; positions count from 0 at [CLS]."""
+        config = self.config
+        token = self._table("token", config.vocab_size, "vocab")
+        position = self._table("position", config.max_length, "length")
+        segment = self._table("type", config.type_vocab_size, None)
+        hidden = jnp.take(token, ids, axis=0) + position[: ids.shape[1]] + segment[0]
+        scale, bias = LayerNormParameters((config.embed_dim,), ("embed",), name="layer_norm")()
+        hidden = layer_norm(hidden, scale, bias, epsilon=config.layer_norm_epsilon)
+        dropout = nn.Dropout(config.dropout_rate, deterministic=self.deterministic)
+        return dropout(hidden.astype(config.dtype))
+
+    def _table(self, name: str, rows: int, axis: str | None) -> Float[Array, "rows embed"]:
+        return Table(rows, self.config.embed_dim, axis, self.config.kernel_init, name=name)()
+
+
+class Table(nn.Module):
+    """Holds one embedding table."""
+
+    rows: int
+    embed_dim: int
+    row_axis: str | None
+    table_init: Any
+
+    @nn.compact
+    def __call__(self) -> Float[Array, "rows embed"]:
+        """Returns the table."""
+        init = nn.with_logical_partitioning(self.table_init, (self.row_axis, "embed"))
+        return self.param("embedding", init, (self.rows, self.embed_dim), jnp.float32)
+
+
+class Block(nn.Module):
+    """One post-LN Transformer block; its feed-forward is plain, or experts with a router.
+
+    Attributes:
+        config: of the encoder.
+        experts: None in a shared block.
+        role: of the input; Det-R's choice, made while tracing.
+        deterministic: True at inference.
+        output: positions to compute.
+    """
+
+    config: BertConfig
+    experts: ExpertConfig | None
+    role: Role
+    deterministic: bool
+    output: EncoderOutput
+
+    @nn.compact
+    def __call__(
+        self,
+        hidden: Float[Array, "batch length embed"],
+        mask: Bool[Array, "batch length"],
+        group_gates: Float[Array, "batch 1 group"] | None = None,
+        shared_router: tuple[Array, Array] | None = None,
+    ) -> tuple[Float[Array, "batch queries embed"], RoutingStatistics | None]:
+        """Applies the block.
+
+        Args:
+            hidden: output of the block below.
+            mask: True at real tokens.
+            group_gates: Det-R with I > 2 in training: each sequence's expert in its group.
+            shared_router: kernel and bias of the router, where one serves all blocks.
+
+        Returns:
+            Hidden states, and the statistics of a learned router.
+        """
+        config, block_input = self.config, hidden
+        if self.output is EncoderOutput.FIRST_TOKEN:
+            block_input, mask_out = hidden[:, :1], mask[:, :1]
+        else:
+            mask_out = mask
+        attended = self._attention(block_input, hidden, mask)
+
+        feed_forward = FeedForward(
+            mlp_dim=config.mlp_dim,
+            activation=config.activation,
+            dropout_rate=config.dropout_rate,
+            epsilon=config.layer_norm_epsilon,
+            kernel_init=config.kernel_init,
+            deterministic=self.deterministic,
+            num_experts=None if self.experts is None else self.experts.num_experts,
+            name="mlp" if self.experts is None else "experts",
+        )
+        if self.experts is None:
+            return feed_forward(attended), None
+        if not self.experts.learned:
+            first, _ = self.experts.group(self.role)
+            if group_gates is None:
+                return feed_forward(attended, expert=first), None
+            return feed_forward(attended, first_expert=first, gates=group_gates), None
+
+        if self.experts.router_input is RouterInput.BLOCK_INPUT:
+            router_input = block_input
+        else:
+            router_input = attended
+        gates, statistics = self._route(router_input, mask_out, shared_router)
+        return feed_forward(attended, gates=gates), statistics
+
+    def _attention(
+        self,
+        queries: Float[Array, "batch queries embed"],
+        keys: Float[Array, "batch length embed"],
+        mask: Bool[Array, "batch length"],
+    ) -> Float[Array, "batch queries embed"]:
+        config = self.config
+        attention = SelfAttention(
+            num_heads=config.num_heads,
+            head_dim=config.head_dim,
+            dropout_rate=config.attention_dropout_rate,
+            kernel=config.attention,
+            kernel_init=config.kernel_init,
+            deterministic=self.deterministic,
+            name="attention",
+        )
+        dropout = nn.Dropout(config.dropout_rate, deterministic=self.deterministic)
+        attended = queries + dropout(attention(queries, keys, mask=mask))
+        norm = LayerNormParameters((config.embed_dim,), ("embed",), name="attention_layer_norm")
+        scale, bias = norm()
+        return layer_norm(attended, scale, bias, epsilon=config.layer_norm_epsilon)
+
+    def _route(
+        self,
+        inputs: Float[Array, "batch queries embed"],
+        mask: Bool[Array, "batch queries"],
+        shared_router: tuple[Array, Array] | None,
+    ) -> tuple[Float[Array, "batch positions experts"], RoutingStatistics]:
+        experts = self.experts
+        assert experts is not None
+        if experts.routing is Routing.SEQUENCE:
+            inputs, mask = inputs[:, :1], mask[:, :1]
+        kernel, bias = shared_router or router_parameters(self.config, experts)
+        logits = routing.router_logits(inputs, kernel, bias)
+        gates = routing.straight_through_gates(
+            logits,
+            noise_key=None if self.deterministic else self.make_rng("routing"),
+            temperature=experts.temperature,
+            gradient=experts.gate_gradient,
+        )
+        # Padding must not keep an expert at work that no real token chose.
+        return gates * mask[..., None], routing.routing_statistics(logits, mask)
+
+
+def router_parameters(config: BertConfig, experts: ExpertConfig) -> tuple[Array, Array]:
+    """Kernel A (normal, 0.02) and bias c (zero) of a router, inside a compact method."""
+    return Affine(
+        (config.embed_dim, experts.num_experts),
+        ("embed", "expert"),
+        (experts.num_experts,),
+        ("expert",),
+        nn.initializers.normal(_ROUTER_STDDEV),
+        name="router",
+    )()
+
+
+class BertEncoder(nn.Module):
+    """Embeddings and `num_layers` blocks, some of them specialised.
+
+    Parameters: `embeddings/...`, `layers_i/...` for i from 0 (block i+1 of the paper), and
+    `router/...` where one router serves all specialised blocks.
+    """
+
+    config: BertConfig
+    experts: ExpertConfig = ExpertConfig()
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Tokens,
+        *,
+        role: Role,
+        train: bool = False,
+        output: EncoderOutput = EncoderOutput.ALL_TOKENS,
+    ) -> tuple[Float[Array, "batch queries embed"], RoutingStatistics | None]:
+        """Encodes padded sequences.
+
+        Args:
+            tokens: ids and mask.
+            role: whose experts Det-R runs.
+            train: True drops and draws, from the rngs "dropout" and "routing".
+            output: all hidden states or [CLS] only. With Tok-R the last block, if specialised,
+                computes all tokens in any case, since its statistics are over all of them.
+
+        Returns:
+            Hidden states in `config.dtype`, and the statistics of learned routers.
+
+        Raises:
+            ConfigError: if the sequences are longer than the position table.
+        """
+        config, experts = self.config, self.experts
+        if tokens.ids.shape[1] > config.max_length:
+            raise ConfigError(
+                f"sequences of {tokens.ids.shape[1]} tokens",
+                where="BertEncoder",
+                expected=f"at most max_length = {config.max_length}",
+                fix="shorten query_length or passage_length, or raise BertConfig.max_length",
+            )
+        specialized = experts.specialized_blocks(config.num_layers)
+        shared_router = None
+        if experts.learned and experts.gate_sharing is GateSharing.SHARED:
+            shared_router = router_parameters(config, experts)
+        group_gates = self._group_gates(role, tokens.ids.shape[0], train=train)
+        block_class = nn.remat(Block) if config.remat is Remat.BLOCK else Block
+
+        hidden = Embeddings(config, deterministic=not train, name="embeddings")(tokens.ids)
+        hidden = nn.with_logical_constraint(hidden, ("batch", "length", None))
+        statistics = []
+        for i in range(config.num_layers):
+            is_specialized = i + 1 in specialized
+            block = block_class(
+                config=config,
+                experts=experts if is_specialized else None,
+                role=role,
+                deterministic=not train,
+                output=block_output(config, experts, i + 1, output),
+                name=f"layers_{i}",
+            )
+            hidden, block_statistics = block(hidden, tokens.mask, group_gates, shared_router)
+            hidden = nn.with_logical_constraint(hidden, ("batch", "length", None))
+            if block_statistics is not None:
+                statistics.append(block_statistics)
+        if output is EncoderOutput.FIRST_TOKEN:
+            hidden = hidden[:, :1]
+        return hidden, routing.stack_statistics(statistics) if statistics else None
+
+    def _group_gates(
+        self, role: Role, batch_size: int, *, train: bool
+    ) -> Float[Array, "batch 1 group"] | None:
+        """Det-R with I > 2: a uniform draw a sequence in training, for all blocks alike.
+
+        At inference the first expert of the role's group runs. (The released code hard-codes
+        experts 0 and 1 there, which for I > 2 are both the queries'.)
+        """
+        experts = self.experts
+        _, size = experts.group(role)
+        if not train or experts.num_experts == 1 or experts.learned or size == 1:
+            return None
+        key = self.make_rng("routing")
+        return routing.group_gates(key, batch_size=batch_size, group_size=size)
+
+
+def block_output(
+    config: BertConfig, experts: ExpertConfig, block: int, output: EncoderOutput
+) -> EncoderOutput:
+    """Which positions a block (1-based) computes for the encoder to return `output`."""
+    specialized = block in experts.specialized_blocks(config.num_layers)
+    counts_all = specialized and experts.routing is Routing.TOKEN
+    if block < config.num_layers or counts_all:
+        return EncoderOutput.ALL_TOKENS
+    return output

@@ -1,0 +1,114 @@
+"""Parameters with logical axes, layer normalisation and activations that every encoder uses."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Initializer = Callable[..., Any]
+
+
+class Activation(enum.Enum):
+    """Non-linearity between the two products of a feed-forward.
+
+    GELU is BERT's exact x·Φ(x); TASER's paper writes ReLU (Eq. 1), its code runs BERT's GELU.
+    """
+
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+    RELU = "relu"
+
+
+def activate(x: Float[Array, "..."], activation: Activation) -> Float[Array, "..."]:
+    """Applies the activation, in float32 inside, in the dtype of `x` outside.
+
+    The exact GELU is written by erf: `jax.nn.gelu(approximate=False)` goes by erfc, which made a
+    small encoder's training step 1.4 times slower on a CPU.
+    """
+    if activation is Activation.RELU:
+        return jax.nn.relu(x)
+    wide = x.astype(jnp.float32)
+    if activation is Activation.GELU_TANH:
+        return jax.nn.gelu(wide, approximate=True).astype(x.dtype)
+    return (0.5 * wide * (1.0 + jax.lax.erf(wide * 0.5**0.5))).astype(x.dtype)
+
+
+def layer_norm(
+    x: Float[Array, "... embed"],
+    scale: Float[Array, "... #embed"],
+    bias: Float[Array, "... #embed"],
+    *,
+    epsilon: float,
+) -> Float[Array, "... embed"]:
+    """(x − mean) / sqrt(var + ε) · scale + bias over the last axis, reduced in float32."""
+    wide = x.astype(jnp.float32)
+    centred = wide - wide.mean(-1, keepdims=True)
+    variance = jnp.square(centred).mean(-1, keepdims=True)
+    normalised = centred * jax.lax.rsqrt(variance + epsilon)
+    return (normalised * scale + bias).astype(x.dtype)
+
+
+def copies(initializer: Initializer) -> Initializer:
+    """An initialiser of [experts, ...] that gives every expert the same values.
+
+    TASER starts each expert as an exact copy of one feed-forward (released code,
+    `init_moe_from_pretrained_mapping`: no noise).
+    """
+
+    def initialize(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        return jnp.broadcast_to(initializer(key, shape[1:], dtype), shape)
+
+    return initialize
+
+
+class Affine(nn.Module):
+    """Holds `kernel` and `bias` with their logical axes and hands them out in float32.
+
+    Attributes:
+        kernel_shape: shape of the kernel.
+        kernel_axes: logical axis name of each kernel axis.
+        bias_shape: shape of the bias.
+        bias_axes: logical axis name of each bias axis.
+        kernel_init: initialiser of the kernel; the bias starts at zero.
+    """
+
+    kernel_shape: tuple[int, ...]
+    kernel_axes: tuple[str | None, ...]
+    bias_shape: tuple[int, ...]
+    bias_axes: tuple[str | None, ...]
+    kernel_init: Initializer
+
+    @nn.compact
+    def __call__(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """Returns (kernel, bias)."""
+        kernel_init = nn.with_logical_partitioning(self.kernel_init, self.kernel_axes)
+        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, self.bias_axes)
+        kernel = self.param("kernel", kernel_init, self.kernel_shape, jnp.float32)
+        bias = self.param("bias", bias_init, self.bias_shape, jnp.float32)
+        return kernel, bias
+
+
+class LayerNormParameters(nn.Module):
+    """Holds `scale` (ones) and `bias` (zeros) of a layer normalisation.
+
+    Attributes:
+        shape: [embed], or [experts, embed] for one normalisation an expert.
+        axes: logical axis names.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+
+    @nn.compact
+    def __call__(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """Returns (scale, bias)."""
+        ones = nn.with_logical_partitioning(nn.initializers.ones, self.axes)
+        zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes)
+        scale = self.param("scale", ones, self.shape, jnp.float32)
+        return scale, self.param("bias", zeros, self.shape, jnp.float32)

@@ -1,0 +1,287 @@
+"""Which expert an input goes to: Det-R, Seq-R and Tok-R, and the statistics of learned routing."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import no_type_check
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from taser_jax.batch import Role
+from taser_jax.errors import ConfigError
+
+# Released patterns: block b (1-based) is specialised iff this holds.
+PATTERNS = {
+    **{f"mod{n}": lambda b, n=n: b % n == 0 for n in (2, 3, 4, 6, 12)},
+    "ge6mod3": lambda b: b >= 6 and b % 3 == 0,
+    "le7mod3": lambda b: b <= 7 and b % 3 == 1,
+}
+
+
+class Routing(enum.Enum):
+    """How the router chooses.
+
+    DETERMINISTIC (Det-R): by role. With I experts, queries own the first I/2, passages the others.
+    SEQUENCE (Seq-R): one learned choice a sequence, from its [CLS].
+    TOKEN (Tok-R): one learned choice a token.
+    """
+
+    DETERMINISTIC = "deterministic"
+    SEQUENCE = "sequence"
+    TOKEN = "token"
+
+
+class RouterInput(enum.Enum):
+    """What a learned router reads: the feed-forward's input (paper), or the block's (its code)."""
+
+    FFN_INPUT = "ffn_input"
+    BLOCK_INPUT = "block_input"
+
+
+class GateSharing(enum.Enum):
+    """Whether every specialised block has a router of its own, or one serves them all."""
+
+    PER_BLOCK = "per_block"
+    SHARED = "shared"
+
+
+class GateGradient(enum.Enum):
+    """Through which gate entries the retrieval loss reaches the router.
+
+    Both have a one-hot value. CHOSEN_EXPERT: only the chosen expert's output carries its gate, so
+    the router learns to want an expert whose output should grow. ALL_EXPERTS is the
+    straight-through Gumbel-softmax of Jang et al. (2016) in full, which compares the experts'
+    outputs; its gradient is zero as long as the experts are still equal, as they start.
+    """
+
+    CHOSEN_EXPERT = "chosen_expert"
+    ALL_EXPERTS = "all_experts"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertConfig:
+    """Which blocks are specialised, into how many experts, and how inputs find theirs.
+
+    Example:
+        >>> ExpertConfig(num_experts=2).specialized_blocks(12)
+        (3, 6, 9, 12)
+
+    Attributes:
+        num_experts: I; 1 means no specialised block at all (Shared).
+        shared_per_specialized: T; one specialised block follows every T shared ones.
+        pattern: a released pattern (`PATTERNS`) in place of T.
+        blocks: the specialised blocks themselves, 1-based, in place of both.
+        routing: Det-R, Seq-R or Tok-R.
+        router_input: what a learned router reads.
+        gate_sharing: a router a block, or one for all.
+        gate_gradient: see `GateGradient`.
+        temperature: of the Gumbel-softmax.
+    """
+
+    num_experts: int = 1
+    shared_per_specialized: int = 2
+    pattern: str | None = None
+    blocks: tuple[int, ...] | None = None
+    routing: Routing = Routing.DETERMINISTIC
+    router_input: RouterInput = RouterInput.FFN_INPUT
+    gate_sharing: GateSharing = GateSharing.PER_BLOCK
+    gate_gradient: GateGradient = GateGradient.CHOSEN_EXPERT
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.blocks is not None:
+            object.__setattr__(self, "blocks", tuple(self.blocks))
+        if self.num_experts < 1:
+            raise ConfigError(
+                f"num_experts is {self.num_experts}", where="ExpertConfig", expected="1 or more"
+            )
+        if self.num_experts > 1 and self.routing is Routing.DETERMINISTIC and self.num_experts % 2:
+            raise ConfigError(
+                f"num_experts is {self.num_experts} with deterministic routing",
+                where="ExpertConfig",
+                expected="an even number: half the experts are for queries, half for passages",
+            )
+        if self.temperature <= 0:
+            raise ConfigError(
+                f"temperature is {self.temperature}", where="ExpertConfig", expected="above 0"
+            )
+        if self.shared_per_specialized < 0:
+            raise ConfigError(
+                f"shared_per_specialized is {self.shared_per_specialized}",
+                where="ExpertConfig",
+                expected="0 (every block is specialised) or more",
+            )
+        if self.pattern is not None and self.pattern not in PATTERNS:
+            raise ConfigError(
+                f"pattern is {self.pattern!r}",
+                where="ExpertConfig",
+                expected=f"one of {', '.join(PATTERNS)}",
+            )
+        if self.pattern is not None and self.blocks is not None:
+            raise ConfigError(
+                "both pattern and blocks are given", where="ExpertConfig", fix="drop one of them"
+            )
+
+    def specialized_blocks(self, num_layers: int) -> tuple[int, ...]:
+        """The specialised blocks of a stack of `num_layers`, 1-based, ascending.
+
+        Raises:
+            ConfigError: if there are experts and no block for them, or a block that does not exist.
+        """
+        if self.num_experts == 1:
+            return ()
+        all_blocks = range(1, num_layers + 1)
+        if self.blocks is not None:
+            blocks = tuple(sorted(set(self.blocks)))
+        elif self.pattern is not None:
+            blocks = tuple(block for block in all_blocks if PATTERNS[self.pattern](block))
+        else:
+            blocks = tuple(b for b in all_blocks if b % (self.shared_per_specialized + 1) == 0)
+        if not blocks or not set(blocks) <= set(all_blocks):
+            raise ConfigError(
+                f"specialised blocks {blocks} of a stack of {num_layers}",
+                where="ExpertConfig",
+                expected=f"at least one, all within 1..{num_layers}",
+                fix="set blocks, pattern or shared_per_specialized, or num_experts=1",
+            )
+        return blocks
+
+    def group(self, role: Role) -> tuple[int, int]:
+        """Det-R's experts of a role as (first, size): queries [0, I/2), passages [I/2, I)."""
+        half = self.num_experts // 2
+        return (0 if role is Role.QUERY else half), half
+
+    @property
+    def learned(self) -> bool:
+        """Whether there is a router to learn."""
+        return self.num_experts > 1 and self.routing is not Routing.DETERMINISTIC
+
+
+# JAX rebuilds pytrees with leaves that are no arrays: shapes are told here, not checked.
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RoutingStatistics:
+    """Sums over routed inputs, so that statistics of chunks or devices add up; all float32.
+
+    An input is a sequence (Seq-R) or a token (Tok-R); padding tokens, and rows of padding only,
+    count for nothing. P = softmax(A·u + c), without noise or temperature (Eq. 4).
+
+    Attributes:
+        probability_sum: Σ P. [blocks, experts]
+        entropy_sum: Σ −P·log P in nats: the paper's per-input entropy. [blocks]
+        choice_count: how many inputs argmax P sends to each expert, as at inference.
+            [blocks, experts]
+        count: how many inputs. [blocks]
+    """
+
+    probability_sum: Float[Array, "blocks experts"]
+    entropy_sum: Float[Array, " blocks"]
+    choice_count: Float[Array, "blocks experts"]
+    count: Float[Array, " blocks"]
+
+    def __add__(self, other: RoutingStatistics) -> RoutingStatistics:
+        return jax.tree.map(jnp.add, self, other)
+
+
+def stack_statistics(blocks: list[RoutingStatistics]) -> RoutingStatistics:
+    """Statistics of single blocks (without the axis) as one object with a leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)
+
+
+def router_logits(
+    inputs: Float[Array, "batch positions embed"],
+    kernel: Float[Array, "embed experts"],
+    bias: Float[Array, " experts"],
+) -> Float[Array, "batch positions experts"]:
+    """A·u + c in float32 (Eq. 3)."""
+    return inputs.astype(jnp.float32) @ kernel + bias
+
+
+def straight_through_gates(
+    logits: Float[Array, "batch positions experts"],
+    *,
+    noise_key: jax.Array | None,
+    temperature: float,
+    gradient: GateGradient,
+) -> Float[Array, "batch positions experts"]:
+    """One-hot gates whose gradient is that of the (Gumbel-)softmax.
+
+    y = softmax((logits + Gumbel noise) / τ), gate = onehot(argmax y) + (y − stop_gradient(y)).
+
+    Args:
+        logits: of the router.
+        noise_key: draws the noise; None at inference, where the choice is argmax of the logits.
+        temperature: τ.
+        gradient: whether entries not chosen keep their gradient.
+
+    Returns:
+        The gates; exactly one-hot in value.
+    """
+    if noise_key is not None:
+        logits = logits + jax.random.gumbel(noise_key, logits.shape, logits.dtype)
+    soft = jax.nn.softmax(logits / temperature, axis=-1)
+    hard = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=logits.dtype)
+    gates = hard + (soft - jax.lax.stop_gradient(soft))
+    return gates * hard if gradient is GateGradient.CHOSEN_EXPERT else gates
+
+
+def routing_statistics(
+    logits: Float[Array, "batch positions experts"], mask: Bool[Array, "batch positions"]
+) -> RoutingStatistics:
+    """The statistics of one block (without the leading axis), over inputs where `mask` holds."""
+    weight = mask.astype(jnp.float32)
+    log_probability = jax.nn.log_softmax(logits, axis=-1)
+    probability = jnp.exp(log_probability)
+    entropy = -(probability * log_probability).sum(-1)
+    choice = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1], dtype=jnp.float32)
+    return RoutingStatistics(
+        probability_sum=jnp.einsum("bpe,bp->e", probability, weight),
+        entropy_sum=(entropy * weight).sum(),
+        choice_count=jnp.einsum("bpe,bp->e", choice, weight),
+        count=weight.sum(),
+    )
+
+
+def group_gates(
+    key: jax.Array, *, batch_size: int, group_size: int
+) -> Float[Array, "batch 1 group"]:
+    """One-hot gates drawn uniformly for each sequence: Det-R's training with I > 2."""
+    experts = jax.random.randint(key, (batch_size, 1), 0, group_size)
+    return jax.nn.one_hot(experts, group_size, dtype=jnp.float32)
+
+
+def expert_shares(statistics: RoutingStatistics) -> Float[np.ndarray, "blocks experts"]:
+    """Share of inputs that argmax sends to each expert; rows sum to 1."""
+    counts = np.asarray(statistics.choice_count, np.float64)
+    return counts / np.maximum(counts.sum(-1, keepdims=True), 1.0)
+
+
+def routing_mutual_information(
+    query_stats: RoutingStatistics, passage_stats: RoutingStatistics
+) -> Float[np.ndarray, " blocks"]:
+    """I(role; expert) of each block in nats, from argmax choices, both roles weighing the same.
+
+    MI = ½ Σ_role Σ_e p(e|role)·ln(p(e|role) / p(e)), p(e) = ½(p(e|query) + p(e|passage)): 0 where
+    both roles use the experts alike, ln 2 where they never meet (as Det-R does). Weighing roles
+    equally keeps it independent of how many passages (or tokens) there are for a query.
+
+    Example:
+        Queries go 3 : 1, passages 1 : 3, so p(e) = (½, ½) and
+        MI = ¾·ln 1.5 + ¼·ln 0.5 = 0.1308 nats.
+
+    Args:
+        query_stats: statistics of queries.
+        passage_stats: statistics of passages.
+
+    Returns:
+        One value a specialised block, 0 to 0.6931.
+    """
+    by_role = np.stack([expert_shares(query_stats), expert_shares(passage_stats)])
+    marginal = by_role.mean(0, keepdims=True)
+    ratio = np.divide(by_role, marginal, out=np.ones_like(by_role), where=by_role > 0)
+    return 0.5 * (by_role * np.log(ratio)).sum((0, 2))
