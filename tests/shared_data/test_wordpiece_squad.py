@@ -1,0 +1,38 @@
+import csv
+import gzip
+
+import pytest
+import sentencepiece
+import tokenizers
+
+from taser_jax.data.vocabularies import load_vocabulary
+from taser_jax.data.vocabulary_training import train_vocabulary
+
+
+@pytest.fixture(scope="module")
+def passages(shared_data) -> list[str]:
+    path = shared_data / "squad" / "psgs_squad_dev.tsv.gz"
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file, delimiter="\t"))[1:]
+    return [text for _, text, _ in rows] + [title for _, _, title in rows]
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_wordpiece_ids_equal_hugging_face_on_all_squad_passages(passages, tmp_path, lower_case):
+    train_vocabulary(passages, size=6000, output_dir=tmp_path, lower_case=lower_case)
+    ours = load_vocabulary(tmp_path).encode(passages)
+    oracle = tokenizers.BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=lower_case)
+    theirs = oracle.encode_batch(passages, add_special_tokens=False)
+    assert len(ours) == 2 * 2067
+    assert [i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b.ids] == []
+
+
+def test_sentencepiece_graph_equals_its_library_up_to_ties(passages, tmp_path):
+    train_vocabulary(passages, kind="sentencepiece", size=4000, output_dir=tmp_path)
+    library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.model"))
+    ours, theirs = load_vocabulary(tmp_path).encode(passages), library.encode(passages)
+    differing = [(a, b) for a, b in zip(ours, theirs, strict=True) if a != b]
+    assert len(differing) < 5
+    for a, b in differing:
+        scores = [sum(map(library.get_score, ids)) for ids in (a, b)]
+        assert scores[0] == pytest.approx(scores[1], rel=1e-6)
