@@ -7,7 +7,6 @@ import enum
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -16,7 +15,7 @@ from taser_jax.errors import ConfigError
 from taser_jax.models import routing
 from taser_jax.models.attention import AttentionKernel, SelfAttention
 from taser_jax.models.feed_forward import FeedForward
-from taser_jax.models.layers import Activation, Affine, LayerNormParameters, layer_norm
+from taser_jax.models.layers import Activation, Affine, LayerNormParameters, layer_norm, parameter
 from taser_jax.models.routing import (
     ExpertConfig,
     GateSharing,
@@ -145,8 +144,8 @@ class Table(nn.Module):
     @nn.compact
     def __call__(self) -> Float[Array, "rows embed"]:
         """Returns the table."""
-        init = nn.with_logical_partitioning(self.table_init, (self.row_axis, "embed"))
-        return self.param("embedding", init, (self.rows, self.embed_dim), jnp.float32)
+        shape, axes = (self.rows, self.embed_dim), (self.row_axis, "embed")
+        return parameter(self, "embedding", self.table_init, shape, axes)
 
 
 class Block(nn.Module):
@@ -308,9 +307,10 @@ class BertEncoder(nn.Module):
             ConfigError: if the sequences are longer than the position table.
         """
         config, experts = self.config, self.experts
-        if tokens.ids.shape[1] > config.max_length:
+        ids, mask = jnp.asarray(tokens.ids), jnp.asarray(tokens.mask)
+        if ids.shape[1] > config.max_length:
             raise ConfigError(
-                f"sequences of {tokens.ids.shape[1]} tokens",
+                f"sequences of {ids.shape[1]} tokens",
                 where="BertEncoder",
                 expected=f"at most max_length = {config.max_length}",
                 fix="shorten query_length or passage_length, or raise BertConfig.max_length",
@@ -319,10 +319,10 @@ class BertEncoder(nn.Module):
         shared_router = None
         if experts.learned and experts.gate_sharing is GateSharing.SHARED:
             shared_router = router_parameters(config, experts)
-        group_gates = self._group_gates(role, tokens.ids.shape[0], train=train)
+        group_gates = self._group_gates(role, ids.shape[0], train=train)
         block_class = nn.remat(Block) if config.remat is Remat.BLOCK else Block
 
-        hidden = Embeddings(config, deterministic=not train, name="embeddings")(tokens.ids)
+        hidden = Embeddings(config, deterministic=not train, name="embeddings")(ids)
         hidden = nn.with_logical_constraint(hidden, ("batch", "length", None))
         statistics = []
         for i in range(config.num_layers):
@@ -335,7 +335,7 @@ class BertEncoder(nn.Module):
                 output=block_output(config, experts, i + 1, output),
                 name=f"layers_{i}",
             )
-            hidden, block_statistics = block(hidden, tokens.mask, group_gates, shared_router)
+            hidden, block_statistics = block(hidden, mask, group_gates, shared_router)
             hidden = nn.with_logical_constraint(hidden, ("batch", "length", None))
             if block_statistics is not None:
                 statistics.append(block_statistics)

@@ -52,8 +52,8 @@ class DualEncoderConfig:
         pooling: [CLS] or mean.
     """
 
-    bert: BertConfig = BertConfig()
-    experts: ExpertConfig = ExpertConfig()
+    bert: BertConfig = dataclasses.field(default_factory=BertConfig)
+    experts: ExpertConfig = dataclasses.field(default_factory=ExpertConfig)
     towers: Towers = Towers.TIED
     pooling: Pooling = Pooling.CLS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -67,6 +67,19 @@ def copies(initializer: Initializer) -> Initializer:
     return initialize
 
 
+def parameter(
+    module: nn.Module,
+    name: str,
+    initializer: Initializer,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+) -> Float[Array, "..."]:
+    """A float32 parameter of `module`, its axes named; None names an axis never sharded."""
+    initializer = nn.with_logical_partitioning(initializer, axes)
+    # Flax hands out the array; the annotation of its box is what mypy sees.
+    return cast(jax.Array, module.param(name, initializer, shape, jnp.float32))
+
+
 class Affine(nn.Module):
     """Holds `kernel` and `bias` with their logical axes and hands them out in float32.
 
@@ -87,10 +100,8 @@ class Affine(nn.Module):
     @nn.compact
     def __call__(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         """Returns (kernel, bias)."""
-        kernel_init = nn.with_logical_partitioning(self.kernel_init, self.kernel_axes)
-        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, self.bias_axes)
-        kernel = self.param("kernel", kernel_init, self.kernel_shape, jnp.float32)
-        bias = self.param("bias", bias_init, self.bias_shape, jnp.float32)
+        kernel = parameter(self, "kernel", self.kernel_init, self.kernel_shape, self.kernel_axes)
+        bias = parameter(self, "bias", nn.initializers.zeros, self.bias_shape, self.bias_axes)
         return kernel, bias
 
 
@@ -108,7 +119,5 @@ class LayerNormParameters(nn.Module):
     @nn.compact
     def __call__(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         """Returns (scale, bias)."""
-        ones = nn.with_logical_partitioning(nn.initializers.ones, self.axes)
-        zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes)
-        scale = self.param("scale", ones, self.shape, jnp.float32)
-        return scale, self.param("bias", zeros, self.shape, jnp.float32)
+        scale = parameter(self, "scale", nn.initializers.ones, self.shape, self.axes)
+        return scale, parameter(self, "bias", nn.initializers.zeros, self.shape, self.axes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable
 from typing import no_type_check
 
 import jax
@@ -14,9 +15,13 @@ from jaxtyping import Array, Bool, Float
 from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
 
-# Released patterns: block b (1-based) is specialised iff this holds.
-PATTERNS = {
-    **{f"mod{n}": lambda b, n=n: b % n == 0 for n in (2, 3, 4, 6, 12)},
+# The released code's patterns: block b, 1-based, is specialised iff the function says so.
+PATTERNS: dict[str, Callable[[int], bool]] = {
+    "mod2": lambda b: b % 2 == 0,
+    "mod3": lambda b: b % 3 == 0,
+    "mod4": lambda b: b % 4 == 0,
+    "mod6": lambda b: b % 6 == 0,
+    "mod12": lambda b: b % 12 == 0,
     "ge6mod3": lambda b: b >= 6 and b % 3 == 0,
     "le7mod3": lambda b: b <= 7 and b % 3 == 1,
 }
