@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import functools
 import logging
-import types
 from collections.abc import Mapping
 
 import numpy as np
@@ -59,7 +58,7 @@ class BatchingConfig:
     false_negatives: FalseNegatives = FalseNegatives.KEEP
     positives: PositiveChoice = PositiveChoice.FIRST
     seed: int = 0
-    rates: Mapping[str, float] = types.MappingProxyType({})
+    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("num_negatives", 0), ("seed", 0)):
