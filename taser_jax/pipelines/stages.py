@@ -112,6 +112,8 @@ class Stages:
     def _write(self, path: pathlib.Path, record: StageRecord) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
-        text = json.dumps({"format_version": FORMAT_VERSION, **dataclasses.asdict(record)}, indent=1)
+        text = json.dumps(
+            {"format_version": FORMAT_VERSION, **dataclasses.asdict(record)}, indent=1
+        )
         temporary.write_text(text + "\n", encoding="utf-8")
         os.replace(temporary, path)

@@ -1,0 +1,67 @@
+"""What the commands share: where a task's files lie, and how its queries are opened."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+from taser_jax.data.collections import PassageStore, QuerySet, list_tasks
+from taser_jax.errors import ConfigError
+from taser_jax.retrieval.runs import Run, read_trec_run
+
+
+def run_path(runs_dir: str | pathlib.Path, task: str, split: str) -> pathlib.Path:
+    """Where the run of a task's split lies in a folder of runs."""
+    return pathlib.Path(runs_dir) / f"{task}.{split}.trec"
+
+
+def tasks_with(
+    data_dir: str, collection: str, *, split: str, tasks: Sequence[str] | None = None
+) -> list[str]:
+    """The tasks of a collection that have a split.
+
+    Args:
+        data_dir: where collections lie.
+        collection: its name.
+        split: "train", "validation" or "test".
+        tasks: those wanted; None means every task that has the split.
+
+    Raises:
+        ConfigError: a task wanted does not exist or has no such split, or none has it.
+    """
+    known = list_tasks(data_dir, collection)
+    for task in tasks or ():
+        if task not in known:
+            raise ConfigError(
+                f"no task {task!r} in collection {collection!r}",
+                where="TASKS",
+                expected=f"one of {', '.join(sorted(known))}",
+                fix="prepare it, or correct the name",
+            )
+        if split not in known[task]:
+            raise ConfigError(
+                f"task {task!r} has no split {split!r}",
+                where="SPLIT",
+                expected=f"one of {', '.join(known[task])}",
+                fix="take a split that it has, or prepare this one",
+            )
+    found = list(tasks) if tasks else sorted(task for task in known if split in known[task])
+    if not found:
+        raise ConfigError(
+            f"no task of collection {collection!r} has a split {split!r}",
+            where="SPLIT",
+            fix="prepare queries for it",
+        )
+    return found
+
+
+def read_task_run(runs_dir: str | pathlib.Path, queries: QuerySet, store: PassageStore) -> Run:
+    """The run of a query set, aligned with it; a query without results has none."""
+    path = run_path(runs_dir, queries.task, queries.split)
+    if not path.exists():
+        raise ConfigError(
+            "no run of this task and split here",
+            where=str(path),
+            fix="run `taser search` or `taser bm25` for it first",
+        )
+    return read_trec_run(path, store.row_of, query_ids=[query.id for query in queries])

@@ -1,0 +1,80 @@
+"""`taser search`: encode queries, search the index, write run files."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+from taser_jax.batch import Role
+from taser_jax.data.collections import PassageStore
+from taser_jax.data.token_store import TokenStore
+from taser_jax.fingerprint import require_equal
+from taser_jax.pipelines.common import run_path, tasks_with
+from taser_jax.pipelines.models import load_model
+from taser_jax.progress import phase
+from taser_jax.retrieval.embeddings import encode_queries
+from taser_jax.retrieval.index import open_index
+from taser_jax.retrieval.runs import Run, write_trec_run
+
+
+def search(
+    *,
+    model_dir: str,
+    token_store: str,
+    data_dir: str,
+    index_dir: str,
+    output_dir: str,
+    split: str = "test",
+    tasks: Sequence[str] | None = None,
+    k: int = 100,
+    step: int | None = None,
+    batch_size: int = 128,
+    tag: str = "taser",
+) -> list[pathlib.Path]:
+    """Searches the queries of a split with a trained model, one run file a task.
+
+    Args:
+        model_dir: the trained model.
+        token_store: tokens of the queries.
+        data_dir: where collections lie; passage ids come from there.
+        index_dir: an index of this model's embeddings.
+        output_dir: run files go there as `<task>.<split>.trec`; ties are broken by row.
+        split: whose queries.
+        tasks: which tasks; None means all that have the split.
+        k: results a query.
+        step: which checkpoint; None means the best one.
+        batch_size: queries encoded at once.
+        tag: the run files' last column.
+
+    Returns:
+        The run files.
+
+    Raises:
+        FingerprintError: the index was made with another model or collection.
+    """
+    tokens = TokenStore.open(token_store)
+    collection = tokens.metadata.collection
+    store = PassageStore.open(data_dir, collection)
+    model = load_model(model_dir, step=step)
+    searcher = open_index(index_dir)
+    require_equal(
+        index_dir,
+        found=searcher.fingerprints,
+        expected={"model": model.fingerprint, "collection": store.fingerprint},
+        fix="encode and index again with this model (`taser encode`, `taser index`)",
+    )
+    paths = []
+    for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
+        queries = tokens.queries(task, split)
+        with phase(f"search of {task} {split}"):
+            embeddings = encode_queries(
+                model.encode_fn(Role.QUERY, task=task), queries, batch_size=batch_size
+            )
+            result = searcher.search(embeddings, k)
+        path = run_path(output_dir, task, split)
+        write_trec_run(path, Run.of(queries.query_ids, result), ids=store.ids, tag=tag)
+        paths.append(path)
+    return paths
+
+
+CONFIGURABLES = ()

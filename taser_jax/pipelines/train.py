@@ -1,0 +1,466 @@
+"""`taser train`: from a token store and a configuration to checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from taser_jax.batch import Batch
+from taser_jax.data.batching import BatchingConfig, BatchStream
+from taser_jax.data.negatives import read_negatives
+from taser_jax.data.prefetch import prefetch
+from taser_jax.data.token_arrays import Ragged, TokenizedQueries
+from taser_jax.data.token_store import TokenStore
+from taser_jax.errors import ConfigError, StorageError
+from taser_jax.fingerprint import fingerprint
+from taser_jax.models import config_io
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import (
+    DualEncoder,
+    DualEncoderConfig,
+    abstract_params,
+    init_params,
+    logical_axes,
+    parameter_count,
+)
+from taser_jax.models.flops import training_flops
+from taser_jax.models.routing import ExpertConfig
+from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, build_schedule, trainable
+from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
+from taser_jax.pipelines.hardware import peak_flops
+from taser_jax.pipelines.metric_writers import make_writers
+from taser_jax.pipelines.models import MODEL_FILE, VOCABULARY
+from taser_jax.pipelines.validation import ValidationConfig, Validator
+from taser_jax.progress import logger, phase
+from taser_jax.training import loop
+from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, restore_params_from
+from taser_jax.training.keys import named_key
+from taser_jax.training.parameters import memory_estimate, parameter_table
+from taser_jax.training.routing_losses import RoutingRegularizer
+from taser_jax.training.state import init_state, state_shardings
+from taser_jax.training.step import ObjectiveConfig, make_train_step
+from taser_jax.training.validation import PoolConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """How a model is trained, whichever it is.
+
+    Attributes:
+        loop: steps and periods.
+        batching: how batches are drawn.
+        optimizer: AdamW, schedule, decay, freezing.
+        objective: temperature and routing regulariser.
+        checkpoints: what is kept, and which checkpoint counts as best.
+        validation: how checkpoints are judged; None validates nothing.
+        mesh: devices along each mesh axis.
+        rules: logical axis -> mesh axis.
+        num_chunks: GradCache chunks; 1 encodes the batch at once.
+        seed: of weights, dropout and routing; batches have `batching.seed`.
+    """
+
+    loop: loop.LoopConfig
+    batching: BatchingConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    validation: ValidationConfig | None = None
+    mesh: MeshConfig = MeshConfig()
+    rules: LogicalRules = LogicalRules()
+    num_chunks: int = 1
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSummary:
+    """What a training came to.
+
+    Attributes:
+        parameters: number of parameters.
+        validation: metrics after the last step.
+        steps_per_second: mean, compilation excluded; 0 where nothing was left to train.
+    """
+
+    parameters: int
+    validation: Mapping[str, float]
+    steps_per_second: float
+
+
+def train(
+    *,
+    model_dir: str,
+    token_store: str,
+    model: DualEncoderConfig,
+    training: TrainingConfig,
+    tasks: Sequence[str] | None = None,
+    negatives_dirs: Sequence[str] = (),
+    initial_checkpoint: str | None = None,
+    feature_lengths: Mapping[str, int] | None = None,
+    config_text: str = "",
+    dry_run: bool = False,
+) -> TrainSummary | None:
+    """Trains a dual encoder; rerun after any interruption, it goes on.
+
+    `model_dir` then holds checkpoint_N/, config.gin, model.json, model-info.txt (parameters with
+    shapes, axes and shardings), run.json (negatives per query, fingerprints), metrics.jsonl,
+    train/ (TensorBoard) and the vocabulary.
+
+    Args:
+        model_dir: where all of that goes.
+        token_store: tokens of passages and queries, from `taser tokenize`.
+        model: the dual encoder; a vocab_size of 1 is replaced by the vocabulary's size.
+        training: how.
+        tasks: tasks to train on; None means all of the token store with a train split.
+        negatives_dirs: hard negatives from `taser mine`, instead of those in the token store;
+            of several, a query's negatives are joined.
+        initial_checkpoint: a `checkpoint_N` directory to take parameters from.
+        feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
+        config_text: what is written to config.gin.
+        dry_run: resolve, trace the step and print all of it, but train nothing.
+
+    Returns:
+        A summary; None from a dry run.
+    """
+    with _write_errors(model_dir):
+        return _train(
+            model_dir=pathlib.Path(model_dir) if model_dir else None,
+            store=_open_store(token_store, dry_run=dry_run),
+            model_config=model,
+            training=training,
+            task_names=tasks,
+            negatives_dirs=negatives_dirs,
+            initial_checkpoint=initial_checkpoint,
+            feature_lengths=dict(feature_lengths or {}),
+            config_text=config_text,
+            dry_run=dry_run,
+        )
+
+
+def _train(
+    *,
+    model_dir: pathlib.Path | None,
+    store: TokenStore | None,
+    model_config: DualEncoderConfig,
+    training: TrainingConfig,
+    task_names: Sequence[str] | None,
+    negatives_dirs: Sequence[str],
+    initial_checkpoint: str | None,
+    feature_lengths: dict[str, int],
+    config_text: str,
+    dry_run: bool,
+) -> TrainSummary | None:
+    # 1. Everything that can be wrong is looked at before anything is computed.
+    partitioner = Partitioner(make_mesh(training.mesh), training.rules)
+    partitioner.check_batch_size(training.batching.batch_size)
+    query_length, passage_length = _lengths(store, feature_lengths)
+    model_config = _fit_vocabulary(model_config, store)
+    model = DualEncoder(model_config)
+    share = partitioner.host_share
+    stream = validation_tasks = None
+    if store is not None:
+        stream = BatchStream(
+            store,
+            training_queries(store, task_names=task_names, negatives_dirs=negatives_dirs),
+            training.batching,
+            process_index=share.index,
+            process_count=share.count,
+        )
+        if training.validation is not None:
+            validation_tasks = training_queries(
+                store,
+                task_names=task_names,
+                negatives_dirs=negatives_dirs,
+                split=training.validation.split,
+            )
+    elif not dry_run:
+        raise ConfigError("no token store", where="TOKEN_STORE", fix="run `taser tokenize` first")
+
+    # 2. Shapes, shardings, the step: nothing is allocated yet.
+    shapes = abstract_params(model)
+    shardings = partitioner.param_shardings(logical_axes(model), shapes)
+    total_steps = training.loop.train_steps
+    optimizer = build_optimizer(training.optimizer, shapes, total_steps=total_steps)
+    initialise = functools.partial(
+        init_params, model, query_length=query_length, passage_length=passage_length
+    )
+    abstract_state = jax.eval_shape(
+        lambda key: init_state(initialise, optimizer, key), jax.random.key(0)
+    )
+    train_step = make_train_step(
+        model,
+        optimizer,
+        objective=training.objective,
+        num_chunks=training.num_chunks,
+        seed=training.seed,
+        schedule=build_schedule(training.optimizer, total_steps),
+        trainable=trainable(training.optimizer, shapes),
+        state_shardings=state_shardings(abstract_state, shardings),
+    )
+    table = parameter_table(shapes, logical_axes=logical_axes(model), shardings=shardings)
+    facts = _facts(training, stream, store, model_config, shapes)
+    for name, value in facts.items():
+        logger.info("%s: %s", name.replace("_", " "), value)
+    if dry_run:
+        batch = _abstract_batch(training.batching, query_length, passage_length)
+        jax.eval_shape(train_step, abstract_state, batch)
+        print(table)
+        print(memory_estimate(shapes, shardings=shardings, batch=batch, config=model_config.bert))
+        return None
+    assert store is not None
+    assert stream is not None
+    assert model_dir is not None
+
+    # 3. What a run leaves behind besides checkpoints.
+    is_first = jax.process_index() == 0
+    if is_first:
+        model_dir.mkdir(parents=True, exist_ok=True)
+        config_io.save(model_config, model_dir / MODEL_FILE)
+        (model_dir / "config.gin").write_text(config_text, encoding="utf-8")
+        (model_dir / "model-info.txt").write_text(table + "\n", encoding="utf-8")
+        (model_dir / "run.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        shutil.copytree(store.vocabulary_directory, model_dir / VOCABULARY, dirs_exist_ok=True)
+
+    # 4. Train.
+    checkpoints = Checkpoints(model_dir, training.checkpoints)
+    resume_step = checkpoints.latest_step or 0
+    with phase("initialise"):
+        key = named_key(training.seed, "init")
+        state = init_state(initialise, optimizer, key, param_shardings=shardings)
+        if initial_checkpoint and not resume_step:
+            placed = jax.tree.map(
+                lambda leaf, sharding: jax.ShapeDtypeStruct(
+                    leaf.shape, leaf.dtype, sharding=sharding
+                ),
+                shapes,
+                shardings,
+            )
+            params = restore_params_from(initial_checkpoint, abstract_params=placed)
+            state = dataclasses.replace(state, params=params)
+    validator = None
+    if training.validation is not None:
+        validator = Validator(
+            model,
+            store,
+            validation_tasks or {},
+            training.validation,
+            objective=training.objective,
+            partitioner=partitioner,
+        )
+    with jax.set_mesh(partitioner.mesh):
+        result = loop.train(
+            state,
+            train_step=train_step,
+            batches=_DeviceBatches(stream, partitioner),
+            checkpoints=checkpoints,
+            config=training.loop,
+            about={
+                "data": stream.fingerprint,
+                "model": fingerprint([config_io.to_json(model_config)]),
+                "seed": training.seed,
+            },
+            cost=loop.StepCost(
+                tokens=training.batching.batch_size
+                * (query_length + passage_length * (1 + training.batching.num_negatives)),
+                flops=training_flops(
+                    model_config,
+                    queries=(training.batching.batch_size, query_length),
+                    passages=(
+                        training.batching.batch_size * (1 + training.batching.num_negatives),
+                        passage_length,
+                    ),
+                ),
+                peak_flops=peak_flops(),
+            ),
+            validate=validator,
+            writers=make_writers(model_dir, resume_step=resume_step, is_first_process=is_first),
+        )
+    checkpoints.close()
+    return TrainSummary(
+        parameters=parameter_count(shapes),
+        validation=result.validation,
+        steps_per_second=result.steps_per_second,
+    )
+
+
+def training_queries(
+    store: TokenStore,
+    *,
+    task_names: Sequence[str] | None = None,
+    negatives_dirs: Sequence[str] = (),
+    split: str = "train",
+) -> dict[str, TokenizedQueries]:
+    """Queries of a split by task, with mined negatives in place of the store's own.
+
+    Args:
+        store: the token store.
+        task_names: tasks wanted; None means all that have the split.
+        negatives_dirs: from `taser mine`; a directory without this task and split adds nothing.
+        split: which queries.
+    """
+    names = task_names or [task for task, splits in store.tasks.items() if split in splits]
+    tasks = {}
+    for name in names:
+        if task_names and split != "train" and split not in store.tasks.get(name, ()):
+            continue
+        queries = store.queries(name, split)
+        found = [
+            read_negatives(directory, name, split, queries.query_ids)
+            for directory in negatives_dirs
+            if (pathlib.Path(directory) / f"{name}.{split}.jsonl").exists()
+        ]
+        if found:
+            joined = Ragged.from_lists(
+                np.concatenate([lists[i] for lists in found]) for i in range(len(queries))
+            )
+            queries = queries.with_hard_negatives(joined)
+        elif negatives_dirs and split == "train":
+            raise ConfigError(
+                f"no negatives for task {name!r}",
+                where=", ".join(negatives_dirs),
+                expected=f"a file {name}.{split}.jsonl",
+                fix="mine negatives for this task, or leave it out of TASKS",
+            )
+        tasks[name] = queries
+    return tasks
+
+
+class _DeviceBatches:
+    """The stream's batches, made ahead in a thread and placed on the devices."""
+
+    def __init__(self, stream: BatchStream, partitioner: Partitioner) -> None:
+        self._stream, self._partitioner = stream, partitioner
+
+    def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, Batch]]:
+        return prefetch(self._stream, start_step, stop_step, self._partitioner.put_batch)
+
+    def describe(self, step: int) -> str:
+        rows = self._stream.rows(step)
+        shown = ", ".join(map(str, rows.query_rows[:8]))
+        return f"task {rows.task!r}, query rows {shown}, ..."
+
+
+def _open_store(token_store: str | None, *, dry_run: bool) -> TokenStore | None:
+    if dry_run and not (token_store and pathlib.Path(token_store).exists()):
+        logger.info("no token store at %s: tasks are not resolved", token_store)
+        return None
+    return TokenStore.open(token_store or "")
+
+
+def _lengths(store: TokenStore | None, given: Mapping[str, int]) -> tuple[int, int]:
+    if store is None:
+        return given["query"], given["passage"]
+    found = {"query": store.metadata.query_length, "passage": store.metadata.passage_length}
+    for name, length in given.items():
+        if found.get(name) != length:
+            raise ConfigError(
+                f"the token store's {name} length is {found.get(name)}",
+                where="TASK_FEATURE_LENGTHS",
+                expected=f"{length}, as configured",
+                fix="tokenize again with these lengths, or configure the store's",
+            )
+    return found["query"], found["passage"]
+
+
+def _fit_vocabulary(config: DualEncoderConfig, store: TokenStore | None) -> DualEncoderConfig:
+    """Checks the vocabulary's size, or takes it where the configuration leaves it open."""
+    if store is None:
+        return config
+    size = store.metadata.vocabulary_size
+    if config.bert.vocab_size == 1:
+        return dataclasses.replace(config, bert=dataclasses.replace(config.bert, vocab_size=size))
+    if config.bert.vocab_size < size:
+        raise ConfigError(
+            f"the token store's vocabulary has {size} entries",
+            where="VOCAB_SIZE",
+            expected=f"at most the model's {config.bert.vocab_size}",
+            fix=f"set VOCAB_SIZE={size}, or tokenize with the model's vocabulary",
+        )
+    return config
+
+
+def _facts(
+    training: TrainingConfig,
+    stream: BatchStream | None,
+    store: TokenStore | None,
+    model_config: DualEncoderConfig,
+    shapes: Any,
+) -> dict[str, Any]:
+    batching = training.batching
+    facts: dict[str, Any] = {
+        "parameters": f"{parameter_count(shapes):,}",
+        "negatives_per_query": (
+            f"{batching.batch_size * (1 + batching.num_negatives) - 1} = "
+            f"{batching.batch_size} queries x {1 + batching.num_negatives} passages - 1, "
+            f"over {jax.device_count()} devices on {jax.process_count()} hosts"
+        ),
+        "false_negatives": batching.false_negatives.value,
+        "train_steps": training.loop.train_steps,
+        "jax": f"{jax.__version__} on {jax.devices()[0].device_kind}",
+    }
+    if stream is not None and store is not None:
+        facts["batches_per_epoch"] = stream.batches_per_epoch
+        facts["data_fingerprint"] = stream.fingerprint
+        facts["collection"] = store.metadata.collection
+        facts["collection_fingerprint"] = store.metadata.collection_fingerprint
+    return facts
+
+
+def _abstract_batch(batching: BatchingConfig, query_length: int, passage_length: int) -> Batch:
+    queries = batching.batch_size
+    passages = queries * (1 + batching.num_negatives)
+
+    def tokens(count: int, length: int) -> Any:
+        from taser_jax.batch import Tokens
+
+        return Tokens(
+            ids=jax.ShapeDtypeStruct((count, length), np.int32),
+            mask=jax.ShapeDtypeStruct((count, length), np.bool_),
+        )
+
+    return Batch(
+        queries=tokens(queries, query_length),
+        passages=tokens(passages, passage_length),
+        positive_index=jax.ShapeDtypeStruct((queries,), np.int32),
+        ignore=jax.ShapeDtypeStruct((queries, passages), np.bool_),
+        query_rows=jax.ShapeDtypeStruct((queries,), np.int32),
+        passage_rows=jax.ShapeDtypeStruct((passages,), np.int32),
+    )
+
+
+@contextlib.contextmanager
+def _write_errors(model_dir: str | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"cannot write: {error.strerror or error}",
+            where=str(error.filename or model_dir),
+            fix="free space or choose another MODEL_DIR, and run the same command again",
+        ) from error
+
+
+CONFIGURABLES = (
+    BatchingConfig,
+    BertConfig,
+    CheckpointConfig,
+    DualEncoderConfig,
+    ExpertConfig,
+    LogicalRules,
+    MeshConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PoolConfig,
+    RoutingRegularizer,
+    TrainingConfig,
+    ValidationConfig,
+    loop.LoopConfig,
+)
