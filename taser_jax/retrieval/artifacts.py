@@ -7,12 +7,14 @@ import json
 import os
 import pathlib
 import shutil
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from taser_jax.errors import DataError, StorageError
+from taser_jax.errors import DataError, FingerprintError, StorageError
 
 METADATA = "metadata.json"
+_PLAN = "plan.json"
 
 
 @contextlib.contextmanager
@@ -26,7 +28,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         StorageError: the disk is full or the directory cannot be written.
     """
     target = pathlib.Path(path)
-    scratch = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield scratch
@@ -86,3 +88,28 @@ def read_metadata(directory: str | os.PathLike[str], kind: str, version: int) ->
             fix="rebuild it with this version of taser_jax, or correct the path",
         )
     return metadata
+
+
+def follow_plan(directory: str | os.PathLike[str], plan: dict[str, Any]) -> None:
+    """Records what a resumable command is about to make, or checks that it is still the same.
+
+    Args:
+        directory: the artefact; its plan.json is written by whoever comes first.
+        plan: everything that must not change between runs that share the work.
+
+    Raises:
+        FingerprintError: the directory was begun with another plan; names what differs.
+    """
+    path = pathlib.Path(directory) / _PLAN
+    if not path.exists():
+        write_json(path, plan)
+        return
+    begun = json.loads(path.read_text("utf-8"))
+    differing = [name for name in sorted(begun.keys() | plan) if begun.get(name) != plan.get(name)]
+    if differing:
+        raise FingerprintError(
+            f"begun with {', '.join(f'{name} {begun.get(name)}' for name in differing)}",
+            where=str(directory),
+            expected=", ".join(f"{name} {plan.get(name)}" for name in differing),
+            fix="name another directory, or delete this one to begin again",
+        )

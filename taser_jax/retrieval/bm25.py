@@ -23,6 +23,8 @@ from taser_jax.retrieval.runs import NO_ROW, SearchResult
 
 _KIND = "bm25 index"
 _VERSION = 1
+# Fewer queries are answered before a progress bar would be drawn.
+_SHOWN = 1000
 _WORD = re.compile(r"\w+")
 
 
@@ -210,7 +212,8 @@ class Bm25Index:
             raise ConfigError(f"k is {k}", where="search", expected="at least 1")
         rows = np.full((len(texts), k), NO_ROW, np.int32)
         best = np.full((len(texts), k), -np.inf, np.float32)
-        for line, text in enumerate(track(texts, "BM25: search", unit="query")):
+        shown = track(texts, "BM25: search", unit="query") if len(texts) > _SHOWN else texts
+        for line, text in enumerate(shown):
             words = sorted(self._index.get_tokens_ids(self._words(text)))
             if not words:
                 continue

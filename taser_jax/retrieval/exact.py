@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -99,7 +100,10 @@ class ExactSearcher:
         nothing = (np.full((size, k), -np.inf, np.float32), np.full((size, k), NO_ROW, np.int32))
         best = [jax.device_put(nothing, replicated) for _ in starts]
         limit = np.int32(self._embeddings.shape[0])
-        with bar("exact search", total=self._num_blocks * len(starts), unit="block") as progress:
+        total = self._num_blocks * len(starts)
+        # A single block is a question typed in by hand, answered before a bar would be drawn.
+        shown = bar("exact search", total=total, unit="block") if total > 1 else None
+        with shown or contextlib.nullcontext():
             for block in range(self._num_blocks):
                 passages = self._passages(block)
                 offset = np.int32(block * self._block)
@@ -107,7 +111,8 @@ class ExactSearcher:
                     best[i] = _search_block(
                         queries[i], passages, *best[i], offset, limit, mesh=self._mesh
                     )
-                    progress.update()
+                    if shown is not None:
+                        shown.update()
                 # Without this the host would run ahead and queue every block's transfer.
                 jax.block_until_ready(best)
         if not best:

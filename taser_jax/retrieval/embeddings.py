@@ -1,0 +1,363 @@
+"""Encoding token arrays into row-aligned embedding shards, resumable, without computing padding."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float, Int
+
+from taser_jax.batch import Tokens
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.fingerprint import require_equal
+from taser_jax.progress import bar, logger
+from taser_jax.retrieval.artifacts import (
+    METADATA,
+    follow_plan,
+    read_metadata,
+    replacing,
+    write_json,
+)
+
+_KIND = "embeddings"
+_VERSION = 1
+# Batches handed to the device before the first result is waited for.
+_IN_FLIGHT = 2
+
+EncodeFn = Callable[[Tokens], Any]
+
+
+@runtime_checkable
+class TokenRows(Protocol):
+    """Token access: a `TokenStore`'s `passages`, or one split of its queries."""
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " texts"]:
+        """Real tokens of each text."""
+
+    def tokens(self, rows: np.ndarray) -> Tokens:
+        """Tokens of the given rows, padded at the end to one length."""
+
+
+class EmbeddingDtype(enum.Enum):
+    """How embeddings are stored; bfloat16 halves the size and keeps 8 bits of each number."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+    @property
+    def numpy(self) -> np.dtype:
+        """The NumPy type of one number."""
+        return np.dtype(np.float32 if self is EmbeddingDtype.FLOAT32 else ml_dtypes.bfloat16)
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodeConfig:
+    """Sizes of batches and shards.
+
+    Attributes:
+        batch_tokens: tokens of one batch, padding included: a bucket of length l has batches of
+            batch_tokens // l texts, so every bucket fills the device equally.
+        batch_multiple: batch sizes are multiples of this, at least; the number of devices.
+        length_multiple: batches are padded to multiples of this many tokens. At most
+            max length / length_multiple shapes are compiled.
+        shard_rows: passages a shard; a killed run loses at most one shard's work.
+        dtype: of the stored embeddings.
+    """
+
+    batch_tokens: int = 16384
+    batch_multiple: int = 8
+    length_multiple: int = 32
+    shard_rows: int = 65536
+    dtype: EmbeddingDtype = EmbeddingDtype.FLOAT32
+
+    def __post_init__(self) -> None:
+        for name in ("batch_tokens", "batch_multiple", "length_multiple", "shard_rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}", where="EncodeConfig", expected="at least 1"
+                )
+
+
+class Embeddings:
+    """A finished directory of embeddings, memory-mapped; row i is row i of the passage store.
+
+    Attributes:
+        directory: where it is.
+        metadata: what `metadata.json` holds.
+        fingerprints: of the model, collection and vocabulary it was made from.
+        shape: (passages, dimensions).
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = pathlib.Path(directory)
+        self.metadata = read_metadata(directory, _KIND, _VERSION)
+        self.fingerprints: dict[str, str] = self.metadata["fingerprints"]
+        self.shape: tuple[int, int] = (self.metadata["num_rows"], self.metadata["dim"])
+        self._dtype = EmbeddingDtype(self.metadata["dtype"])
+        bounds = _shard_bounds(self.shape[0], self.metadata["shard_rows"])
+        self._starts = np.array([start for start, _ in bounds])
+        self._shards = [
+            _open_shard(self.directory / name, (stop - start, self.shape[1]), self._dtype)
+            for name, (start, stop) in zip(shard_names(len(bounds)), bounds, strict=True)
+        ]
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        fingerprints: Mapping[str, str] | None = None,
+    ) -> Embeddings:
+        """Opens embeddings that `encode_passages` has finished.
+
+        Args:
+            directory: where they are.
+            fingerprints: {"model": ..., "collection": ...} they shall have been made from.
+
+        Raises:
+            DataError: nothing finished there, or a shard is missing or damaged.
+            FingerprintError: they were made from something else.
+        """
+        embeddings = cls(directory)
+        require_equal(
+            f"embeddings {os.fspath(directory)}",
+            embeddings.fingerprints,
+            fingerprints or {},
+            "encode the collection again with this model, into another directory",
+        )
+        return embeddings
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Embeddings of rows start..stop, read from disk as they are used.
+
+        Returns:
+            [stop-start, dim], float32 or bfloat16.
+        """
+        start, stop, _ = slice(start, stop).indices(self.shape[0])
+        parts = [
+            shard[max(start - first, 0) : stop - first]
+            for first, shard in zip(self._starts, self._shards, strict=True)
+            if first < stop and first + len(shard) > start
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([np.zeros((0, self.shape[1]), self._dtype.numpy), *parts])
+
+    def take(self, rows: Int[np.ndarray, " rows"]) -> np.ndarray:
+        """Embeddings of the given rows, in their order."""
+        found = np.empty((len(rows), self.shape[1]), self._dtype.numpy)
+        of_shard = np.searchsorted(self._starts, rows, side="right") - 1
+        for shard in np.unique(of_shard):
+            here = of_shard == shard
+            found[here] = self._shards[shard][rows[here] - self._starts[shard]]
+        return found
+
+
+def encode_queries(
+    encode_fn: EncodeFn, tokens: TokenRows, *, config: EncodeConfig | None = None
+) -> Float[np.ndarray, "texts dim"]:
+    """Embeddings of all texts in row order, in memory, as float32.
+
+    Args:
+        encode_fn: tokens -> embeddings [batch, dim].
+        tokens: the texts.
+        config: batch sizes.
+    """
+    rows = np.arange(len(tokens.lengths))
+    if not len(rows):
+        return np.zeros((0, 0), np.float32)
+    with bar("encode queries", total=int(tokens.lengths.sum()), unit="token") as progress:
+        return _encode_rows(
+            encode_fn, tokens, rows, config=config or EncodeConfig(), update=progress.update
+        )[0]
+
+
+def encode_passages(
+    encode_fn: EncodeFn,
+    tokens: TokenRows,
+    directory: str | os.PathLike[str],
+    *,
+    fingerprints: Mapping[str, str],
+    config: EncodeConfig | None = None,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Embeddings | None:
+    """Encodes every passage into shard files that a rerun does not compute again.
+
+    Process i of n takes shards i, i+n, i+2n, ... and needs no contact with the others.
+
+    Args:
+        encode_fn: tokens -> embeddings [batch, dim]; called with few different shapes.
+        tokens: the passages.
+        directory: gets embeddings-00000-of-000NN.npy and metadata.json.
+        fingerprints: {"model": ..., "collection": ..., "vocabulary": ...}, recorded and checked.
+        config: sizes of batches and shards.
+        process_index: which process this is.
+        process_count: how many share the work.
+
+    Returns:
+        The embeddings, or None while other processes have shards left; the last one to finish
+        writes metadata.json.
+
+    Raises:
+        FingerprintError: the directory holds embeddings from another model, collection or config.
+        DataError: no passages, or the model returned a number that is not finite.
+        StorageError: the directory cannot be written.
+    """
+    config, directory = config or EncodeConfig(), pathlib.Path(directory)
+    lengths = np.asarray(tokens.lengths)
+    if not len(lengths):
+        raise DataError("no passages to encode", where=str(directory))
+    plan = {
+        "format_version": _VERSION,
+        "kind": _KIND,
+        "fingerprints": dict(fingerprints),
+        "num_rows": len(lengths),
+        "shard_rows": config.shard_rows,
+        "dtype": config.dtype.value,
+    }
+    follow_plan(directory, plan)
+    bounds = _shard_bounds(len(lengths), config.shard_rows)
+    paths = [directory / name for name in shard_names(len(bounds))]
+    mine = range(process_index, len(bounds), process_count)
+    todo = [shard for shard in mine if not paths[shard].exists()]
+    done_tokens, total_tokens = (
+        sum(int(lengths[slice(*bounds[shard])].sum()) for shard in shards)
+        for shards in (set(mine) - set(todo), mine)
+    )
+    if len(todo) < len(mine):
+        logger.info("%s: %d of %d shards done before", directory, len(mine) - len(todo), len(mine))
+
+    began, computed = time.monotonic(), 0
+    with bar("encode", total=total_tokens, initial=done_tokens, unit="token") as progress:
+        for shard in todo:
+            array, positions = _encode_rows(
+                encode_fn,
+                tokens,
+                np.arange(*bounds[shard]),
+                config=config,
+                update=progress.update,
+            )
+            computed += positions
+            with replacing(paths[shard]) as scratch, open(scratch, "wb") as file:
+                np.save(file, _as_stored(array, config.dtype))
+    seconds = time.monotonic() - began
+
+    if not all(path.exists() for path in paths):
+        return None
+    if todo or not (directory / METADATA).exists():
+        dim = int(np.load(paths[0], mmap_mode="r").shape[1])
+        speed = {
+            "tokens": total_tokens - done_tokens,
+            "computed_positions": computed,
+            "seconds": round(seconds, 3),
+            "tokens_per_second": round((total_tokens - done_tokens) / max(seconds, 1e-9), 1),
+        }
+        write_json(directory / METADATA, {**plan, "dim": dim, "last_run": speed})
+    return Embeddings(directory)
+
+
+def shard_names(count: int) -> list[str]:
+    """File names of the shards, in row order."""
+    return [f"embeddings-{shard:05d}-of-{count:05d}.npy" for shard in range(count)]
+
+
+def _shard_bounds(num_rows: int, shard_rows: int) -> list[tuple[int, int]]:
+    return [(start, min(start + shard_rows, num_rows)) for start in range(0, num_rows, shard_rows)]
+
+
+def _encode_rows(
+    encode_fn: EncodeFn,
+    tokens: TokenRows,
+    rows: np.ndarray,
+    *,
+    config: EncodeConfig,
+    update: Callable[[int], Any],
+) -> tuple[np.ndarray, int]:
+    """Embeddings of `rows` in their order, float32, and the token positions computed for them."""
+    lengths = np.asarray(tokens.lengths)[rows]
+    results: np.ndarray | None = None
+    computed = 0
+    waiting: collections.deque[tuple[np.ndarray, Any]] = collections.deque()
+
+    def collect() -> None:
+        nonlocal results
+        members, embeddings = waiting.popleft()
+        array = np.asarray(embeddings).astype(np.float32)[: len(members)]
+        if results is None:
+            results = np.empty((len(rows), array.shape[1]), np.float32)
+        finite = np.isfinite(array).all(axis=1)
+        if not finite.all():
+            raise DataError(
+                "the model's embedding has NaN or infinite numbers",
+                where=f"row {rows[members[np.argmin(finite)]]}",
+                expected="finite numbers",
+                fix="use a checkpoint from before training diverged",
+            )
+        results[members] = array
+        update(int(lengths[members].sum()))
+
+    for members, size, length in _batches(lengths, config):
+        batch = tokens.tokens(rows[np.resize(members, size)])
+        length = min(length, batch.ids.shape[1])
+        cut = Tokens(ids=batch.ids[:, :length], mask=batch.mask[:, :length])
+        waiting.append((members, encode_fn(cut)))
+        computed += size * length
+        if len(waiting) > _IN_FLIGHT:
+            collect()
+    while waiting:
+        collect()
+    assert results is not None
+    return results, computed
+
+
+def _batches(lengths: np.ndarray, config: EncodeConfig) -> Iterator[tuple[np.ndarray, int, int]]:
+    """Yields (members, batch size, padded length), longest first.
+
+    The longest text left decides the bucket; the batch is filled up with the next longest, so only
+    the last batch is ever part empty, and running out of memory shows in the first.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    first = 0
+    while first < len(order):
+        blocks = -(-max(int(lengths[order[first]]), 1) // config.length_multiple)
+        length = blocks * config.length_multiple
+        multiple = config.batch_multiple
+        size = max(config.batch_tokens // length // multiple, 1) * multiple
+        yield order[first : first + size], size, length
+        first += size
+
+
+def _as_stored(array: np.ndarray, dtype: EmbeddingDtype) -> np.ndarray:
+    # np.save knows no bfloat16; its bits travel as uint16 and the metadata names the type.
+    if dtype is EmbeddingDtype.BFLOAT16:
+        return array.astype(ml_dtypes.bfloat16).view(np.uint16)
+    return array
+
+
+def _open_shard(path: pathlib.Path, shape: tuple[int, int], dtype: EmbeddingDtype) -> np.ndarray:
+    try:
+        stored = np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"missing or damaged shard: {error}",
+            where=str(path),
+            fix="delete the file if it is there, and metadata.json, then encode again",
+        ) from error
+    if stored.shape != shape:
+        raise DataError(
+            f"a shard of shape {stored.shape}", where=str(path), expected=f"shape {shape}"
+        )
+    return stored.view(dtype.numpy)

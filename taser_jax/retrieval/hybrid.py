@@ -1,0 +1,189 @@
+"""Hybrid search: dense and sparse lists joined into one by a weighted sum of scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.retrieval.runs import Run, SearchResult, top_k
+
+ALPHAS = tuple(round(0.1 * step, 1) for step in range(5, 21))
+
+
+class Normalization(enum.Enum):
+    """What happens to each query's two lists of scores before they are added.
+
+    NONE: missing scores become the list's minimum, nothing else (TASER, appendix D; Ma et al. as
+    of April 2021). MIN_MAX: afterwards (s - (min + max)/2) / (max - min), 0 where max = min
+    (Pyserini's --normalization, since August 2021).
+    """
+
+    NONE = "none"
+    MIN_MAX = "min_max"
+
+
+@dataclasses.dataclass(frozen=True)
+class HybridConfig:
+    """How lists are joined.
+
+    Attributes:
+        depth: results of each list that take part (the paper's K').
+        normalization: of each list's scores.
+        alphas: candidates for α, the weight of the sparse scores.
+    """
+
+    depth: int = 100
+    normalization: Normalization = Normalization.NONE
+    alphas: tuple[float, ...] = ALPHAS
+
+    def __post_init__(self) -> None:
+        if self.depth < 1 or not self.alphas:
+            raise ConfigError(
+                f"depth {self.depth}, {len(self.alphas)} alphas",
+                where="HybridConfig",
+                expected="a depth and a number of alphas of at least 1",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class DevelopmentSet:
+    """One set's lists and what shall be high.
+
+    Attributes:
+        dense: the model's run.
+        sparse: BM25's run of the same queries.
+        evaluate: run -> metric, higher is better.
+    """
+
+    dense: Run
+    sparse: Run
+    evaluate: Callable[[Run], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class AlphaChoice:
+    """The chosen α and the curve it was chosen from.
+
+    Attributes:
+        alpha: the best, the smallest among equals.
+        metric: mean over sets of each candidate, in the order of `alphas`.
+        alphas: the candidates.
+    """
+
+    alpha: float
+    alphas: tuple[float, ...]
+    metric: tuple[float, ...]
+
+
+def fuse(
+    dense: Run, sparse: Run, *, alpha: float, k: int, config: HybridConfig | None = None
+) -> Run:
+    """Joins both lists: score = dense + α·sparse, missing scores at the list's minimum.
+
+    Example: dense {7: 3, 4: 1}, sparse {4: 6, 9: 2}, α = 0.5 gives 7: 3 + 0.5·2 = 4,
+    4: 1 + 0.5·6 = 4, 9: 1 + 0.5·2 = 2, in the order 4, 7, 9 (equal scores by row).
+
+    Args:
+        dense: the model's run.
+        sparse: BM25's run; the same queries, in any order.
+        alpha: weight of the sparse scores.
+        k: results to keep.
+        config: depth and normalisation.
+
+    Returns:
+        A run in the order of `dense`'s queries.
+
+    Raises:
+        DataError: the runs are not of the same queries.
+
+    Source: TASER, arXiv 2210.05156, appendix D; Ma et al., arXiv 2104.05740; an empty list counts
+    as minimum 0 as in Pyserini's HybridSearcher.
+    """
+    config = config or HybridConfig()
+    first = top_k(dense.rows, dense.scores, config.depth)
+    second = top_k(*_aligned(sparse, dense.query_ids), config.depth)
+    candidates = np.concatenate([first.rows, second.rows], axis=1)
+    total = _filled(first, candidates, config.normalization) + alpha * _filled(
+        second, candidates, config.normalization
+    )
+    return Run.of(dense.query_ids, top_k(candidates, total, k))
+
+
+def choose_alpha(
+    sets: Sequence[DevelopmentSet], *, k: int, config: HybridConfig | None = None
+) -> AlphaChoice:
+    """One α for all sets: the candidate with the highest mean of their metrics.
+
+    Args:
+        sets: development data; each set counts the same.
+        k: results the fused runs keep.
+        config: depth, normalisation and candidates.
+
+    Raises:
+        ConfigError: no development set.
+    """
+    config = config or HybridConfig()
+    if not sets:
+        raise ConfigError(
+            "no development set",
+            where="choose_alpha",
+            expected="at least one; α must not be chosen on test data",
+        )
+    metric = tuple(
+        float(
+            np.mean(
+                [
+                    one.evaluate(fuse(one.dense, one.sparse, alpha=alpha, k=k, config=config))
+                    for one in sets
+                ]
+            )
+        )
+        for alpha in config.alphas
+    )
+    best = max(metric)
+    alpha = min(alpha for alpha, value in zip(config.alphas, metric, strict=True) if value == best)
+    return AlphaChoice(alpha, config.alphas, metric)
+
+
+def _aligned(run: Run, query_ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and scores of `run` in the order of `query_ids`."""
+    line_of = {query_id: line for line, query_id in enumerate(run.query_ids)}
+    differing = set(query_ids) ^ line_of.keys()
+    if differing or len(query_ids) != len(line_of):
+        raise DataError(
+            f"{len(differing)} queries are in one run only, {min(differing, default='none')!r} say",
+            where="hybrid",
+            expected="a dense and a sparse run of the same queries",
+            fix="search both with the same query set; a query without results keeps its line",
+        )
+    order = np.array([line_of[query_id] for query_id in query_ids], np.int64)
+    return run.rows[order], run.scores[order]
+
+
+def _filled(
+    result: SearchResult, candidates: np.ndarray, normalization: Normalization
+) -> Float[np.ndarray, "queries candidates"]:
+    """The list's score of each candidate row, its minimum where it has none."""
+    found = result.rows >= 0
+    low = np.where(found, result.scores, np.inf).min(axis=1, keepdims=True)
+    low = np.where(found.any(axis=1, keepdims=True), low, 0.0).astype(np.float64)
+    scores = np.broadcast_to(low, candidates.shape).copy()
+    for line in range(len(candidates)):
+        order = np.argsort(result.rows[line])
+        position = np.searchsorted(result.rows[line], candidates[line], sorter=order)
+        match = order[np.minimum(position, len(order) - 1)]
+        known = (result.rows[line][match] == candidates[line]) & (candidates[line] >= 0)
+        scores[line][known] = result.scores[line][match[known]]
+    if normalization is Normalization.MIN_MAX:
+        high = np.where(found, result.scores, -np.inf).max(axis=1, keepdims=True)
+        high = np.where(found.any(axis=1, keepdims=True), high, 1.0)
+        spread = high - low
+        scores = np.where(
+            spread > 0, (scores - (low + high) / 2) / np.where(spread > 0, spread, 1.0), 0.0
+        )
+    return scores

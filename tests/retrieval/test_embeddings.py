@@ -1,0 +1,184 @@
+"""Encoding: buckets equal one by one, kill and resume, several processes, few shapes, checks."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from taser_jax.data.token_arrays import TokenArray
+from taser_jax.errors import ConfigError, DataError, FingerprintError
+from taser_jax.retrieval.embeddings import (
+    EmbeddingDtype,
+    Embeddings,
+    EncodeConfig,
+    encode_passages,
+    encode_queries,
+)
+
+TABLE = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)
+CONFIG = EncodeConfig(batch_tokens=128, batch_multiple=2, length_multiple=8, shard_rows=40)
+FINGERPRINTS = {"model": "m1", "collection": "c1", "vocabulary": "v1"}
+
+
+class Encoder:
+    """Sum of the real tokens' vectors, weighted by position; remembers the shapes it saw."""
+
+    def __init__(self, stop_after=None):
+        self.shapes = []
+        self.stop_after = stop_after
+
+    def __call__(self, tokens):
+        if self.stop_after is not None and len(self.shapes) == self.stop_after:
+            raise KeyboardInterrupt
+        self.shapes.append(tokens.ids.shape)
+        weights = tokens.mask / (1.0 + np.arange(tokens.ids.shape[1]))
+        return np.einsum("bl,bld->bd", weights, TABLE[tokens.ids]).astype(np.float32)
+
+
+@pytest.fixture
+def tokens():
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, 31, 150).astype(np.int32)
+    ids = rng.integers(1, 50, (150, 30)) * (np.arange(30) < lengths[:, None])
+    return TokenArray(ids=ids.astype(np.int32), lengths=lengths)
+
+
+def one_by_one(tokens):
+    encoder = Encoder()
+    return np.concatenate([encoder(tokens.tokens(np.array([i]))) for i in range(150)])
+
+
+def encode(tokens, directory, encoder=None, **changes):
+    return encode_passages(
+        encoder or Encoder(),
+        tokens,
+        directory,
+        fingerprints=FINGERPRINTS,
+        **{"config": CONFIG, **changes},
+    )
+
+
+def test_buckets_equal_one_by_one_in_few_shapes(tokens, tmp_path):
+    encoder = Encoder()
+    embeddings = encode(tokens, tmp_path / "e", encoder)
+    np.testing.assert_allclose(embeddings.rows(0, 150), one_by_one(tokens), atol=1e-5)
+    assert set(encoder.shapes) <= {(4, 30), (4, 24), (8, 16), (16, 8)}
+    computed = sum(batch * length for batch, length in encoder.shapes)
+    assert computed < 0.8 * 150 * 30
+    assert embeddings.metadata["last_run"]["computed_positions"] >= tokens.lengths.sum()
+
+
+def test_files_are_row_aligned_and_named(tokens, tmp_path):
+    embeddings = encode(tokens, tmp_path / "e")
+    names = sorted(path.name for path in (tmp_path / "e").glob("*.npy"))
+    assert names == [f"embeddings-0000{i}-of-00004.npy" for i in range(4)]
+    assert [len(np.load(tmp_path / "e" / name)) for name in names] == [40, 40, 40, 30]
+    everything = one_by_one(tokens)
+    for start, stop in [(0, 1), (39, 41), (35, 125), (149, 150), (150, 150), (100, 999)]:
+        np.testing.assert_allclose(embeddings.rows(start, stop), everything[start:stop], atol=1e-5)
+    rows = np.array([149, 0, 40, 40, 7])
+    np.testing.assert_allclose(embeddings.take(rows), everything[rows], atol=1e-5)
+
+
+def test_killed_in_the_second_shard_goes_on_without_the_first(tokens, tmp_path):
+    whole = encode(tokens, tmp_path / "whole")
+    per_shard = Encoder()
+    encode(tokens, tmp_path / "count", per_shard)
+    with pytest.raises(KeyboardInterrupt):
+        encode(tokens, tmp_path / "e", Encoder(stop_after=len(per_shard.shapes) // 2 - 1))
+    finished = sorted((tmp_path / "e").glob("*.npy"))
+    assert 1 <= len(finished) < 4
+    with pytest.raises(DataError, match="no finished embeddings"):
+        Embeddings.open(tmp_path / "e")
+    kept = finished[0].stat().st_mtime_ns
+
+    again = Encoder()
+    resumed = encode(tokens, tmp_path / "e", again)
+    assert len(again.shapes) < len(per_shard.shapes)
+    assert finished[0].stat().st_mtime_ns == kept
+    np.testing.assert_array_equal(resumed.rows(0, 150), whole.rows(0, 150))
+    assert not list((tmp_path / "e").glob("*.partial"))
+
+    idle = Encoder()
+    encode(tokens, tmp_path / "e", idle)
+    assert idle.shapes == []
+
+
+def test_two_processes_equal_one(tokens, tmp_path):
+    whole = encode(tokens, tmp_path / "whole")
+    first = encode(tokens, tmp_path / "e", process_index=1, process_count=2)
+    assert first is None
+    both = encode(tokens, tmp_path / "e", process_index=0, process_count=2)
+    np.testing.assert_array_equal(both.rows(0, 150), whole.rows(0, 150))
+
+
+def test_bfloat16_is_the_rounded_float32(tokens, tmp_path):
+    exact = encode(tokens, tmp_path / "float32").rows(0, 150)
+    config = EncodeConfig(
+        batch_tokens=128, length_multiple=8, shard_rows=40, dtype=EmbeddingDtype.BFLOAT16
+    )
+    rounded = encode(tokens, tmp_path / "bfloat16", config=config)
+    assert rounded.rows(0, 150).dtype == ml_dtypes.bfloat16
+    assert Embeddings.open(tmp_path / "bfloat16").rows(3, 5).dtype == ml_dtypes.bfloat16
+    np.testing.assert_allclose(rounded.rows(0, 150).astype(np.float32), exact, rtol=2**-8)
+    size = (tmp_path / "bfloat16" / "embeddings-00000-of-00004.npy").stat().st_size
+    assert size == 128 + 40 * 6 * 2
+
+
+def test_queries_in_memory_equal_one_by_one(tokens):
+    found = encode_queries(Encoder(), tokens, config=CONFIG)
+    np.testing.assert_allclose(found, one_by_one(tokens), atol=1e-5)
+
+
+def test_other_model_or_collection_is_refused(tokens, tmp_path):
+    encode(tokens, tmp_path / "e")
+    with pytest.raises(FingerprintError, match="model m1"):
+        Embeddings.open(tmp_path / "e", fingerprints={"model": "m2"})
+    with pytest.raises(FingerprintError, match="'model': 'm2'"):
+        encode_passages(
+            Encoder(),
+            tokens,
+            tmp_path / "e",
+            fingerprints={**FINGERPRINTS, "model": "m2"},
+            config=CONFIG,
+        )
+    with pytest.raises(FingerprintError, match="shard_rows 40"):
+        encode(tokens, tmp_path / "e", config=EncodeConfig(shard_rows=50))
+
+
+def test_nan_names_the_row_and_nothing_is_kept(tokens, tmp_path):
+    def broken(batch):
+        bad = (batch.ids == tokens.ids[17, : batch.ids.shape[1]]).all(axis=1)
+        return np.where(bad[:, None], np.nan, Encoder()(batch))
+
+    with pytest.raises(DataError, match="row 17: the model's embedding has NaN"):
+        encode(tokens, tmp_path / "e", broken)
+    assert not list((tmp_path / "e").glob("*.npy*"))
+
+
+def test_damaged_or_missing_shard_is_named(tokens, tmp_path):
+    encode(tokens, tmp_path / "e")
+    shard = tmp_path / "e" / "embeddings-00002-of-00004.npy"
+    shard.write_bytes(shard.read_bytes()[:200])
+    with pytest.raises(DataError, match="embeddings-00002-of-00004"):
+        Embeddings.open(tmp_path / "e")
+    shard.unlink()
+    with pytest.raises(DataError, match="embeddings-00002-of-00004"):
+        Embeddings.open(tmp_path / "e")
+
+
+def test_another_format_version_is_refused(tokens, tmp_path):
+    encode(tokens, tmp_path / "e")
+    path = tmp_path / "e" / "metadata.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
+    with pytest.raises(DataError, match="format version 99"):
+        Embeddings.open(tmp_path / "e")
+
+
+def test_no_passages_and_bad_sizes(tmp_path):
+    nothing = TokenArray(ids=np.zeros((0, 4), np.int32), lengths=np.zeros(0, np.int32))
+    with pytest.raises(DataError, match="no passages"):
+        encode(nothing, tmp_path / "e")
+    with pytest.raises(ConfigError, match="shard_rows is 0"):
+        EncodeConfig(shard_rows=0)
