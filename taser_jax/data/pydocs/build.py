@@ -162,9 +162,13 @@ def build_pydocs(packages: Sequence[str] | None = None) -> PydocsCollection:
         ]
         fair = _without_leaks(answered, corpus)
         queries: dict[str, dict[str, list[Query]]] = {t: {s: [] for s in SPLITS} for t in TASKS}
+        seen: Counter[str] = Counter()
         for question in fair:
             target = question.candidate.target
             query = _query(question, corpus, objects[target].name)
+            seen[query.id] += 1
+            if seen[query.id] > 1:  # a class can name a parameter in two sections
+                query = dataclasses.replace(query, id=f"{query.id}:{seen[query.id]}")
             queries[question.candidate.task][assignment.split[target]].append(query)
     return PydocsCollection(
         passages=corpus.passages,

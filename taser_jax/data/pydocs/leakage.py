@@ -27,8 +27,8 @@ def find_leaks(queries: Sequence[str], passages: Iterable[str]) -> list[int]:
         sorted positions in `queries`.
     """
     by_start: dict[tuple[str, ...], list[tuple[int, list[str]]]] = {}
-    for position, query in enumerate(queries):
-        tokens = words(query)
+    for position, text in enumerate(queries):
+        tokens = words(text)
         if len(tokens) >= _MIN_WORDS:
             by_start.setdefault(tuple(tokens[:_MIN_WORDS]), []).append((position, tokens))
     leaks: set[int] = set()

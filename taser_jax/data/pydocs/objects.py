@@ -8,15 +8,18 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from taser_jax import progress
 from taser_jax.data.pydocs import walk
-from taser_jax.data.pydocs.parse import ParsedDocstring, parse_docstring, words
+from taser_jax.data.pydocs.parse import Element, ParsedDocstring, parse_docstring, words
 from taser_jax.errors import DataError
 
 _MAX_ALIASES = 12
+# Text of this many words or more that more objects share tells none of them from another.
+_MIN_BOILERPLATE_WORDS = 8
 # What the child interpreter needs to find its packages and libraries; nothing else of the
 # environment can reach a docstring.
 _ENVIRONMENT = (
@@ -78,9 +81,9 @@ def _child_records(roots: Sequence[str]) -> Iterator[dict[str, Any]]:
         try:
             for line in child.stdout:
                 yield json.loads(line)
-        finally:
-            if child.poll() is None and sys.exc_info()[0] is not None:
-                child.kill()
+        except BaseException:  # the caller was interrupted: do not wait for the walk to end
+            child.kill()
+            raise
         code = child.wait()
     if code:
         raise DataError(
@@ -111,6 +114,22 @@ def _merge(records: list[dict[str, Any]]) -> Iterator[DocumentedObject]:
             doc=parse_docstring(first["doc"]),
             body=first["body"],
         )
+
+
+def _without_boilerplate(objects: list[DocumentedObject]) -> Iterator[DocumentedObject]:
+    """Drops long texts that more than a dozen docstrings repeat, as ufuncs do their `out`."""
+
+    def key(element: Element) -> tuple[str, ...]:
+        return tuple(words(element.description or element.text))
+
+    holders = Counter(k for o in objects for k in {key(e) for e in o.doc.elements})
+    for item in objects:
+        kept = tuple(
+            e
+            for e in item.doc.elements
+            if holders[key(e)] <= _MAX_ALIASES or len(key(e)) < _MIN_BOILERPLATE_WORDS
+        )
+        yield dataclasses.replace(item, doc=dataclasses.replace(item.doc, elements=kept))
 
 
 def _package_rank(name: str) -> int:
@@ -153,5 +172,8 @@ def read_objects(
             expected="installed packages",
             fix="pip install " + " ".join(missing),
         )
-    objects = sorted(_merge(records), key=lambda o: (_package_rank(o.name), o.name))
+    by_name: dict[str, DocumentedObject] = {}
+    for item in _without_boilerplate(list(_merge(records))):
+        by_name.setdefault(item.name, item)  # a function can have the name of its module
+    objects = sorted(by_name.values(), key=lambda o: (_package_rank(o.name), o.name))
     return objects, tuple(sorted(failed))

@@ -1,7 +1,8 @@
 """Takes a docstring apart: summary, prose, parameters, code examples and see-also lines.
 
-Understands numpydoc's underlined sections, Google's `Args:` blocks and `:param name:` fields, as far
-as retrieval needs them. Code and see-also lines leave the text: they become queries, never passages.
+Understands numpydoc's underlined sections, Google's `Args:` blocks and `:param name:` fields, as
+far as retrieval needs them. Code and see-also lines leave the text: they become queries, never
+passages.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ _BACKTICKS = re.compile(r"(`{1,2})([^`]+)\1_{0,2}")
 _CITATION = re.compile(r"\s*\[\w+\]_")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(\[]?[A-Z0-9*])")
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|eq|fig|resp|approx|al)|\b[A-Z])\.$", re.I)
-_SIGNATURE = re.compile(r"[\w.]+\(.*\)(\s*->\s*.*)?$", re.S)
+_SIGNATURE = re.compile(
+    r"[\w.]+\((?:[^()]|\([^()]*\))*\)(?:\s*->\s*\S+(?:\s+\S+){0,3}(?<!\.))?",
+)
 _IMPORT = re.compile(r"\s*(import|from)\s+[\w.]+")
 _MIN_EXAMPLE_WORDS = 6
 
@@ -219,8 +222,9 @@ def _source(block: str) -> list[str]:
 
 
 def _examples(blocks: list[str]) -> tuple[str, ...]:
+    """Blocks that are Python; those with prompts first, as literal blocks can be formulas."""
     found = []
-    for block in blocks:
+    for block in sorted(blocks, key=lambda b: ">>>" not in b):
         for source in _source(block):
             if len(words(source)) < _MIN_EXAMPLE_WORDS:
                 continue
@@ -369,10 +373,10 @@ def _without_signature(doc: str) -> str:
 
 
 def parse_docstring(doc: str) -> ParsedDocstring:
-    """Takes a cleaned (`inspect.cleandoc`) docstring apart.
+    r"""Takes a cleaned (`inspect.cleandoc`) docstring apart.
 
     Example:
-        >>> parsed = parse_docstring("Adds two numbers.\\n\\nArgs:\\n  a: the first number.")
+        >>> parsed = parse_docstring("Adds two numbers.\n\nArgs:\n  a: the first number.")
         >>> [e.text for e in parsed.elements]
         ['Adds two numbers.', 'a: the first number.']
 

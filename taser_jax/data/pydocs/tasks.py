@@ -102,9 +102,8 @@ def _text_candidates(objects: Sequence[DocumentedObject]) -> Iterator[Candidate]
                 left -= count_words(element.text)
                 count += 1
             core = _shorten(element.description)
-            yield Candidate(
-                "parameter", target, element.name, f"{element.name}: {core}", core, position, picked
-            )
+            detail, text = element.name.replace(" ", ""), f"{element.name}: {core}"
+            yield Candidate("parameter", target, detail, text, core, position, picked)
 
 
 def _code_candidates(objects: Sequence[DocumentedObject]) -> Iterator[Candidate]:

@@ -32,14 +32,18 @@ _OWNERS = {"jax": {"jax", "jaxlib"}}
 
 # What opens windows or browsers, prints, is generated data, exists on one platform or in some
 # builds of Python only (so that the text does not depend on the build), or repeats `os`.
-_EXCLUDED = frozenset(
-    """antigravity this test idlelib turtle turtledemo tkinter lib2to3 pydoc_data curses readline
-    rlcompleter genericpath sitecustomize usercustomize posix nt ntpath posixpath nturl2path msilib msvcrt
-    winreg winsound dbm nis spwd crypt ossaudiodev asyncio.windows_events asyncio.windows_utils
-    multiprocessing.popen_spawn_win32 distutils
-    encodings.mbcs encodings.oem jax.extend jax.tools jax.collect_profile numpy.distutils
-    numpy.conftest numpy.typing.mypy_plugin flax.io flax.metrics flax.testing flax.training.checkpoints""".split()
-)
+# fmt: off
+_EXCLUDED = frozenset((
+    "antigravity", "this", "test", "idlelib", "turtle", "turtledemo", "tkinter", "lib2to3",
+    "pydoc_data", "curses", "readline", "rlcompleter", "genericpath", "sitecustomize",
+    "usercustomize", "posix", "nt", "ntpath", "posixpath", "nturl2path", "msilib", "msvcrt",
+    "winreg", "winsound", "dbm", "nis", "spwd", "crypt", "ossaudiodev", "asyncio.windows_events",
+    "asyncio.windows_utils", "multiprocessing.popen_spawn_win32", "distutils", "encodings.mbcs",
+    "encodings.oem", "jax.extend", "jax.tools", "jax.collect_profile", "numpy.distutils",
+    "numpy.conftest", "numpy.typing.mypy_plugin", "flax.io", "flax.metrics", "flax.testing",
+    "flax.training.checkpoints",
+))
+# fmt: on
 _EXCLUDED_PARTS = frozenset({"tests", "test", "experimental", "contrib", "conftest"})
 _HIDDEN = ("tensorflow", "tensorboard", "tensorboardX", "torch", "IPython", "matplotlib", "pandas")
 _EXTRA_MODULES = {"os": ("os.path",)}
@@ -67,7 +71,7 @@ def module_names(root: str) -> list[str]:
     """A root and its public submodules, found on disk without importing them."""
     spec = importlib.util.find_spec(root)
     if spec is None:
-        return []
+        return [root]  # importing it says that it is missing
     names = [root, *_EXTRA_MODULES.get(root, ())]
     pending = [(root, list(spec.submodule_search_locations or ()))]
     while pending:
@@ -208,8 +212,8 @@ class _Sources:
 
     def body(self, value: Any, doc: str) -> str:
         """The function's body without docstrings and comments; empty where there is none."""
-        function = value.fget if isinstance(value, property) else value
-        with contextlib.suppress(ValueError):
+        function: Any = value.fget if isinstance(value, property) else value
+        with contextlib.suppress(ValueError):  # a cycle of wrappers
             function = inspect.unwrap(function)
         code = getattr(function, "__code__", None)
         if not isinstance(code, types.CodeType):
