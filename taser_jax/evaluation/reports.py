@@ -1,0 +1,313 @@
+"""Results tables: for the terminal, as Markdown, as CSV and as a bar plot."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import os
+import pathlib
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from taser_jax.errors import DataError
+from taser_jax.evaluation.results import SystemResult
+from taser_jax.retrieval.artifacts import replacing
+
+AVERAGE = "average"
+LEGEND = (
+    "In percent. R@k: queries with a relevant passage (by answers: one that contains an answer) "
+    "among the first k."
+)
+_NONE = "-"
+# Okabe and Ito's palette, told apart by colour-blind readers too; grey first, for the baseline.
+_COLOURS = (
+    "#8c8c8c",
+    "#56b4e9",
+    "#f0b860",
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#c9b400",
+    "#000000",
+)
+_HATCHES = (None, "//", "..", "xx")
+
+
+@dataclasses.dataclass(frozen=True)
+class ResultsTable:
+    """Systems by tasks by measures.
+
+    Attributes:
+        results: the rows, in order.
+        measures: which measures to show, in order.
+        tasks: which tasks, in order; the average is over exactly these.
+        by_task: the measure shown for every task where there is no room for all of them.
+    """
+
+    results: Sequence[SystemResult]
+    measures: Sequence[str]
+    tasks: Sequence[str]
+    by_task: str
+
+    @classmethod
+    def of(
+        cls,
+        results: Sequence[SystemResult],
+        *,
+        measures: Sequence[str] | None = None,
+        tasks: Sequence[str] | None = None,
+        by_task: str | None = None,
+    ) -> ResultsTable:
+        """A table of all measures and tasks that the results have, unless told otherwise.
+
+        Args:
+            results: the rows, in order; a cell that a system lacks stays empty.
+            measures: None takes all, in the order they are met.
+            tasks: None takes all, in the order they are met.
+            by_task: None takes the last of the measures.
+
+        Raises:
+            DataError: no row, task or measure, or `by_task` is none of the measures.
+        """
+        met = [task for result in results for task in result.tasks]
+        tasks = list(tasks or dict.fromkeys(met))
+        found = [
+            measure
+            for result in results
+            for task in result.tasks.values()
+            for measure in task.metrics
+        ]
+        measures = list(measures or dict.fromkeys(found))
+        if not results or not tasks or not measures:
+            raise DataError(
+                f"{len(results)} systems, {len(tasks)} tasks, {len(measures)} measures",
+                where="results table",
+                expected="at least one of each",
+            )
+        by_task = by_task or measures[-1]
+        if by_task not in measures:
+            raise DataError(
+                f"by_task = {by_task!r}",
+                where="results table",
+                expected="one of " + ", ".join(measures),
+            )
+        return cls(list(results), measures, tasks, by_task)
+
+    def to_text(self, width: int = 120) -> str:
+        """Aligned text: averages of every measure, then one measure for every task.
+
+        Args:
+            width: characters a line; a table with more tasks than fit is continued below.
+        """
+        details = self._detail_names()
+        lines = [self._average_title(), ""]
+        lines += _aligned(
+            ["system", "parameters", *self.measures, *details],
+            [
+                [result.system, _count(result.parameters)]
+                + [_percent(result.mean(measure, self.tasks)) for measure in self.measures]
+                + [result.details.get(name, _NONE) for name in details]
+                for result in self.results
+            ],
+            width,
+        )
+        if len(self.tasks) > 1:
+            lines += ["", f"{self.by_task} by task", ""]
+            lines += _aligned(
+                ["system", *self.tasks, AVERAGE],
+                [
+                    [result.system]
+                    + [_percent(result.value(self.by_task, task)) for task in self.tasks]
+                    + [_percent(result.mean(self.by_task, self.tasks))]
+                    for result in self.results
+                ],
+                width,
+            )
+        return "\n".join([*lines, "", LEGEND])
+
+    def to_markdown(self) -> str:
+        """Markdown: one table of averages and one a task, the best of each column in bold."""
+        details = self._detail_names()
+        blocks = [
+            f"### {self._average_title()}",
+            _markdown(
+                ["system", "parameters", *self.measures, *details],
+                [[result.system, _count(result.parameters)] for result in self.results],
+                [[r.mean(measure, self.tasks) for measure in self.measures] for r in self.results],
+                [[r.details.get(name, _NONE) for name in details] for r in self.results],
+            ),
+        ]
+        for task in self.tasks if len(self.tasks) > 1 else ():
+            blocks += [
+                f"### {task}{self._queries_of(task)}",
+                _markdown(
+                    ["system", *self.measures],
+                    [[result.system] for result in self.results],
+                    [[r.value(measure, task) for measure in self.measures] for r in self.results],
+                    [[] for _ in self.results],
+                ),
+            ]
+        return "\n\n".join([*blocks, LEGEND]) + "\n"
+
+    def to_csv(self) -> str:
+        """CSV: a line for each system and task, and one for its average; fractions, not percent."""
+        details = self._detail_names()
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["system", "parameters", "task", "queries", *self.measures, *details])
+        for result in self.results:
+            first = [result.system, "" if result.parameters is None else result.parameters]
+            last = [result.details.get(name, "") for name in details]
+            for task in self.tasks:
+                queries = result.tasks[task].num_queries if task in result.tasks else ""
+                values = [_fraction(result.value(measure, task)) for measure in self.measures]
+                writer.writerow([*first, task, queries, *values, *last])
+            values = [_fraction(result.mean(measure, self.tasks)) for measure in self.measures]
+            writer.writerow([*first, AVERAGE, "", *values, *last])
+        return text.getvalue()
+
+    def plot(self) -> Figure:
+        """Grouped bars: the average of every measure, and below one measure for every task."""
+        averages = [
+            [r.mean(measure, self.tasks) for measure in self.measures] for r in self.results
+        ]
+        panels = [(self._average_title(), list(self.measures), averages)]
+        if len(self.tasks) > 1:
+            by_task = [[r.value(self.by_task, task) for task in self.tasks] for r in self.results]
+            panels.append((f"{self.by_task} by task", list(self.tasks), by_task))
+        bars = max(len(groups) for _, groups, _ in panels) * len(self.results)
+        width = min(max(8.0, 2.0 + 0.26 * bars), 24.0)
+        figure = Figure(figsize=(width, 3.4 * len(panels) + 0.9), dpi=120, layout="constrained")
+        axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+        for axis, (title, groups, values) in zip(axes, panels, strict=True):
+            _bars(axis, title, groups, values, [result.system for result in self.results])
+        handles, labels = axes[0].get_legend_handles_labels()
+        # About 0.08 inch a character and 0.7 for the colour and the space between entries.
+        columns = min(len(labels), max(1, int(width / (0.7 + 0.08 * max(map(len, labels))))))
+        figure.legend(
+            handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=10
+        )
+        return figure
+
+    def write(self, directory: str | os.PathLike[str], *, name: str = "results") -> pathlib.Path:
+        """Writes name.md, name.csv and name.png and returns the Markdown file's path.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        base = pathlib.Path(directory)
+        for suffix, text in ((".csv", self.to_csv()), (".md", self.to_markdown())):
+            with replacing(base / f"{name}{suffix}") as scratch:
+                scratch.write_text(text, "utf-8")
+        with replacing(base / f"{name}.png") as scratch:
+            self.plot().savefig(scratch, format="png")
+        return base / f"{name}.md"
+
+    def _average_title(self) -> str:
+        if len(self.tasks) == 1:
+            return f"{self.tasks[0]}{self._queries_of(self.tasks[0])}"
+        return f"Average over {len(self.tasks)} tasks"
+
+    def _queries_of(self, task: str) -> str:
+        counts = {r.tasks[task].num_queries for r in self.results if task in r.tasks}
+        return f" ({counts.pop():,} queries)" if len(counts) == 1 else ""
+
+    def _detail_names(self) -> list[str]:
+        return list(dict.fromkeys(name for result in self.results for name in result.details))
+
+
+def _percent(value: float | None) -> str:
+    return _NONE if value is None else f"{100 * value:.1f}"
+
+
+def _fraction(value: float | None) -> str:
+    return "" if value is None else f"{value:.6f}"
+
+
+def _count(value: int | None) -> str:
+    return _NONE if value is None else f"{value:,}"
+
+
+def _aligned(header: list[str], lines: list[list[str]], width: int) -> list[str]:
+    """Columns under each other: names to the left, figures to the right, folded at `width`."""
+    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
+    folds: list[list[int]] = [[]]
+    used = widths[0]
+    for index in range(1, len(header)):
+        if folds[-1] and used + 2 + widths[index] > width:
+            folds.append([])
+            used = widths[0]
+        folds[-1].append(index)
+        used += 2 + widths[index]
+    out: list[str] = []
+    for fold in folds:
+        out += [""] if out else []
+        total = widths[0] + sum(2 + widths[index] for index in fold)
+        for number, line in enumerate([header, *lines]):
+            cells = [line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in fold)]
+            out.append("  ".join(cells).rstrip())
+            if number == 0:
+                out.append("-" * total)
+    return out
+
+
+def _markdown(
+    header: list[str],
+    before: list[list[str]],
+    values: list[list[float | None]],
+    after: list[list[str]],
+) -> str:
+    """A Markdown table with the best of each column of `values` in bold."""
+    shown = [[_percent(value) for value in line] for line in values]
+    for column in range(len(shown[0])):
+        figures = [float(line[column]) for line in shown if line[column] != _NONE]
+        for line in shown:
+            # By what is shown: two systems that read 71.3 are both the best.
+            if len(shown) > 1 and line[column] != _NONE and float(line[column]) == max(figures):
+                line[column] = f"**{line[column]}**"
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
+    lines += [first + line + last for first, line, last in zip(before, shown, after, strict=True)]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
+
+
+def _bars(
+    axis, title: str, groups: list[str], values: list[list[float | None]], systems: list[str]
+) -> None:
+    count = len(systems)
+    bar_width = 0.84 / count
+    for index, (system, line) in enumerate(zip(systems, values, strict=True)):
+        known = [(group, 100 * v) for group, v in enumerate(line) if v is not None]
+        offset = (index - (count - 1) / 2) * bar_width
+        drawn = axis.bar(
+            [group + offset for group, _ in known],
+            [height for _, height in known],
+            0.94 * bar_width,
+            label=system,
+            color=_COLOURS[index % len(_COLOURS)],
+            hatch=_HATCHES[index // len(_COLOURS) % len(_HATCHES)],
+            edgecolor="white",
+            linewidth=0,
+        )
+        axis.bar_label(drawn, fmt="%.0f", fontsize=7, padding=1, color="#444444")
+    axis.set_title(title, loc="left", fontsize=11)
+    crowded = sum(map(len, groups)) * 0.1 > axis.figure.get_figwidth() - 2
+    axis.set_xticks(
+        range(len(groups)),
+        groups,
+        rotation=30 if crowded else 0,
+        ha="right" if crowded else "center",
+        rotation_mode="anchor",
+    )
+    axis.set_xlim(-0.55, len(groups) - 0.45)
+    axis.set_ylim(0, 106)
+    axis.set_yticks(range(0, 101, 20))
+    axis.set_ylabel("percent")
+    axis.grid(axis="y", color="#dddddd", linewidth=0.7)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(axis="x", length=0)

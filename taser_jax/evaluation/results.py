@@ -1,0 +1,222 @@
+"""Evaluation results on disk: one JSON file a system, one CSV of per-query values a task.
+
+A table is rebuilt from the JSON files alone, and a system whose file is there with the expected
+fingerprint need not be evaluated again.
+
+    {"format_version": 1, "system": "TASER (after mining)", "parameters": 4202496,
+     "fingerprint": "0f3a...", "details": {"wall time": "4 min"},
+     "tasks": {"summary": {"num_queries": 412, "metrics": {"R@1": 0.512, ...}}, ...}}
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from taser_jax.errors import DataError
+from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.retrieval.artifacts import replacing, write_json
+
+FORMAT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskResult:
+    """One system's averages on one task.
+
+    Attributes:
+        metrics: measure -> mean over the task's queries, between 0 and 1.
+        num_queries: queries the means go over.
+    """
+
+    metrics: Mapping[str, float]
+    num_queries: int
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> TaskResult:
+        """The averages of an evaluation."""
+        return cls(evaluation.averages(), evaluation.num_queries)
+
+
+@dataclasses.dataclass(frozen=True)
+class SystemResult:
+    """One row of a results table.
+
+    Attributes:
+        system: the row's name.
+        tasks: task -> its averages.
+        parameters: parameters of the model; None where there is none to count (BM25).
+        fingerprint: of everything the figures depend on: checkpoint, collection, queries, settings.
+        details: further columns, name -> text ("wall time" -> "12 min").
+    """
+
+    system: str
+    tasks: Mapping[str, TaskResult]
+    parameters: int | None = None
+    fingerprint: str = ""
+    details: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def mean(self, measure: str, tasks: Sequence[str]) -> float | None:
+        """Mean of a measure over tasks; None where one of them is missing."""
+        values = [self.value(measure, task) for task in tasks]
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known and len(known) == len(values) else None
+
+    def value(self, measure: str, task: str) -> float | None:
+        """A measure on one task; None where it is missing."""
+        result = self.tasks.get(task)
+        return None if result is None else result.metrics.get(measure)
+
+
+def result_path(directory: str | os.PathLike[str], system: str) -> pathlib.Path:
+    """The system's file: "TASER + BM25" is kept in taser-bm25.json."""
+    name = re.sub(r"[^a-z0-9]+", "-", system.lower()).strip("-")
+    if not name:
+        raise DataError(f"system name {system!r}", where="results", expected="a letter or digit")
+    return pathlib.Path(directory) / f"{name}.json"
+
+
+def write_result(directory: str | os.PathLike[str], result: SystemResult) -> pathlib.Path:
+    """Writes or replaces a system's file and returns its path.
+
+    Raises:
+        DataError: the file belongs to a system of another name that is spelt the same way.
+        StorageError: it cannot be written.
+    """
+    path = result_path(directory, result.system)
+    if path.exists() and (other := _load(path).system) != result.system:
+        raise DataError(
+            f"holds the system {other!r}",
+            where=str(path),
+            expected=f"a file of {result.system!r}",
+            fix="rename one of the two systems so that their letters and digits differ",
+        )
+    write_json(path, {"format_version": FORMAT_VERSION, **dataclasses.asdict(result)})
+    return path
+
+
+def read_result(
+    directory: str | os.PathLike[str], system: str, *, fingerprint: str | None = None
+) -> SystemResult | None:
+    """A system's result; None where there is none, or one of another fingerprint.
+
+    Args:
+        directory: where the files are.
+        system: its name.
+        fingerprint: what the result must have been made from; None takes any.
+
+    Raises:
+        DataError: a file that is not such a result.
+    """
+    path = result_path(directory, system)
+    if not path.exists():
+        return None
+    result = _load(path)
+    if result.system != system or fingerprint not in (None, result.fingerprint):
+        return None
+    return result
+
+
+def read_results(
+    directory: str | os.PathLike[str], systems: Sequence[str] | None = None
+) -> list[SystemResult]:
+    """All results of a directory, for a table.
+
+    Args:
+        directory: where the files are.
+        systems: names in the table's order, those without a file left out; None takes every file,
+            by name.
+
+    Raises:
+        DataError: no result at all, or a file that is not a result.
+    """
+    if systems is None:
+        results = [_load(path) for path in sorted(pathlib.Path(directory).glob("*.json"))]
+    else:
+        found = [read_result(directory, system) for system in systems]
+        results = [result for result in found if result is not None]
+    if not results:
+        raise DataError(
+            "no evaluation result here",
+            where=str(directory),
+            expected="a JSON file for each system evaluated",
+            fix="evaluate a system first, or correct the path",
+        )
+    return results
+
+
+def write_per_query(path: str | os.PathLike[str], evaluation: Evaluation) -> None:
+    """Writes one line a query: its id and each measure, as shortest exact decimals."""
+    with replacing(path) as scratch, open(scratch, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["query_id", *evaluation.values])
+        columns = [values.tolist() for values in evaluation.values.values()]
+        writer.writerows(zip(evaluation.query_ids, *columns, strict=True))
+
+
+def read_per_query(path: str | os.PathLike[str]) -> Evaluation:
+    """Reads what `write_per_query` wrote, for comparisons of systems.
+
+    Raises:
+        DataError: another kind of file, or a line that does not fit its header; with its line.
+    """
+    query_ids, lines = [], []
+    with open(path, encoding="utf-8", newline="") as file:
+        reader = csv.reader(file)
+        header = next(reader, [])
+        if header[:1] != ["query_id"]:
+            raise DataError(
+                f"header {header}", where=f"{path}:1", expected="query_id, then the measures"
+            )
+        for line in reader:
+            where = f"{path}:{reader.line_num}"
+            if len(line) != len(header):
+                raise DataError(f"{len(line)} columns", where=where, expected=f"{len(header)}")
+            query_ids.append(line[0])
+            try:
+                lines.append([float(value) for value in line[1:]])
+            except ValueError as error:
+                raise DataError(str(error), where=where, expected="a number") from error
+    values = np.array(lines, np.float64).reshape(len(lines), len(header) - 1)
+    return Evaluation(tuple(query_ids), dict(zip(header[1:], values.T.copy(), strict=True)))
+
+
+def _load(path: pathlib.Path) -> SystemResult:
+    try:
+        value: Any = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise DataError(f"not JSON: {error}", where=str(path)) from error
+    version = value.get("format_version") if isinstance(value, dict) else None
+    if version != FORMAT_VERSION:
+        raise DataError(
+            f"format version {version!r}",
+            where=str(path),
+            expected=f"an evaluation result of format version {FORMAT_VERSION}",
+            fix="evaluate the system again, or move the file away",
+        )
+    try:
+        tasks = {
+            task: TaskResult(
+                {measure: float(number) for measure, number in found["metrics"].items()},
+                int(found["num_queries"]),
+            )
+            for task, found in value["tasks"].items()
+        }
+        return SystemResult(
+            value["system"], tasks, value["parameters"], value["fingerprint"], value["details"]
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"missing or wrong field: {error}",
+            where=str(path),
+            expected="system, parameters, fingerprint, details and tasks",
+            fix="evaluate the system again, or move the file away",
+        ) from error

@@ -1,0 +1,216 @@
+"""Tables as text, Markdown, CSV and plot, rebuilt from the files of single systems."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+
+from taser_jax.errors import DataError
+from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.evaluation.reports import LEGEND, ResultsTable
+from taser_jax.evaluation.results import (
+    SystemResult,
+    TaskResult,
+    read_per_query,
+    read_result,
+    read_results,
+    result_path,
+    write_per_query,
+    write_result,
+)
+
+BM25 = SystemResult(
+    "BM25",
+    {"squad": TaskResult({"R@1": 0.5, "MRR@10": 0.6}, 10), "nq": TaskResult({"R@1": 0.25}, 1234)},
+)
+TASER = SystemResult(
+    "TASER + BM25",
+    {
+        "squad": TaskResult({"R@1": 0.49961, "MRR@10": 0.7}, 10),
+        "nq": TaskResult({"R@1": 0.75, "MRR@10": 1.0}, 1234),
+    },
+    parameters=127787520,
+    fingerprint="abc",
+    details={"wall time": "4 min"},
+)
+TABLE = ResultsTable.of([BM25, TASER], by_task="R@1")
+
+
+def test_text_golden():
+    assert TABLE.to_text().split("\n") == [
+        "Average over 2 tasks",
+        "",
+        "system         parameters   R@1  MRR@10  wall time",
+        "--------------------------------------------------",
+        "BM25                    -  37.5       -          -",
+        "TASER + BM25  127,787,520  62.5    85.0      4 min",
+        "",
+        "R@1 by task",
+        "",
+        "system        squad    nq  average",
+        "----------------------------------",
+        "BM25           50.0  25.0     37.5",
+        "TASER + BM25   50.0  75.0     62.5",
+        "",
+        LEGEND,
+    ]
+
+
+def test_markdown_golden():
+    # 50.0 and 49.961 read the same, so both are the best.
+    assert TABLE.to_markdown().split("\n") == [
+        "### Average over 2 tasks",
+        "",
+        "| system | parameters | R@1 | MRR@10 | wall time |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| BM25 | - | 37.5 | - | - |",
+        "| TASER + BM25 | 127,787,520 | **62.5** | **85.0** | 4 min |",
+        "",
+        "### squad (10 queries)",
+        "",
+        "| system | R@1 | MRR@10 |",
+        "| --- | ---: | ---: |",
+        "| BM25 | **50.0** | 60.0 |",
+        "| TASER + BM25 | **50.0** | **70.0** |",
+        "",
+        "### nq (1,234 queries)",
+        "",
+        "| system | R@1 | MRR@10 |",
+        "| --- | ---: | ---: |",
+        "| BM25 | 25.0 | - |",
+        "| TASER + BM25 | **75.0** | **100.0** |",
+        "",
+        LEGEND,
+        "",
+    ]
+
+
+def test_csv_golden():
+    lines = list(csv.DictReader(io.StringIO(TABLE.to_csv())))
+    assert [(line["system"], line["task"], line["queries"]) for line in lines] == [
+        (system, task, queries)
+        for system in ("BM25", "TASER + BM25")
+        for task, queries in (("squad", "10"), ("nq", "1234"), ("average", ""))
+    ]
+    assert [line["R@1"] for line in lines[3:]] == ["0.499610", "0.750000", "0.624805"]
+    assert lines[2]["MRR@10"] == lines[0]["parameters"] == lines[0]["wall time"] == ""
+    assert lines[3]["parameters"] == "127787520"
+
+
+def test_one_task_is_told_once():
+    table = ResultsTable.of([BM25, TASER], tasks=["squad"], measures=["R@1"])
+    assert table.to_text().startswith("squad (10 queries)\n\nsystem")
+    assert "by task" not in table.to_text()
+    assert table.to_markdown().count("###") == 1
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_lines_fit_and_no_column_is_lost(width):
+    tasks = {f"task-number-{n}": TaskResult({"R@1": n / 20}, 5) for n in range(15)}
+    text = ResultsTable.of([SystemResult("A system", tasks)]).to_text(width=width)
+    table = text.removesuffix(LEGEND)
+    assert max(map(len, table.split("\n"))) <= width
+    for task in tasks:
+        assert table.split().count(task) == 1
+    assert f"{100 * 14 / 20:.1f}" in table
+
+
+def test_files_are_written_and_the_plot_has_every_bar(tmp_path):
+    path = TABLE.write(tmp_path / "tables")
+    assert path.read_text() == TABLE.to_markdown()
+    assert path.with_suffix(".csv").read_text() == TABLE.to_csv()
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    averages, by_task = TABLE.plot().axes
+    assert sorted(bar.get_height() for bar in averages.patches) == [
+        37.5,
+        pytest.approx(62.4805),
+        85,
+    ]
+    assert [bar.get_height() for bar in by_task.patches] == pytest.approx([50, 25, 49.961, 75])
+    assert [label.get_text() for label in by_task.get_xticklabels()] == ["squad", "nq"]
+
+
+def test_tables_of_nothing_are_refused():
+    with pytest.raises(DataError, match="0 systems, 0 tasks, 0 measures"):
+        ResultsTable.of([])
+    with pytest.raises(DataError, match="by_task = 'P@1'"):
+        ResultsTable.of([BM25], by_task="P@1")
+
+
+def test_results_read_back_in_the_order_asked_for(tmp_path):
+    for result in (TASER, BM25):
+        write_result(tmp_path, result)
+    assert result_path(tmp_path, "TASER + BM25").name == "taser-bm25.json"
+    assert read_results(tmp_path, ["TASER + BM25", "DPR", "BM25"]) == [TASER, BM25]
+    assert read_results(tmp_path) == [BM25, TASER]
+    assert read_result(tmp_path, "TASER + BM25", fingerprint="abc") == TASER
+    assert read_result(tmp_path, "TASER + BM25", fingerprint="abd") is None
+    assert read_result(tmp_path, "DPR") is None
+    assert ResultsTable.of(read_results(tmp_path), by_task="R@1").to_csv() == TABLE.to_csv()
+
+
+def test_a_system_never_takes_anothers_file(tmp_path):
+    write_result(tmp_path, TASER)
+    write_result(tmp_path, TASER)
+    with pytest.raises(DataError, match=r"holds the system 'TASER \+ BM25'(.|\n)*fix: rename"):
+        write_result(tmp_path, SystemResult("TASER (BM25)", {}))
+    assert read_result(tmp_path, "TASER (BM25)") is None
+    with pytest.raises(DataError, match="system name"):
+        result_path(tmp_path, "+")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "format version None"),
+        ('{"format_version": 2}', "format version 2"),
+        ('{"format_version": 1, "system": "BM25"}', "field: 'tasks'"),
+        ('{"format_version": 1, "tasks": {"nq": {"metrics": {"R@1": "x"}}}}', "convert string"),
+    ],
+)
+def test_files_that_are_no_results_are_named(tmp_path, text, message):
+    (tmp_path / "bm25.json").write_text(text)
+    with pytest.raises(DataError, match=f"bm25.json: .*{message}"):
+        read_results(tmp_path, ["BM25"])
+
+
+def test_no_results_at_all(tmp_path):
+    with pytest.raises(DataError, match="no evaluation result here"):
+        read_results(tmp_path)
+
+
+def test_the_file_is_what_the_documentation_says(tmp_path):
+    value = json.loads(write_result(tmp_path, TASER).read_text())
+    assert value["format_version"] == 1
+    assert value["tasks"]["nq"] == {"metrics": {"R@1": 0.75, "MRR@10": 1.0}, "num_queries": 1234}
+
+
+def test_per_query_values_read_back_exactly(tmp_path):
+    values = {"R@1": np.array([1.0, 0.0]), "nDCG@10": np.array([1 / 3, 0.1])}
+    evaluation = Evaluation(("a,b", 'c"d'), values)
+    assert TaskResult.of(evaluation) == TaskResult(evaluation.averages(), 2)
+    path = tmp_path / "per_query.csv"
+    write_per_query(path, evaluation)
+    found = read_per_query(path)
+    assert found.query_ids == evaluation.query_ids
+    assert list(found.values) == list(values)
+    for name in values:
+        np.testing.assert_array_equal(found.values[name], values[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id,R@1\n", r"per_query.csv:1: header"),
+        ("query_id,R@1\na,1\nb\n", r"per_query.csv:3: 1 columns"),
+        ("query_id,R@1\na,x\n", r"per_query.csv:2: could not convert"),
+    ],
+)
+def test_other_csv_files_are_refused(tmp_path, text, message):
+    path = tmp_path / "per_query.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_per_query(path)
