@@ -8,18 +8,20 @@ Layout of a collection, each part built aside and published whole:
 
 from __future__ import annotations
 
-import array
-import enum
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import tensorflow_datasets as tfds
 from etils import epath
 
 from taser_jax.data import id_index, record_dataset
+from taser_jax.data.collection_content import (
+    EmptyPassages,
+    PassageIndexWriter,
+    passage_features,
+    query_examples,
+    query_features,
+)
 from taser_jax.data.files import FilePath, storage_errors
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.fingerprint import Fingerprint, require_equal
@@ -30,14 +32,6 @@ SPLITS = ("train", "validation", "test")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BLOCK = 2048
 _PASSAGES_PER_SHARD = 1 << 18
-
-
-class EmptyPassages(enum.Enum):
-    """What to do with a passage whose text is empty."""
-
-    ERROR = "error"
-    SKIP = "skip"
-    KEEP = "keep"
 
 
 class PassageStore:
@@ -235,14 +229,14 @@ def write_collection(
     staging = record_dataset.start_staging(directory)
     where = f"collection {collection!r}"
     with storage_errors(staging):
-        index = _PassageIndexWriter(staging, where)
+        index = PassageIndexWriter(staging, where)
     try:
         with phase(f"building {where}"):
             count = record_dataset.write_records(
                 staging,
                 index.examples(track(passages, collection, unit=" passages"), empty),
                 name="passages",
-                features=_text_features("id", "text", "title", "page_id"),
+                features=passage_features(),
                 description=f"Passages of {where}; the record's position is its row.",
                 examples_per_shard=passages_per_shard,
             )
@@ -291,21 +285,12 @@ def write_queries(
     staging = record_dataset.start_staging(directory)
     where = f"collection {collection!r}, task {task!r}, split {split!r}"
     content = Fingerprint().add(passages["fingerprint"]).add(task).add(split)
-    features = tfds.features.FeaturesDict(
-        {
-            **_text_features("id", "text"),
-            "positives": tfds.features.Sequence(np.int32),
-            "relevance": tfds.features.Sequence(np.int32),
-            "hard_negatives": tfds.features.Sequence(np.int32),
-            "answers": tfds.features.Sequence(tfds.features.Text()),
-        }
-    )
     try:
         count = record_dataset.write_records(
             staging,
-            _query_examples(queries, content, task=task, count=passages["count"], where=where),
+            query_examples(queries, content, task=task, count=passages["count"], where=where),
             name="queries",
-            features=features,
+            features=query_features(),
             description=f"Queries of {where}.",
             examples_per_shard=_PASSAGES_PER_SHARD,
         )
@@ -329,117 +314,6 @@ def write_queries(
     return QuerySet(directory)
 
 
-class _PassageIndexWriter:
-    """Gathers ids, hashes and the fingerprint while passages stream by."""
-
-    def __init__(self, directory: epath.Path, where: str) -> None:
-        self._directory, self._where = directory, where
-        self._ids = id_index.IdsWriter(directory)
-        self._id_hashes, self._content_hashes = array.array("Q"), array.array("Q")
-        self._fingerprint = Fingerprint()
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint.hex()
-
-    def examples(
-        self, passages: Iterable[Passage], empty: EmptyPassages
-    ) -> Iterator[dict[str, str]]:
-        for passage in passages:
-            if empty is not EmptyPassages.KEEP and not passage.text.strip():
-                if empty is EmptyPassages.SKIP:
-                    continue
-                raise empty_passage(f"{self._where}, passage {passage.id!r}")
-            if not passage.id or "\n" in passage.id or "\t" in passage.id:
-                raise DataError(
-                    f"the id is {passage.id!r}",
-                    where=f"{self._where}, row {len(self._id_hashes)}, field 'id'",
-                    expected="a non-empty id without newlines and tabs",
-                )
-            content = id_index.normalized_content(passage.title, passage.text)
-            self._ids.add(passage.id)
-            self._id_hashes.append(id_index.text_hash(passage.id))
-            self._content_hashes.append(id_index.text_hash(content))
-            for part in (passage.id, passage.text, passage.title, passage.page_id):
-                self._fingerprint.add(part)
-            yield {
-                "id": passage.id,
-                "text": passage.text,
-                "title": passage.title,
-                "page_id": passage.page_id,
-            }
-
-    def close(self, aliases: Mapping[str, int]) -> None:
-        for alias, row in sorted(aliases.items()):
-            self._fingerprint.add(alias).add(row)
-        id_index.save_aliases(self._directory, aliases)
-        self._ids.close()
-        ids = id_index.Ids.open(self._directory)
-        by_id = id_index.HashIndex.from_hashes(np.frombuffer(self._id_hashes, np.uint64))
-        for first, second in by_id.repeated():
-            if ids[first] == ids[second]:
-                raise DataError(
-                    f"the id {ids[first]!r} is used twice, in rows {first} and {second}",
-                    where=f"{self._where}, field 'id'",
-                    expected="an id of its own for each passage",
-                    fix="remove the duplicate or rename it",
-                )
-        by_id.save(self._directory, "id")
-        by_content = id_index.HashIndex.from_hashes(np.frombuffer(self._content_hashes, np.uint64))
-        by_content.save(self._directory, "content")
-
-    def abandon(self) -> None:
-        self._ids.abandon()
-
-
-def empty_passage(where: str) -> DataError:
-    """The error for a passage without text."""
-    return DataError(
-        "the passage is empty",
-        where=f"{where}, field 'text'",
-        expected="some text",
-        fix="remove the passage, or skip or keep empty ones with empty='skip' or 'keep'",
-    )
-
-
-def _query_examples(
-    queries: Iterable[Query], content: Fingerprint, *, task: str, count: int, where: str
-) -> Iterator[dict[str, Any]]:
-    seen: set[str] = set()
-    for query in queries:
-        at = f"{where}, query {query.id!r}"
-        if query.id in seen:
-            raise DataError("the query id is used twice", where=at, expected="unique ids")
-        seen.add(query.id)
-        if query.task != task:
-            raise DataError(f"the query belongs to task {query.task!r}", where=at)
-        for row in itertools.chain(query.positives, query.hard_negatives):
-            if not 0 <= row < count:
-                raise DataError(f"row {row}", where=at, expected=f"a row from 0 to {count - 1}")
-        if query.relevance and len(query.relevance) != len(query.positives):
-            raise DataError(
-                f"{len(query.relevance)} grades for {len(query.positives)} positives",
-                where=f"{at}, field 'relevance'",
-                expected="one grade a positive, or none",
-            )
-        example = {
-            "id": query.id,
-            "text": query.text,
-            "positives": list(query.positives),
-            "relevance": list(query.relevance),
-            "hard_negatives": list(query.hard_negatives),
-            "answers": list(query.answers),
-        }
-        for part in (query.id, query.text):
-            content.add(part)
-        for values in (query.positives, query.relevance, query.hard_negatives):
-            content.add(np.asarray(values, np.int32))
-        content.add(len(query.answers))
-        for answer in query.answers:
-            content.add(answer)
-        yield example
-
-
 def _to_passage(record: Mapping[str, bytes]) -> Passage:
     return Passage(
         id=record["id"].decode(),
@@ -447,10 +321,6 @@ def _to_passage(record: Mapping[str, bytes]) -> Passage:
         title=record["title"].decode(),
         page_id=record["page_id"].decode(),
     )
-
-
-def _text_features(*names: str) -> tfds.features.FeaturesDict:
-    return tfds.features.FeaturesDict({name: tfds.features.Text() for name in names})
 
 
 def _collection_directory(data_dir: FilePath, collection: str) -> epath.Path:

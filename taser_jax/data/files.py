@@ -6,12 +6,13 @@ import codecs
 import contextlib
 import errno
 import gzip
+import hashlib
 import io
 import json
 import os
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 from taser_jax.errors import DataError, StorageError
 
@@ -49,14 +50,16 @@ def is_remote(path: FilePath) -> bool:
     return "://" in os.fspath(path)
 
 
-def file_size(path: FilePath) -> int:
-    """Size in bytes; `DataError` when the file is not there."""
+def file_digest(path: FilePath) -> str:
+    """SHA-256 of a file's bytes as stored; `DataError` when it cannot be read."""
+    digest = hashlib.sha256()
     try:
-        if is_remote(path):
-            return int(_gfile().stat(os.fspath(path)).length)
-        return os.stat(path).st_size
+        with _open_raw(path) as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
     except Exception as error:
         raise _unreadable(path, error) from error
+    return digest.hexdigest()
 
 
 def file_exists(path: FilePath) -> bool:
@@ -83,7 +86,7 @@ def open_bytes(path: FilePath) -> Iterator[BinaryIO]:
         try:
             stream = stack.enter_context(_open_raw(path))
             if os.fspath(path).endswith(".gz"):
-                stream = stack.enter_context(gzip.open(stream, "rb"))  # type: ignore[assignment, arg-type]  # GzipFile reads like a BinaryIO
+                stream = cast(BinaryIO, stack.enter_context(gzip.open(stream, "rb")))
         except Exception as error:
             raise _unreadable(path, error) from error
         try:
@@ -113,9 +116,9 @@ def open_text(path: FilePath) -> Iterator[IO[str]]:
         DataError: the file is missing, broken or not UTF-8.
     """
     with open_bytes(path) as stream:
-        buffered = io.BufferedReader(stream, _CHUNK)  # type: ignore[arg-type]  # any readable stream will do
         try:
-            with io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="\n") as text:
+            # newline="\n": a carriage return within a text is no line break.
+            with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n") as text:
                 yield text
         except UnicodeDecodeError as error:
             raise _not_utf8(os.fspath(path), error) from error
@@ -328,10 +331,26 @@ def _unreadable(path: FilePath, error: Exception) -> DataError:
     )
 
 
-def _open_raw(path: FilePath) -> Any:
+def _open_raw(path: FilePath) -> BinaryIO:
     if is_remote(path):
-        return _gfile().GFile(os.fspath(path), "rb")
+        return cast(BinaryIO, io.BufferedReader(_RemoteStream(path), _CHUNK))
     return open(path, "rb")
+
+
+class _RemoteStream(io.RawIOBase):
+    """TensorFlow's file as the raw stream that io's classes build on."""
+
+    def __init__(self, path: FilePath) -> None:
+        self._file = _gfile().GFile(os.fspath(path), "rb")
+        self._file.size()  # Opens lazily otherwise: a missing file should be told here.
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def _gfile() -> Any:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 from etils import epath

@@ -48,6 +48,9 @@ class RecordDataset:
         for row in rows:
             if not 0 <= row < len(self):
                 raise IndexError(f"row {row} of {self.directory}, which has {len(self)}")
+        if len(rows) == 1:
+            # Reading one record directly spares the thread pool that reading many starts.
+            return [self._source[int(rows[0])]]
         return list(self._source.__getitems__([int(row) for row in rows]))
 
 

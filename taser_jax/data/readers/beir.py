@@ -1,0 +1,142 @@
+"""BEIR directories: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, each perhaps `.gz`.
+
+Layout as published with Thakur et al., 2021.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+
+from taser_jax.data.collection_content import EmptyPassages
+from taser_jax.data.files import FilePath, file_exists, json_lines
+from taser_jax.data.readers import tsv
+from taser_jax.data.readers.located import (
+    Judgement,
+    Question,
+    checked_passages,
+    id_field,
+    string_field,
+)
+from taser_jax.errors import DataError
+from taser_jax.records import Passage
+
+# BEIR's name of a split's file -> ours.
+SPLITS = {"train": "train", "dev": "validation", "test": "test"}
+
+
+def read_passages(
+    directory: FilePath, *, empty: EmptyPassages = EmptyPassages.ERROR
+) -> Iterator[Passage]:
+    """Passages of corpus.jsonl: {_id, text} and perhaps title.
+
+    Args:
+        directory: the data set's folder.
+        empty: what to do with passages without text.
+
+    Yields:
+        Passages in the file's order, as they are read.
+
+    Raises:
+        DataError: names file:line, the field and what to do.
+    """
+    path = corpus_file(directory)
+    return checked_passages(path, functools.partial(_located_passages, path), empty)
+
+
+def read_queries(directory: FilePath) -> Iterator[Question]:
+    """Queries of queries.jsonl: {_id, text}.
+
+    Args:
+        directory: the data set's folder.
+
+    Yields:
+        All queries, of every split.
+
+    Raises:
+        DataError: names file:line, the field and what to do.
+    """
+    path = queries_file(directory)
+    for line, record in json_lines(path):
+        where = f"{os.fspath(path)}:{line}"
+        yield Question(where=where, text=string_field(record, "text", where), id=_id(record, where))
+
+
+def corpus_file(directory: FilePath) -> str:
+    """The corpus.jsonl or corpus.jsonl.gz of a folder."""
+    return _file(directory, "corpus.jsonl")
+
+
+def queries_file(directory: FilePath) -> str:
+    """The queries.jsonl or queries.jsonl.gz of a folder."""
+    return _file(directory, "queries.jsonl")
+
+
+def qrels_files(directory: FilePath) -> dict[str, str]:
+    """Split -> its qrels file, for the splits the folder has."""
+    found = {}
+    for name, split in SPLITS.items():
+        base = os.path.join(os.fspath(directory), "qrels", f"{name}.tsv")
+        for path in (base, base + ".gz"):
+            if file_exists(path):
+                found[split] = path
+                break
+    return found
+
+
+def read_qrels(directory: FilePath, split: str) -> Iterator[Judgement]:
+    """Judgements of a split: query-id, corpus-id, score, under a header.
+
+    Args:
+        directory: the data set's folder.
+        split: "train", "validation" (BEIR's dev) or "test".
+
+    Yields:
+        Judgements in the file's order.
+
+    Raises:
+        DataError: there is no such file, or a line is malformed.
+    """
+    files = qrels_files(directory)
+    if split not in files:
+        raise DataError(
+            f"no qrels for split {split!r}",
+            where=os.path.join(os.fspath(directory), "qrels"),
+            expected="one of " + (", ".join(files) or "train.tsv, dev.tsv, test.tsv"),
+        )
+    return tsv.read_qrels(files[split])
+
+
+def _located_passages(path: FilePath) -> Iterator[tuple[int, Passage]]:
+    for line, record in json_lines(path):
+        where = f"{os.fspath(path)}:{line}"
+        title = record.get("title")
+        yield (
+            line,
+            Passage(
+                id=_id(record, where),
+                text=string_field(record, "text", where),
+                title="" if title is None else string_field(record, "title", where),
+            ),
+        )
+
+
+def _id(record: dict, where: str) -> str:
+    id = id_field(record, "_id", where=where)
+    if not id:
+        raise DataError("no id", where=f"{where}, field '_id'", expected="a non-empty string")
+    return id
+
+
+def _file(directory: FilePath, name: str) -> str:
+    base = os.path.join(os.fspath(directory), name)
+    for path in (base, base + ".gz"):
+        if file_exists(path):
+            return path
+    raise DataError(
+        f"there is no {name} or {name}.gz",
+        where=os.fspath(directory),
+        expected="a BEIR folder: corpus.jsonl, queries.jsonl, qrels/*.tsv",
+        fix="check the path's spelling",
+    )

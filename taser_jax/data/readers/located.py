@@ -1,0 +1,164 @@
+"""What the readers share: records that remember their file and line, and checks on fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from taser_jax.data.collection_content import EmptyPassages, empty_passage
+from taser_jax.data.files import FilePath
+from taser_jax.data.id_index import RepeatFinder
+from taser_jax.errors import DataError
+from taser_jax.records import Passage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Context:
+    """A passage as a question file quotes it.
+
+    Attributes:
+        title: may be empty.
+        text: the body.
+        id: the passage's id in its collection; empty where the file gives none.
+    """
+
+    title: str
+    text: str
+    id: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Question:
+    """A question as its file tells it, before its passages are known by row.
+
+    Attributes:
+        where: file:line it was read from.
+        text: the question.
+        id: empty where the file gives none.
+        answers: strings or patterns.
+        positives: gold first.
+        hard_negatives: passages that look right and are not.
+        negatives: other passages that do not answer.
+    """
+
+    where: str
+    text: str
+    id: str = ""
+    answers: tuple[str, ...] = ()
+    positives: tuple[Context, ...] = ()
+    hard_negatives: tuple[Context, ...] = ()
+    negatives: tuple[Context, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Judgement:
+    """One line of a qrels file.
+
+    Attributes:
+        where: file:line it was read from.
+        query_id: the query judged for.
+        passage_id: the passage judged.
+        relevance: grade; 0 and below mean not relevant.
+    """
+
+    where: str
+    query_id: str
+    passage_id: str
+    relevance: int
+
+
+def checked_passages(
+    path: FilePath,
+    located: Callable[[], Iterator[tuple[int, Passage]]],
+    empty: EmptyPassages,
+) -> Iterator[Passage]:
+    """Passages of a file, checked for text and for ids of their own.
+
+    Args:
+        path: the file, for messages.
+        located: starts reading the file: (line number, passage).
+        empty: what to do with passages without text.
+
+    Yields:
+        Passages in the file's order.
+
+    Raises:
+        DataError: an empty passage, an empty id, or one that came before, with both lines.
+    """
+    finder = RepeatFinder()
+    for line, passage in located():
+        if not passage.id:
+            raise DataError(
+                "the id is empty",
+                where=f"{os.fspath(path)}:{line}, field 'id'",
+                expected="an id of its own for each passage",
+            )
+        if (repeated := finder.add(passage.id)) is not None:
+            _raise_if_repeated(path, located, repeated)
+        if empty is not EmptyPassages.KEEP and not passage.text.strip():
+            if empty is EmptyPassages.SKIP:
+                continue
+            raise empty_passage(f"{os.fspath(path)}:{line}")
+        yield passage
+    if (repeated := finder.flush()) is not None:
+        _raise_if_repeated(path, located, repeated)
+
+
+def string_field(record: Mapping[str, Any], name: str, where: str) -> str:
+    """A field that must be there and be a string."""
+    value = record.get(name)
+    if not isinstance(value, str):
+        raise DataError(
+            f"no field {name!r}" if name not in record else f"found {value!r}",
+            where=f"{where}, field {name!r}",
+            expected="a string",
+        )
+    return value
+
+
+def id_field(record: Mapping[str, Any], *names: str, where: str) -> str:
+    """The first of the fields that is there, as a string (a number is written out), or ''."""
+    for name in names:
+        value = record.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise DataError(
+                f"found {value!r}", where=f"{where}, field {name!r}", expected="a string or number"
+            )
+        return str(value)
+    return ""
+
+
+def string_list(value: Any, where: str) -> tuple[str, ...]:
+    """A value that must be a list of strings; numbers in it are written out."""
+    items = value if isinstance(value, list | tuple) else None
+    if items is None or any(not isinstance(item, str | int | float) for item in items):
+        raise DataError(
+            f"found {_shortened(value)}, a {type(value).__name__}",
+            where=where,
+            expected="a list of strings",
+            fix=f"write [{_shortened(value)}]" if isinstance(value, str) else 'write ["Paris"]',
+        )
+    return tuple(map(str, items))
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _raise_if_repeated(
+    path: FilePath, located: Callable[[], Iterator[tuple[int, Passage]]], id: str
+) -> None:
+    # Reading again, on this path to an error only, saves keeping every id and line in memory.
+    lines = [line for line, passage in located() if passage.id == id]
+    if len(lines) > 1:
+        raise DataError(
+            f"the id {id!r} was already used on line {lines[0]}",
+            where=f"{os.fspath(path)}:{lines[1]}, field 'id'",
+            expected="an id of its own for each passage",
+            fix="remove the duplicate or rename it",
+        )

@@ -1,0 +1,74 @@
+"""Foreign formats we write: DPR's retrieval results, as FiD reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+
+from etils import epath
+
+from taser_jax.data.files import FilePath, storage_errors
+from taser_jax.records import Passage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RetrievedPassage:
+    """One passage of a result list.
+
+    Attributes:
+        passage: the passage.
+        score: its retrieval score.
+        has_answer: whether its text contains one of the answers.
+    """
+
+    passage: Passage
+    score: float
+    has_answer: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RetrievalResult:
+    """A question with the passages found for it, best first."""
+
+    question: str
+    answers: Sequence[str]
+    contexts: Sequence[RetrievedPassage]
+
+
+def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> None:
+    """Writes DPR's results JSON, which FiD takes as its input, one result at a time.
+
+    [{question, answers, ctxs: [{id, title, text, score, has_answer}]}], the score as a string.
+
+    Args:
+        path: the file to write, local or gs://.
+        results: one a question.
+
+    Raises:
+        StorageError: the disk is full or the place cannot be written.
+    """
+    final = epath.Path(path)
+    partial = final.parent / f"{final.name}.partial"
+    with storage_errors(path), partial.open("w") as file:
+        file.write("[")
+        for number, result in enumerate(results):
+            record = {
+                "question": result.question,
+                "answers": list(result.answers),
+                "ctxs": [
+                    {
+                        "id": context.passage.id,
+                        "title": context.passage.title,
+                        "text": context.passage.text,
+                        "score": str(context.score),
+                        "has_answer": bool(context.has_answer),
+                    }
+                    for context in result.contexts
+                ],
+            }
+            file.write(",\n" if number else "\n")
+            file.write(json.dumps(record, ensure_ascii=False, indent=1))
+        file.write("\n]\n")
+    with storage_errors(path):
+        partial.replace(final)
