@@ -90,6 +90,15 @@ def read_metadata(directory: str | os.PathLike[str], kind: str, version: int) ->
     return metadata
 
 
+def kind_of(directory: str | os.PathLike[str]) -> str | None:
+    """What a directory holds, finished or not; None where that is nothing of this package's."""
+    for name in (METADATA, _PLAN):
+        path = pathlib.Path(directory) / name
+        if path.is_file():
+            return json.loads(path.read_text("utf-8")).get("kind")
+    return None
+
+
 def follow_plan(directory: str | os.PathLike[str], plan: dict[str, Any]) -> None:
     """Records what a resumable command is about to make, or checks that it is still the same.
 

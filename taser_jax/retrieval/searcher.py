@@ -46,3 +46,19 @@ def check_search(query_embeddings: np.ndarray, k: int, *, dim: int) -> None:
             expected=f"[queries, {dim}], as the passages were encoded",
             fix="encode queries and passages with the same model",
         )
+
+
+def measure_recall(found: SearchResult, exact: SearchResult) -> float:
+    """Share of the exact results that were found, over all queries.
+
+    A found passage that scores as high as the last exact one counts: among equals any will do.
+
+    Args:
+        found: an approximate search's results.
+        exact: the exact top k of the same queries.
+    """
+    wanted = exact.rows >= 0
+    last = np.where(wanted, exact.scores, np.inf).min(axis=1, keepdims=True)
+    tolerance = 1e-5 * np.abs(np.where(wanted, exact.scores, 0)).max(axis=1, keepdims=True)
+    hits = (found.rows >= 0) & (found.scores >= last - tolerance)
+    return float(np.minimum(hits.sum(axis=1), wanted.sum(axis=1)).sum() / max(wanted.sum(), 1))

@@ -1,0 +1,127 @@
+"""One way to build and open an index, whichever kind it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from taser_jax.fingerprint import require_equal
+from taser_jax.retrieval.artifacts import METADATA, follow_plan, kind_of, read_metadata, write_json
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.exact import ExactConfig, ExactSearcher
+from taser_jax.retrieval.scann_index import KIND as SCANN_KIND
+from taser_jax.retrieval.scann_index import ScannConfig, ScannSearcher, build_scann
+from taser_jax.retrieval.searcher import Searcher
+
+_EXACT_KIND = "exact index"
+_VERSION = 1
+
+
+class IndexKind(enum.Enum):
+    """Exact search on device, or ScaNN's approximate search on the host."""
+
+    EXACT = "exact"
+    SCANN = "scann"
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexConfig:
+    """Which index and how.
+
+    Attributes:
+        kind: exact or ScaNN.
+        exact: block sizes of exact search.
+        scann: how a ScaNN index is built.
+    """
+
+    kind: IndexKind = IndexKind.EXACT
+    exact: ExactConfig = dataclasses.field(default_factory=ExactConfig)
+    scann: ScannConfig = dataclasses.field(default_factory=ScannConfig)
+
+
+def build_index(
+    embeddings_dir: str | os.PathLike[str],
+    index_dir: str | os.PathLike[str],
+    *,
+    config: IndexConfig | None = None,
+    sample_queries: Float[np.ndarray, "queries dim"] | None = None,
+    devices: Sequence[jax.Device] | None = None,
+) -> Searcher:
+    """Builds an index of finished embeddings, or opens it where it is built already.
+
+    An exact index is a pointer to the embeddings with their fingerprints.
+
+    Args:
+        embeddings_dir: what `encode_passages` finished.
+        index_dir: where the index goes.
+        config: kind and sizes.
+        sample_queries: query embeddings that ScaNN's recall is measured on.
+        devices: devices of exact search; default: the first.
+
+    Raises:
+        DataError: the embeddings are not finished.
+        FingerprintError: the directory holds an index of other embeddings or another config.
+    """
+    config = config or IndexConfig()
+    embeddings = Embeddings.open(embeddings_dir)
+    if config.kind is IndexKind.SCANN:
+        return build_scann(
+            embeddings,
+            index_dir,
+            fingerprints=embeddings.fingerprints,
+            config=config.scann,
+            sample_queries=sample_queries,
+        )
+    plan = {
+        "format_version": _VERSION,
+        "kind": _EXACT_KIND,
+        "fingerprints": embeddings.fingerprints,
+        "embeddings": os.path.relpath(embeddings_dir, index_dir),
+    }
+    follow_plan(index_dir, plan)
+    write_json(pathlib.Path(index_dir) / METADATA, plan)
+    return open_index(index_dir, exact=config.exact, devices=devices)
+
+
+def open_index(
+    index_dir: str | os.PathLike[str],
+    *,
+    fingerprints: Mapping[str, str] | None = None,
+    exact: ExactConfig | None = None,
+    devices: Sequence[jax.Device] | None = None,
+) -> Searcher:
+    """Opens an index of either kind.
+
+    Args:
+        index_dir: where `build_index` put it.
+        fingerprints: {"model": ..., "collection": ...} it shall have been built from: those of
+            the model that encodes the queries and of the store that rows refer to.
+        exact: block sizes of exact search.
+        devices: devices of exact search; default: the first.
+
+    Raises:
+        DataError: no finished index there, or its embeddings are gone.
+        FingerprintError: it was built from another model or collection, or the embeddings it
+            points to have since been replaced.
+    """
+    directory = pathlib.Path(index_dir)
+    if kind_of(directory) == SCANN_KIND:
+        return ScannSearcher.open(directory, fingerprints=fingerprints)
+    metadata = read_metadata(directory, _EXACT_KIND, _VERSION)
+    embeddings = Embeddings.open(
+        directory / metadata["embeddings"], fingerprints=metadata["fingerprints"]
+    )
+    require_equal(
+        f"exact index {directory}",
+        embeddings.fingerprints,
+        fingerprints or {},
+        "build the index from this model's embeddings, into another directory",
+    )
+    return ExactSearcher(embeddings, config=exact, devices=devices)

@@ -1,0 +1,187 @@
+"""ScaNN: recall against exact, shards, padding, reuse and refusals."""
+
+import json
+
+import numpy as np
+import pytest
+
+from taser_jax.errors import ConfigError, DataError, FingerprintError
+from taser_jax.retrieval import scann_index
+from taser_jax.retrieval.exact import ExactSearcher
+from taser_jax.retrieval.runs import SearchResult
+from taser_jax.retrieval.scann_index import (
+    ScannConfig,
+    ScannSearcher,
+    SearchEffort,
+    Structure,
+    build_scann,
+    structure_for,
+)
+from taser_jax.retrieval.searcher import measure_recall
+
+FINGERPRINTS = {"model": "m1", "collection": "c1"}
+
+
+class InMemory:
+    def __init__(self, array):
+        self.array = array
+        self.shape = array.shape
+
+    def rows(self, start, stop):
+        return self.array[start:stop]
+
+
+@pytest.fixture(scope="module")
+def clustered():
+    """Passages around centres and queries near them: what trees and codes are made for."""
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((40, 16))
+    passages = centres[rng.integers(0, 40, 3000)] + 0.3 * rng.standard_normal((3000, 16))
+    queries = centres[rng.integers(0, 40, 100)] + 0.3 * rng.standard_normal((100, 16))
+    return InMemory(passages.astype(np.float32)), queries.astype(np.float32)
+
+
+def build(embeddings, directory, queries=None, **config):
+    return build_scann(
+        embeddings,
+        directory,
+        fingerprints=FINGERPRINTS,
+        config=ScannConfig(**{"recall_k": 10, "threads": 1, **config}),
+        sample_queries=queries,
+    )
+
+
+@pytest.mark.parametrize("structure", [Structure.BRUTE_FORCE, Structure.HASHED, Structure.TREE])
+@pytest.mark.parametrize("shard_passages", [3000, 1100])
+def test_recall_target_is_met_with_true_scores(clustered, tmp_path, structure, shard_passages):
+    embeddings, queries = clustered
+    searcher = build(
+        embeddings,
+        tmp_path / "index",
+        queries,
+        structure=structure,
+        shard_passages=shard_passages,
+        recall_target=0.9,
+    )
+    assert len(list((tmp_path / "index").glob("shard-*"))) == -(-3000 // shard_passages)
+    found = searcher.search(queries, 10)
+    exact = ExactSearcher(embeddings).search(queries, 10)
+    same = [
+        len(set(a) & set(b)) for a, b in zip(found.rows.tolist(), exact.rows.tolist(), strict=True)
+    ]
+    assert np.mean(same) / 10 >= 0.9
+    assert searcher.effort.recall >= 0.9
+    products = np.einsum("qd,qkd->qk", queries, embeddings.array[found.rows])
+    np.testing.assert_allclose(found.scores, products, rtol=1e-4, atol=1e-4)
+    if structure is Structure.BRUTE_FORCE:
+        np.testing.assert_array_equal(found.rows, exact.rows)
+
+
+def test_missing_results_never_become_row_0(clustered, tmp_path):
+    embeddings, queries = clustered
+    searcher = build(
+        embeddings, tmp_path / "index", queries, structure=Structure.TREE, num_leaves=60
+    )
+    # One leaf of sixty holds far fewer than 1,000 passages: ScaNN fills up with id 0 and NaN.
+    few = searcher._shards.search(queries, 1000, SearchEffort(leaves=1, reorder=1000, recall=0.0))
+    missing = few.rows == -1
+    assert missing.any()
+    assert np.isneginf(few.scores[missing]).all()
+    assert np.isfinite(few.scores[~missing]).all()
+    assert ((few.rows == 0).sum(axis=1) <= 1).all()
+    products = np.einsum("qd,qkd->qk", queries, embeddings.array[few.rows])
+    np.testing.assert_allclose(few.scores[~missing], products[~missing], rtol=1e-4, atol=1e-4)
+
+
+def test_fewer_passages_than_k(tmp_path):
+    passages = np.eye(3, dtype=np.float32)
+    searcher = build(InMemory(passages), tmp_path / "index")
+    found = searcher.search(np.array([[3, 1, 2]], np.float32), 5)
+    assert found.rows.tolist() == [[0, 2, 1, -1, -1]]
+    assert found.scores.tolist() == [[3, 2, 1, -np.inf, -np.inf]]
+    assert searcher.search(np.zeros((0, 3), np.float32), 5).rows.shape == (0, 5)
+
+
+def test_built_once_and_reused(clustered, tmp_path, monkeypatch):
+    embeddings, queries = clustered
+    first = build(embeddings, tmp_path / "index", queries, structure=Structure.HASHED)
+    monkeypatch.setattr(scann_index, "_build_shard", None)
+    again = build(embeddings, tmp_path / "index", queries, structure=Structure.HASHED)
+    opened = ScannSearcher.open(tmp_path / "index", fingerprints=FINGERPRINTS)
+    streamed = ScannSearcher.open(tmp_path / "index", resident_bytes=0)
+    for searcher in (again, opened, streamed, streamed):
+        found, expected = searcher.search(queries, 10), first.search(queries, 10)
+        np.testing.assert_array_equal(found.rows, expected.rows)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+
+
+def test_a_killed_build_keeps_its_finished_shards(clustered, tmp_path, monkeypatch):
+    embeddings, queries = clustered
+    sizes = []
+    real = scann_index._build_shard
+
+    def killed_at_the_third(rows, structure, config):
+        if len(sizes) == 2:
+            raise KeyboardInterrupt
+        sizes.append(len(rows))
+        return real(rows, structure, config)
+
+    monkeypatch.setattr(scann_index, "_build_shard", killed_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        build(embeddings, tmp_path / "index", queries, shard_passages=1000)
+    with pytest.raises(DataError, match="no finished scann index"):
+        ScannSearcher.open(tmp_path / "index")
+    monkeypatch.setattr(
+        scann_index, "_build_shard", lambda rows, *rest: sizes.append(0) or real(rows, *rest)
+    )
+    build(embeddings, tmp_path / "index", queries, shard_passages=1000)
+    assert sizes == [1000, 1000, 0]
+
+
+def test_other_model_collection_or_config_is_refused(clustered, tmp_path):
+    embeddings, queries = clustered
+    build(embeddings, tmp_path / "index", queries)
+    with pytest.raises(FingerprintError, match="model m1"):
+        ScannSearcher.open(tmp_path / "index", fingerprints={"model": "m2"})
+    with pytest.raises(FingerprintError, match="'collection': 'c2'"):
+        build_scann(
+            embeddings, tmp_path / "index", fingerprints={"model": "m1", "collection": "c2"}
+        )
+    with pytest.raises(FingerprintError, match="'num_leaves': 7"):
+        build(embeddings, tmp_path / "index", queries, num_leaves=7)
+
+
+def test_what_was_measured_is_recorded(clustered, tmp_path):
+    embeddings, queries = clustered
+    build(embeddings, tmp_path / "index", queries, structure=Structure.TREE, recall_target=1.0)
+    metadata = json.loads((tmp_path / "index" / "metadata.json").read_text())
+    recalls = [step["recall"] for step in metadata["measured"]]
+    assert recalls[-1] > recalls[0]
+    assert metadata["effort"]["recall"] == recalls[-1]
+    assert metadata["measured_on"] == "queries"
+    assert metadata["build_seconds"] > 0
+
+
+def test_structure_follows_the_number_of_passages():
+    assert structure_for(100, ScannConfig()) is Structure.BRUTE_FORCE
+    assert structure_for(50_000, ScannConfig()) is Structure.HASHED
+    assert structure_for(3_000_000, ScannConfig()) is Structure.TREE
+    assert structure_for(100, ScannConfig(structure=Structure.TREE)) is Structure.TREE
+
+
+def test_recall_by_hand():
+    def result(rows, scores):
+        return SearchResult(np.array(rows, np.int32), np.array(scores, np.float32))
+
+    exact = result([[1, 2, 3, 4], [5, -1, -1, -1]], [[9, 8, 7, 6], [1, -np.inf, -np.inf, -np.inf]])
+    found = result([[1, 3, 9, -1], [5, 6, -1, -1]], [[9, 7, 6, -np.inf], [1, 0, -np.inf, -np.inf]])
+    # Row 9 ties with the exact fourth: 3 of 4 and 1 of 1.
+    assert measure_recall(found, exact) == pytest.approx(4 / 5)
+    assert measure_recall(exact, exact) == 1.0
+
+
+def test_bad_config():
+    with pytest.raises(ConfigError, match="recall target"):
+        ScannConfig(recall_target=0.0)
+    with pytest.raises(ConfigError, match="shard_passages=0"):
+        ScannConfig(shard_passages=0)
