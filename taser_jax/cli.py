@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from taser_jax import configuration
-from taser_jax.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, ConfigError, TaserError
+from taser_jax.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, ConfigError, Preempted, TaserError
 
 logger = logging.getLogger("taser")
 
@@ -122,11 +122,9 @@ def run(argv: Sequence[str]) -> int:
     except TaserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
-    except Exception as error:
-        if type(error).__name__ == "Preempted":
-            print(f"preempted: {error}; run the same command to go on", file=sys.stderr)
-            return EXIT_PREEMPTED
-        raise
+    except Preempted as error:
+        print(f"preempted: {error}; run the same command to go on", file=sys.stderr)
+        return EXIT_PREEMPTED
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept", file=sys.stderr)
         return 130

@@ -61,3 +61,7 @@ class StorageError(TaserError):
 
 class NonFiniteLossError(TaserError):
     """A loss or gradient that is NaN or infinite; the last good checkpoint is kept."""
+
+
+class Preempted(Exception):
+    """SIGTERM arrived; the state is saved and the same command goes on from it."""

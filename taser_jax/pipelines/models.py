@@ -11,12 +11,13 @@ import jax
 import numpy as np
 
 from taser_jax.batch import Role, Tokens
+from taser_jax.errors import ConfigError
 from taser_jax.fingerprint import Fingerprint
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import (
     DualEncoder,
+    DualEncoderConfig,
     abstract_params,
-    logical_axes,
     parameter_count,
 )
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
@@ -25,7 +26,7 @@ from taser_jax.training.checkpoints import Checkpoints
 MODEL_FILE = "model.json"
 VOCABULARY = "vocabulary"
 
-EncodeFn = Callable[[Tokens], np.ndarray]
+EncodeFn = Callable[[Tokens], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ class LoadedModel:
         return parameter_count(self.params)
 
     def encode_fn(self, role: Role, *, task: str | None = None) -> EncodeFn:
-        """Tokens -> float32 embeddings, [batch, dim], jitted; any batch size."""
+        """Tokens -> float32 embeddings on the devices, [batch, dim]; any batch size."""
         devices = self.partitioner.batch_devices
 
         @jax.jit
@@ -63,7 +64,7 @@ class LoadedModel:
                 {"params": params}, tokens, role=role, task=task, method="encode"
             ).embeddings
 
-        def encode(tokens: Tokens) -> np.ndarray:
+        def encode(tokens: Tokens) -> jax.Array:
             count = len(tokens.ids)
             if count % devices:
                 tokens = jax.tree.map(
@@ -72,7 +73,8 @@ class LoadedModel:
                     ),
                     tokens,
                 )
-            return np.asarray(apply(self.params, self.partitioner.put_batch(tokens)))[:count]
+            embeddings = apply(self.params, self.partitioner.put_batch(tokens))
+            return embeddings if len(embeddings) == count else embeddings[:count]
 
         return encode
 
@@ -85,16 +87,13 @@ def load_model(model_dir: str | pathlib.Path, *, step: int | None = None) -> Loa
         step: which checkpoint; None means the best one by validation.
     """
     model_dir = pathlib.Path(model_dir)
-    config = config_io.load(model_dir / MODEL_FILE)
+    config = read_model_config(model_dir)
     model = DualEncoder(config)
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()))
     shapes = abstract_params(model)
     placed = jax.tree.map(
-        lambda leaf, _: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=partitioner.replicated
-        ),
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=partitioner.replicated),
         shapes,
-        jax.tree.map(lambda leaf: None, shapes),
     )
     checkpoints = Checkpoints(model_dir)
     step = checkpoints.best_step if step is None else step
@@ -113,6 +112,14 @@ def load_model(model_dir: str | pathlib.Path, *, step: int | None = None) -> Loa
     )
 
 
-def shardings_of(model: DualEncoder, partitioner: Partitioner) -> Any:
-    """Sharding of each parameter of a model on a mesh."""
-    return partitioner.param_shardings(logical_axes(model), abstract_params(model))
+def read_model_config(model_dir: str | pathlib.Path) -> DualEncoderConfig:
+    """The configuration in a model directory's model.json."""
+    path = pathlib.Path(model_dir) / MODEL_FILE
+    if not path.is_file():
+        raise ConfigError(
+            "no model here",
+            where=str(path),
+            expected="a directory that `taser train` wrote",
+            fix="train the model first, or correct MODEL_DIR",
+        )
+    return config_io.from_json(path.read_text(encoding="utf-8"), where=str(path))

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from taser_jax.batch import Batch
+from taser_jax.batch import Batch, Tokens
 from taser_jax.data.batching import BatchingConfig, BatchStream
 from taser_jax.data.negatives import read_negatives
 from taser_jax.data.prefetch import prefetch
@@ -32,7 +32,7 @@ from taser_jax.models.dual_encoder import (
     logical_axes,
     parameter_count,
 )
-from taser_jax.models.flops import training_flops
+from taser_jax.models.flops import StepShape, training_flops
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, build_schedule, trainable
 from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
@@ -205,7 +205,7 @@ def _train(
         trainable=trainable(training.optimizer, shapes),
         state_shardings=state_shardings(abstract_state, shardings),
     )
-    table = parameter_table(shapes, logical_axes=logical_axes(model), shardings=shardings)
+    table = parameter_table(shapes, axes=logical_axes(model), shardings=shardings)
     facts = _facts(training, stream, store, model_config, shapes)
     for name, value in facts.items():
         logger.info("%s: %s", name.replace("_", " "), value)
@@ -213,7 +213,7 @@ def _train(
         batch = _abstract_batch(training.batching, query_length, passage_length)
         jax.eval_shape(train_step, abstract_state, batch)
         print(table)
-        print(memory_estimate(shapes, shardings=shardings, batch=batch, config=model_config.bert))
+        print(memory_estimate(shapes, shardings=shardings))
         return None
     assert store is not None
     assert stream is not None
@@ -223,7 +223,7 @@ def _train(
     is_first = jax.process_index() == 0
     if is_first:
         model_dir.mkdir(parents=True, exist_ok=True)
-        config_io.save(model_config, model_dir / MODEL_FILE)
+        (model_dir / MODEL_FILE).write_text(config_io.to_json(model_config), encoding="utf-8")
         (model_dir / "config.gin").write_text(config_text, encoding="utf-8")
         (model_dir / "model-info.txt").write_text(table + "\n", encoding="utf-8")
         (model_dir / "run.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
@@ -267,19 +267,7 @@ def _train(
                 "model": fingerprint([config_io.to_json(model_config)]),
                 "seed": training.seed,
             },
-            cost=loop.StepCost(
-                tokens=training.batching.batch_size
-                * (query_length + passage_length * (1 + training.batching.num_negatives)),
-                flops=training_flops(
-                    model_config,
-                    queries=(training.batching.batch_size, query_length),
-                    passages=(
-                        training.batching.batch_size * (1 + training.batching.num_negatives),
-                        passage_length,
-                    ),
-                ),
-                peak_flops=peak_flops(),
-            ),
+            cost=_step_cost(model_config, training.batching, query_length, passage_length),
             validate=validator,
             writers=make_writers(model_dir, resume_step=resume_step, is_first_process=is_first),
         )
@@ -414,13 +402,31 @@ def _facts(
     return facts
 
 
+def _step_cost(
+    model_config: DualEncoderConfig,
+    batching: BatchingConfig,
+    query_length: int,
+    passage_length: int,
+) -> loop.StepCost:
+    queries, passages = batching.batch_size, batching.batch_size * (1 + batching.num_negatives)
+    shape = StepShape(
+        queries=queries,
+        query_length=query_length,
+        passages=passages,
+        passage_length=passage_length,
+    )
+    return loop.StepCost(
+        tokens=queries * query_length + passages * passage_length,
+        flops=training_flops(model_config, shape),
+        peak_flops=peak_flops(),
+    )
+
+
 def _abstract_batch(batching: BatchingConfig, query_length: int, passage_length: int) -> Batch:
     queries = batching.batch_size
     passages = queries * (1 + batching.num_negatives)
 
     def tokens(count: int, length: int) -> Any:
-        from taser_jax.batch import Tokens
-
         return Tokens(
             ids=jax.ShapeDtypeStruct((count, length), np.int32),
             mask=jax.ShapeDtypeStruct((count, length), np.bool_),

@@ -16,17 +16,13 @@ from jax.experimental import multihost_utils
 
 from taser_jax import progress
 from taser_jax.batch import Batch
-from taser_jax.errors import ConfigError, NonFiniteLossError
+from taser_jax.errors import ConfigError, NonFiniteLossError, Preempted
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState
 
 logger = logging.getLogger("taser")
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
-
-
-class Preempted(Exception):
-    """SIGTERM arrived; the state is saved and the same command goes on from it."""
 
 
 class MetricWriter(Protocol):
