@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from taser_jax.batch import Array
 from taser_jax.errors import ConfigError
 
-Inputs = TypeVar("Inputs")
 Encode = Callable[[Any, Any, jax.Array], tuple[Any, Any]]
 
 
@@ -56,7 +56,7 @@ def encode_in_chunks(
     # Inside a scan XLA cannot merge the two forward passes, so no barrier is needed.
     encode_again = jax.checkpoint(encode, prevent_cse=False)
 
-    def encode_chunk(sums: Any, chunk: tuple[Any, jax.Array]) -> tuple[Any, Any]:
+    def encode_chunk(sums: Any, chunk: tuple[jax.Array, Any]) -> tuple[Any, Any]:
         index, chunk_inputs = chunk
         rows, chunk_sums = encode_again(params, chunk_inputs, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, sums, chunk_sums), rows
@@ -86,8 +86,8 @@ def check_chunks(batch_size: int, num_chunks: int, *, num_shards: int = 1) -> No
         )
 
 
-def _split(array: jax.Array, num_chunks: int) -> jax.Array:
-    return jnp.moveaxis(array.reshape(-1, num_chunks, *array.shape[1:]), 1, 0)
+def _split(array: Array, num_chunks: int) -> jax.Array:
+    return jnp.moveaxis(jnp.asarray(array).reshape(-1, num_chunks, *array.shape[1:]), 1, 0)
 
 
 def _join(array: jax.Array) -> jax.Array:

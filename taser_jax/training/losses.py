@@ -50,8 +50,8 @@ def contrastive_loss(
 
     Example:
         2 queries, 4 passages, positives 0 and 2, logits [[2, 1, 0, 0], [0, 0, 1, 3]]:
-        loss_0 = ln(e² + e + 2) − 2 = 0.493850, rank 1; loss_1 = ln(2 + e + e³) − 1 = 2.211640,
-        rank 2; loss = 1.352745, accuracy 0.5.
+        loss_0 = ln(e² + e + 2) − 2 = 0.493812, rank 1; loss_1 = ln(2 + e + e³) − 1 = 2.210998,
+        rank 2; loss = 1.352405, accuracy 0.5.
 
     Args:
         query_embeddings: all queries of the global batch.
@@ -103,9 +103,10 @@ def positive_rank(
         positive_score: the score at that column.
 
     Returns:
-        1 + #{j: s_j > s_pos} + #{j < pos: s_j = s_pos}, int32.
+        1 + #{j: s_j > s_pos} + #{j < pos: s_j = s_pos}, int32. A NaN counts against the
+        positive, so broken embeddings never rank well.
     """
     columns = jnp.arange(scores.shape[1], dtype=positive_index.dtype)[None, :]
-    above = scores > positive_score[:, None]
-    tied_before = (scores == positive_score[:, None]) & (columns < positive_index[:, None])
-    return 1 + jnp.sum(above | tied_before, axis=1, dtype=jnp.int32)
+    pivot, gold = positive_score[:, None], positive_index[:, None]
+    behind = (scores < pivot) | ((scores == pivot) & (columns > gold))
+    return 1 + jnp.sum(~behind & (columns != gold), axis=1, dtype=jnp.int32)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
+@runtime_checkable
 class RoutingSums(Protocol):
     """What a learned router adds up over its inputs (sequences, or non-padding tokens).
 

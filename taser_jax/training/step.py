@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ StepMetrics = dict[str, jax.Array]
 """Scalars by name; `finite` is a bool, the others are float32."""
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """A Flax module with a method `encode(tokens, role=, task=, train=) -> Encoded`.
 
@@ -213,19 +214,18 @@ def make_loss(
             "mean_rank": jnp.mean(rank),
             "mrr": jnp.mean(1.0 / rank),
         }
-        routed = query_routing is not None and passage_routing is not None
-        if routed:
+        if query_routing is not None and passage_routing is not None:
             metrics |= _routing_metrics(query_routing, passage_routing)
-        if objective.regularizer is not None:
-            if not routed:
-                raise ConfigError(
-                    "an entropy regulariser is set, but the model has no learned routing",
-                    where="ObjectiveConfig.regularizer",
-                    expected="sequence or token routing, or no regulariser",
-                    fix="set ROUTING to one of these, or the regulariser to None",
-                )
-            term = regularization(objective.regularizer, query_routing, passage_routing)
-            loss, metrics["regularization"] = loss + term, term
+            if objective.regularizer is not None:
+                term = regularization(objective.regularizer, query_routing, passage_routing)
+                loss, metrics["regularization"] = loss + term, term
+        elif objective.regularizer is not None:
+            raise ConfigError(
+                "an entropy regulariser is set, but the model has no learned routing",
+                where="ObjectiveConfig.regularizer",
+                expected="sequence or token routing, or no regulariser",
+                fix="set ROUTING to one of these, or the regulariser to None",
+            )
         return loss, metrics
 
     return loss_fn

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,15 @@ from taser_jax.training.losses import positive_rank
 _POOL_PURPOSE = 20
 # 2^26 float32 scores are 256 MiB on the device.
 _SCORES_AT_ONCE = 1 << 26
+
+
+@runtime_checkable
+class RowLists(Protocol):
+    """Lists of passage rows, such as `Ragged` of the token store or plain lists."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +88,8 @@ class RankMetrics:
 
 
 def select_pool(
-    positives: Sequence[Sequence[int]],
-    hard_negatives: Sequence[Sequence[int]],
+    positives: RowLists,
+    hard_negatives: RowLists,
     *,
     num_passages: int,
     config: PoolConfig | None = None,
@@ -156,7 +166,7 @@ def rank_in_pool(
     Returns:
         Average rank, mean reciprocal rank, and the ranks.
     """
-    queries, positive_index = np.asarray(query_embeddings), np.asarray(positive_index, np.int32)
+    queries, golds = np.asarray(query_embeddings), np.asarray(positive_index, np.int32)
     passages = jnp.asarray(passage_embeddings, jnp.float32)
     if block is None:
         block = max(1, _SCORES_AT_ONCE // len(passages))
@@ -164,12 +174,12 @@ def rank_in_pool(
     ranks = []
     for start in progress.track(range(0, len(queries), block), "rank golds", unit="block"):
         rows = np.arange(start, start + block).clip(max=len(queries) - 1)
-        ranks.append(np.asarray(_rank_block(queries[rows], passages, positive_index[rows])))
+        ranks.append(np.asarray(_rank_block(queries[rows], passages, golds[rows])))
     rank = np.concatenate(ranks)[: len(queries)]
     return RankMetrics(average_rank=float(rank.mean()), mrr=float((1.0 / rank).mean()), rank=rank)
 
 
-def mean_over_batches(batches: Iterable[Mapping[str, Array]]) -> dict[str, float]:
+def mean_over_batches(batches: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Mean of each metric over evaluation batches of equal size.
 
     DPR's validation loss is the mean of `nll` over development batches; like training's, it
@@ -201,10 +211,10 @@ def mean_over_batches(batches: Iterable[Mapping[str, Array]]) -> dict[str, float
 
 @jax.jit
 def _rank_block(
-    queries: Float[Array, "block dim"],
-    passages: Float[Array, "passages dim"],
-    positive_index: Int[Array, " block"],
-) -> Int[Array, " block"]:
+    queries: Float[jax.Array, "block dim"],
+    passages: Float[jax.Array, "passages dim"],
+    positive_index: Int[jax.Array, " block"],
+) -> Int[jax.Array, " block"]:
     scores = jnp.matmul(
         queries.astype(jnp.float32), passages.T, precision=jax.lax.Precision.HIGHEST
     )

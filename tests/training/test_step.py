@@ -1,0 +1,263 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tiny_encoder import TinyEncoder, init, make_batch
+
+from taser_jax.batch import Role
+from taser_jax.errors import ConfigError
+from taser_jax.training.keys import named_key
+from taser_jax.training.losses import contrastive_loss
+from taser_jax.training.routing_losses import RoutingRegularizer
+from taser_jax.training.state import TrainState, init_state, state_shardings
+from taser_jax.training.step import (
+    ObjectiveConfig,
+    apply_gradients,
+    make_eval_step,
+    make_loss,
+    make_train_step,
+)
+
+MODEL = TinyEncoder()
+PLAIN = TinyEncoder(dropout=0.0, routed=False)
+OPTIMIZER = optax.adam(2e-2)
+BATCH = make_batch(16)
+
+
+def fresh(model=MODEL, optimizer=OPTIMIZER, **kwargs) -> TrainState:
+    return init_state(functools.partial(init, model), optimizer, jax.random.key(0), **kwargs)
+
+
+@functools.cache
+def default_step():
+    return make_train_step(MODEL, OPTIMIZER, seed=3, schedule=lambda step: 0.5 / (1 + step))
+
+
+def assert_same_bits(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_named_keys_are_stable_and_distinct():
+    # First four bytes of SHA-256("dropout"), little endian; not Python's salted hash.
+    expected = jax.random.fold_in(jax.random.key(7), 0x290A4C1B)
+    assert jnp.array_equal(
+        jax.random.key_data(named_key(7, "dropout")), jax.random.key_data(expected)
+    )
+    keys = [named_key(0, "dropout"), named_key(0, "routing"), named_key(1, "dropout")]
+    assert len({tuple(jax.random.key_data(key).tolist()) for key in keys}) == 3
+
+
+def test_training_learns_and_reports():
+    step, state = default_step(), fresh()
+    history = []
+    for _ in range(50):
+        state, metrics = step(state, BATCH)
+        history.append({name: float(value) for name, value in metrics.items()})
+    assert history[-1]["loss"] < 0.7 * history[0]["loss"]
+    assert int(state.step) == 50
+    assert history[3]["learning_rate"] == pytest.approx(0.125)
+    first = history[0]
+    assert set(first) == {
+        "loss", "nll", "accuracy", "mean_rank", "mrr", "grad_norm", "param_norm", "finite",
+        "learning_rate", "routing/entropy", "routing/mutual_information",
+        "routing/query/expert_0_share", "routing/query/expert_1_share",
+        "routing/passage/expert_0_share", "routing/passage/expert_1_share",
+    }  # fmt: skip
+    assert first["finite"] == 1
+    assert first["param_norm"] == pytest.approx(float(optax.global_norm(fresh().params)), rel=1e-5)
+    shares = [first[f"routing/query/expert_{expert}_share"] for expert in (0, 1)]
+    assert sum(shares) == pytest.approx(1.0)
+    assert 1 / 32 <= first["mrr"] <= 1 <= first["mean_rank"] <= 32
+
+
+def test_a_step_depends_on_seed_and_step_alone():
+    def losses(step, start):
+        state = fresh()
+        state = TrainState(jnp.int32(start), state.params, state.opt_state)
+        return float(step(state, BATCH)[1]["loss"])
+
+    step = default_step()
+    assert losses(step, 5) == losses(step, 5)
+    assert losses(step, 5) != losses(step, 6)
+    other_seed = jax.jit(make_loss(MODEL, seed=4))
+    loss = other_seed(fresh().params, BATCH, step=jnp.int32(5))[0]
+    assert losses(step, 5) != float(loss)
+
+
+def test_a_non_finite_loss_changes_nothing():
+    step = default_step()
+    state, _ = step(fresh(), BATCH)
+    poisoned = jax.tree.map(jnp.copy, state.params)
+    poisoned["wi"]["bias"] = poisoned["wi"]["bias"].at[0].set(jnp.nan)
+    poisoned = TrainState(state.step, poisoned, state.opt_state)
+    before = jax.tree.map(np.asarray, poisoned)
+    after, metrics = step(poisoned, BATCH)
+    assert not metrics["finite"]
+    assert_same_bits(after, before)
+
+
+def test_a_non_finite_gradient_of_a_finite_loss_changes_nothing():
+    state = fresh(PLAIN)
+    gradients = jax.tree.map(jnp.ones_like, state.params)
+    gradients["wo"]["kernel"] = gradients["wo"]["kernel"].at[0, 0].set(jnp.inf)
+    after, metrics = apply_gradients(
+        state, gradients, optimizer=OPTIMIZER, losses=jnp.float32(1), key=jax.random.key(0)
+    )
+    assert not metrics["finite"]
+    assert_same_bits(after, state)
+
+
+def test_update_is_that_of_the_optimizer_on_the_gradient_of_the_loss():
+    optimizer = optax.sgd(0.1)
+    state = fresh(PLAIN, optimizer)
+
+    def nll(params):
+        def embed(tokens, role):
+            return PLAIN.apply({"params": params}, tokens, role=role, method="encode").embeddings
+
+        return contrastive_loss(
+            embed(BATCH.queries, Role.QUERY),
+            embed(BATCH.passages, Role.PASSAGE),
+            positive_index=jnp.asarray(BATCH.positive_index),
+            temperature=0.5,
+        ).loss
+
+    gradient = jax.jit(jax.grad(nll))(state.params)
+    expected = jax.tree.map(lambda p, g: p - 0.1 * g, state.params, gradient)
+    step = make_train_step(PLAIN, optimizer, objective=ObjectiveConfig(temperature=0.5))
+    after, metrics = step(state, BATCH)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), after.params, expected
+    )
+    norm = np.sqrt(sum(np.sum(np.float64(g) ** 2) for g in jax.tree.leaves(gradient)))
+    assert float(metrics["grad_norm"]) == pytest.approx(norm, rel=1e-5)
+
+
+def test_chunks_and_devices_do_not_change_a_step_without_noise():
+    def run(num_chunks, mesh=None):
+        state, batch = fresh(PLAIN), BATCH
+        if mesh is not None:
+            state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
+            batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))
+        step = make_train_step(PLAIN, OPTIMIZER, num_chunks=num_chunks)
+        return step(state, batch)
+
+    plain, plain_metrics = run(1)
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    sharded, sharded_metrics = run(2, mesh)
+    for metrics in (run(2)[1], sharded_metrics):
+        assert float(metrics["loss"]) == pytest.approx(float(plain_metrics["loss"]), rel=1e-6)
+        assert float(metrics["grad_norm"]) == pytest.approx(
+            float(plain_metrics["grad_norm"]), rel=1e-5
+        )
+        assert metrics["mean_rank"] == plain_metrics["mean_rank"]
+    assert len(sharded.params["wi"]["kernel"].sharding.device_set) == 8
+    # Adam's first step is the sign of the gradient, so compare moments, not parameters.
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),
+        sharded.opt_state[0].mu,
+        plain.opt_state[0].mu,
+    )
+
+
+def test_frozen_parameters_get_no_gradient():
+    optimizer = optax.sgd(0.1)
+    state = fresh(PLAIN, optimizer)
+    trainable = jax.tree.map(lambda _: True, state.params)
+    trainable["embeddings"]["embedding"] = False
+    before = jax.tree.map(np.asarray, state.params)
+    after, _ = make_train_step(PLAIN, optimizer, trainable=trainable)(state, BATCH)
+    assert_same_bits(after.params["embeddings"], before["embeddings"])
+    assert not np.array_equal(after.params["wi"]["kernel"], before["wi"]["kernel"])
+
+
+def test_regulariser_joins_the_loss_and_needs_a_router():
+    objective = ObjectiveConfig(regularizer=RoutingRegularizer(weight=2.0))
+    loss, metrics = make_loss(MODEL, objective=objective)(fresh().params, BATCH, step=jnp.int32(0))
+    assert float(metrics["regularization"]) < 0
+    assert float(loss) == pytest.approx(float(metrics["nll"] + metrics["regularization"]))
+    entropy = float(metrics["routing/entropy"])
+    assert float(metrics["regularization"]) == pytest.approx(-2 * entropy, rel=1e-5)
+    with pytest.raises(ConfigError, match="no learned routing"):
+        make_loss(PLAIN, objective=objective)(fresh(PLAIN).params, BATCH, step=jnp.int32(0))
+
+
+def test_temperature_must_be_positive():
+    with pytest.raises(ConfigError, match="temperature"):
+        ObjectiveConfig(temperature=0.0)
+
+
+def test_evaluation_has_no_noise_and_no_regulariser():
+    objective = ObjectiveConfig(regularizer=RoutingRegularizer(weight=5.0))
+    params = fresh().params
+    first = make_eval_step(MODEL, objective=objective)(params, BATCH)
+    chunked = make_eval_step(MODEL, num_chunks=4)(params, BATCH)
+    assert {"nll", "accuracy", "mean_rank", "mrr"} <= set(first)
+    assert "regularization" not in first
+    assert set(first) == set(chunked)
+    for name, value in first.items():
+        np.testing.assert_allclose(chunked[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def combiner():
+    """Sums gradients with a leading task axis, weighted by the losses; keeps their average."""
+
+    def init_fn(params):
+        return {"average": jax.tree.map(lambda p: jnp.zeros((2, *p.shape)), params)}
+
+    def update_fn(updates, state, params=None, *, losses, key, **extra):
+        total = jax.tree.map(lambda g: jnp.tensordot(losses, g, 1), updates)
+        return total, {
+            "average": jax.tree.map(lambda a, g: 0.5 * (a + g), state["average"], updates)
+        }
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def test_a_multi_task_combiner_fits_in_front_of_the_chain():
+    state = fresh(PLAIN, optimizer := optax.chain(combiner(), optax.sgd(1.0)))
+    gradients = jax.tree.map(lambda p: jnp.stack([p, -p]), state.params)
+    losses = jnp.array([0.5, 0.25])
+    after, metrics = apply_gradients(
+        state, gradients, optimizer=optimizer, losses=losses, key=jax.random.key(0)
+    )
+    jax.tree.map(
+        lambda new, old: np.testing.assert_allclose(new, 0.75 * old, rtol=1e-6),
+        after.params,
+        state.params,
+    )
+    assert metrics["finite"]
+    skipped, metrics = apply_gradients(
+        state,
+        gradients,
+        optimizer=optimizer,
+        losses=losses.at[1].set(jnp.nan),
+        key=jax.random.key(0),
+    )
+    assert not metrics["finite"]
+    assert_same_bits(skipped, state)
+
+
+def test_a_state_is_born_sharded_with_its_moments():
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    shardings = jax.tree.map(lambda _: replicated, fresh(PLAIN).params)
+    by_model = NamedSharding(mesh, PartitionSpec(None, "model"))
+    shardings["wi"]["kernel"] = by_model
+    optimizer = optax.chain(combiner(), optax.adam(1e-3))
+    state = fresh(PLAIN, optimizer, param_shardings=shardings)
+    adam = state.opt_state[1][0]
+    assert state.params["wi"]["kernel"].sharding == by_model
+    assert adam.mu["wi"]["kernel"].sharding == by_model
+    assert adam.nu["wi"]["kernel"].addressable_shards[0].data.shape == (8, 8)
+    average = state.opt_state[0]["average"]["wi"]["kernel"]
+    assert average.sharding.spec == PartitionSpec(None, None, "model")
+    assert adam.count.sharding.is_fully_replicated
+    assert state.step.dtype == jnp.int32
+    assert_same_bits(state.params, fresh(PLAIN).params)
+    with pytest.raises(ConfigError, match="wi"):
+        state_shardings(state, {"wo": shardings["wo"], "embeddings": shardings["embeddings"]})

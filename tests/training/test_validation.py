@@ -1,0 +1,108 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.training.validation import (
+    PoolConfig,
+    mean_over_batches,
+    rank_in_pool,
+    select_pool,
+)
+
+NO_OTHERS = PoolConfig(other_negatives=0)
+
+
+def test_worked_examples_of_the_docstrings():
+    pool = select_pool([[4], [1, 9]], [[7], [4]], num_passages=10, config=NO_OTHERS)
+    assert pool.query_rows.tolist() == [0, 1]
+    assert pool.passage_rows.tolist() == [1, 4, 7]
+    assert pool.positive_index.tolist() == [1, 0]
+    result = rank_in_pool(
+        np.array([[1.0, 0.0]], np.float32),
+        np.array([[0.5, 0], [2, 0], [1, 0]], np.float32),
+        positive_index=np.array([2]),
+    )
+    assert (result.average_rank, result.mrr, result.rank.tolist()) == (2.0, 0.5, [2])
+
+
+def test_pool_takes_what_dpr_takes():
+    rng = np.random.default_rng(0)
+    positives = [[int(rng.integers(1000))] if i % 3 else [] for i in range(60)]
+    hard = [rng.integers(1000, size=int(rng.integers(60))).tolist() for _ in range(60)]
+    config = PoolConfig(max_queries=25, hard_negatives=5, other_negatives=2, seed=1)
+    pool = select_pool(positives, hard, num_passages=1000, config=config)
+    assert len(pool.query_rows) == 25
+    assert all(positives[i] for i in pool.query_rows)
+    golds = [positives[i][0] for i in pool.query_rows]
+    assert pool.passage_rows[pool.positive_index].tolist() == golds
+    known = set(golds).union(*(hard[i][:5] for i in pool.query_rows))
+    others = set(pool.passage_rows.tolist()) - known
+    assert known <= set(pool.passage_rows.tolist())
+    assert 30 <= len(others) <= 50
+    assert np.all(np.diff(pool.passage_rows) > 0)
+    again = select_pool(positives, hard, num_passages=1000, config=config)
+    np.testing.assert_array_equal(again.passage_rows, pool.passage_rows)
+    other_seed = PoolConfig(max_queries=25, hard_negatives=5, other_negatives=2, seed=2)
+    differs = select_pool(positives, hard, num_passages=1000, config=other_seed)
+    assert differs.query_rows.tolist() != pool.query_rows.tolist()
+
+
+def oracle(queries, passages, positive):
+    ranks = []
+    for i, query in enumerate(queries):
+        scores = [float(np.dot(np.float64(query), np.float64(p))) for p in passages]
+        order = sorted(range(len(passages)), key=lambda j: (-scores[j], j))
+        ranks.append(order.index(positive[i]) + 1)
+    return np.array(ranks)
+
+
+@pytest.mark.parametrize("block", [1, 4, 7, None])
+def test_ranks_equal_a_sort_in_float64_whatever_the_block(block):
+    rng = np.random.default_rng(0)
+    # Small integers: exact in float32, with many ties.
+    queries = rng.integers(-2, 3, size=(10, 3)).astype(np.float32)
+    passages = rng.integers(-2, 3, size=(40, 3)).astype(np.float32)
+    positive = rng.integers(40, size=10)
+    expected = oracle(queries, passages, positive)
+    result = rank_in_pool(queries, jnp.asarray(passages), positive_index=positive, block=block)
+    np.testing.assert_array_equal(result.rank, expected)
+    assert result.average_rank == pytest.approx(expected.mean())
+    assert result.mrr == pytest.approx((1 / expected).mean())
+
+
+def test_a_better_passage_in_the_pool_costs_one_rank():
+    rng = np.random.default_rng(0)
+    queries = rng.normal(size=(5, 4)).astype(np.float32)
+    passages = rng.normal(size=(20, 4)).astype(np.float32)
+    positive = np.arange(5)
+    before = rank_in_pool(queries, passages, positive_index=positive)
+    best_for_0 = 100 * queries[:1]
+    after = rank_in_pool(queries, np.concatenate([passages, best_for_0]), positive_index=positive)
+    beaten = (queries @ best_for_0[0]) > np.sum(queries * passages[:5], axis=1)
+    np.testing.assert_array_equal(after.rank, before.rank + beaten)
+    assert beaten[0]
+
+
+def test_nan_embeddings_rank_last():
+    queries = np.full((2, 3), np.nan, np.float32)
+    passages = np.ones((4, 3), np.float32)
+    result = rank_in_pool(queries, passages, positive_index=np.array([0, 1]))
+    assert result.rank.tolist() == [4, 4]
+
+
+def test_mean_over_batches():
+    batches = [
+        {"nll": jnp.float32(1), "mrr": 0.5 * np.ones(())},
+        {"nll": 2 * np.ones(()), "mrr": np.ones(())},
+    ]
+    assert mean_over_batches(batches) == {"nll": 1.5, "mrr": 0.75}
+    with pytest.raises(DataError, match="no validation batch"):
+        mean_over_batches([])
+
+
+def test_bad_input():
+    with pytest.raises(DataError, match="none of 2 validation queries"):
+        select_pool([[], []], [[1], [2]], num_passages=5)
+    with pytest.raises(ConfigError, match="max_queries 0"):
+        PoolConfig(max_queries=0)
