@@ -1,0 +1,26 @@
+"""Open-domain question answering over one merged collection, as DPR and TASER train it.
+
+`taser prepare` with the passages and questions of both sets makes the collection "open_qa". To add
+a set: one more name in `TASKS`.
+"""
+
+import seqio
+
+from taser_jax.data.preprocessors import QueryNormalization
+from taser_jax.data.tasks import add_retrieval_task
+
+TASKS = ("nq", "squad")
+
+for _task in TASKS:
+    add_retrieval_task(
+        f"open_qa_{_task}",
+        collection="open_qa",
+        task=_task,
+        normalization=QueryNormalization.CURLY_APOSTROPHE,
+    )
+
+seqio.MixtureRegistry.add(
+    "open_qa",
+    [f"open_qa_{task}" for task in TASKS],
+    default_rate=seqio.mixing_rate_num_examples,
+)

@@ -1,0 +1,28 @@
+"""Copy this file to define a retrieval task on a collection of your own; keep what you need.
+
+taser prepare ...                                 # makes the collection "my_collection"
+taser tokenize --import=my_tasks --gin.MIXTURE_OR_TASK_NAME=my_mixture
+"""
+
+import seqio
+import tensorflow as tf
+
+from taser_jax.data.preprocessors import QueryNormalization
+from taser_jax.data.tasks import add_retrieval_task
+
+
+def ask_politely(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Puts words before every query, while it is still text."""
+    return dataset.map(lambda example: {**example, "query": "please find: " + example["query"]})
+
+
+add_retrieval_task("my_questions", collection="my_collection", task="questions")
+add_retrieval_task(
+    "my_claims",
+    collection="my_collection",
+    task="claims",
+    normalization=QueryNormalization.CURLY_APOSTROPHE,
+    query_preprocessors=[ask_politely],
+)
+# Two batches of questions to one of claims.
+seqio.MixtureRegistry.add("my_mixture", [("my_questions", 2.0), ("my_claims", 1.0)])
