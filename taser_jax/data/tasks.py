@@ -90,7 +90,7 @@ def add_retrieval_task(
         name,
         source=QuerySource(collection, name if task is None else task),
         preprocessors=[*query_preprocessors, _QueryTokenizer(normalization)],
-        output_features={"query": _feature()},
+        output_features={"query": _TOKENS},
     )
 
 
@@ -104,7 +104,7 @@ def add_passages_task(name: str, *, collection: str, titles: Titles = Titles.INC
         name,
         source=PassageSource(collection),
         preprocessors=[_PassageTokenizer(titles)],
-        output_features={"passage": _feature()},
+        output_features={"passage": _TOKENS},
     )
 
 
@@ -293,16 +293,20 @@ class ContextVocabulary(seqio.Vocabulary):
         return tf.ensure_shape(texts, ids.shape[:-1])
 
 
+# One for all: SeqIO mixes tasks only where their vocabularies are equal.
+_TOKENS = seqio.Feature(ContextVocabulary(), add_eos=False)
+
+
 @dataclasses.dataclass(frozen=True)
 class _QueryTokenizer:
     """Preprocessor: `query` from text to ids, the text kept as `query_pretokenized`."""
 
     normalization: QueryNormalization
+    # SeqIO sets fields of this name to the lengths that a data set is asked for with.
+    sequence_length: Mapping[str, int] | None = None
 
-    def __call__(
-        self, dataset: tf.data.Dataset, sequence_length: Mapping[str, int] | None = None
-    ) -> tf.data.Dataset:
-        vocabulary, length = _context().vocabulary, (sequence_length or {}).get("query")
+    def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        vocabulary, length = _context().vocabulary, (self.sequence_length or {}).get("query")
 
         def tokenize(batch: dict[str, Any]) -> dict[str, Any]:
             texts = preprocessors.normalize_queries(batch["query"], self.normalization)
@@ -317,11 +321,11 @@ class _PassageTokenizer:
     """Preprocessor: `title` and `text` to the ids of `passage`."""
 
     titles: Titles
+    # SeqIO sets fields of this name to the lengths that a data set is asked for with.
+    sequence_length: Mapping[str, int] | None = None
 
-    def __call__(
-        self, dataset: tf.data.Dataset, sequence_length: Mapping[str, int] | None = None
-    ) -> tf.data.Dataset:
-        vocabulary, length = _context().vocabulary, (sequence_length or {}).get("passage")
+    def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        vocabulary, length = _context().vocabulary, (self.sequence_length or {}).get("passage")
 
         def tokenize(batch: dict[str, Any]) -> dict[str, Any]:
             titles = batch["title"]
@@ -341,10 +345,6 @@ def _context() -> DataContext:
             expected="tasks to be used inside `with use_data(data_dir=..., vocabulary=...)`",
         )
     return context
-
-
-def _feature() -> seqio.Feature:
-    return seqio.Feature(ContextVocabulary(), add_eos=False)
 
 
 def _map_batches(dataset: tf.data.Dataset, function: Callable) -> tf.data.Dataset:

@@ -136,7 +136,7 @@ def _work(
             raise ConfigError(f"split {split!r}", expected=f"of {', '.join(SPLITS)}")
     work = []
     for task in tasks:
-        found = [split for split in splits if split in task.splits]
+        found = [split for split in splits if split in task.source.splits]
         if not found:
             prepared = list_tasks(data_dir, task.source.collection)
             raise DataError(
