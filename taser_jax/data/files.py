@@ -43,6 +43,8 @@ _STORAGE_MESSAGES = (
 # json's error sits this close to the end of what was read when the text merely stops there:
 # the longest literal or escape that can be cut is shorter.
 _CUT_LITERAL = 16
+_WHITE_SPACE = " \t\r\n"
+_BETWEEN_VALUES = _WHITE_SPACE + ",["
 
 
 def is_remote(path: FilePath) -> bool:
@@ -215,18 +217,16 @@ def _storage_error(path: FilePath, reason: str, number: int | None) -> StorageEr
 
 def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
     decoder = json.JSONDecoder()
+    buffer, position, line = "", 0, 1
+    at_end = False
+    between = ""  # What came since the last value: white space, commas, at first the bracket.
     with open_text(path) as text:
-        buffer, line, at_end = text.read(_CHUNK), 1, False
-        position = buffer.index("[") + 1
-        line += buffer.count("\n", 0, position)
-        first = True
         while True:
-            # Between values: white space, a comma, or the closing bracket.
             start = position
-            while position < len(buffer) and buffer[position] in " \t\r\n,":
+            while position < len(buffer) and buffer[position] in _BETWEEN_VALUES:
                 position += 1
-            separators = buffer[start:position]
-            line += separators.count("\n")
+            between += buffer[start:position].strip(_WHITE_SPACE)
+            line += buffer.count("\n", start, position)
             if position == len(buffer):
                 if at_end:
                     raise _cut_short(path, line)
@@ -240,21 +240,22 @@ def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
                 cut = error.msg.startswith("Unterminated string") or (
                     error.pos >= len(buffer) - _CUT_LITERAL
                 )
-                if not cut:
-                    at = line + buffer.count("\n", position, error.pos)
-                    raise _malformed_json(path, at, error) from error
-                if at_end:
+                if cut and not at_end:
+                    buffer, position, at_end = _refill(text, buffer[position:])
+                    continue
+                if cut:
                     raise _cut_short(path, line) from error
-                buffer, position, at_end = _refill(text, buffer[position:])
-                continue
-            if not first and "," not in separators and start != 0:
+                at = line + buffer.count("\n", position, error.pos)
+                raise _malformed_json(path, at, error) from error
+            if between not in ("[", ","):
                 raise DataError(
-                    "two values without a comma between them",
+                    f"found {between!r} between two values",
                     where=f"{os.fspath(path)}:{line}",
-                    expected="a JSON array of objects",
+                    expected="one comma",
+                    fix="write the file again with a JSON library",
                 )
             yield line, _as_object(path, line, value)
-            first = False
+            between = ""
             line += buffer.count("\n", position, stop)
             position = stop
 

@@ -12,7 +12,10 @@ from typing import overload
 import numpy as np
 from etils import epath
 
+from taser_jax.data.files import is_remote, storage_errors
+
 _IDS, _OFFSETS, _ALIASES = "ids.txt", "id_offsets.npy", "aliases.json"
+_IDS_BLOCK = 4096
 
 
 def text_hash(text: str) -> int:
@@ -154,7 +157,7 @@ class Ids(Sequence[str]):
     def open(cls, directory: epath.Path) -> Ids:
         """Opens ids.txt, memory-mapped where it is local."""
         path = directory / _IDS
-        if _is_local(path):
+        if not is_remote(path):
             data: np.ndarray = np.memmap(path, np.uint8, mode="r")
         else:
             data = np.frombuffer(path.read_bytes(), np.uint8)
@@ -162,27 +165,42 @@ class Ids(Sequence[str]):
 
 
 class IdsWriter:
-    """Writes ids.txt line by line and the offsets at the end."""
+    """Writes ids.txt in blocks and the offsets at the end.
+
+    Args:
+        directory: where they go.
+    """
 
     def __init__(self, directory: epath.Path) -> None:
         self._directory = directory
         self._file = (directory / _IDS).open("wb")
         self._offsets = array.array("q", [0])
+        self._block: list[bytes] = []
 
     def add(self, id: str) -> None:
         """Writes one id; it must hold no newline."""
         line = id.encode("utf-8") + b"\n"
-        self._file.write(line)
+        self._block.append(line)
         self._offsets.append(self._offsets[-1] + len(line))
+        if len(self._block) >= _IDS_BLOCK:
+            self._flush()
 
     def close(self) -> None:
         """Completes both files."""
+        self._flush()
         self._file.close()
         save_array(self._directory / _OFFSETS, np.frombuffer(self._offsets, np.int64))
 
     def abandon(self) -> None:
         """Lets the file go without completing it."""
+        self._block = []
         self._file.close()
+
+    def _flush(self) -> None:
+        with storage_errors(self._directory):
+            self._file.write(b"".join(self._block))
+            self._file.flush()
+        self._block = []
 
 
 def save_aliases(directory: epath.Path, aliases: Mapping[str, int]) -> None:
@@ -203,11 +221,7 @@ def save_array(path: epath.Path, array: np.ndarray) -> None:
 
 def load_array(path: epath.Path) -> np.ndarray:
     """np.load, memory-mapped where the file is local."""
-    if _is_local(path):
+    if not is_remote(path):
         return np.load(path, mmap_mode="r")
     with path.open("rb") as file:
         return np.load(file)
-
-
-def _is_local(path: epath.Path) -> bool:
-    return "://" not in str(path)

@@ -149,4 +149,8 @@ class PassageResolver:
         if row is not None:
             return row
         row = self._store.find(id)
-        return row if row is not None and row in self._rows_of_source[label] else None
+        if row is None:
+            return None
+        # Not by an alias: that would be another file's name for the passage.
+        own = row in self._rows_of_source[label] and self._store.ids[row] == id
+        return row if own else None

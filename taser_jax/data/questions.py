@@ -161,7 +161,7 @@ class QuestionMapper:
             if row is None:
                 self._missing(
                     f"id {context.id!r}, title {context.title!r}",
-                    f"{question.where}, field positive_ctxs[{number}]",
+                    f"{question.where}, positive_ctxs[{number}]",
                 )
             else:
                 rows.append(row)

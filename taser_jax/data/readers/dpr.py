@@ -175,7 +175,7 @@ def _contexts(record: Mapping[str, Any], name: str, where: str) -> tuple[Context
         )
     contexts = []
     for number, context in enumerate(value):
-        at = f"{where}, field {name}[{number}]"
+        at = f"{where}, {name}[{number}]"
         if not isinstance(context, dict):
             raise DataError(f"found a {type(context).__name__}", where=at, expected="{title, text}")
         title = context.get("title")
@@ -217,7 +217,7 @@ def _located_passages(path: FilePath) -> Iterator[tuple[int, Passage]]:
 
 def _csv_rows(path: FilePath) -> Iterator[tuple[int, list[str]]]:
     """Yields (line a row starts on, columns); a quoted column may span lines."""
-    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
+    csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.reader((line for _, line in numbered_lines(path)), delimiter="\t")
     while True:
         start = reader.line_num + 1

@@ -1,0 +1,159 @@
+import errno
+import gzip
+import itertools
+import json
+import os
+
+import pytest
+
+from taser_jax.data import files
+from taser_jax.errors import DataError, StorageError
+
+
+def _write(path, content: bytes) -> str:
+    if path.suffix == ".gz":
+        content = gzip.compress(content)
+    path.write_bytes(content)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_numbered_lines_keeps_newlines_and_only_splits_at_line_feeds(tmp_path, name):
+    path = _write(tmp_path / name, "\ufeffone\r\ntwo\u2028still two\nthrée".encode())
+    assert list(files.numbered_lines(path)) == [
+        (1, "one\r\n"),
+        (2, "two\u2028still two\n"),
+        (3, "thrée"),
+    ]
+    with files.open_text(path) as text:
+        assert text.read() == "one\r\ntwo\u2028still two\nthrée"
+
+
+def test_a_path_with_a_scheme_is_read_through_tensorflow(tmp_path):
+    path = "file://" + _write(tmp_path / "a.jsonl.gz", b'{"a": 1}\n{"a": 2}\n')
+    assert [record["a"] for _, record in files.json_records(path)] == [1, 2]
+    assert files.file_digest(path) == files.file_digest(str(tmp_path / "a.jsonl.gz"))
+    assert files.file_exists(path)
+    with pytest.raises(DataError, match=r"missing\.tsv: cannot be read"):
+        list(files.numbered_lines(f"file://{tmp_path}/missing.tsv"))
+
+
+@pytest.mark.parametrize("read", [files.numbered_lines, files.json_records, files.file_digest])
+def test_a_missing_file_is_named(tmp_path, read):
+    with pytest.raises(DataError, match=r"nowhere\.txt: cannot be read: No such file"):
+        for _ in read(tmp_path / "nowhere.txt"):
+            pass
+
+
+@pytest.mark.parametrize("name", ["empty.txt", "empty.txt.gz"])
+@pytest.mark.parametrize("read", [files.numbered_lines, files.json_records])
+def test_an_empty_file_is_an_error(tmp_path, name, read):
+    path = _write(tmp_path / name, b"")
+    with pytest.raises(DataError, match="the file is empty"):
+        list(read(path))
+
+
+def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path):
+    path = _write(tmp_path / "latin.txt", b"fine\ncaf\xe9\n")
+    lines = files.numbered_lines(path)
+    assert next(lines) == (1, "fine\n")
+    with pytest.raises(DataError, match=r"latin\.txt:2: not UTF-8: byte 0xe9"):
+        next(lines)
+    with files.open_text(path) as text, pytest.raises(UnicodeDecodeError):
+        text.read()
+    array = _write(tmp_path / "latin.json", b'[{"a": "caf\xe9"}]')
+    with pytest.raises(DataError, match=r"latin\.json: not UTF-8"):
+        list(files.json_records(array))
+
+
+def test_a_truncated_gzip_yields_its_good_lines_then_says_so(tmp_path):
+    whole = gzip.compress(os.urandom(1000).hex().encode() * 20)
+    path = tmp_path / "cut.txt.gz"
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"cut\.txt\.gz: the gzip stream is broken or cut short"):
+        list(files.numbered_lines(path))
+
+
+def test_a_gz_name_on_plain_text_is_an_error(tmp_path):
+    path = tmp_path / "plain.txt.gz"
+    path.write_bytes(b"not gzip at all\n")
+    with pytest.raises(DataError, match="the gzip stream is broken"):
+        list(files.numbered_lines(path))
+
+
+def test_json_lines_names_the_malformed_line(tmp_path):
+    path = _write(tmp_path / "a.jsonl", b'{"a": 1}\n\n{"a": 2\n')
+    records = files.json_lines(path)
+    assert next(records) == (1, {"a": 1})
+    with pytest.raises(DataError, match=r"a\.jsonl:3: not valid JSON.*\n.*\n  fix: "):
+        next(records)
+    path = _write(tmp_path / "b.jsonl", b'{"a": 1}\n["a"]\n')
+    with pytest.raises(DataError, match=r"b\.jsonl:2: found a JSON list"):
+        list(files.json_lines(path))
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
+def test_a_json_array_is_streamed_whatever_the_chunk(tmp_path, monkeypatch, indent, chunk):
+    rows = [
+        {"n": n, "text": 'quote " \\ tab\t é \u2028 ]}', "t": [True, None, -1.5e-3], "d": {}}
+        for n in range(9)
+    ]
+    path = _write(tmp_path / "a.json", json.dumps(rows, indent=indent).encode())
+    monkeypatch.setattr(files, "_CHUNK", chunk)
+    assert [record for _, record in files.json_records(path)] == rows
+
+
+def test_a_json_array_reports_the_line_each_value_starts_on(tmp_path):
+    path = _write(tmp_path / "a.json", b'\n[\n {"a":\n 1},\n\n {"a": 2}, {"a": 3}\n]\n')
+    assert [line for line, _ in files.json_records(path)] == [3, 6, 6]
+
+
+def test_a_json_array_is_read_no_further_than_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_CHUNK", 16)
+    path = _write(tmp_path / "a.json", b'[{"a": 1}, {"a": 2}, ' + b" " * 200 + b"{broken")
+    assert len(list(itertools.islice(files.json_records(path), 2))) == 2
+
+
+@pytest.mark.parametrize("chunk", [5, 1 << 20])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'[{"a": 1},\n{"a": 2}', r":2: the JSON array is not closed"),
+        (b'[{"a": 1},\n{"a": "cut', r":2: the JSON array is not closed"),
+        (b'[{"a": 1},\n{"a" 2}, {"b": "long enough to be far from the end"}]', ":2: not valid"),
+        (b'[{"a": 1}\n{"a": 2}]', r":2: found '' between two values"),
+        (b'[{"a": 1},,\n{"a": 2}]', r":2: found ',,' between two values"),
+        (b'[{"a": 1},\n3]', r":2: found a JSON int"),
+    ],
+)
+def test_a_broken_json_array_names_the_line(tmp_path, monkeypatch, chunk, content, message):
+    monkeypatch.setattr(files, "_CHUNK", chunk)
+    path = _write(tmp_path / "a.json", content)
+    with pytest.raises(DataError, match=r"a\.json" + message):
+        list(files.json_records(path))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
+def test_storage_errors_tells_what_to_do(number):
+    expected = pytest.raises(StorageError, match="out/x: could not write")
+    with expected as caught, files.storage_errors("out/x"):
+        raise OSError(number, os.strerror(number))
+    advice = "free some space" if number in (errno.ENOSPC, errno.EDQUOT) else "permissions"
+    assert advice in (caught.value.fix or "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_storage_errors_catches_a_disk_that_is_really_full():
+    expected = pytest.raises(StorageError, match="No space left")
+    with expected, files.storage_errors("/dev/full"), open("/dev/full", "w") as file:
+        file.write("x")
+
+
+def test_storage_errors_leaves_other_errors_alone():
+    with pytest.raises(FileNotFoundError), files.storage_errors("x"):
+        raise FileNotFoundError(errno.ENOENT, "gone")
+    with pytest.raises(ValueError, match="mine"), files.storage_errors("x"):
+        raise ValueError("mine")
+    with pytest.raises(StorageError, match="No space left"), files.storage_errors("x"):
+        raise RuntimeError("write() failed: No space left on device")

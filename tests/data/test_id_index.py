@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+from etils import epath
+
+from taser_jax.data import id_index
+
+
+def test_hash_and_normal_form_are_fixed():
+    # Written down: saved indexes are read by other processes and other machines.
+    assert id_index.text_hash("12") == 0xE330C688E1097A6B
+    assert id_index.normalized_content(" A  b", "c\n\td e\u0301") == "A b\nc d \u00e9"
+
+
+@pytest.mark.parametrize("block", [1, 3, 8, 1000])
+def test_repeat_finder_agrees_with_a_set(block):
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        texts = [str(n) for n in rng.choice(400, size=int(rng.integers(1, 60)))]
+        finder = id_index.RepeatFinder(block=block)
+        found = [text for text in map(finder.add, texts) if text is not None]
+        found += [text for text in [finder.flush()] if text is not None]
+        repeated = {text for text in texts if texts.count(text) > 1}
+        assert set(found) <= repeated
+        assert bool(found) == bool(repeated)
+
+
+def test_hash_index_lists_every_row_of_a_hash(tmp_path):
+    hashes = np.array([7, 2**64 - 1, 7, 0, 7], np.uint64)
+    index = id_index.HashIndex.from_hashes(hashes)
+    index.save(epath.Path(tmp_path), "x")
+    for opened in (index, id_index.HashIndex.open(epath.Path(tmp_path), "x")):
+        assert opened.candidates(7) == [0, 2, 4]
+        assert opened.candidates(2**64 - 1) == [1]
+        assert opened.candidates(0) == [3]
+        assert opened.candidates(8) == []
+        assert list(opened.repeated()) == [(0, 2), (2, 4)]
+
+
+def test_ids_read_like_a_list(tmp_path):
+    names = ["a", "", "größe", "x y"] * 2500 + ["last"]
+    writer = id_index.IdsWriter(epath.Path(tmp_path))
+    for name in names:
+        writer.add(name)
+    writer.close()
+    ids = id_index.Ids.open(epath.Path(tmp_path))
+    assert list(ids) == names
+    assert len(ids) == len(names)
+    assert (ids[2], ids[-1], ids[np.int64(3)], ids[1:4]) == ("größe", "last", "x y", names[1:4])
+    with pytest.raises(IndexError):
+        ids[len(names)]

@@ -1,0 +1,143 @@
+import os
+import re
+
+import pytest
+
+from taser_jax.data.collections import PassageStore, QuerySet
+from taser_jax.data.prepare import prepare_beir, prepare_dpr
+from taser_jax.data.questions import QuestionFiles
+from taser_jax.data.readers import dpr
+
+
+@pytest.fixture(scope="module")
+def merged(shared_data, tmp_path_factory):
+    """SQuAD's, NQ's and kilt_mini's passages in one collection."""
+    data_dir = tmp_path_factory.mktemp("data")
+    squad, nq = shared_data / "squad", shared_data / "nq_qed"
+    prepared = prepare_dpr(
+        data_dir=data_dir,
+        collection="multi",
+        passages={
+            "squad": squad / "psgs_squad_dev.tsv.gz",
+            "nq": nq / "psgs_nq_qed.tsv.gz",
+            "kilt": shared_data / "kilt_mini" / "passages.tsv.gz",
+        },
+        tasks={
+            "squad": {
+                "train": squad / "squad_split_train.dpr.jsonl.gz",
+                "validation": QuestionFiles(
+                    squad / "squad_split_dev.qa.csv.gz",
+                    ids=squad / "squad_split_dev.queries.tsv.gz",
+                    qrels=squad / "squad_split_dev.qrels.tsv.gz",
+                    passages="squad",
+                ),
+                "test": squad / "squad_split_dev.dpr.jsonl.gz",
+            },
+            "nq": {
+                "train": nq / "nq_qed_train.dpr.jsonl.gz",
+                "validation": nq / "nq_qed_dev.dpr.jsonl.gz",
+                "test": QuestionFiles(
+                    nq / "nq_qed_dev.qa.csv.gz",
+                    ids=nq / "nq_qed_dev.queries.tsv.gz",
+                    qrels=nq / "nq_qed_dev.qrels.tsv.gz",
+                    passages="nq",
+                ),
+            },
+        },
+    )
+    return data_dir, prepared
+
+
+@pytest.mark.parametrize(
+    ("path", "count"),
+    [
+        ("squad/psgs_squad_dev.tsv.gz", 2067),
+        ("nq_qed/psgs_nq_qed.tsv.gz", 9826),
+        ("kilt_mini/passages.tsv.gz", 57937),
+    ],
+)
+def test_passage_counts(shared_data, path, count):
+    assert sum(1 for _ in dpr.read_passages(shared_data / path)) == count
+
+
+def test_kilt_mini_passages_name_their_page(shared_data):
+    pages = {
+        passage.page_id for passage in dpr.read_passages(shared_data / "kilt_mini/passages.tsv.gz")
+    }
+    assert len(pages) == 28537
+
+
+@pytest.mark.parametrize(
+    ("path", "count"),
+    [
+        ("squad/squad_split_train.dpr.jsonl.gz", 8038),
+        ("squad/squad_split_dev.dpr.jsonl.gz", 1584),
+        ("squad/squad_split_dev.qa.csv.gz", 1584),
+        ("nq_qed/nq_qed_train.dpr.jsonl.gz", 7131),
+        ("nq_qed/nq_qed_train.qa.csv.gz", 7131),
+        ("nq_qed/nq_qed_dev.dpr.jsonl.gz", 1359),
+        ("nq_qed/nq_qed_dev.qa.csv.gz", 1359),
+        ("qa/dpr_nq_dev.qa.csv.gz", 8757),
+    ],
+)
+def test_question_counts(shared_data, path, count):
+    questions = list(dpr.read_questions(shared_data / path))
+    assert len(questions) == count
+    assert all(question.answers for question in questions)
+
+
+def test_curated_trec_answers_are_one_regular_expression_each(shared_data):
+    path = shared_data / "qa/curatedtrec_curated_train.qa.csv.gz"
+    questions = list(dpr.read_questions(path))
+    assert all(len(question.answers) == 1 for question in questions)
+    assert all(re.compile(question.answers[0]) for question in questions)
+    assert questions[0].answers == ("Sept?(ember)?|Feb(ruary)?",)
+
+
+def test_merging_squad_nq_and_kilt_mini_gives_kilt_mini(merged, shared_data):
+    data_dir, prepared = merged
+    # kilt_mini holds all of SQuAD's and NQ's passages; NQ's first 2,067 ids clash with SQuAD's.
+    assert (prepared.passages, prepared.merged, prepared.renamed) == (57937, 2067 + 9826, 2067)
+    store = PassageStore.open(data_dir, "multi")
+    rows = []
+    for passage in dpr.read_passages(shared_data / "kilt_mini/passages.tsv.gz"):
+        row = store.find(f"kilt:{passage.id}")
+        rows.append(store.row_of(passage.id) if row is None else row)
+    assert sorted(rows) == list(range(57937))
+    assert [split.queries for split in prepared.splits] == [8038, 1584, 1584, 7131, 1359, 1359]
+    assert all(split.missing_positives == 0 for split in prepared.splits)
+
+
+@pytest.mark.parametrize(
+    ("task", "by_content", "by_qrels"),
+    [("squad", "test", "validation"), ("nq", "validation", "test")],
+)
+def test_qrels_and_contexts_name_the_same_rows(merged, task, by_content, by_qrels):
+    data_dir, _ = merged
+    one = list(QuerySet.open(data_dir, "multi", task, by_content))
+    other = list(QuerySet.open(data_dir, "multi", task, by_qrels))
+    assert [(q.id, q.text, q.positives, q.answers) for q in one] == [
+        (q.id, q.text, q.positives, q.answers) for q in other
+    ]
+    store = PassageStore.open(data_dir, "multi")
+    golds = store.get_many([query.positives[0] for query in one])
+    held = sum(
+        any(answer in passage.text for answer in query.answers)
+        for query, passage in zip(one, golds, strict=True)
+    )
+    assert held / len(one) > 0.9
+
+
+def test_scifact(shared_data, tmp_path):
+    prepared = prepare_beir(
+        data_dir=tmp_path,
+        collection="scifact",
+        directories={"scifact": os.fspath(shared_data / "beir/scifact")},
+    )
+    assert prepared.passages == 5183
+    assert {split.split: split.queries for split in prepared.splits} == {"train": 809, "test": 300}
+    test = QuerySet.open(tmp_path, "scifact", "scifact", "test")
+    assert sum(len(query.positives) for query in test) == 339
+    store = PassageStore.open(tmp_path, "scifact")
+    first = next(iter(test))
+    assert (first.id, store[first.positives[0]].id) == ("1", "31715818")
