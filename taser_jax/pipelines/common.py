@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from taser_jax.data.collections import PassageStore, QuerySet, list_tasks
 from taser_jax.errors import ConfigError
+from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
 from taser_jax.retrieval.runs import Run, read_trec_run
 
 
@@ -65,3 +66,10 @@ def read_task_run(runs_dir: str | pathlib.Path, queries: QuerySet, store: Passag
             fix="run `taser search` or `taser bm25` for it first",
         )
     return read_trec_run(path, store.row_of, query_ids=[query.id for query in queries])
+
+
+def answer_matcher(store: PassageStore, match: AnswerMatch) -> AnswerMatcher:
+    """Looks answers up in the passages of a store; a context manager."""
+    return AnswerMatcher(
+        lambda rows: [passage.text for passage in store.get_many(rows)], match=match
+    )

@@ -54,15 +54,22 @@ class LoadedModel:
         """Number of parameters."""
         return parameter_count(self.params)
 
+    @property
+    def batch_multiple(self) -> int:
+        """What batches to encode should be multiples of: the devices, and at least 8."""
+        devices = self.partitioner.batch_devices
+        return devices * -(-8 // devices)
+
     def encode_fn(self, role: Role, *, task: str | None = None) -> EncodeFn:
         """Tokens -> float32 embeddings on the devices, [batch, dim]; any batch size."""
         devices = self.partitioner.batch_devices
 
         @jax.jit
         def apply(params: Any, tokens: Tokens) -> jax.Array:
-            return self.model.apply(
+            encoded: Any = self.model.apply(
                 {"params": params}, tokens, role=role, task=task, method="encode"
-            ).embeddings
+            )
+            return encoded.embeddings
 
         def encode(tokens: Tokens) -> jax.Array:
             count = len(tokens.ids)

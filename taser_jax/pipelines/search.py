@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from taser_jax.batch import Role
 from taser_jax.data.collections import PassageStore
 from taser_jax.data.token_store import TokenStore
-from taser_jax.fingerprint import require_equal
 from taser_jax.pipelines.common import run_path, tasks_with
 from taser_jax.pipelines.models import load_model
 from taser_jax.progress import phase
-from taser_jax.retrieval.embeddings import encode_queries
+from taser_jax.retrieval.embeddings import EncodeConfig, encode_queries
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.runs import Run, write_trec_run
 
@@ -28,7 +27,6 @@ def search(
     tasks: Sequence[str] | None = None,
     k: int = 100,
     step: int | None = None,
-    batch_size: int = 128,
     tag: str = "taser",
 ) -> list[pathlib.Path]:
     """Searches the queries of a split with a trained model, one run file a task.
@@ -43,7 +41,6 @@ def search(
         tasks: which tasks; None means all that have the split.
         k: results a query.
         step: which checkpoint; None means the best one.
-        batch_size: queries encoded at once.
         tag: the run files' last column.
 
     Returns:
@@ -56,19 +53,18 @@ def search(
     collection = tokens.metadata.collection
     store = PassageStore.open(data_dir, collection)
     model = load_model(model_dir, step=step)
-    searcher = open_index(index_dir)
-    require_equal(
+    searcher = open_index(
         index_dir,
-        found=searcher.fingerprints,
-        expected={"model": model.fingerprint, "collection": store.fingerprint},
-        fix="encode and index again with this model (`taser encode`, `taser index`)",
+        fingerprints={"model": model.fingerprint, "collection": store.fingerprint},
     )
     paths = []
     for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = tokens.queries(task, split)
         with phase(f"search of {task} {split}"):
             embeddings = encode_queries(
-                model.encode_fn(Role.QUERY, task=task), queries, batch_size=batch_size
+                model.encode_fn(Role.QUERY, task=task),
+                queries,
+                config=EncodeConfig(batch_multiple=model.batch_multiple),
             )
             result = searcher.search(embeddings, k)
         path = run_path(output_dir, task, split)

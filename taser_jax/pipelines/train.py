@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from taser_jax.batch import Batch, Tokens
 from taser_jax.data.batching import BatchingConfig, BatchStream
+from taser_jax.data.mixing import rates_from_weights
 from taser_jax.data.negatives import read_negatives
 from taser_jax.data.prefetch import prefetch
 from taser_jax.data.token_arrays import Ragged, TokenizedQueries
@@ -49,6 +51,9 @@ from taser_jax.training.routing_losses import RoutingRegularizer
 from taser_jax.training.state import init_state, state_shardings
 from taser_jax.training.step import ObjectiveConfig, make_train_step
 from taser_jax.training.validation import PoolConfig
+
+# Beside the token store: the SeqIO mixture it was made from, with its sampling weights.
+MIXTURE_FILE = "mixture.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,10 +172,11 @@ def _train(
     share = partitioner.host_share
     stream = validation_tasks = None
     if store is not None:
+        queries = training_queries(store, task_names=task_names, negatives_dirs=negatives_dirs)
         stream = BatchStream(
             store,
-            training_queries(store, task_names=task_names, negatives_dirs=negatives_dirs),
-            training.batching,
+            queries,
+            _with_mixture_rates(training.batching, store, queries),
             process_index=share.index,
             process_count=share.count,
         )
@@ -205,7 +211,7 @@ def _train(
         trainable=trainable(training.optimizer, shapes),
         state_shardings=state_shardings(abstract_state, shardings),
     )
-    table = parameter_table(shapes, axes=logical_axes(model), shardings=shardings)
+    table = parameter_table(shapes, logical_axes=logical_axes(model), shardings=shardings)
     facts = _facts(training, stream, store, model_config, shapes)
     for name, value in facts.items():
         logger.info("%s: %s", name.replace("_", " "), value)
@@ -321,6 +327,21 @@ def training_queries(
     return tasks
 
 
+def _with_mixture_rates(
+    batching: BatchingConfig, store: TokenStore, queries: Mapping[str, TokenizedQueries]
+) -> BatchingConfig:
+    """Rates as configured; else those of the SeqIO mixture the token store was made from."""
+    path = store.directory / MIXTURE_FILE
+    if batching.rates or not path.exists():
+        return batching
+    weights = json.loads(path.read_text(encoding="utf-8"))["weights"]
+    sizes = {task: len(found) for task, found in queries.items()}
+    if not sizes.keys() <= weights.keys():
+        return batching
+    rates = rates_from_weights({task: weights[task] for task in sizes}, sizes)
+    return dataclasses.replace(batching, rates=rates)
+
+
 class _DeviceBatches:
     """The stream's batches, made ahead in a thread and placed on the devices."""
 
@@ -426,20 +447,22 @@ def _abstract_batch(batching: BatchingConfig, query_length: int, passage_length:
     queries = batching.batch_size
     passages = queries * (1 + batching.num_negatives)
 
-    def tokens(count: int, length: int) -> Any:
-        return Tokens(
-            ids=jax.ShapeDtypeStruct((count, length), np.int32),
-            mask=jax.ShapeDtypeStruct((count, length), np.bool_),
+    def make() -> Batch:
+        def tokens(count: int, length: int) -> Tokens:
+            return Tokens(
+                ids=jnp.zeros((count, length), jnp.int32), mask=jnp.zeros((count, length), bool)
+            )
+
+        return Batch(
+            queries=tokens(queries, query_length),
+            passages=tokens(passages, passage_length),
+            positive_index=jnp.zeros(queries, jnp.int32),
+            ignore=jnp.zeros((queries, passages), bool),
+            query_rows=jnp.zeros(queries, jnp.int32),
+            passage_rows=jnp.zeros(passages, jnp.int32),
         )
 
-    return Batch(
-        queries=tokens(queries, query_length),
-        passages=tokens(passages, passage_length),
-        positive_index=jax.ShapeDtypeStruct((queries,), np.int32),
-        ignore=jax.ShapeDtypeStruct((queries, passages), np.bool_),
-        query_rows=jax.ShapeDtypeStruct((queries,), np.int32),
-        passage_rows=jax.ShapeDtypeStruct((passages,), np.int32),
-    )
+    return jax.eval_shape(make)
 
 
 @contextlib.contextmanager

@@ -162,6 +162,7 @@ def _encoder(
     model: DualEncoder, role: Role, partitioner: Partitioner
 ) -> Callable[[Any, Tokens], jax.Array]:
     def apply(params: Any, tokens: Tokens) -> jax.Array:
-        return model.apply({"params": params}, tokens, role=role, method="encode").embeddings
+        encoded: Any = model.apply({"params": params}, tokens, role=role, method="encode")
+        return encoded.embeddings
 
     return jax.jit(apply, out_shardings=partitioner.replicated)

@@ -1,0 +1,67 @@
+"""`taser ask`: typed questions against a trained model's index."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+import numpy as np
+
+from taser_jax.batch import Role
+from taser_jax.data.collections import PassageStore
+from taser_jax.data.preprocessors import encode_queries
+from taser_jax.data.vocabularies import load_vocabulary
+from taser_jax.pipelines.models import load_model
+from taser_jax.retrieval.index import open_index
+
+
+def ask(
+    *,
+    questions: Sequence[str],
+    model_dir: str,
+    index_dir: str,
+    data_dir: str,
+    collection: str,
+    query_length: int = 32,
+    k: int = 3,
+    step: int | None = None,
+) -> list[list[str]]:
+    """Prints the best passages for questions in words.
+
+    Args:
+        questions: as typed.
+        model_dir: the trained model.
+        index_dir: an index of its embeddings.
+        data_dir: where collections lie.
+        collection: the collection.
+        query_length: tokens a question is cut to.
+        k: passages a question.
+        step: which checkpoint; None means the best one.
+
+    Returns:
+        Passage ids, best first, for each question.
+    """
+    store = PassageStore.open(data_dir, collection)
+    model = load_model(model_dir, step=step)
+    searcher = open_index(
+        index_dir, fingerprints={"model": model.fingerprint, "collection": store.fingerprint}
+    )
+    vocabulary = load_vocabulary(model.vocabulary_dir)
+    tokens = encode_queries(questions, vocabulary, length=query_length)
+    result = searcher.search(np.asarray(model.encode_fn(Role.QUERY)(tokens)), k)
+    found = []
+    for question, rows, scores in zip(questions, result.rows, result.scores, strict=True):
+        print(f"\n? {question}")
+        ids = []
+        for rank, (row, score) in enumerate(zip(rows, scores, strict=True), start=1):
+            if row < 0:
+                continue
+            passage = store[int(row)]
+            ids.append(passage.id)
+            text = textwrap.shorten(passage.text, 150, placeholder=" ...")
+            print(f"  {rank}. {passage.title}  [{score:.2f}]\n     {text}")
+        found.append(ids)
+    return found
+
+
+CONFIGURABLES = ()

@@ -1,0 +1,164 @@
+"""`taser evaluate`: run files against qrels or answers, into a result file and a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from taser_jax.data.collections import PassageStore, QuerySet
+from taser_jax.data.writers import RetrievalResult, RetrievedPassage, write_dpr_results
+from taser_jax.errors import ConfigError
+from taser_jax.evaluation.answers import AnswerMatch
+from taser_jax.evaluation.metrics import Evaluation, evaluate_answers, evaluate_qrels, qrels_of
+from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.evaluation.results import (
+    SystemResult,
+    TaskResult,
+    read_results,
+    write_per_query,
+    write_result,
+)
+from taser_jax.pipelines.common import answer_matcher, read_task_run, tasks_with
+from taser_jax.progress import phase
+from taser_jax.retrieval.runs import Run
+
+
+class Judge(enum.Enum):
+    """What makes a passage right: being a positive of the query, or containing an answer."""
+
+    QRELS = "qrels"
+    ANSWERS = "answers"
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """How runs are scored.
+
+    Attributes:
+        judge: positives, or answers in the passage's body.
+        measures: R@k is the share of queries with a hit at rank k or better (DPR's top-k
+            accuracy, "Recall@k" in the papers' tables); also MRR@k, nDCG@k, Recall@k, MAP.
+        match: how answers are looked for; regex for CuratedTREC.
+    """
+
+    judge: Judge = Judge.QRELS
+    measures: tuple[str, ...] = ("R@1", "R@5", "R@20", "MRR@10", "nDCG@10")
+    match: AnswerMatch = AnswerMatch.STRING
+
+
+def evaluate(
+    *,
+    runs_dir: str,
+    data_dir: str,
+    collection: str,
+    output_dir: str,
+    system: str,
+    split: str = "test",
+    tasks: Sequence[str] | None = None,
+    config: EvaluationConfig = EvaluationConfig(),
+    parameters: int | None = None,
+    dpr_results: bool = False,
+) -> SystemResult:
+    """Scores a system's runs and rebuilds the table of all systems in `output_dir`.
+
+    Averages go over all queries of the split; a query that the run lacks counts as zero.
+
+    Args:
+        runs_dir: run files of the split.
+        data_dir: where collections lie.
+        collection: the collection.
+        output_dir: gets results/<system>.json, per-query values and table.md, .csv, .png.
+        system: the row's name.
+        split: whose queries.
+        tasks: which tasks; None means all that have the split.
+        config: how runs are scored.
+        parameters: of the model, for the table.
+        dpr_results: also write DPR's results JSON (FiD-ready) for every task.
+
+    Returns:
+        The system's row.
+    """
+    store = PassageStore.open(data_dir, collection)
+    results = {}
+    for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
+        queries = QuerySet.open(data_dir, collection, task, split)
+        run = read_task_run(runs_dir, queries, store)
+        with phase(f"evaluate {system} on {task} {split}"):
+            evaluation = judge_run(run, queries, store, config)
+        name = f"{system}.{task}.{split}".replace("/", "-").replace(" ", "_")
+        write_per_query(pathlib.Path(output_dir) / "per_query" / f"{name}.csv", evaluation)
+        if dpr_results:
+            path = pathlib.Path(output_dir) / "dpr_results" / f"{name}.json"
+            _write_dpr_results(path, run, queries, store, config)
+        results[task] = TaskResult.of(evaluation)
+    result = SystemResult(
+        system=system, tasks=results, parameters=parameters, fingerprint=store.fingerprint
+    )
+    write_result(pathlib.Path(output_dir) / "results", result)
+    write_table(output_dir, by_task=config.measures[-1])
+    return result
+
+
+def judge_run(
+    run: Run, queries: QuerySet, store: PassageStore, config: EvaluationConfig
+) -> Evaluation:
+    """Scores one run.
+
+    Raises:
+        ConfigError: answers are asked for and no query has any.
+    """
+    if config.judge is Judge.QRELS:
+        return evaluate_qrels(run, qrels_of(queries), config.measures)
+    answers = {query.id: query.answers for query in queries}
+    if not any(answers.values()):
+        raise ConfigError(
+            f"no query of task {queries.task!r} has answers",
+            where="EvaluationConfig.judge",
+            fix="judge by 'qrels', or prepare the task from a file with answers",
+        )
+    with answer_matcher(store, config.match) as matcher:
+        return evaluate_answers(run, answers, matcher, config.measures)
+
+
+def write_table(
+    output_dir: str | pathlib.Path,
+    *,
+    systems: Sequence[str] | None = None,
+    by_task: str | None = None,
+) -> ResultsTable:
+    """Collects the result files of a directory into table.md, table.csv and table.png."""
+    found = read_results(pathlib.Path(output_dir) / "results", systems)
+    table = ResultsTable.of(found, by_task=by_task)
+    table.write(output_dir, name="table")
+    return table
+
+
+def _write_dpr_results(
+    path: pathlib.Path, run: Run, queries: QuerySet, store: PassageStore, config: EvaluationConfig
+) -> None:
+    with answer_matcher(store, config.match) as matcher:
+        hits = matcher.hits(run.rows, [query.answers for query in queries])
+
+    def results() -> Iterator[RetrievalResult]:
+        for line, query in enumerate(queries):
+            found = [column for column, row in enumerate(run.rows[line]) if row >= 0]
+            passages = store.get_many([int(run.rows[line, column]) for column in found])
+            yield RetrievalResult(
+                question=query.text,
+                answers=query.answers,
+                contexts=[
+                    RetrievedPassage(
+                        passage=passage,
+                        score=float(run.scores[line, column]),
+                        has_answer=bool(hits[line, column]),
+                    )
+                    for column, passage in zip(found, passages, strict=True)
+                ],
+            )
+
+    write_dpr_results(path, results())
+
+
+CONFIGURABLES = (EvaluationConfig,)

@@ -1,0 +1,84 @@
+"""`taser mine`: hard negatives for training, from run files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from taser_jax.data.collections import PassageStore, QuerySet
+from taser_jax.data.negatives import write_negatives
+from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
+from taser_jax.pipelines.common import answer_matcher, read_task_run, tasks_with
+from taser_jax.progress import logger, phase
+from taser_jax.retrieval.mining import AnswerContaining, MiningConfig, mine_negatives
+
+
+def mine(
+    *,
+    runs_dir: str,
+    data_dir: str,
+    collection: str,
+    output_dir: str,
+    split: str = "train",
+    tasks: Sequence[str] | None = None,
+    config: MiningConfig = MiningConfig(),
+    match: AnswerMatch = AnswerMatch.STRING,
+) -> dict[str, int]:
+    """Turns runs of training queries into hard negatives, as rows of the passage store.
+
+    P1 of the TASER paper is a BM25 run with answer_containing='drop'; P2 is the first model's run
+    with its gold passages left out. Queries without answers lose their positives only.
+
+    Args:
+        runs_dir: run files of the split, from `taser bm25` or `taser search`.
+        data_dir: where collections lie.
+        collection: the collection.
+        output_dir: negatives go there as `<task>.<split>.jsonl`.
+        split: whose queries.
+        tasks: which tasks; None means all that have the split.
+        config: depth, count, by rank or sampled, what is left out.
+        match: how answers are looked for.
+
+    Returns:
+        Negatives found, by task.
+    """
+    store = PassageStore.open(data_dir, collection)
+    found = {}
+    for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
+        queries = list(queries_set := QuerySet.open(data_dir, collection, task, split))
+        run = read_task_run(runs_dir, queries_set, store)
+        answers = [query.answers for query in queries]
+        with phase(f"mine {task} {split}"), answer_matcher(store, match) as matcher:
+            mined = mine_negatives(
+                run.result,
+                [query.positives for query in queries],
+                config=config,
+                contains_answer=_answers_among(answers, matcher)
+                if config.answer_containing is AnswerContaining.DROP and any(answers)
+                else None,
+            )
+        logger.info("%s %s: %s", task, split, mined.statistics)
+        write_negatives(
+            output_dir,
+            task,
+            split,
+            query_ids=[query.id for query in queries],
+            rows=mined.rows,
+            scores=mined.scores,
+            metadata={"collection_fingerprint": store.fingerprint, "source": str(runs_dir)},
+        )
+        found[task] = mined.statistics.negatives
+    return found
+
+
+def _answers_among(
+    answers: Sequence[Sequence[str]], matcher: AnswerMatcher
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    def contains_answer(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return matcher.hits(rows, [answers[query] for query in queries])
+
+    return contains_answer
+
+
+CONFIGURABLES = (MiningConfig,)

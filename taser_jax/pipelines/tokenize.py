@@ -1,0 +1,77 @@
+"""`taser tokenize`: SeqIO tasks, run once, into a token store."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from taser_jax.data.collections import SPLITS
+from taser_jax.data.tasks import mixture_rates, use_data
+from taser_jax.data.tokenize import tokenize_collection
+from taser_jax.data.vocabularies import load_vocabulary
+from taser_jax.errors import ConfigError
+from taser_jax.pipelines.train import MIXTURE_FILE
+from taser_jax.progress import logger, phase
+
+
+def tokenize(
+    *,
+    data_dir: str,
+    mixture_or_task: str,
+    vocabulary: str,
+    feature_lengths: Mapping[str, int],
+    output_dir: str,
+    module: str | None = None,
+    splits: Sequence[str] = SPLITS,
+) -> str:
+    """Tokenises a mixture's collection and queries; training reads the result with NumPy alone.
+
+    Args:
+        data_dir: where collections lie.
+        mixture_or_task: name in SeqIO's registry.
+        vocabulary: directory of a vocabulary, a BERT vocab.txt or a SentencePiece model.
+        feature_lengths: {"query": ..., "passage": ...}, special tokens included.
+        output_dir: the token store; one made from the same inputs is reused.
+        module: Python module that registers the task, for example "taser_jax.tasks.pydocs".
+        splits: which splits.
+
+    Returns:
+        The store's fingerprint.
+    """
+    if module:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"cannot import {error.name!r}",
+                where=f"MIXTURE_OR_TASK_MODULE={module}",
+                expected="a module that registers SeqIO tasks",
+                fix="put its folder on PYTHONPATH, or correct the name",
+            ) from error
+    with phase("tokenize"):
+        store = tokenize_collection(
+            data_dir=data_dir,
+            mixture_or_task=mixture_or_task,
+            vocabulary=vocabulary,
+            query_length=feature_lengths["query"],
+            passage_length=feature_lengths["passage"],
+            output_dir=output_dir,
+            splits=splits,
+        )
+    with use_data(data_dir=data_dir, vocabulary=load_vocabulary(store.vocabulary_directory)):
+        weights = mixture_rates(mixture_or_task)
+    (pathlib.Path(output_dir) / MIXTURE_FILE).write_text(
+        json.dumps({"format_version": 1, "mixture": mixture_or_task, "weights": weights}, indent=1)
+    )
+    logger.info(
+        "token store: %s passages, %s query sets, fingerprint %s",
+        f"{len(store):,}",
+        len(store.metadata.queries),
+        store.metadata.fingerprint,
+    )
+    return store.metadata.fingerprint
+
+
+CONFIGURABLES = ()
