@@ -88,7 +88,8 @@ def make_train_step(
         seed: the run's seed.
         schedule: step -> learning rate, only reported.
         trainable: tree of bool shaped as the parameters; where False no gradient is computed.
-        state_shardings: where the new state lives; None leaves it to the compiler.
+        state_shardings: where the new state lives. None leaves it to the compiler, which on a mesh
+            may choose otherwise than the state came, and then compiles a second time.
 
     Returns:
         `step(state, batch, *, task=None) -> (state, metrics)`; `state` is donated, `task` is

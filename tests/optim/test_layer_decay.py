@@ -1,0 +1,76 @@
+import jax
+import numpy as np
+import pytest
+
+from taser_jax.errors import ConfigError
+from taser_jax.optim.layer_decay import layer_depths, layer_factors
+from taser_jax.optim.parameter_rules import parameter_paths
+
+
+def tower(num_layers):
+    leaf = np.ones(1)
+    layer = {"attention": {"query": {"kernel": leaf}}, "mlp": {"wi": {"bias": leaf}}}
+    special = {
+        "attention": {"query": {"kernel": leaf}},
+        "experts": {"wi": {"kernel": leaf}},
+        "router": {"kernel": leaf},
+    }
+    layers = {f"layers_{i}": special if i % 3 == 2 else layer for i in range(num_layers)}
+    return {"embeddings": {"word_embeddings": {"embedding": leaf}}, **layers}
+
+
+def factors(params, **kwargs):
+    values = layer_factors(params, **{"decay": 0.8} | kwargs)
+    return dict(zip(parameter_paths(params), jax.tree.leaves(values), strict=True))
+
+
+def test_tasers_factors_for_twelve_layers():
+    params = {
+        "encoder": {
+            **tower(12),
+            "router": {"kernel": np.ones(1)},
+            "projection": {"kernel": np.ones(1)},
+        }
+    }
+    found = factors(params)
+    assert found["encoder/embeddings/word_embeddings/embedding"] == pytest.approx(0.044, abs=5e-4)
+    assert found["encoder/layers_0/mlp/wi/bias"] == pytest.approx(0.055, abs=5e-4)
+    assert found["encoder/layers_11/experts/wi/kernel"] == pytest.approx(0.64)
+    assert found["encoder/layers_11/router/kernel"] == pytest.approx(0.64)
+    assert found["encoder/layers_2/router/kernel"] == pytest.approx(0.8**11)
+    assert found["encoder/layers_10/attention/query/kernel"] == pytest.approx(0.8**3)
+    assert found["encoder/router/kernel"] == pytest.approx(0.262, abs=5e-4)
+    assert found["encoder/projection/kernel"] == 1.0
+
+
+def test_two_towers_and_few_layers():
+    params = {"query_encoder": tower(2), "passage_encoder": tower(2)}
+    found = factors(params, decay=0.5)
+    for name in params:
+        assert found[f"{name}/embeddings/word_embeddings/embedding"] == 0.5**4
+        assert found[f"{name}/layers_0/attention/query/kernel"] == 0.5**3
+        assert found[f"{name}/layers_1/attention/query/kernel"] == 0.5**2
+
+
+def test_a_layer_moves_less_than_the_one_above():
+    found = factors(tower(12))
+    by_layer = [found[f"layers_{i}/attention/query/kernel"] for i in range(12)]
+    np.testing.assert_allclose(np.divide(by_layer[:-1], by_layer[1:]), 0.8)
+
+
+def test_a_table_of_ones_own():
+    params = tower(1)
+    assert set(factors(params, depths=((".*", 3),)).values()) == {1.0}
+    with pytest.raises(ConfigError, match=r"layer depth table: parameter layers_0/.* 0 rules"):
+        layer_factors(params, decay=0.8, depths=(("embeddings/.*", 0),))
+
+
+def test_default_rules_leave_out_what_is_not_there():
+    assert [depth for _, depth in layer_depths(tower(2))] == [0, 1, 2]
+
+
+def test_bad_input():
+    with pytest.raises(ConfigError, match="no parameter lies in a layer"):
+        layer_factors({"wi": np.ones(1)}, decay=0.8)
+    with pytest.raises(ConfigError, match=r"layer decay 1\.5"):
+        layer_factors(tower(1), decay=1.5)

@@ -1,0 +1,181 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from taser_jax.errors import ConfigError
+from taser_jax.optim.optimizers import (
+    OptimizerConfig,
+    Update,
+    build_optimizer,
+    build_schedule,
+    learning_rate_factors,
+    trainable,
+)
+from taser_jax.optim.schedules import ScheduleKind
+
+
+def random_params(seed=0):
+    rng = np.random.default_rng(seed)
+
+    def leaf(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    return {
+        "encoder": {
+            "embeddings": {"embedding": leaf(5, 3), "layer_norm": {"scale": leaf(3)}},
+            "layers_0": {"mlp": {"wi": {"kernel": leaf(3, 4), "bias": leaf(4)}}},
+            "layers_1": {"experts": {"wi": {"kernel": leaf(2, 3, 4), "bias": leaf(2, 4)}}},
+        }
+    }
+
+
+def flat(tree):
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf, np.float64)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def oracle(params, gradients, config, rates, factors):
+    """AdamW after clipping, in float64, parameter by parameter."""
+    params = {name: value.copy() for name, value in params.items()}
+    m = {name: np.zeros_like(value) for name, value in params.items()}
+    v = {name: np.zeros_like(value) for name, value in params.items()}
+    for t, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
+        scale = min(1.0, config.clip_norm / norm)
+        for name in params:
+            g = gradient[name] * scale
+            m[name] = config.b1 * m[name] + (1 - config.b1) * g
+            v[name] = config.b2 * v[name] + (1 - config.b2) * g**2
+            m_hat = m[name] / (1 - config.b1**t)
+            v_hat = v[name] / (1 - config.b2**t)
+            decay = 0.0 if name.endswith(("bias", "scale")) else config.weight_decay
+            update = m_hat / (np.sqrt(v_hat) + config.epsilon) + decay * params[name]
+            params[name] = params[name] - rate * factors[name] * update
+    return params
+
+
+def test_chain_equals_adamw_in_float64_over_several_steps():
+    config = OptimizerConfig(
+        learning_rate=0.05,
+        warmup_steps=2,
+        weight_decay=0.1,
+        layer_decay=0.8,
+        expert_learning_rate_factor=3.0,
+    )
+    params = random_params()
+    # Some gradients are above the clipping norm of 2 and some below.
+    gradients = [
+        jax.tree.map(lambda p, s=s: p * s, random_params(10 + i))
+        for i, s in enumerate([5.0, 0.01, 1.0, 0.05, 0.3, 2.0])
+    ]
+    optimizer = build_optimizer(config, params, total_steps=6)
+    schedule = build_schedule(config, 6)
+    state, found = optimizer.init(params), params
+    update = jax.jit(optimizer.update)
+    for gradient in gradients:
+        updates, state = update(gradient, state, found)
+        found = optax.apply_updates(found, updates)
+    # Two layers: 0.8^4 for embeddings, 0.8^3 and 0.8^2 for the layers; experts three times that.
+    factors = {name: 0.8**4 for name in flat(params)}
+    factors |= {name: 0.8**3 for name in factors if "layers_0" in name}
+    factors |= {name: 3 * 0.8**2 for name in factors if "layers_1" in name}
+    rates = [float(schedule(step)) for step in range(6)]
+    np.testing.assert_allclose(rates, np.array([0, 0.5, 1, 0.75, 0.5, 0.25]) * 0.05, rtol=1e-6)
+    expected = oracle(flat(params), [flat(g) for g in gradients], config, rates, factors)
+    for name, value in flat(found).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+        assert not np.allclose(value, flat(params)[name], atol=1e-3)
+
+
+def test_clipping_by_hand():
+    config = OptimizerConfig(
+        learning_rate=1.0, b1=0.0, b2=0.0, epsilon=1.0, schedule=ScheduleKind.CONSTANT
+    )
+    params = {"a/kernel": jnp.zeros(1), "b/kernel": jnp.zeros(1)}
+    gradients = {"a/kernel": jnp.array([3.0]), "b/kernel": jnp.array([4.0])}
+
+    def first_update(config):
+        optimizer = build_optimizer(config, params, total_steps=1)
+        updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+        return [float(updates[name][0]) for name in gradients]
+
+    # Norm 5 is scaled to 2: (1.2, 1.6); with b1 = b2 = 0 and epsilon 1 an update is -g/(|g|+1).
+    np.testing.assert_allclose(first_update(config), [-1.2 / 2.2, -1.6 / 2.6], rtol=1e-6)
+    unclipped = dataclasses.replace(config, clip_norm=None)
+    np.testing.assert_allclose(first_update(unclipped), [-3 / 4, -4 / 5], rtol=1e-6)
+
+
+FREEZE_EMBEDDINGS = (
+    (r"encoder/embeddings/.*", Update.FREEZE),
+    (r"encoder/layers_.*", Update.TRAIN),
+)
+
+
+def test_frozen_parameters_keep_their_bits_and_have_no_moments():
+    config = OptimizerConfig(learning_rate=0.1, weight_decay=0.1, updates=FREEZE_EMBEDDINGS)
+    params = random_params()
+    optimizer = build_optimizer(config, params, total_steps=10)
+    state = optimizer.init(params)
+    sizes = [leaf.shape for leaf in jax.tree.leaves(state)]
+    assert (5, 3) not in sizes
+    assert sizes.count((3, 4)) == 2
+    gradients = random_params(1)
+    huge = jax.tree.map(lambda g: g, gradients)
+    huge["encoder"]["embeddings"]["embedding"] = jnp.full((5, 3), 1e6)
+    results = []
+    for gradient in (gradients, huge):
+        updates, _ = optimizer.update(gradient, state, params)
+        results.append(optax.apply_updates(params, updates))
+    # A frozen gradient does not count in the clipping norm either.
+    jax.tree.map(np.testing.assert_array_equal, *results)
+    frozen = results[0]["encoder"]["embeddings"]
+    jax.tree.map(np.testing.assert_array_equal, frozen, params["encoder"]["embeddings"])
+    mask = trainable(config, params)["encoder"]
+    assert mask["embeddings"] == {"embedding": False, "layer_norm": {"scale": False}}
+    assert mask["layers_0"]["mlp"]["wi"] == {"kernel": True, "bias": True}
+
+
+def test_a_table_must_cover_every_parameter_and_train_something():
+    params = random_params()
+    partial = OptimizerConfig(updates=FREEZE_EMBEDDINGS[:1])
+    with pytest.raises(ConfigError, match="encoder/layers_0/mlp/wi/bias matches 0 rules"):
+        build_optimizer(partial, params, total_steps=1)
+    with pytest.raises(ConfigError, match="every parameter is frozen"):
+        build_optimizer(OptimizerConfig(updates=((".*", Update.FREEZE),)), params, total_steps=1)
+
+
+def test_expert_factor_touches_experts_alone():
+    factors = flat(
+        learning_rate_factors(OptimizerConfig(expert_learning_rate_factor=0.5), random_params())
+    )
+    assert {name for name, factor in factors.items() if factor == 0.5} == {
+        "encoder/layers_1/experts/wi/kernel",
+        "encoder/layers_1/experts/wi/bias",
+    }
+    assert {float(factor) for factor in factors.values()} == {0.5, 1.0}
+
+
+def test_abstract_parameters_will_do():
+    params = random_params()
+    config = OptimizerConfig(layer_decay=0.8, weight_decay=0.1)
+    abstract = jax.eval_shape(lambda: params)
+    gradients = random_params(1)
+    results = []
+    for tree in (params, abstract):
+        optimizer = build_optimizer(config, tree, total_steps=3)
+        results.append(optimizer.update(gradients, optimizer.init(params), params)[0])
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"b1": 1.0}, {"epsilon": 0.0}, {"clip_norm": 0.0}, {"weight_decay": -0.1}]
+)
+def test_impossible_numbers(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        build_optimizer(OptimizerConfig(**wrong), random_params(), total_steps=1)

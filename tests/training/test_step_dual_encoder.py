@@ -1,0 +1,120 @@
+"""Step, chunking and optimiser with the real dual encoders."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tiny_encoder import VOCAB, make_batch
+
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import (
+    DualEncoder,
+    DualEncoderConfig,
+    Towers,
+    abstract_params,
+    init_params,
+)
+from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
+from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, learning_rate_factors
+from taser_jax.optim.parameter_rules import parameter_paths
+from taser_jax.training.routing_losses import RoutingRegularizer
+from taser_jax.training.state import init_state
+from taser_jax.training.step import ObjectiveConfig, make_eval_step, make_train_step
+
+# Without dropout: its random bits are most of the compilation time here.
+BERT = BertConfig(
+    vocab_size=VOCAB, embed_dim=16, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32, max_length=8,
+    dropout_rate=0.0, attention_dropout_rate=0.0,
+)  # fmt: skip
+BATCH = make_batch(16)
+
+
+def experts(routing, **kwargs):
+    return ExpertConfig(num_experts=2, blocks=(1, 2), routing=routing, **kwargs)
+
+
+SYSTEMS = {
+    "dpr": DualEncoderConfig(BERT, towers=Towers.SEPARATE),
+    "det-r": DualEncoderConfig(BERT, experts(Routing.DETERMINISTIC)),
+    "seq-r": DualEncoderConfig(BERT, experts(Routing.SEQUENCE, gate_sharing=GateSharing.SHARED)),
+    "tok-r": DualEncoderConfig(BERT, experts(Routing.TOKEN)),
+}
+LEARNED = ("seq-r", "tok-r")
+
+
+@pytest.mark.parametrize("system", ["det-r", "tok-r"])
+def test_chunks_see_what_the_whole_batch_sees(system):
+    model = DualEncoder(SYSTEMS[system])
+    params = init_params(model, jax.random.key(0))
+    whole = make_eval_step(model)(params, BATCH)
+    chunked = make_eval_step(model, num_chunks=4)(params, BATCH)
+    assert ("routing/entropy" in whole) == (system in LEARNED)
+    for name, value in whole.items():
+        np.testing.assert_allclose(chunked[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_sharded_chunked_step_of_seq_r_moves_every_parameter():
+    model = DualEncoder(SYSTEMS["seq-r"])
+    config = OptimizerConfig(learning_rate=3e-3, layer_decay=0.8)
+    optimizer = build_optimizer(config, abstract_params(model), total_steps=10)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    shardings = jax.tree.map(lambda _: replicated, abstract_params(model))
+    state = init_state(
+        functools.partial(init_params, model), optimizer, jax.random.key(0),
+        param_shardings=shardings,
+    )  # fmt: skip
+    before = jax.tree.map(np.asarray, state.params)
+    step = make_train_step(
+        model, optimizer, num_chunks=2,
+        objective=ObjectiveConfig(regularizer=RoutingRegularizer()),
+        state_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
+    )  # fmt: skip
+    batch = jax.device_put(BATCH, NamedSharding(mesh, PartitionSpec("data")))
+    losses = []
+    for _ in range(4):
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["nll"]))
+    assert step._cache_size() == 1
+    assert metrics["finite"]
+    assert min(losses[1:]) < losses[0]
+    shares = [float(metrics[f"routing/query/expert_{expert}_share"]) for expert in (0, 1)]
+    assert sum(shares) == pytest.approx(1.0)
+    moved = jax.tree.map(lambda old, new: bool(np.any(old != new)), before, state.params)
+    still = [
+        path
+        for path, moves in zip(parameter_paths(moved), jax.tree.leaves(moved), strict=True)
+        # Keys' biases cancel in the softmax: their gradient is rounding noise, or nothing.
+        if not moves and not path.endswith("key/bias")
+    ]
+    assert still == []
+
+
+@pytest.mark.parametrize("system", list(SYSTEMS))
+def test_tasers_layer_decay_covers_every_parameter_of_bert_base(system):
+    small = SYSTEMS[system]
+    base = BertConfig(
+        vocab_size=30522, embed_dim=768, num_layers=12, num_heads=12, head_dim=64, mlp_dim=3072
+    )
+    model = DualEncoder(
+        dataclasses.replace(
+            small, bert=base, experts=dataclasses.replace(small.experts, blocks=None)
+        )
+    )
+    params = abstract_params(model)
+    tree = learning_rate_factors(OptimizerConfig(layer_decay=0.8), params)
+    factors = dict(zip(parameter_paths(params), jax.tree.leaves(tree), strict=True))
+    tower = "query_encoder" if system == "dpr" else "encoder"
+    # TASER's code, as printed in its log: x0.044, x0.055, x0.64, gate x0.262.
+    assert factors[f"{tower}/embeddings/token/embedding"] == pytest.approx(0.044, abs=5e-4)
+    assert factors[f"{tower}/layers_0/mlp/wi/kernel"] == pytest.approx(0.055, abs=5e-4)
+    last = "mlp" if system == "dpr" else "experts"
+    assert factors[f"{tower}/layers_11/{last}/wi/kernel"] == pytest.approx(0.64)
+    shared_gate = [factor for path, factor in factors.items() if path.endswith("r/router/kernel")]
+    assert len(shared_gate) == (1 if system == "seq-r" else 0)
+    assert shared_gate == pytest.approx([0.262] * len(shared_gate), abs=5e-4)
+    assert jnp.all(jnp.array(list(factors.values())) < 1)
