@@ -206,7 +206,7 @@ def write_collection(
 ) -> PassageStore:
     """Writes a collection as a stream; a passage's row is its place in `passages`.
 
-    Memory stays at about 40 bytes a passage. The collection appears when it is complete: a killed
+    Memory grows by about 100 bytes a passage, for the id and content indexes. The collection appears when it is complete: a killed
     build is detected and built again, and writing the same content again leaves what is there.
 
     Args:

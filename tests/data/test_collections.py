@@ -268,7 +268,7 @@ def test_bad_queries_are_told(tmp_path, queries, message):
 
 
 def test_names_that_make_no_folder_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="collection name '../up'"):
+    with pytest.raises(ConfigError, match=r"collection name '\.\./up'"):
         write_collection(tmp_path, "../up", PASSAGES)
     _write(tmp_path)
     with pytest.raises(ConfigError, match="split 'dev'"):

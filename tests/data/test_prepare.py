@@ -100,7 +100,8 @@ def test_evaluation_questions_have_answers_and_positives(tmp_path, files):
     ]
     # Kept without a positive: its answers can still be looked for.
     assert [q.id for q in _queries(tmp_path, "nq", "test")] == ["test-0", "q7", "test-2"]
-    assert [(q.id, q.answers) for q in _queries(tmp_path, "qa", "test")][0] == ("test-0", ("Ada",))
+    unnamed = _queries(tmp_path, "qa", "test")[0]
+    assert (unnamed.id, unnamed.positives, unnamed.answers) == ("test-0", (), ("Ada",))
     assert [split.without_positive for split in prepared.splits] == [1, 1, 3]
     assert list_tasks(tmp_path / "data", "c") == {"nq": ["validation", "test"], "qa": ["test"]}
 
