@@ -206,8 +206,9 @@ def write_collection(
 ) -> PassageStore:
     """Writes a collection as a stream; a passage's row is its place in `passages`.
 
-    Memory grows by about 100 bytes a passage, for the id and content indexes. The collection appears when it is complete: a killed
-    build is detected and built again, and writing the same content again leaves what is there.
+    Memory grows by about 100 bytes a passage, for the id and content indexes. The collection
+    appears when it is complete: a killed build is detected and built again, and writing the same
+    content again leaves what is there.
 
     Args:
         data_dir: folder that holds collections, local or gs://.
