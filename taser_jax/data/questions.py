@@ -14,7 +14,7 @@ from taser_jax.data.files import FilePath
 from taser_jax.data.merging import PassageResolver
 from taser_jax.data.readers import beir, dpr, tsv
 from taser_jax.data.readers.located import Context, Judgement, Question
-from taser_jax.errors import DataError
+from taser_jax.errors import ConfigError, DataError
 from taser_jax.records import Query
 
 
@@ -53,7 +53,7 @@ class QuestionFiles:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrepareOptions:
-    """How strictly to take the input.
+    """How strictly to take the input; a member's value, such as "drop", stands for the member.
 
     Attributes:
         empty: passages without text.
@@ -67,6 +67,18 @@ class PrepareOptions:
     missing_positives: MissingPassages = MissingPassages.ERROR
     train_without_positive: NoPositive = NoPositive.DROP
     evaluation_without_positive: NoPositive = NoPositive.KEEP
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            kind, given = type(field.default), getattr(self, field.name)
+            try:
+                object.__setattr__(self, field.name, kind(given))
+            except ValueError as error:
+                raise ConfigError(
+                    f"found {given!r}",
+                    where=f"PrepareOptions.{field.name}",
+                    expected="one of " + ", ".join(repr(member.value) for member in kind),
+                ) from error
 
 
 class QuestionMapper:
@@ -201,23 +213,22 @@ class QuestionMapper:
                 where=where,
                 expected="a passage of the collection, by id or by equal title and text",
                 fix="give the passage file that the questions were made from, or drop such "
-                "positives with missing_positives='drop'",
+                "positives with PrepareOptions.missing_positives = 'drop'",
             )
         self.counts["missing_positives"] += 1
 
     def _keeps_without_positive(self, question: Question) -> bool:
         self.counts["without_positive"] += 1
-        choice = (
-            self._options.train_without_positive
-            if self._split == "train"
-            else self._options.evaluation_without_positive
+        option = (
+            "train_without_positive" if self._split == "train" else "evaluation_without_positive"
         )
+        choice: NoPositive = getattr(self._options, option)
         if choice is NoPositive.ERROR:
             raise DataError(
                 "the question has no positive",
                 where=f"{question.where}, question {question.text[:60]!r}",
                 expected="at least one positive passage",
-                fix="add one, or drop such questions with without_positive='drop'",
+                fix=f"add one, or drop such questions with PrepareOptions.{option} = 'drop'",
             )
         return choice is NoPositive.KEEP
 

@@ -165,7 +165,7 @@ def test_a_positive_outside_the_collection(tmp_path, files):
     with pytest.raises(
         DataError,
         match=r"t\.jsonl:2, positive_ctxs\[0\]: the positive \(id '9', title 'T'\) is not in the"
-        r"(.|\n)*fix: .*missing_positives='drop'",
+        r"(.|\n)*fix: .*missing_positives = 'drop'",
     ):
         _dpr(tmp_path, paths["p__tsv"], tasks)
     assert list_tasks(tmp_path / "data", "c") == {}
@@ -294,3 +294,12 @@ def test_beir_folders_share_a_collection(tmp_path):
     (one / "qrels/test.tsv").unlink()
     with pytest.raises(DataError, match="there are no qrels"):
         prepare_beir(data_dir=tmp_path / "data", collection="c", directories={"one": one})
+
+
+def test_options_take_values_for_members():
+    options = PrepareOptions(empty="skip", train_without_positive="error")
+    assert options == PrepareOptions(
+        empty=EmptyPassages.SKIP, train_without_positive=NoPositive.ERROR
+    )
+    with pytest.raises(ConfigError, match=r"PrepareOptions\.missing_positives: found 'none'"):
+        PrepareOptions(missing_positives="none")
