@@ -127,7 +127,7 @@ def empty_passage(where: str) -> DataError:
         "the passage is empty",
         where=f"{where}, field 'text'",
         expected="some text",
-        fix="remove the passage, or skip or keep empty ones: PrepareOptions.empty = 'skip' or 'keep'",
+        fix="remove it, or set PrepareOptions.empty = 'skip' or 'keep'",
     )
 
 

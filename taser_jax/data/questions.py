@@ -70,7 +70,8 @@ class PrepareOptions:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            kind, given = type(field.default), getattr(self, field.name)
+            kind: type[enum.Enum] = type(field.default)  # type: ignore[assignment]  # all have one
+            given = getattr(self, field.name)
             try:
                 object.__setattr__(self, field.name, kind(given))
             except ValueError as error:
