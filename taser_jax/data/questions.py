@@ -70,7 +70,7 @@ class PrepareOptions:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            kind: type[enum.Enum] = type(field.default)  # type: ignore[assignment]  # all have one
+            kind: type[enum.Enum] = type(field.default)
             given = getattr(self, field.name)
             try:
                 object.__setattr__(self, field.name, kind(given))
