@@ -350,12 +350,19 @@ def _context() -> DataContext:
 def _map_batches(dataset: tf.data.Dataset, function: Callable) -> tf.data.Dataset:
     """Maps over batches, since TensorFlow's cost a call is many times that of a text."""
     batches = dataset.ragged_batch(_BLOCK)
+    # Nothing here needs AutoGraph, which would spend seconds on rewriting Python.
+    function = tf.autograph.experimental.do_not_convert(function)
     return _with_tensors(batches.map(function, num_parallel_calls=tf.data.AUTOTUNE).unbatch())
 
 
 def _with_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Rows of ragged tensors as plain tensors, which is what SeqIO and ragged_batch know."""
-    return dataset.map(lambda example: {name: tf.identity(v) for name, v in example.items()})
+
+    @tf.autograph.experimental.do_not_convert
+    def identity(example: dict[str, Any]) -> dict[str, Any]:
+        return {name: tf.identity(value) for name, value in example.items()}
+
+    return dataset.map(identity)
 
 
 def _query_blocks(queries: QuerySet) -> Iterator[dict[str, Any]]:

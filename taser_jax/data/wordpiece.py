@@ -137,7 +137,8 @@ class WordPieceVocabulary:
 
     @functools.cached_property
     def _encode(self) -> tf.types.experimental.GenericFunction:
-        return tf.function(self.encode_tf, input_signature=[tf.TensorSpec([None], tf.string)])
+        texts = tf.TensorSpec([None], tf.string)
+        return tf.function(self.encode_tf, input_signature=[texts], autograph=False)
 
     def _normalize(self, texts: tf.Tensor) -> tf.Tensor:
         # Control, format, private and replacement characters go; tab and line ends separate words.
