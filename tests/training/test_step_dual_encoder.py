@@ -27,14 +27,14 @@ from taser_jax.training.step import ObjectiveConfig, make_eval_step, make_train_
 
 # Without dropout: its random bits are most of the compilation time here.
 BERT = BertConfig(
-    vocab_size=VOCAB, embed_dim=16, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32, max_length=8,
+    vocab_size=VOCAB, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, max_length=8,
     dropout_rate=0.0, attention_dropout_rate=0.0,
 )  # fmt: skip
 BATCH = make_batch(16)
 
 
 def experts(routing, **kwargs):
-    return ExpertConfig(num_experts=2, blocks=(1, 2), routing=routing, **kwargs)
+    return ExpertConfig(num_experts=2, blocks=(1,), routing=routing, **kwargs)
 
 
 SYSTEMS = {
