@@ -19,7 +19,7 @@ class RoutingSums(Protocol):
     Attributes:
         probability_sum: Σ_x P(expert | x). Shape [blocks, experts].
         entropy_sum: Σ_x H(P(· | x)), in nats. Shape [blocks].
-        choice_count: inputs that went to each expert. Shape [blocks, experts].
+        choice_count: inputs that argmax P sends to each expert. Shape [blocks, experts].
         count: number of inputs. Shape [blocks].
     """
 
@@ -129,7 +129,7 @@ def mutual_information(queries: RoutingSums, passages: RoutingSums) -> Float[Arr
 
 
 def expert_shares(statistics: RoutingSums) -> Float[Array, " experts"]:
-    """Share of inputs that went to each expert, mean over blocks; sums to 1."""
+    """Share of inputs that argmax P sends to each expert, mean over blocks; sums to 1."""
     count = jnp.maximum(statistics.count, 1.0)
     return jnp.mean(statistics.choice_count / count[:, None], axis=0)
 
