@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -23,16 +24,12 @@ class JsonlWriter:
     def __init__(self, path: str | pathlib.Path, *, resume_step: int = 0) -> None:
         path = pathlib.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept: list[str] = []
         if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                # A killed process may have left half a line.
-                try:
-                    if json.loads(line)["step"] <= resume_step:
-                        kept.append(line + "\n")
-                except json.JSONDecodeError:
-                    break
-        path.write_text("".join(kept), encoding="utf-8")
+            kept = _lines_up_to(path, resume_step)
+            temporary = path.with_name(path.name + ".tmp")
+            temporary.write_text("".join(kept), encoding="utf-8")
+            # A kill between two writes must not cost the history.
+            os.replace(temporary, path)
         self._file = path.open("a", encoding="utf-8")
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -42,6 +39,18 @@ class JsonlWriter:
     def flush(self) -> None:
         """Hands the lines to the operating system."""
         self._file.flush()
+
+
+def _lines_up_to(path: pathlib.Path, step: int) -> list[str]:
+    """Whole lines of steps up to `step`; a killed process may have left half a line."""
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except (json.JSONDecodeError, KeyError, TypeError):
+            continue
+    return kept
 
 
 def make_writers(

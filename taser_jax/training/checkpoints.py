@@ -7,7 +7,8 @@ import dataclasses
 import enum
 import errno
 import math
-import pathlib
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,15 @@ class CheckpointConfig:
     keep_best: int = 1
     selection: Selection = Selection.NLL
 
+    def __post_init__(self) -> None:
+        if self.keep_latest < 1 or self.keep_best < 0:
+            raise ConfigError(
+                f"keep_latest {self.keep_latest}, keep_best {self.keep_best}",
+                where="CheckpointConfig",
+                expected="keep_latest of 1 or more, keep_best of 0 or more",
+                fix="a run goes on from its newest checkpoint: keep one at least",
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class _KeepPinned(checkpoint_managers.PreservationPolicy):
@@ -60,7 +70,8 @@ class _KeepPinned(checkpoint_managers.PreservationPolicy):
 
     def should_preserve(
         self,
-        checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo],
+        # Any: PolicyCheckpointInfo cannot be checked at run time, and tests check signatures.
+        checkpoints: Sequence[Any],
         *,
         context: checkpoint_managers.PreservationContext,
     ) -> Sequence[bool]:
@@ -76,22 +87,33 @@ def _storage_errors(directory: epath.Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        number = getattr(error, "errno", None)
-        text = str(error)
-        # TensorStore reports the operating system's words inside a ValueError.
-        if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in text:
+        number = _error_number(error)
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StorageError(
-                "the disk is full; the last finished checkpoint is unharmed",
+                f"the disk is full or a quota is used up ({os.strerror(number)}); the last "
+                "finished checkpoint is unharmed",
                 where=str(directory),
                 fix="free space and run the same command again: it resumes",
             ) from error
-        if number in (errno.EACCES, errno.EROFS, errno.EPERM) or "Permission denied" in text:
+        if number in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
             raise StorageError(
-                "the directory cannot be written",
+                f"the directory cannot be written ({os.strerror(number)})",
                 where=str(directory),
                 fix="choose another MODEL_DIR or change its permissions",
             ) from error
         raise
+
+
+def _error_number(error: Exception) -> int | None:
+    """The operating system's error number; TensorStore tells it inside a ValueError's text."""
+    told = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(told.group(1)) if told else getattr(error, "errno", None)
+
+
+def _absolute(path: str | os.PathLike[str]) -> epath.Path:
+    """Orbax wants absolute paths; the address of a bucket is one, and resolving would break it."""
+    path = epath.Path(path)
+    return path if "://" in str(path) else path.resolve()
 
 
 class Checkpoints:
@@ -105,10 +127,10 @@ class Checkpoints:
         config: what is kept.
     """
 
-    def __init__(self, model_dir: str | pathlib.Path, config: CheckpointConfig | None = None):
+    def __init__(self, model_dir: str | os.PathLike[str], config: CheckpointConfig | None = None):
         config = config or CheckpointConfig()
         self._config = config
-        self._directory = epath.Path(model_dir)
+        self._directory = _absolute(model_dir)
         policies: list[checkpoint_managers.PreservationPolicy] = [
             checkpoint_managers.LatestN(config.keep_latest),
             _KeepPinned(self._directory),
@@ -124,10 +146,12 @@ class Checkpoints:
         with _storage_errors(self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
             self._manager = ocp.CheckpointManager(
-                self._directory.resolve(),
+                self._directory,
                 options=ocp.CheckpointManagerOptions(
                     step_prefix=_PREFIX,
                     cleanup_tmp_directories=True,
+                    # Orbax writes metrics to disk only where a best_fn is given.
+                    best_fn=self._ranking,
                     preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
                     save_decision_policy=checkpoint_managers.FixedIntervalPolicy(1),
                 ),
@@ -150,11 +174,15 @@ class Checkpoints:
     def best_step(self) -> int | None:
         """Step of the best checkpoint that has metrics; the newest where none has any."""
         ranked: list[tuple[float, int]] = []
-        for step in self._manager.all_steps(read=True):
+        for step in self._manager.all_steps():
             metrics = self._manager.metrics(step)
             if metrics:
                 ranked.append((self._ranking(metrics), step))
         return max(ranked)[1] if ranked else self.latest_step
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """Validation metrics that a checkpoint was saved with; empty where there were none."""
+        return dict(self._manager.metrics(step) or {})
 
     def save(
         self,
@@ -202,6 +230,7 @@ class Checkpoints:
 
         Raises:
             FingerprintError: the checkpoint was trained with other data or settings.
+            ConfigError: it has another format, or another model's or optimiser's structure.
         """
         saved = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))[
             "about"
@@ -222,10 +251,19 @@ class Checkpoints:
                     where=where,
                     fix="train into a new MODEL_DIR, or go back to the former settings",
                 )
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(state=ocp.args.StandardRestore(_as_dict(abstract_state))),
-        )["state"]
+        try:
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(state=ocp.args.StandardRestore(_as_dict(abstract_state))),
+            )["state"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                "its optimiser or parameters have another structure than those configured now",
+                where=where,
+                expected="the optimiser and model that it was trained with",
+                fix="go back to the former settings, or train into a new MODEL_DIR with "
+                "INITIAL_CHECKPOINT_PATH to keep the parameters alone",
+            ) from error
         return TrainState(**restored)
 
     def restore_params(self, abstract_params: Any, *, step: int | None = None) -> Any:
@@ -252,9 +290,9 @@ class Checkpoints:
             self._manager.close()
 
 
-def restore_params_from(checkpoint: str | epath.Path, *, abstract_params: Any) -> Any:
+def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: Any) -> Any:
     """Restores the parameters of one `checkpoint_N` directory without its optimiser state."""
-    path = epath.Path(checkpoint).resolve() / "state"
+    path = _absolute(checkpoint) / "state"
     if not path.exists():
         raise ConfigError(
             "no checkpoint here",

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jax.experimental import multihost_utils
@@ -25,6 +25,7 @@ logger = logging.getLogger("taser")
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
 
 
+@runtime_checkable
 class MetricWriter(Protocol):
     """What the loop needs of clu's metric writers, or of any other."""
 
@@ -35,6 +36,7 @@ class MetricWriter(Protocol):
         """Makes what was written durable."""
 
 
+@runtime_checkable
 class Batches(Protocol):
     """Where batches come from; which examples make a step depends on nothing but the step."""
 
@@ -155,13 +157,15 @@ def train(
         logger.info("training: resuming after step %d of %d", step, config.train_steps)
         state = checkpoints.restore(jax.tree.map(_abstract, state), step=step, about=about)
 
-    validation: dict[str, float] = {}
+    # A finished training, run again, reports what its last checkpoint was judged to be.
+    validation = checkpoints.metrics(step) if step else {}
     meter = _Meter(cost)
     pending: tuple[int, dict[str, jax.Array]] | None = None
     iterator = batches.iterate(step, config.train_steps)
     with (
         contextlib.closing(iterator) if hasattr(iterator, "close") else contextlib.nullcontext(),
         _catch_sigterm() as sigterm,
+        _finish_saving(checkpoints),
         progress.bar("train", total=config.train_steps, initial=step, unit="step") as bar,
     ):
         for index, batch in iterator:
@@ -179,22 +183,37 @@ def train(
                 _require_finite(pending, batches)
                 scalars = {name: float(value) for name, value in metrics.items()} | meter.read()
                 bar.set_postfix(loss=f"{scalars['loss']:.3f}", refresh=False)
-                _write(writers, step, {f"train/{name}": v for name, v in scalars.items()})
-            preempted = _agree_on_preemption(sigterm, step)
-            if validates and validate is not None and not preempted:
+                lines = {f"train/{name}": value for name, value in scalars.items()}
+                if validates and validate is not None:
+                    with meter.pause():
+                        validation = validate(state.params)
+                    lines |= {f"validation/{name}": value for name, value in validation.items()}
+                    bar.write(_validation_line(step, validation))
+                _write(writers, step, lines)
+            if saves:
                 with meter.pause():
-                    validation = validate(state.params)
-                _write(writers, step, {f"validation/{k}": v for k, v in validation.items()})
-                bar.write(_validation_line(step, validation))
-            if saves or preempted:
-                with meter.pause():
-                    metrics_here = validation if validates and not preempted else None
-                    checkpoints.save(state, step=step, about=about, metrics=metrics_here)
-            if preempted:
+                    judged = validation if validates else None
+                    checkpoints.save(state, step=step, about=about, metrics=judged)
+            # After validation, so that no checkpoint lacks the metrics an undisturbed run gives it.
+            if _agree_on_preemption(sigterm, step):
+                _require_finite(pending, batches)
+                checkpoints.save(state, step=step, about=about)
                 checkpoints.wait()
                 raise Preempted(f"saved after step {step} of {config.train_steps}")
-    checkpoints.wait()
     return TrainResult(state=state, validation=validation, steps_per_second=meter.mean_rate)
+
+
+@contextlib.contextmanager
+def _finish_saving(checkpoints: Checkpoints) -> Iterator[None]:
+    """Lets the save under way finish, also where training stops with an error."""
+    try:
+        yield
+    except BaseException:
+        # The error that stopped the training is the one to tell.
+        with contextlib.suppress(Exception):
+            checkpoints.wait()
+        raise
+    checkpoints.wait()
 
 
 def _divides(period: int, step: int) -> bool:

@@ -1,0 +1,130 @@
+"""A token store, a model and a recipe small enough to train in a second, without TensorFlow."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+
+from taser_jax.data.batching import BatchingConfig
+from taser_jax.data.token_store import TokenStore, TokenStoreWriter
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.routing import ExpertConfig
+from taser_jax.optim.optimizers import OptimizerConfig
+from taser_jax.pipelines.train import TrainingConfig
+from taser_jax.pipelines.validation import ValidationConfig
+from taser_jax.training.checkpoints import CheckpointConfig, Selection
+from taser_jax.training.loop import LoopConfig
+from taser_jax.training.validation import PoolConfig
+
+VOCABULARY_SIZE, QUERY_LENGTH, PASSAGE_LENGTH = 96, 8, 12
+_CLS, _SEP, _FIRST_WORD = 2, 3, 5
+
+
+def write_token_store(
+    directory: pathlib.Path, *, num_passages: int = 48, num_queries: int = 32, seed: int = 0
+) -> TokenStore:
+    """Two tasks in which a query is made of words of its positive, so that learning shows."""
+    rng = np.random.default_rng(seed)
+    words = rng.integers(_FIRST_WORD, VOCABULARY_SIZE, (num_passages, PASSAGE_LENGTH - 2))
+    writer = TokenStoreWriter(
+        directory,
+        collection="tiny",
+        collection_fingerprint=f"collection-{seed}",
+        vocabulary_fingerprint="vocabulary",
+        vocabulary_size=VOCABULARY_SIZE,
+        query_length=QUERY_LENGTH,
+        passage_length=PASSAGE_LENGTH,
+    )
+    writer.vocabulary_directory.mkdir(parents=True)
+    (writer.vocabulary_directory / "vocabulary.json").write_text("{}")
+    writer.write_passages(
+        [[_CLS, *passage.tolist(), _SEP] for passage in words], count=num_passages
+    )
+    for task in ("first", "second"):
+        for split in ("train", "validation"):
+            count = num_queries if split == "train" else num_queries // 2
+            rows = rng.integers(0, num_passages, count)
+            writer.write_queries(
+                task,
+                split,
+                query_ids=[f"{task}-{split}-{i}" for i in range(count)],
+                tokens=[
+                    [_CLS, *rng.choice(words[row], QUERY_LENGTH - 2).tolist(), _SEP] for row in rows
+                ],
+                positives=[[int(row)] for row in rows],
+                hard_negatives=[[int(row + 1) % num_passages] for row in rows],
+            )
+    return writer.finish()
+
+
+def model_config(*, width: int = 16, dropout_rate: float = 0.1) -> DualEncoderConfig:
+    """One block with two experts: the smallest TASER, since compiling is what takes time."""
+    bert = BertConfig(
+        vocab_size=VOCABULARY_SIZE,
+        embed_dim=width,
+        num_layers=1,
+        num_heads=2,
+        head_dim=width // 2,
+        mlp_dim=2 * width,
+        max_length=PASSAGE_LENGTH,
+        dropout_rate=dropout_rate,
+        attention_dropout_rate=dropout_rate,
+    )
+    experts = ExpertConfig(num_experts=2, blocks=(1,))
+    return DualEncoderConfig(bert=bert, experts=experts, pooling=Pooling.MEAN)
+
+
+def training_config(
+    *,
+    train_steps: int,
+    evaluation_period: int = 0,
+    checkpoint_period: int = 0,
+    log_period: int = 1,
+    learning_rate: float = 3e-3,
+    selection: Selection = Selection.NLL,
+    validates: bool = True,
+    batch_size: int = 8,
+) -> TrainingConfig:
+    """A recipe of a few steps."""
+    validation = ValidationConfig(
+        batch_size=8,
+        num_batches=2,
+        pool=PoolConfig(max_queries=16, hard_negatives=1, other_negatives=1),
+    )
+    return TrainingConfig(
+        loop=LoopConfig(
+            train_steps=train_steps,
+            evaluation_period=evaluation_period,
+            checkpoint_period=checkpoint_period,
+            log_period=log_period,
+        ),
+        batching=BatchingConfig(batch_size=batch_size),
+        optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=2),
+        checkpoints=CheckpointConfig(selection=selection),
+        validation=validation if validates else None,
+    )
+
+
+GIN_FILE = """\
+include 'models/bert_tiny.gin'
+include 'models/taser.gin'
+include 'optim/adamw.gin'
+include 'runs/train.gin'
+
+MODEL = @DualEncoderConfig()
+OPTIMIZER = @OptimizerConfig()
+EMBED_DIM = 16
+NUM_HEADS = 2
+HEAD_DIM = 8
+MLP_DIM = 32
+MAX_LENGTH = 12
+LEARNING_RATE = 3e-3
+WARMUP_STEPS = 2
+BATCH_SIZE = 8
+LOG_PERIOD = 1
+EVAL_STEPS = 1
+EVAL_PERIOD = 10
+CHECKPOINT_PERIOD = 5
+"""

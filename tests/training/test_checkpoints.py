@@ -1,0 +1,356 @@
+"""What is kept, what is restored where, and what happens when a checkpoint cannot be written."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import pathlib
+import resource
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from etils import epath
+from jax.sharding import NamedSharding, PartitionSpec
+
+from taser_jax.errors import ConfigError, FingerprintError, StorageError
+from taser_jax.partitioning import MeshConfig, make_mesh
+from taser_jax.training.checkpoints import (
+    CheckpointConfig,
+    Checkpoints,
+    Selection,
+    restore_params_from,
+)
+from taser_jax.training.state import TrainState
+
+ABOUT = {"data": "abc", "seed": 0}
+OPTIMIZER = optax.adam(1e-3)
+
+
+def make_state(value: float = 1.0, *, size: int = 16) -> TrainState:
+    params = {
+        "encoder": {
+            "kernel": jnp.arange(size * 4, dtype=jnp.float32).reshape(size, 4) * value,
+            "bias": jnp.full((4,), value),
+        }
+    }
+    return TrainState(step=jnp.int32(0), params=params, opt_state=OPTIMIZER.init(params))
+
+
+def abstract(tree, sharding=None):
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=sharding or leaf.sharding
+        ),
+        tree,
+    )
+
+
+def steps_in(directory: pathlib.Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("checkpoint_")) for path in directory.iterdir())
+
+
+def save_all(directory, config, metrics_by_step, *, pinned=()):
+    checkpoints = Checkpoints(directory, config)
+    for step, metrics in metrics_by_step.items():
+        checkpoints.save(make_state(step), step=step, about=ABOUT, metrics=metrics)
+        checkpoints.wait()
+        if step in pinned:
+            (directory / f"checkpoint_{step}" / "PINNED").touch()
+    return checkpoints
+
+
+METRICS = {
+    1: {"nll": 3.0, "average_rank": 9.0, "mrr": 0.2},
+    2: {"nll": 1.0, "average_rank": 5.0, "mrr": 0.3},
+    3: {"nll": 2.0, "average_rank": 2.0, "mrr": 0.9},
+    4: {"nll": 4.0, "average_rank": 7.0, "mrr": 0.1},
+}
+
+
+@pytest.mark.parametrize(
+    ("selection", "best"), [(Selection.NLL, 2), (Selection.AVERAGE_RANK, 3), (Selection.MRR, 3)]
+)
+def test_keeps_the_last_and_the_best(tmp_path, selection, best):
+    checkpoints = save_all(tmp_path, CheckpointConfig(selection=selection), METRICS)
+    assert steps_in(tmp_path) == [best, 4]
+    assert (checkpoints.best_step, checkpoints.latest_step) == (best, 4)
+    assert checkpoints.metrics(best) == METRICS[best]
+    checkpoints.close()
+
+
+def test_the_best_of_a_former_process_is_still_the_best(tmp_path):
+    save_all(tmp_path, CheckpointConfig(), {1: METRICS[2], 2: METRICS[1]}).close()
+    checkpoints = save_all(tmp_path, CheckpointConfig(), {3: METRICS[3], 4: METRICS[4]})
+    assert steps_in(tmp_path) == [1, 4]
+    assert checkpoints.best_step == 1
+    checkpoints.close()
+
+
+def test_counts_of_latest_and_best(tmp_path):
+    metrics = {step: {"nll": float(step % 5)} for step in range(1, 9)}
+    save_all(tmp_path, CheckpointConfig(keep_latest=2, keep_best=2), metrics).close()
+    # nll is 1 2 3 4 0 1 2 3: the best are 5, then 6 (of equals the later stays).
+    assert steps_in(tmp_path) == [5, 6, 7, 8]
+
+
+def test_a_checkpoint_without_metrics_never_counts_as_best(tmp_path):
+    metrics = {1: {"nll": 1.0}, 2: None, 3: {"nll": float("nan")}, 4: None}
+    checkpoints = save_all(tmp_path, CheckpointConfig(), metrics)
+    assert steps_in(tmp_path) == [1, 4]
+    assert checkpoints.best_step == 1
+    checkpoints.close()
+
+
+def test_without_any_metrics_the_newest_is_best(tmp_path):
+    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: None, 2: None})
+    assert checkpoints.best_step == 2
+    checkpoints.close()
+
+
+def test_keep_best_of_zero_keeps_the_latest_only(tmp_path):
+    save_all(tmp_path, CheckpointConfig(keep_best=0), METRICS).close()
+    assert steps_in(tmp_path) == [4]
+
+
+def test_pinned_stays(tmp_path):
+    save_all(tmp_path, CheckpointConfig(), METRICS, pinned=[1]).close()
+    assert steps_in(tmp_path) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("counts", [{"keep_latest": 0}, {"keep_best": -1}])
+def test_counts_that_would_keep_nothing_are_refused(counts):
+    with pytest.raises(ConfigError, match="keep_latest"):
+        CheckpointConfig(**counts)
+
+
+def test_saving_a_step_twice_keeps_the_first(tmp_path):
+    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: {"nll": 1.0}})
+    checkpoints.save(make_state(7), step=1, about=ABOUT)
+    checkpoints.wait()
+    restored = checkpoints.restore(abstract(make_state()), step=1, about=ABOUT)
+    np.testing.assert_array_equal(restored.params["encoder"]["bias"], np.ones(4))
+    assert checkpoints.metrics(1) == {"nll": 1.0}
+    checkpoints.close()
+
+
+def test_restores_the_whole_state(tmp_path):
+    state = make_state(0.1)
+    state = dataclasses.replace(state, step=jnp.int32(5))
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state, step=5, about=ABOUT)
+    checkpoints.wait()
+    restored = checkpoints.restore(abstract(make_state()), step=5, about=ABOUT)
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
+    checkpoints.close()
+
+
+def test_saved_values_are_of_the_step_though_its_buffers_are_donated_at_once(tmp_path):
+    """Training overwrites the buffers of a state whose save has only begun."""
+    size = 1 << 20
+
+    def advance(state: TrainState) -> TrainState:
+        return jax.tree.map(lambda leaf: leaf + 1, state)
+
+    advance_in_place = jax.jit(advance, donate_argnums=0)
+    state = jax.jit(lambda: make_state(0.0, size=size))()
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_latest=3))
+    for step in range(1, 4):
+        state = advance_in_place(state)
+        checkpoints.save(state, step=step, about=ABOUT)
+        for _ in range(4):
+            state = advance_in_place(state)
+    checkpoints.wait()
+    for step in range(1, 4):
+        params = checkpoints.restore_params(abstract(state.params), step=step)
+        expected = 5 * (step - 1) + 1
+        for leaf in jax.tree.leaves(params):
+            np.testing.assert_array_equal(leaf, np.full(leaf.shape, expected, np.float32))
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("changed", [{"data": "xyz"}, {"seed": 1}])
+def test_other_data_or_seed_is_refused(tmp_path, changed):
+    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: None})
+    with pytest.raises(FingerprintError, match=next(iter(changed))) as error:
+        checkpoints.restore(abstract(make_state()), step=1, about=ABOUT | changed)
+    assert "checkpoint_1" in str(error.value)
+    checkpoints.close()
+
+
+def test_another_optimiser_is_told_as_such(tmp_path):
+    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: None})
+    state = make_state()
+    other = dataclasses.replace(state, opt_state=optax.sgd(0.1, momentum=0.9).init(state.params))
+    with pytest.raises(ConfigError, match="optimiser"):
+        checkpoints.restore(abstract(other), step=1, about=ABOUT)
+    checkpoints.close()
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("taser_jax.training.checkpoints.FORMAT_VERSION", 99)
+    save_all(tmp_path, CheckpointConfig(), {1: None}).close()
+    monkeypatch.undo()
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(ConfigError, match="format 99"):
+        checkpoints.restore(abstract(make_state()), step=1, about=ABOUT)
+    checkpoints.close()
+
+
+def test_parameters_alone(tmp_path):
+    checkpoints = save_all(tmp_path, CheckpointConfig(), METRICS)
+    state = make_state()
+    best = checkpoints.restore_params(abstract(state.params))
+    np.testing.assert_array_equal(best["encoder"]["bias"], np.full(4, 2.0))
+    latest = checkpoints.restore_params(abstract(state.params), step=4)
+    np.testing.assert_array_equal(latest["encoder"]["bias"], np.full(4, 4.0))
+    checkpoints.close()
+
+
+def test_another_shape_is_named(tmp_path):
+    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: None})
+    with pytest.raises(ConfigError, match=r"encoder/kernel has shape \(16, 4\)") as error:
+        checkpoints.restore_params(abstract(make_state(size=8).params))
+    assert "(8, 4)" in str(error.value)
+    missing = abstract(make_state().params)
+    del missing["encoder"]["bias"]
+    with pytest.raises(ConfigError, match="encoder/bias"):
+        checkpoints.restore_params(missing)
+    checkpoints.close()
+
+
+def test_an_empty_directory_has_no_checkpoint(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.latest_step is None
+    assert checkpoints.best_step is None
+    with pytest.raises(ConfigError, match="no finished checkpoint"):
+        checkpoints.restore_params(abstract(make_state().params))
+    with pytest.raises(ConfigError, match="no checkpoint here"):
+        restore_params_from(tmp_path / "checkpoint_3", abstract_params={})
+    checkpoints.close()
+
+
+def test_an_unfinished_checkpoint_is_ignored_and_removed(tmp_path):
+    save_all(tmp_path, CheckpointConfig(), {1: None}).close()
+    partial = tmp_path / "checkpoint_2.orbax-checkpoint-tmp"
+    (partial / "state").mkdir(parents=True)
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.latest_step == 1
+    checkpoints.save(make_state(2), step=2, about=ABOUT)
+    checkpoints.wait()
+    assert steps_in(tmp_path) == [2]
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("direction", ["8 to 1", "1 to 8"])
+def test_sharded_and_unsharded_checkpoints_are_the_same(tmp_path, direction):
+    many = NamedSharding(make_mesh(MeshConfig(data=1, fsdp=8)), PartitionSpec("fsdp"))
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[3])
+    source, target = (many, one) if direction == "8 to 1" else (one, many)
+    params = {"kernel": jnp.arange(64.0).reshape(16, 4)}
+    state = TrainState(step=jnp.int32(1), params=params, opt_state=OPTIMIZER.init(params))
+
+    def place(tree, sharding):
+        whole = NamedSharding(many.mesh, PartitionSpec()) if sharding is many else sharding
+        return jax.tree.map(
+            lambda leaf: jax.device_put(leaf, sharding if leaf.ndim == 2 else whole), tree
+        )
+
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(place(state, source), step=1, about=ABOUT)
+    checkpoints.wait()
+    like = place(state, target)
+    restored = checkpoints.restore(abstract(like), step=1, about=ABOUT)
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
+    assert restored.params["kernel"].sharding == target
+    alone = checkpoints.restore_params(abstract(like.params), step=1)
+    assert alone["kernel"].sharding == target
+    np.testing.assert_array_equal(alone["kernel"], params["kernel"])
+    checkpoints.close()
+
+
+def test_a_full_disk_spares_the_finished_checkpoint(tmp_path):
+    """A file-size limit fails the very writes a full disk fails, in the saving threads."""
+    checkpoints = save_all(tmp_path, CheckpointConfig(), {1: None})
+    noise = np.random.default_rng(0).random((100_000, 4), np.float32)
+    params = {"encoder": {"kernel": jnp.asarray(noise), "bias": jnp.zeros(4)}}
+    large = TrainState(step=jnp.int32(2), params=params, opt_state=OPTIMIZER.init(params))
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, former[1]))
+    try:
+        checkpoints.save(large, step=2, about=ABOUT)
+        with pytest.raises(StorageError, match="disk is full") as error:
+            checkpoints.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+    assert str(tmp_path) in str(error.value)
+    assert "free space" in str(error.value)
+    again = Checkpoints(tmp_path)
+    assert again.latest_step == 1
+    restored = again.restore(abstract(make_state()), step=1, about=ABOUT)
+    np.testing.assert_array_equal(restored.params["encoder"]["bias"], np.ones(4))
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "disk is full"),
+        (ValueError("write 7 bytes: No space left on device [os_error_code='28']"), "disk is full"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "quota"),
+        (PermissionError(errno.EACCES, "Permission denied"), "cannot be written"),
+        (OSError(errno.EROFS, "Read-only file system"), "cannot be written"),
+    ],
+)
+def test_the_operating_systems_refusals_are_told(tmp_path, monkeypatch, error, words):
+    checkpoints = Checkpoints(tmp_path)
+
+    def refuse(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", refuse)
+    with pytest.raises(StorageError, match=words) as caught:
+        checkpoints.save(make_state(), step=1, about=ABOUT)
+    assert str(tmp_path) in str(caught.value)
+    assert "fix:" in str(caught.value)
+    checkpoints.close()
+
+
+def test_other_defects_are_not_taken_for_storage(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+
+    def fail(*args, **kwargs):
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", fail)
+    with pytest.raises(ValueError, match="a defect"):
+        checkpoints.save(make_state(), step=1, about=ABOUT)
+    checkpoints.close()
+
+
+def test_a_file_where_the_directory_should_be(tmp_path):
+    (tmp_path / "model").write_text("not a directory")
+    with pytest.raises(StorageError, match="cannot be written"):
+        Checkpoints(tmp_path / "model" / "below")
+    with pytest.raises(StorageError, match="cannot be written"):
+        Checkpoints(tmp_path / "model")
+
+
+def test_addresses_of_buckets_stay_whole(monkeypatch):
+    """Path arithmetic must not fold gs:// into gs:/ as pathlib does."""
+    opened = []
+
+    class Manager:
+        def __init__(self, directory, **kwargs):
+            opened.append(directory)
+
+    monkeypatch.setattr(ocp, "CheckpointManager", Manager)
+    monkeypatch.setattr(epath.Path, "mkdir", lambda self, **kwargs: None, raising=False)
+    monkeypatch.setattr(type(epath.Path("gs://b/m")), "mkdir", lambda self, **kwargs: None)
+    checkpoints = Checkpoints("gs://bucket/model")
+    assert str(opened[0]) == "gs://bucket/model"
+    assert str(checkpoints._directory / "checkpoint_7") == "gs://bucket/model/checkpoint_7"

@@ -1,0 +1,305 @@
+"""The loop over a toy step: periods, restarts, preemption, non-finite losses and the meter."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from taser_jax.batch import Batch, Tokens
+from taser_jax.errors import ConfigError, NonFiniteLossError, Preempted
+from taser_jax.pipelines.metric_writers import JsonlWriter
+from taser_jax.training import loop
+from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
+from taser_jax.training.state import TrainState
+
+ABOUT = {"data": "abc"}
+COST = loop.StepCost(tokens=10, flops=100.0, peak_flops=1e6)
+
+
+def make_batch(step: int) -> Batch:
+    tokens = Tokens(ids=np.full((1, 1), step, np.int32), mask=np.ones((1, 1), bool))
+    one = np.zeros(1, np.int32)
+    return Batch(
+        queries=tokens,
+        passages=tokens,
+        positive_index=one,
+        ignore=np.zeros((1, 1), bool),
+        query_rows=one,
+        passage_rows=one,
+    )
+
+
+class ToyBatches:
+    """Batches that hold their step; remembers which were asked for and whether it was closed."""
+
+    def __init__(self, on_step=None):
+        self.asked: list[int] = []
+        self.closed = False
+        self._on_step = on_step or (lambda step: None)
+
+    def iterate(self, start_step: int, stop_step: int):
+        try:
+            for step in range(start_step, stop_step):
+                self.asked.append(step)
+                self._on_step(step)
+                yield step, make_batch(step)
+        finally:
+            self.closed = True
+
+    def describe(self, step: int) -> str:
+        return f"task 'toy', query 'q{step}'"
+
+
+@jax.jit
+def toy_step(state: TrainState, batch: Batch):
+    """Order matters: the weight is a polynomial in the steps' numbers."""
+    number = batch.queries.ids[0, 0].astype(jnp.float32)
+    weight = state.params["weight"] * 1.25 + number
+    new = TrainState(step=state.step + 1, params={"weight": weight}, opt_state=state.opt_state)
+    metrics = {"loss": weight, "grad_norm": weight, "finite": jnp.bool_(True)}
+    return new, metrics
+
+
+def nan_at(bad_step: int):
+    """As training.step: a step that is not finite leaves the state as it was."""
+
+    def step(state: TrainState, batch: Batch):
+        new, metrics = toy_step(state, batch)
+        if int(batch.queries.ids[0, 0]) != bad_step:
+            return new, metrics
+        nan = jnp.float32(np.nan)
+        return state, {"loss": nan, "grad_norm": nan, "finite": jnp.bool_(False)}
+
+    return step
+
+
+def initial_state() -> TrainState:
+    return TrainState(step=jnp.int32(0), params={"weight": jnp.float32(1.0)}, opt_state=())
+
+
+def run(directory, config, *, batches=None, train_step=toy_step, validate=None, writers=None):
+    checkpoints = Checkpoints(
+        directory, CheckpointConfig(keep_latest=20, selection=Selection.NLL)
+    )
+    if writers is None:
+        writers = [
+            JsonlWriter(directory / "metrics.jsonl", resume_step=checkpoints.latest_step or 0)
+        ]
+    try:
+        return loop.train(
+            initial_state(),
+            train_step=train_step,
+            batches=batches or ToyBatches(),
+            checkpoints=checkpoints,
+            config=config,
+            about=ABOUT,
+            cost=COST,
+            validate=validate,
+            writers=writers,
+        )
+    finally:
+        checkpoints.close()
+
+
+def steps_saved(directory) -> list[int]:
+    names = [path.name for path in directory.iterdir() if path.name.startswith("checkpoint_")]
+    return sorted(int(name.removeprefix("checkpoint_")) for name in names)
+
+
+def lines_of(directory) -> list[dict]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_periods(tmp_path):
+    validated = []
+
+    def validate(params):
+        validated.append(float(params["weight"]))
+        return {"nll": 1.0 / len(validated)}
+
+    config = loop.LoopConfig(
+        train_steps=11, evaluation_period=4, checkpoint_period=3, log_period=5
+    )
+    result = run(tmp_path, config, validate=validate)
+    weights = [1.0]
+    for step in range(11):
+        weights.append(weights[-1] * 1.25 + step)
+    assert steps_saved(tmp_path) == [3, 4, 6, 8, 9, 11]
+    np.testing.assert_allclose(validated, [weights[4], weights[8], weights[11]], rtol=1e-6)
+    assert result.validation == {"nll": 1.0 / 3}
+    assert float(result.state.params["weight"]) == pytest.approx(weights[11], rel=1e-6)
+    lines = lines_of(tmp_path)
+    assert [line["step"] for line in lines] == [3, 4, 5, 6, 8, 9, 10, 11]
+    assert [line["step"] for line in lines if "validation/nll" in line] == [4, 8, 11]
+    assert all("train/loss" in line for line in lines)
+
+
+def test_zero_periods_validate_and_save_at_the_end_only(tmp_path):
+    config = loop.LoopConfig(train_steps=5)
+    result = run(tmp_path, config, validate=lambda params: {"nll": 2.0})
+    assert steps_saved(tmp_path) == [5]
+    assert result.validation == {"nll": 2.0}
+
+
+@pytest.mark.parametrize("stop", [3, 4, 7])
+def test_stopping_and_going_on_is_the_same_as_not_stopping(tmp_path, stop):
+    config = loop.LoopConfig(train_steps=9, checkpoint_period=2, log_period=1)
+    whole = run(tmp_path / "whole", config)
+    halfway = tmp_path / "halfway"
+
+    def fail(step):
+        if step == stop:
+            raise RuntimeError("the machine is gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        run(halfway, config, batches=ToyBatches(fail))
+    # A line cut short by the kill is dropped, not glued to the next.
+    with (halfway / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "train/lo')
+    batches = ToyBatches()
+    again = run(halfway, config, batches=batches)
+    assert batches.asked == list(range(stop - stop % 2, 9))
+    assert float(again.state.params["weight"]) == float(whole.state.params["weight"])
+    losses = [(line["step"], line["train/loss"]) for line in lines_of(halfway)]
+    assert losses == [(line["step"], line["train/loss"]) for line in lines_of(tmp_path / "whole")]
+
+
+def test_an_error_lets_the_save_under_way_finish(tmp_path):
+    def fail(step):
+        if step == 2:
+            raise RuntimeError("gone")
+
+    config = loop.LoopConfig(train_steps=5, checkpoint_period=2)
+    with pytest.raises(RuntimeError, match="gone"):
+        run(tmp_path, config, batches=ToyBatches(fail))
+    assert steps_saved(tmp_path) == [2]
+
+
+def test_a_finished_training_does_nothing_and_remembers_its_validation(tmp_path):
+    config = loop.LoopConfig(train_steps=4)
+    first = run(tmp_path, config, validate=lambda params: {"nll": 0.5})
+    batches = ToyBatches()
+    again = run(tmp_path, config, batches=batches, validate=lambda params: pytest.fail("validated"))
+    assert batches.asked == []
+    assert again.validation == {"nll": 0.5}
+    assert again.steps_per_second == 0.0
+    assert float(again.state.params["weight"]) == float(first.state.params["weight"])
+
+
+def test_a_checkpoint_beyond_train_steps_is_refused(tmp_path):
+    run(tmp_path, loop.LoopConfig(train_steps=4))
+    with pytest.raises(ConfigError, match="step 4") as error:
+        run(tmp_path, loop.LoopConfig(train_steps=3))
+    assert "TRAIN_STEPS=3" in str(error.value)
+
+
+def test_training_can_be_prolonged(tmp_path):
+    run(tmp_path, loop.LoopConfig(train_steps=4))
+    batches = ToyBatches()
+    run(tmp_path, loop.LoopConfig(train_steps=6), batches=batches)
+    assert batches.asked == [4, 5]
+
+
+@pytest.mark.parametrize("validates", [False, True])
+def test_sigterm_saves_and_raises_preempted(tmp_path, validates):
+    def send(step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    period = 3 if validates else 0
+    config = loop.LoopConfig(train_steps=8, evaluation_period=period)
+    former = signal.getsignal(signal.SIGTERM)
+    batches = ToyBatches(send)
+    with pytest.raises(Preempted, match="step 3 of 8"):
+        run(tmp_path, config, batches=batches, validate=lambda params: {"nll": 1.0})
+    assert batches.closed
+    assert signal.getsignal(signal.SIGTERM) is former
+    assert steps_saved(tmp_path) == [3]
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.metrics(3) == ({"nll": 1.0} if validates else {})
+    checkpoints.close()
+    whole = run(tmp_path / "whole", config)
+    again = run(tmp_path, config)
+    assert float(again.state.params["weight"]) == float(whole.state.params["weight"])
+
+
+@pytest.mark.parametrize("log_period", [1, 100])
+@pytest.mark.parametrize("bad_step", [5, 7, 8])
+def test_a_loss_that_is_not_finite_stops_and_names_the_batch(tmp_path, bad_step, log_period):
+    config = loop.LoopConfig(train_steps=9, checkpoint_period=4, log_period=log_period)
+    batches = ToyBatches()
+    with pytest.raises(NonFiniteLossError, match=rf"step {bad_step}, task 'toy', query") as error:
+        run(tmp_path, config, batches=batches, train_step=nan_at(bad_step))
+    assert f"'q{bad_step}'" in str(error.value)
+    assert batches.closed
+    last_good = bad_step - bad_step % 4
+    assert steps_saved(tmp_path)[-1] == last_good
+    checkpoints = Checkpoints(tmp_path)
+    state = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
+        initial_state(),
+    )
+    restored = checkpoints.restore(state, step=last_good, about=ABOUT)
+    checkpoints.close()
+    weight = 1.0
+    for step in range(last_good):
+        weight = weight * 1.25 + step
+    assert float(restored.params["weight"]) == pytest.approx(weight, rel=1e-6)
+
+
+def test_sigterm_after_a_step_that_is_not_finite_saves_nothing(tmp_path):
+    """The state then is one step older than its number says."""
+
+    def send(step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    config = loop.LoopConfig(train_steps=8, log_period=100)
+    with pytest.raises(NonFiniteLossError, match="step 2"):
+        run(tmp_path, config, batches=ToyBatches(send), train_step=nan_at(2))
+    assert steps_saved(tmp_path) == []
+
+
+def test_rates_leave_out_compilation_and_validation(tmp_path):
+    first_call = True
+
+    def slow_step(state, batch):
+        nonlocal first_call
+        time.sleep(0.5 if first_call else 0.01)
+        first_call = False
+        return toy_step(state, batch)
+
+    def validate(params):
+        time.sleep(0.4)
+        return {"nll": 1.0}
+
+    config = loop.LoopConfig(train_steps=21, evaluation_period=7, log_period=7)
+    result = run(tmp_path, config, train_step=slow_step, validate=validate)
+    # 10 ms a step is at most 100 a second; counted in, the pauses alone would make it below 13.
+    assert 20 < result.steps_per_second <= 100
+    for line in lines_of(tmp_path):
+        rate = line["train/steps_per_second"]
+        assert line["train/tokens_per_second"] == pytest.approx(10 * rate)
+        assert line["train/model_flops_utilisation"] == pytest.approx(100 * rate / 1e6)
+
+
+def test_utilisation_is_left_out_where_the_peak_is_unknown():
+    meter = loop._Meter(dataclasses.replace(COST, peak_flops=None))
+    meter.tick()
+    assert meter.read() == {}
+    meter.tick()
+    assert "model_flops_utilisation" not in meter.read()
+
+
+@pytest.mark.parametrize("sizes", [{"train_steps": 0}, {"train_steps": 1, "log_period": 0}])
+def test_lengths_below_one_are_refused(sizes):
+    with pytest.raises(ConfigError, match="at least 1"):
+        loop.LoopConfig(**sizes)
