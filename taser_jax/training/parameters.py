@@ -13,7 +13,7 @@ _ADAM_MOMENTS = 2
 _GIB = 2**30
 
 
-def parameter_table(params: Any, *, axes: Any, shardings: Any = None) -> str:
+def parameter_table(params: Any, *, logical_axes: Any, shardings: Any = None) -> str:
     """One line a parameter, and the total.
 
     Example:
@@ -24,10 +24,10 @@ def parameter_table(params: Any, *, axes: Any, shardings: Any = None) -> str:
 
     Args:
         params: tree of arrays or `jax.ShapeDtypeStruct`.
-        axes: the same tree of PartitionSpec of logical names.
+        logical_axes: the same tree of PartitionSpec of logical names.
         shardings: the same tree of NamedSharding; None leaves the column out.
     """
-    specs = _by_path(axes)
+    specs = _by_path(logical_axes)
     places = {} if shardings is None else _by_path(shardings)
     header = ["parameter", "shape", "axes", "sharding", "count"]
     rows = []

@@ -1,0 +1,98 @@
+"""An encoder written a second time, in float64 NumPy, one sequence and one token at a time."""
+
+import math
+
+import numpy as np
+
+_ERF = np.vectorize(math.erf)
+
+
+def layer_norm(x, p, epsilon=1e-12):
+    mean, variance = x.mean(), x.var()
+    return (x - mean) / math.sqrt(variance + epsilon) * p["scale"] + p["bias"]
+
+
+def gelu(x):
+    return x * 0.5 * (1 + _ERF(x / math.sqrt(2)))
+
+
+def dense(x, p):
+    return x @ p["kernel"] + p["bias"]
+
+
+def attention(hidden, p, num_heads):
+    """hidden [length, embed], no padding."""
+    embed, head_dim = hidden.shape[1], p["query"]["kernel"].shape[2]
+    flat = {
+        n: hidden @ p[n]["kernel"].reshape(embed, -1) + p[n]["bias"].reshape(-1)
+        for n in ("query", "key", "value")
+    }
+    joined = np.zeros_like(flat["query"])
+    for head in range(num_heads):
+        part = slice(head * head_dim, (head + 1) * head_dim)
+        q, k, v = (flat[n][:, part] for n in ("query", "key", "value"))
+        scores = np.exp(q @ k.T / math.sqrt(head_dim))
+        joined[:, part] = scores / scores.sum(1, keepdims=True) @ v
+    return joined @ p["out"]["kernel"].reshape(-1, embed) + p["out"]["bias"]
+
+
+def feed_forward(x, p):
+    return layer_norm(x + dense(gelu(dense(x, p["wi"])), p["wo"]), p["layer_norm"])
+
+
+def expert(tree, index):
+    if isinstance(tree, dict):
+        return {name: expert(value, index) for name, value in tree.items()}
+    return tree[index]
+
+
+def encode(params, ids, mask, *, num_heads, choose, router_input="ffn_input"):
+    """Hidden states of real tokens, a list of [length, embed].
+
+    `choose` is an expert's number (Det-R), "sequence" or "token".
+    """
+    p = _float64(params)
+    outputs = []
+    for row, real in zip(ids, mask, strict=True):
+        row = row[: int(real.sum())]
+        e = p["embeddings"]
+        hidden = np.stack(
+            [
+                layer_norm(
+                    e["token"]["embedding"][token]
+                    + e["position"]["embedding"][place]
+                    + e["type"]["embedding"][0],
+                    e["layer_norm"],
+                )
+                for place, token in enumerate(row)
+            ]
+        )
+        for i in range(sum(name.startswith("layers_") for name in p)):
+            layer = p[f"layers_{i}"]
+            attended = hidden + attention(hidden, layer["attention"], num_heads)
+            attended = np.stack([layer_norm(x, layer["attention_layer_norm"]) for x in attended])
+            if "mlp" in layer:
+                hidden = np.stack([feed_forward(x, layer["mlp"]) for x in attended])
+                continue
+            router = layer.get("router", p.get("router"))
+            read = attended if router_input == "ffn_input" else hidden
+            if choose == "sequence":
+                choices = [int(np.argmax(dense(read[0], router)))] * len(attended)
+            elif choose == "token":
+                choices = [int(np.argmax(dense(u, router))) for u in read]
+            else:
+                choices = [choose] * len(attended)
+            hidden = np.stack(
+                [
+                    feed_forward(x, expert(layer["experts"], c))
+                    for x, c in zip(attended, choices, strict=True)
+                ]
+            )
+        outputs.append(hidden)
+    return outputs
+
+
+def _float64(tree):
+    if isinstance(tree, dict):
+        return {name: _float64(value) for name, value in tree.items()}
+    return np.asarray(tree, np.float64)

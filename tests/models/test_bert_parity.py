@@ -1,0 +1,99 @@
+"""The encoder against a float64 NumPy oracle written without batches, masks or heads."""
+
+import bert_oracle
+import jax
+import numpy as np
+import pytest
+from tiny_bert import BLOCKS, NUM_HEADS, encode, random_params, tiny_bert, tiny_model, tiny_tokens
+
+from taser_jax.batch import Role
+from taser_jax.models.attention import AttentionKernel
+from taser_jax.models.bert import BertEncoder
+from taser_jax.models.dual_encoder import Pooling, Towers
+from taser_jax.models.routing import ExpertConfig, GateSharing, RouterInput, Routing
+
+ROLES = {Role.QUERY: 0, Role.PASSAGE: 1}
+
+
+def oracle(params, tokens, **kwargs):
+    return bert_oracle.encode(params, tokens.ids, tokens.mask, num_heads=NUM_HEADS, **kwargs)
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("pooling", Pooling)
+def test_deterministic_experts(role, pooling):
+    model = tiny_model(experts={"num_experts": 2}, pooling=pooling)
+    params, tokens = random_params(model), tiny_tokens()
+    hidden = oracle(params["encoder"], tokens, choose=ROLES[role])
+    expected = [h[0] if pooling is Pooling.CLS else h.mean(0) for h in hidden]
+    embeddings = encode(model, params, tokens, role).embeddings
+    assert embeddings.dtype == np.float32
+    np.testing.assert_allclose(embeddings, np.stack(expected), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kernel", [AttentionKernel.EINSUM, AttentionKernel.DOT_PRODUCT])
+def test_all_hidden_states_of_real_tokens(kernel):
+    config = tiny_bert(attention=kernel)
+    encoder = BertEncoder(config, ExpertConfig(num_experts=2, blocks=BLOCKS))
+    params, tokens = random_params(tiny_model(experts={"num_experts": 2})), tiny_tokens()
+    hidden, statistics = encoder.apply({"params": params["encoder"]}, tokens, role=Role.PASSAGE)
+    assert statistics is None
+    for row, expected in zip(hidden, oracle(params["encoder"], tokens, choose=1), strict=True):
+        np.testing.assert_allclose(row[: len(expected)], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("router_input", RouterInput)
+@pytest.mark.parametrize("sharing", GateSharing)
+@pytest.mark.parametrize("routing", [Routing.SEQUENCE, Routing.TOKEN])
+def test_learned_routing_takes_the_argmax_at_inference(routing, sharing, router_input):
+    experts = {
+        "num_experts": 3,
+        "routing": routing,
+        "gate_sharing": sharing,
+        "router_input": router_input,
+    }
+    model = tiny_model(experts=experts)
+    params, tokens = random_params(model), tiny_tokens(batch=8)
+    hidden = oracle(
+        params["encoder"], tokens, choose=routing.value, router_input=router_input.value
+    )
+    encoded = encode(model, params, tokens, Role.QUERY)
+    expected = np.stack([h[0] for h in hidden])
+    np.testing.assert_allclose(encoded.embeddings, expected, atol=1e-5, rtol=0)
+    # The draw uses more than one expert, or the test would prove little.
+    assert (np.asarray(encoded.routing.choice_count) > 0).sum() > len(encoded.routing.count)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_inference_with_four_experts_runs_the_first_of_the_roles_group(role):
+    model = tiny_model(experts={"num_experts": 4})
+    params, tokens = random_params(model), tiny_tokens()
+    hidden = oracle(params["encoder"], tokens, choose={Role.QUERY: 0, Role.PASSAGE: 2}[role])
+    embeddings = encode(model, params, tokens, role).embeddings
+    np.testing.assert_allclose(embeddings, np.stack([h[0] for h in hidden]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("role", "group"), [(Role.QUERY, {0, 1}), (Role.PASSAGE, {2, 3})])
+def test_training_with_four_experts_draws_within_the_roles_group(role, group):
+    bert = tiny_bert(dropout_rate=0.0, attention_dropout_rate=0.0)
+    model = tiny_model(bert=bert, experts={"num_experts": 4})
+    params, tokens = random_params(model), tiny_tokens(batch=10)
+    by_expert = {
+        e: np.stack([h[0] for h in oracle(params["encoder"], tokens, choose=e)]) for e in range(4)
+    }
+    rngs = {"dropout": jax.random.key(0), "routing": jax.random.key(1)}
+    embeddings = np.asarray(encode(model, params, tokens, role, train=True, rngs=rngs).embeddings)
+    drawn = [
+        next(e for e in range(4) if np.allclose(row, by_expert[e][i], atol=1e-5))
+        for i, row in enumerate(embeddings)
+    ]
+    assert set(drawn) == group
+
+
+def test_separate_towers_are_chosen_by_role():
+    model = tiny_model(towers=Towers.SEPARATE)
+    params, tokens = random_params(model), tiny_tokens()
+    for role, tower in ((Role.QUERY, "query_encoder"), (Role.PASSAGE, "passage_encoder")):
+        expected = np.stack([h[0] for h in oracle(params[tower], tokens, choose=0)])
+        embeddings = encode(model, params, tokens, role).embeddings
+        np.testing.assert_allclose(embeddings, expected, atol=1e-5, rtol=0)

@@ -1,0 +1,74 @@
+import json
+
+import pytest
+
+from taser_jax.errors import ConfigError
+from taser_jax.models import config_io
+from taser_jax.models.attention import AttentionKernel
+from taser_jax.models.bert import BertConfig, Remat
+from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling, Towers
+from taser_jax.models.routing import ExpertConfig, Routing
+
+CONFIGS = [
+    DualEncoderConfig(),
+    DualEncoderConfig(towers=Towers.SEPARATE, pooling=Pooling.MEAN),
+    DualEncoderConfig(
+        bert=BertConfig(dtype="bfloat16", remat=Remat.BLOCK, attention=AttentionKernel.CUDNN),
+        experts=ExpertConfig(num_experts=3, routing=Routing.TOKEN, blocks=(2, 12)),
+    ),
+    DualEncoderConfig(experts=ExpertConfig(num_experts=2, pattern="ge6mod3")),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_round_trip(config, tmp_path):
+    assert config_io.from_json(config_io.to_json(config)) == config
+    config_io.save(config, tmp_path / "model.json")
+    assert config_io.load(tmp_path / "model.json") == config
+
+
+def test_the_file_says_everything_by_name():
+    value = json.loads(config_io.to_json(CONFIGS[2]))
+    assert value["format_version"] == 1
+    assert value["bert"]["attention"] == "cudnn"
+    assert value["experts"]["routing"] == "token"
+    assert value["experts"]["blocks"] == [2, 12]
+    assert value["towers"] == "tied"
+
+
+def test_absent_fields_take_their_defaults():
+    text = '{"format_version": 1, "bert": {"dropout_rate": 0}, "experts": {}}'
+    assert config_io.from_json(text) == DualEncoderConfig(bert=BertConfig(dropout_rate=0.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"format_version": 1,\n', r"model\.json:2: no JSON"),
+        ("[1]", "expected: a JSON object"),
+        ("{}", "format_version is None"),
+        ('{"format_version": 2}', "(?s)format_version is 2.*expected: 1"),
+        ('{"format_version": 1, "tower": "tied"}', "unknown field 'tower'"),
+        ('{"format_version": 1, "bert": 3}', "field 'bert': 3"),
+        (
+            '{"format_version": 1, "bert": {"layers": 3}}',
+            "(?s)field 'bert': unknown field 'layers'.*one of vocab_size, embed_dim",
+        ),
+        (
+            '{"format_version": 1, "experts": {"routing": "hard"}}',
+            "(?s)field 'routing': 'hard'.*one of deterministic, sequence, token",
+        ),
+        ('{"format_version": 1, "bert": {"embed_dim": "768"}}', "field 'embed_dim': '768'"),
+        ('{"format_version": 1, "bert": {"embed_dim": true}}', "field 'embed_dim': True"),
+        ('{"format_version": 1, "experts": {"blocks": [1.5]}}', "a list of integers"),
+        ('{"format_version": 1, "experts": {"num_experts": 3}}', "even number"),
+    ],
+)
+def test_files_that_cannot_be_used(text, message):
+    with pytest.raises(ConfigError, match=message):
+        config_io.from_json(text)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(ConfigError, match="no such file"):
+        config_io.load(tmp_path / "model.json")

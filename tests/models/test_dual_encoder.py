@@ -1,0 +1,232 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_bert import encode, random_params, tiny_bert, tiny_model, tiny_tokens
+
+from taser_jax.batch import Role, Tokens
+from taser_jax.errors import ConfigError
+from taser_jax.models.attention import AttentionKernel
+from taser_jax.models.bert import BertConfig, Remat
+from taser_jax.models.dual_encoder import (
+    DualEncoder,
+    DualEncoderConfig,
+    Pooling,
+    Towers,
+    abstract_params,
+    init_params,
+    logical_axes,
+    parameter_count,
+)
+from taser_jax.models.layers import Activation, activate
+from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
+
+RNGS = {"dropout": jax.random.key(1), "routing": jax.random.key(2)}
+MODELS = {
+    "shared": {},
+    "det": {"num_experts": 2},
+    "det4": {"num_experts": 4},
+    "sequence": {"num_experts": 2, "routing": Routing.SEQUENCE},
+    "token": {"num_experts": 2, "routing": Routing.TOKEN},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (DualEncoderConfig(towers=Towers.SEPARATE), 217_783_296),
+        (DualEncoderConfig(), 108_891_648),
+        (DualEncoderConfig(experts=ExpertConfig(num_experts=2)), 127_787_520),
+        (DualEncoderConfig(experts=ExpertConfig(num_experts=4)), 165_579_264),
+        (
+            DualEncoderConfig(experts=ExpertConfig(num_experts=2, routing=Routing.SEQUENCE)),
+            127_787_520 + 4 * 1_538,
+        ),
+        (
+            DualEncoderConfig(
+                experts=ExpertConfig(
+                    num_experts=4, routing=Routing.TOKEN, gate_sharing=GateSharing.SHARED
+                )
+            ),
+            165_579_264 + 3_076,
+        ),
+    ],
+)
+def test_parameter_counts_of_the_papers_models(config, expected):
+    assert parameter_count(abstract_params(DualEncoder(config))) == expected
+
+
+def test_parameter_paths_shapes_and_axes():
+    model = tiny_model(experts={"num_experts": 2, "routing": Routing.TOKEN})
+    axes, shapes = logical_axes(model)["encoder"], abstract_params(model)["encoder"]
+    expected = {
+        ("embeddings", "token", "embedding"): ((50, 16), ("vocab", "embed")),
+        ("embeddings", "position", "embedding"): ((12, 16), ("length", "embed")),
+        ("layers_0", "attention", "query", "kernel"): ((16, 2, 8), ("embed", "heads", "kv")),
+        ("layers_0", "attention", "out", "kernel"): ((2, 8, 16), ("heads", "kv", "embed")),
+        ("layers_0", "mlp", "wi", "kernel"): ((16, 24), ("embed", "mlp")),
+        ("layers_1", "experts", "wo", "kernel"): ((2, 24, 16), ("expert", "mlp", "embed")),
+        ("layers_1", "experts", "layer_norm", "scale"): ((2, 16), ("expert", "embed")),
+        ("layers_1", "router", "kernel"): ((16, 2), ("embed", "expert")),
+    }
+    for path, (shape, names) in expected.items():
+        leaf, spec = shapes, axes
+        for key in path:
+            leaf, spec = leaf[key], spec[key]
+        assert leaf.shape == shape
+        assert tuple(spec) == names
+    assert "mlp" not in shapes["layers_1"]
+    assert jax.tree.structure(shapes) == jax.tree.structure(
+        axes, is_leaf=lambda leaf: isinstance(leaf, jax.sharding.PartitionSpec)
+    )
+
+
+def test_experts_start_as_copies_and_routers_small():
+    bert = tiny_bert(embed_dim=200)
+    model = tiny_model(bert=bert, experts={"num_experts": 4, "routing": Routing.SEQUENCE})
+    layer = init_params(model, jax.random.key(0))["encoder"]["layers_1"]
+    for leaf in jax.tree.leaves(layer["experts"]):
+        np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
+    assert abs(float(layer["experts"]["wi"]["kernel"].std()) - 0.02) < 0.001
+    assert abs(float(layer["router"]["kernel"].std()) - 0.02) < 0.002
+    assert not layer["router"]["bias"].any()
+
+
+def test_copied_experts_encode_as_the_shared_model_does():
+    taser, shared = tiny_model(experts={"num_experts": 2}), tiny_model()
+    params = init_params(shared, jax.random.key(0))
+    copied = {"encoder": dict(params["encoder"])}
+    for name in ("layers_1", "layers_2"):
+        layer = dict(copied["encoder"][name])
+        layer["experts"] = jax.tree.map(lambda x: jnp.stack([x, x]), layer.pop("mlp"))
+        copied["encoder"][name] = layer
+    for role in Role:
+        np.testing.assert_array_equal(
+            encode(taser, copied, tiny_tokens(), role).embeddings,
+            encode(shared, params, tiny_tokens(), role).embeddings,
+        )
+
+
+def test_a_role_trains_its_own_expert_only():
+    model = tiny_model(experts={"num_experts": 2})
+    params = random_params(model)
+
+    def total(p):
+        return encode(model, p, tiny_tokens(), Role.PASSAGE).embeddings[:, 0].sum()
+
+    experts = jax.grad(total)(params)["encoder"]["layers_1"]["experts"]
+    for leaf in jax.tree.leaves(experts):
+        assert not leaf[0].any()
+        assert leaf[1].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling"), [*((name, Pooling.CLS) for name in MODELS), ("shared", Pooling.MEAN)]
+)
+def test_padding_and_batch_mates_change_nothing(name, pooling):
+    model = tiny_model(experts=MODELS[name], pooling=pooling)
+    params, tokens = random_params(model), tiny_tokens(length=8)
+
+    def apply(t):
+        return np.asarray(encode(model, params, t, Role.QUERY).embeddings)
+
+    plain = apply(tokens)
+    # Ids under the mask are noise: what is masked must not be read.
+    noise = np.random.default_rng(0).integers(1, 50, (5, 12)).astype(np.int32)
+    noise[:, :8] = np.where(tokens.mask, tokens.ids, noise[:, :8])
+    padded = apply(Tokens(noise, np.pad(tokens.mask, ((0, 0), (0, 4)))))
+    np.testing.assert_allclose(padded, plain, atol=2e-6)
+    order = np.array([3, 1, 4, 0, 2])
+    shuffled = apply(Tokens(tokens.ids[order], tokens.mask[order]))
+    np.testing.assert_allclose(shuffled, plain[order], atol=2e-6)
+
+
+def test_rows_of_padding_alone_stay_finite():
+    model = tiny_model(experts=MODELS["token"], pooling=Pooling.MEAN)
+    params = random_params(model)
+    empty = Tokens(np.zeros((2, 4), np.int32), np.zeros((2, 4), bool))
+
+    def total(p):
+        return encode(model, p, empty, Role.QUERY).embeddings.sum()
+
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.grad(total)(params)))
+
+
+@pytest.mark.parametrize("name", ["det4", "token"])
+def test_rematerialisation_changes_no_gradient(name):
+    models = [tiny_model(bert=tiny_bert(remat=r), experts=MODELS[name]) for r in Remat]
+    params = random_params(models[0])
+
+    def gradient(model):
+        def total(p):
+            encoded = encode(model, p, tiny_tokens(), Role.PASSAGE, train=True, rngs=RNGS)
+            return encoded.embeddings[:, 0].sum()
+
+        return jax.jit(jax.grad(total))(params)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4),
+        *(gradient(model) for model in models),
+    )
+
+
+def test_bfloat16_activations_keep_float32_parameters_and_outputs():
+    experts = MODELS["sequence"]
+    model = tiny_model(bert=tiny_bert(dtype="bfloat16"), experts=experts)
+    params = random_params(model)
+    found = encode(model, params, tiny_tokens(), Role.QUERY)
+    assert {leaf.dtype for leaf in jax.tree.leaves(abstract_params(model))} == {jnp.dtype("f4")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
+    expected = encode(tiny_model(experts=experts), params, tiny_tokens(), Role.QUERY)
+    difference = np.abs(np.asarray(found.embeddings - expected.embeddings))
+    assert 1e-5 < difference.max() < 0.1
+
+
+def test_dropout_acts_in_training_only_and_in_attention_too():
+    tokens = tiny_tokens()
+    bert = tiny_bert(dropout_rate=0.0, attention_dropout_rate=0.5)
+    params = random_params(tiny_model())
+
+    def embeddings(*, train, **changes):
+        model = tiny_model(bert=tiny_bert(**{**vars(bert), **changes}))
+        rngs = RNGS if train else {}
+        return encode(model, params, tokens, Role.QUERY, train=train, rngs=rngs).embeddings
+
+    plain, dropped = embeddings(train=False), embeddings(train=True)
+    assert np.abs(np.asarray(plain - dropped)).max() > 1e-2
+    # Without attention dropout of its own, DOT_PRODUCT gives way while training.
+    by_kernel = embeddings(train=True, attention=AttentionKernel.DOT_PRODUCT)
+    np.testing.assert_array_equal(by_kernel, dropped)
+    hidden = embeddings(train=True, dropout_rate=0.5, attention_dropout_rate=0.0)
+    assert np.abs(np.asarray(plain - hidden)).max() > 1e-2
+
+
+def test_exact_gelu():
+    x = jnp.linspace(-6, 6, 101)
+    np.testing.assert_allclose(
+        activate(x, Activation.GELU), jax.nn.gelu(x, approximate=False), atol=5e-7
+    )
+
+
+def test_task_is_accepted_and_changes_nothing():
+    model = tiny_model()
+    params = random_params(model)
+    np.testing.assert_array_equal(
+        encode(model, params, tiny_tokens(), Role.QUERY, task="nq").embeddings,
+        encode(model, params, tiny_tokens(), Role.QUERY).embeddings,
+    )
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ConfigError, match="separate towers"):
+        DualEncoderConfig(towers=Towers.SEPARATE, experts=ExpertConfig(num_experts=2))
+    with pytest.raises(ConfigError, match="within"):
+        DualEncoderConfig(bert=BertConfig(num_layers=2), experts=ExpertConfig(num_experts=2))
+    with pytest.raises(ConfigError, match="max_length = 12"):
+        init_params(tiny_model(), jax.random.key(0), query_length=4, passage_length=13)
+    with pytest.raises(ConfigError, match="float32 or bfloat16"):
+        tiny_bert(dtype="float16")
+    with pytest.raises(ConfigError, match="dropout_rate"):
+        tiny_bert(dropout_rate=1.0)
+    with pytest.raises(ConfigError, match="num_heads is 0"):
+        tiny_bert(num_heads=0)

@@ -1,0 +1,108 @@
+"""FLOPs by hand, and against every matrix product that JAX really traces."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tiny_bert import encode, tiny_bert, tiny_model
+
+from taser_jax.batch import Role, Tokens
+from taser_jax.models.bert import BertConfig, Remat
+from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling, abstract_params
+from taser_jax.models.flops import (
+    StepShape,
+    executed_training_flops,
+    forward_flops,
+    training_flops,
+)
+from taser_jax.models.memory import activation_bytes
+from taser_jax.models.routing import ExpertConfig, Routing
+
+
+def traced_flops(jaxpr):
+    """2·(batch·m·n·k) of each dot_general, also inside calls."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracting, _), _ = equation.params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            output = equation.outvars[0].aval.shape
+            total += 2 * math.prod(output) * math.prod(shape[axis] for axis in contracting)
+        for inner in jax.core.jaxprs_in_params(equation.params):
+            total += traced_flops(inner)
+    return total
+
+
+def test_bert_base_by_hand():
+    # A block of 256 tokens: 8·256·768² projections, 4·256²·768 attention, 4·256·768·3072 FFN.
+    block = 1_207_959_552 + 201_326_592 + 2_415_919_104
+    mean = DualEncoderConfig(pooling=Pooling.MEAN)
+    assert forward_flops(mean, batch_size=1, length=256) == 12 * block
+    # [CLS] alone in the last block: keys and values 4·256·768², query and out 4·768², one row of
+    # attention 4·256·768, one FFN 4·768·3072.
+    last = 603_979_776 + 2_359_296 + 786_432 + 9_437_184
+    cls = DualEncoderConfig()
+    assert forward_flops(cls, batch_size=2, length=256) == 2 * (11 * block + last)
+
+
+def test_training_by_hand():
+    config = DualEncoderConfig(
+        bert=BertConfig(
+            vocab_size=9,
+            embed_dim=2,
+            num_layers=1,
+            num_heads=1,
+            head_dim=2,
+            mlp_dim=3,
+            remat=Remat.BLOCK,
+        ),
+        pooling=Pooling.MEAN,
+    )
+    # One token: 4 projections 8 each, 2 attention products 4 each, 2 FFN products 12 each.
+    text = 4 * 8 + 2 * 4 + 2 * 12
+    shape = StepShape(queries=2, query_length=1, passages=3, passage_length=1)
+    scores = 2 * 2 * 3 * 2
+    assert training_flops(config, shape) == 3 * (5 * text + scores)
+    assert executed_training_flops(config, shape) == 4 * 5 * text + 3 * scores
+
+
+def test_routing_by_hand():
+    def difference(num_experts, routing):
+        bert = BertConfig(num_layers=3)
+        experts = ExpertConfig(num_experts=num_experts, routing=routing)
+        plain, routed = DualEncoderConfig(bert=bert), DualEncoderConfig(bert=bert, experts=experts)
+        return forward_flops(routed, batch_size=1, length=10) - forward_flops(
+            plain, batch_size=1, length=10
+        )
+
+    assert difference(2, Routing.DETERMINISTIC) == 0
+    assert difference(4, Routing.SEQUENCE) == 2 * 768 * 4
+    # Tok-R computes all ten tokens of the last block, which [CLS] pooling else leaves out.
+    assert difference(2, Routing.TOKEN) == 9 * (4 * 768**2 + 4 * 768 * 3072) + (
+        9 * 4 * 10 * 768 + 10 * 2 * 768 * 2
+    )
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_equals_what_jax_traces(pooling):
+    bert = tiny_bert(dropout_rate=0.0, attention_dropout_rate=0.0)
+    model = tiny_model(bert=bert, experts={"num_experts": 2}, pooling=pooling)
+    tokens = Tokens(jnp.zeros((3, 7), jnp.int32), jnp.ones((3, 7), bool))
+
+    def forward(params):
+        return encode(model, params, tokens, Role.PASSAGE).embeddings.sum()
+
+    expected = forward_flops(model.config, batch_size=3, length=7)
+    params = abstract_params(model)
+    assert traced_flops(jax.make_jaxpr(forward)(params).jaxpr) == expected
+    assert traced_flops(jax.make_jaxpr(jax.grad(forward))(params).jaxpr) == 3 * expected
+
+
+def test_activation_bytes_by_hand():
+    bert = BertConfig(vocab_size=9, embed_dim=2, num_layers=4, num_heads=1, head_dim=2, mlp_dim=3)
+    shape = StepShape(queries=2, query_length=1, passages=0, passage_length=1)
+    # A block and token: (9·2 + 2·3)·4 bytes and two maps of 1·1·4 bytes.
+    assert activation_bytes(DualEncoderConfig(bert=bert), shape) == 2 * 4 * (24 * 4 + 8)
+    saved = DualEncoderConfig(bert=BertConfig(**{**vars(bert), "remat": Remat.BLOCK}))
+    assert activation_bytes(saved, shape, batch_devices=2) == 4 * 2 * 4 + 24 * 4 + 8

@@ -1,0 +1,60 @@
+"""A small encoder with large random weights, so that a wrong term cannot hide."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from taser_jax.batch import Tokens
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params
+from taser_jax.models.routing import ExpertConfig
+
+NUM_HEADS = 2
+BLOCKS = (2, 3)
+
+
+def tiny_bert(**changes):
+    config = BertConfig(
+        vocab_size=50,
+        embed_dim=16,
+        num_layers=3,
+        num_heads=NUM_HEADS,
+        head_dim=8,
+        mlp_dim=24,
+        max_length=12,
+    )
+    return dataclasses.replace(config, **changes)
+
+
+def tiny_model(*, bert=None, experts=None, **changes):
+    """Block 1 is shared; 2 and 3 are specialised where `experts` says so."""
+    experts = ExpertConfig(blocks=BLOCKS, **(experts or {}))
+    return DualEncoder(DualEncoderConfig(bert=bert or tiny_bert(), experts=experts, **changes))
+
+
+def random_params(model, seed=0):
+    """Every parameter random, experts all different."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        centre = 1.0 if path[-1].key == "scale" else 0.0
+        # Routers loud enough that inputs differ in what they choose.
+        scale = 2.0 if path[-2].key == "router" and path[-1].key == "kernel" else 0.3
+        return jnp.asarray(rng.normal(centre, scale, leaf.shape), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, abstract_params(model))
+
+
+def tiny_tokens(batch=5, length=9, seed=1):
+    """Rows of different lengths, one of them full, one of [CLS] alone."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(2, length, batch)
+    lengths[0], lengths[-1] = length, 1
+    mask = np.arange(length) < lengths[:, None]
+    return Tokens(np.where(mask, rng.integers(1, 50, mask.shape), 0).astype(np.int32), mask)
+
+
+def encode(model, params, tokens, role, **kwargs):
+    return model.apply({"params": params}, tokens, role=role, method="encode", **kwargs)
