@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -64,13 +65,6 @@ class LoadedModel:
         """Tokens -> float32 embeddings on the devices, [batch, dim]; any batch size."""
         devices = self.partitioner.batch_devices
 
-        @jax.jit
-        def apply(params: Any, tokens: Tokens) -> jax.Array:
-            encoded: Any = self.model.apply(
-                {"params": params}, tokens, role=role, task=task, method="encode"
-            )
-            return encoded.embeddings
-
         def encode(tokens: Tokens) -> jax.Array:
             count = len(tokens.ids)
             if count % devices:
@@ -80,10 +74,25 @@ class LoadedModel:
                     ),
                     tokens,
                 )
-            embeddings = apply(self.params, self.partitioner.put_batch(tokens))
+            embeddings = _embed(
+                self.params,
+                self.partitioner.put_batch(tokens),
+                model=self.model,
+                role=role,
+                task=task,
+            )
             return embeddings if len(embeddings) == count else embeddings[:count]
 
         return encode
+
+
+# At module level, so that what is compiled serves every task, split and round of a comparison.
+@functools.partial(jax.jit, static_argnames=("model", "role", "task"))
+def _embed(
+    params: Any, tokens: Tokens, *, model: DualEncoder, role: Role, task: str | None
+) -> jax.Array:
+    encoded: Any = model.apply({"params": params}, tokens, role=role, task=task, method="encode")
+    return encoded.embeddings
 
 
 def load_model(model_dir: str | pathlib.Path, *, step: int | None = None) -> LoadedModel:

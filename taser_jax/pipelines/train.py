@@ -307,7 +307,13 @@ def training_queries(
             continue
         queries = store.queries(name, split)
         found = [
-            read_negatives(directory, name, split, queries.query_ids)
+            read_negatives(
+                directory,
+                name,
+                split,
+                queries.query_ids,
+                collection_fingerprint=store.metadata.collection_fingerprint,
+            )
             for directory in negatives_dirs
             if (pathlib.Path(directory) / f"{name}.{split}.jsonl").exists()
         ]
