@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# SQuAD and Natural Questions over one merged collection: BM25, DPR, TASER and Shared, trained from
+# scratch, mined for, retrained, compared by answer match. The whole of it, resumable:
+#
+#     benchmarks/open_qa/run.sh SOURCE_DIR OUTPUT_DIR [--gin.NAME=VALUE ...]
+#
+# SOURCE_DIR has squad/, nq_qed/ and kilt_mini/ (DPR's formats, gzipped). What follows goes to
+# `taser pipeline taser` (gin_configs/runs/open_qa.gin), for example --gin.TRAIN_STEPS=20.
+# STAGES=data stops before the first training: OUTPUT_DIR/token_store is what device.py takes.
+set -euo pipefail
+if [ $# -lt 2 ]; then
+  sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  exit 2
+fi
+source_dir=$1 output_dir=$2
+shift 2
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+questions=$output_dir/questions
+data_dir=$output_dir/data
+passage_length=${PASSAGE_LENGTH:-128}
+
+python "$here/split_questions.py" \
+  "$source_dir/squad/squad_split_train.dpr.jsonl.gz" \
+  "$source_dir/nq_qed/nq_qed_train.dpr.jsonl.gz" "$questions"
+
+taser prepare dpr --gin_file=runs/open_qa_prepare.gin --gin.DATA_DIR="$data_dir" \
+  --gin.SQUAD_PASSAGES="$source_dir/squad/psgs_squad_dev.tsv.gz" \
+  --gin.NQ_PASSAGES="$source_dir/nq_qed/psgs_nq_qed.tsv.gz" \
+  --gin.KILT_PASSAGES="$source_dir/kilt_mini/passages.tsv.gz" \
+  --gin.SQUAD_TRAIN="$questions/squad_split_train.train.jsonl" \
+  --gin.SQUAD_VALIDATION="$questions/squad_split_train.validation.jsonl" \
+  --gin.SQUAD_TEST="$source_dir/squad/squad_split_dev.dpr.jsonl.gz" \
+  --gin.NQ_TRAIN="$questions/nq_qed_train.train.jsonl" \
+  --gin.NQ_VALIDATION="$questions/nq_qed_train.validation.jsonl" \
+  --gin.NQ_TEST="$source_dir/nq_qed/nq_qed_dev.dpr.jsonl.gz"
+
+taser vocab --gin.DATA_DIR="$data_dir" --gin.COLLECTION=open_qa \
+  --gin.VOCABULARY="$output_dir/vocabulary" --gin.VOCAB_SIZE=16384
+
+taser tokenize --gin.DATA_DIR="$data_dir" --gin.VOCABULARY="$output_dir/vocabulary" \
+  --gin.MIXTURE_OR_TASK_NAME=open_qa --gin.MIXTURE_OR_TASK_MODULE=taser_jax.tasks.open_qa \
+  --gin.TASK_FEATURE_LENGTHS="{'query': 32, 'passage': $passage_length}" \
+  --gin.TOKEN_STORE="$output_dir/token_store"
+
+if [ "${STAGES:-all}" = data ]; then
+  exit 0
+fi
+taser pipeline taser --gin_file=runs/open_qa.gin --gin.OUTPUT_DIR="$output_dir/comparison" \
+  --gin.DATA_DIR="$data_dir" --gin.TOKEN_STORE="$output_dir/token_store" "$@"
