@@ -39,7 +39,7 @@ def vocab(
     """
     if (pathlib.Path(output_dir) / "vocabulary.json").exists():
         found = load_vocabulary(output_dir)
-        if found.kind != kind or found.size > size:
+        if found.kind != kind.value or found.size > size:
             raise ConfigError(
                 f"a {found.kind} vocabulary of {found.size} entries is here",
                 where=output_dir,
