@@ -88,9 +88,7 @@ def state_shardings(state: TrainState, param_shardings: Any) -> TrainState:
         ConfigError: the sharding tree is not shaped as the parameters.
     """
     by_path = dict(jax.tree_util.tree_leaves_with_path(param_shardings))
-    shapes = {
-        path: leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
-    }
+    shapes = {path: leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)}
     if by_path.keys() != shapes.keys():
         missing = sorted(map(jax.tree_util.keystr, by_path.keys() ^ shapes.keys()))
         raise ConfigError(
@@ -109,9 +107,7 @@ def state_shardings(state: TrainState, param_shardings: Any) -> TrainState:
                 if extra < 0 or leaf.shape[extra:] != shapes[owner]:
                     break
                 sharding = by_path[owner]
-                return NamedSharding(
-                    sharding.mesh, PartitionSpec(*(None,) * extra, *sharding.spec)
-                )
+                return NamedSharding(sharding.mesh, PartitionSpec(*(None,) * extra, *sharding.spec))
         return replicated
 
     return TrainState(
