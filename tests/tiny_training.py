@@ -116,6 +116,7 @@ include 'runs/train.gin'
 MODEL = @DualEncoderConfig()
 OPTIMIZER = @OptimizerConfig()
 EMBED_DIM = 16
+NUM_LAYERS = 1
 NUM_HEADS = 2
 HEAD_DIM = 8
 MLP_DIM = 32
@@ -127,4 +128,6 @@ LOG_PERIOD = 1
 EVAL_STEPS = 1
 EVAL_PERIOD = 10
 CHECKPOINT_PERIOD = 5
+ExpertConfig.blocks = [1]
+DualEncoderConfig.pooling = 'mean'
 """

@@ -1,0 +1,143 @@
+"""Killed at any step, also in the middle of a save, the same command gives the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tiny_command
+
+from taser_jax.errors import EXIT_PREEMPTED
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory, tiny_store_dir) -> tiny_command.TinyCommand:
+    folder = tmp_path_factory.mktemp("command")
+    command = tiny_command.TinyCommand(folder, tiny_store_dir, STEPS)
+    command.prepare()
+    return command
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(command) -> pathlib.Path:
+    model_dir = command.folder / "uninterrupted"
+    done = command.run(model_dir)
+    assert done.returncode == 0, done.stderr
+    return model_dir
+
+
+def last_step_written(model_dir: pathlib.Path) -> int:
+    path = model_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except ValueError:
+            continue
+    return 0
+
+
+def unfinished(model_dir: pathlib.Path) -> list[str]:
+    found = os.listdir(model_dir) if model_dir.exists() else []
+    return [name for name in found if name.endswith(".orbax-checkpoint-tmp")]
+
+
+def signal_when(
+    process: subprocess.Popen[str], condition: Callable[[], object], number: signal.Signals
+) -> int:
+    """Sends a signal the moment a condition holds; the exit code then."""
+    while not condition():
+        assert process.poll() is None, f"ended before the signal: {process.stderr.read()}"
+        time.sleep(0.0005)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+def assert_same(model_dir: pathlib.Path, uninterrupted: pathlib.Path) -> None:
+    expected = tiny_command.final_state(uninterrupted, STEPS)
+    found = tiny_command.final_state(model_dir, STEPS)
+    assert found.keys() == expected.keys()
+    assert any(name.startswith("params/") for name in found)
+    assert any(name.startswith("opt_state/") for name in found)
+    for name, value in expected.items():
+        assert value.tobytes() == found[name].tobytes(), name
+    metrics = tiny_command.metrics_by_step(model_dir)
+    assert list(metrics) == list(range(1, STEPS + 1))
+    assert metrics == tiny_command.metrics_by_step(uninterrupted)
+
+
+def test_training_learns_and_leaves_everything_in_its_directory(uninterrupted):
+    names = {path.name for path in uninterrupted.iterdir()}
+    assert names >= {
+        "config.gin",
+        "metrics.jsonl",
+        "model-info.txt",
+        "model.json",
+        "run.json",
+        "vocabulary",
+    }
+    assert not unfinished(uninterrupted)
+    metrics = tiny_command.metrics_by_step(uninterrupted)
+    first, last = metrics[1]["train/loss"], np.mean([metrics[s]["train/loss"] for s in range(51, 61)])
+    assert last < first / 2
+    assert metrics[60]["validation/mrr"] > metrics[10]["validation/mrr"]
+
+
+def test_killed_again_and_again_also_in_the_middle_of_a_save(command, uninterrupted):
+    model_dir = command.folder / "killed"
+    for step in (3, 17):
+        process = command.start(model_dir)
+        killed = signal_when(process, lambda: last_step_written(model_dir) >= step, signal.SIGKILL)
+        assert killed == -signal.SIGKILL
+        assert not (model_dir / f"checkpoint_{STEPS}").exists()
+    in_a_save = 0
+    for _ in range(6):
+        process = command.start(model_dir)
+        # Left by the kill before, until the new process has cleaned up.
+        before = set(unfinished(model_dir))
+        signal_when(process, lambda: set(unfinished(model_dir)) - before, signal.SIGKILL)
+        # Only a kill that left the save unfinished counts.
+        in_a_save += bool(set(unfinished(model_dir)) - before)
+        if in_a_save == 2:
+            break
+    assert in_a_save == 2
+    assert not (model_dir / f"checkpoint_{STEPS}").exists()
+    done = command.run(model_dir)
+    assert done.returncode == 0, done.stderr
+    assert "resuming after step" in done.stderr
+    assert not unfinished(model_dir)
+    assert_same(model_dir, uninterrupted)
+
+
+def test_sigterm_saves_and_exits_with_its_own_code(command, uninterrupted):
+    model_dir = command.folder / "preempted"
+    process = command.start(model_dir)
+    code = signal_when(process, lambda: last_step_written(model_dir) >= 23, signal.SIGTERM)
+    assert code == EXIT_PREEMPTED
+    saved = [path.name for path in model_dir.iterdir() if path.name.startswith("checkpoint_")]
+    newest = max(int(name.removeprefix("checkpoint_")) for name in saved)
+    assert 23 <= newest < STEPS
+    assert last_step_written(model_dir) == newest
+    done = command.run(model_dir)
+    assert done.returncode == 0, done.stderr
+    assert f"resuming after step {newest} of {STEPS}" in done.stderr
+    assert_same(model_dir, uninterrupted)
+
+
+def test_other_data_is_refused_on_resuming(command, uninterrupted):
+    before = sorted(path.name for path in uninterrupted.iterdir())
+    done = command.run(uninterrupted, "--gin.RANDOM_SEED=1")
+    assert done.returncode == 2
+    assert "data was" in done.stderr or "seed was" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in uninterrupted.iterdir()) == before

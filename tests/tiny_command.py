@@ -1,0 +1,87 @@
+"""Runs the real `taser train` on the tiny store in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import orbax.checkpoint as ocp
+import tiny_training
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class TinyCommand:
+    """`python -m taser_jax.cli train` with everything but MODEL_DIR settled.
+
+    Attributes:
+        folder: holds the Gin file, the compilation cache and an empty stand-in for clu.
+        token_store: from `tiny_training.write_token_store`.
+        train_steps: TRAIN_STEPS.
+    """
+
+    folder: pathlib.Path
+    token_store: pathlib.Path
+    train_steps: int
+
+    def prepare(self) -> None:
+        (self.folder / "tiny.gin").write_text(tiny_training.GIN_FILE)
+        # As on a machine without clu, which imports TensorFlow: the process starts sooner.
+        (self.folder / "without_clu").mkdir()
+        (self.folder / "without_clu" / "clu.py").write_text("raise ImportError('not here')\n")
+
+    def start(self, model_dir: pathlib.Path, *bindings: str) -> subprocess.Popen[str]:
+        cache = self.folder / "compiled"
+        environment = os.environ | {
+            "PYTHONPATH": f"{self.folder / 'without_clu'}{os.pathsep}{REPOSITORY}",
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        }
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "taser_jax.cli", "train"),
+                f"--gin_file={self.folder / 'tiny.gin'}",
+                f"--gin.MODEL_DIR={model_dir}",
+                f"--gin.TOKEN_STORE={self.token_store}",
+                f"--gin.TRAIN_STEPS={self.train_steps}",
+                *bindings,
+            ],
+            env=environment,
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, model_dir: pathlib.Path, *bindings: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(model_dir, *bindings)
+        _, errors = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(process.args, process.returncode, "", errors)
+
+
+def final_state(model_dir: pathlib.Path, step: int) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint: parameters, moments, counters; by path."""
+    with ocp.PyTreeCheckpointer() as reader:
+        tree = reader.restore(model_dir.resolve() / f"checkpoint_{step}" / "state")
+    flat = ocp.tree.to_flat_dict(tree, sep="/")
+    return {name: np.asarray(value) for name, value in flat.items()}
+
+
+def metrics_by_step(model_dir: pathlib.Path) -> dict[int, dict[str, float]]:
+    """metrics.jsonl without rates, which are measured; fails where a step stands there twice."""
+    measured = ("per_second", "utilisation")
+    found: dict[int, dict[str, float]] = {}
+    for line in (model_dir / "metrics.jsonl").read_text().splitlines():
+        values = json.loads(line)
+        step = values.pop("step")
+        assert step not in found, f"step {step} is written twice"
+        found[step] = {k: v for k, v in values.items() if not k.endswith(measured)}
+    return found
