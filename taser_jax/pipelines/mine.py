@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -49,14 +50,17 @@ def mine(
         queries = list(queries_set := QuerySet.open(data_dir, collection, task, split))
         run = read_task_run(runs_dir, queries_set, store)
         answers = [query.answers for query in queries]
+        task_config = config
+        if config.answer_containing is AnswerContaining.DROP and not any(answers):
+            logger.info("%s %s: no answers; negatives are judged by positives", task, split)
+            task_config = dataclasses.replace(config, answer_containing=AnswerContaining.KEEP)
+        drops = task_config.answer_containing is AnswerContaining.DROP
         with phase(f"mine {task} {split}"), answer_matcher(store, match) as matcher:
             mined = mine_negatives(
                 run.result,
                 [query.positives for query in queries],
-                config=config,
-                contains_answer=_answers_among(answers, matcher)
-                if config.answer_containing is AnswerContaining.DROP and any(answers)
-                else None,
+                config=task_config,
+                contains_answer=_answers_among(answers, matcher) if drops else None,
             )
         logger.info("%s %s: %s", task, split, mined.statistics)
         write_negatives(
