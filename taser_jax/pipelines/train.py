@@ -13,14 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from taser_jax.batch import Batch, Tokens
 from taser_jax.data.batching import BatchingConfig, BatchStream
-from taser_jax.data.mixing import rates_from_weights
-from taser_jax.data.negatives import read_negatives
-from taser_jax.data.prefetch import prefetch
-from taser_jax.data.token_arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError, StorageError
 from taser_jax.fingerprint import fingerprint
@@ -35,12 +30,21 @@ from taser_jax.models.dual_encoder import (
     parameter_count,
 )
 from taser_jax.models.flops import StepShape, training_flops
+from taser_jax.models.memory import activation_bytes
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, build_schedule, trainable
 from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
 from taser_jax.pipelines.hardware import peak_flops
 from taser_jax.pipelines.metric_writers import make_writers
 from taser_jax.pipelines.models import MODEL_FILE, VOCABULARY
+from taser_jax.pipelines.training_data import (
+    DeviceBatches,
+    fit_vocabulary,
+    lengths,
+    open_store,
+    training_queries,
+    with_mixture_rates,
+)
 from taser_jax.pipelines.validation import ValidationConfig, Validator
 from taser_jax.progress import logger, phase
 from taser_jax.training import loop
@@ -51,9 +55,6 @@ from taser_jax.training.routing_losses import RoutingRegularizer
 from taser_jax.training.state import init_state, state_shardings
 from taser_jax.training.step import ObjectiveConfig, make_train_step
 from taser_jax.training.validation import PoolConfig
-
-# Beside the token store: the SeqIO mixture it was made from, with its sampling weights.
-MIXTURE_FILE = "mixture.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +110,7 @@ def train(
     tasks: Sequence[str] | None = None,
     negatives_dirs: Sequence[str] = (),
     initial_checkpoint: str | None = None,
-    feature_lengths: Mapping[str, int] | None = None,
+    featurelengths: Mapping[str, int] | None = None,
     config_text: str = "",
     dry_run: bool = False,
 ) -> TrainSummary | None:
@@ -128,7 +129,7 @@ def train(
         negatives_dirs: hard negatives from `taser mine`, instead of those in the token store;
             of several, a query's negatives are joined.
         initial_checkpoint: a `checkpoint_N` directory to take parameters from.
-        feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
+        featurelengths: {"query": ..., "passage": ...}; checked against the token store.
         config_text: what is written to config.gin.
         dry_run: resolve, trace the step and print all of it, but train nothing.
 
@@ -138,13 +139,13 @@ def train(
     with _write_errors(model_dir):
         return _train(
             model_dir=pathlib.Path(model_dir) if model_dir else None,
-            store=_open_store(token_store, dry_run=dry_run),
+            store=open_store(token_store, dry_run=dry_run),
             model_config=model,
             training=training,
             task_names=tasks,
             negatives_dirs=negatives_dirs,
             initial_checkpoint=initial_checkpoint,
-            feature_lengths=dict(feature_lengths or {}),
+            featurelengths=dict(featurelengths or {}),
             config_text=config_text,
             dry_run=dry_run,
         )
@@ -159,15 +160,15 @@ def _train(
     task_names: Sequence[str] | None,
     negatives_dirs: Sequence[str],
     initial_checkpoint: str | None,
-    feature_lengths: dict[str, int],
+    featurelengths: dict[str, int],
     config_text: str,
     dry_run: bool,
 ) -> TrainSummary | None:
     # 1. Everything that can be wrong is looked at before anything is computed.
     partitioner = Partitioner(make_mesh(training.mesh), training.rules)
     partitioner.check_batch_size(training.batching.batch_size)
-    query_length, passage_length = _lengths(store, feature_lengths)
-    model_config = _fit_vocabulary(model_config, store)
+    query_length, passage_length = lengths(store, featurelengths)
+    model_config = fit_vocabulary(model_config, store)
     model = DualEncoder(model_config)
     share = partitioner.host_share
     stream = validation_tasks = None
@@ -176,7 +177,7 @@ def _train(
         stream = BatchStream(
             store,
             queries,
-            _with_mixture_rates(training.batching, store, queries),
+            with_mixture_rates(training.batching, store, queries),
             process_index=share.index,
             process_count=share.count,
         )
@@ -219,7 +220,11 @@ def _train(
         batch = _abstract_batch(training.batching, query_length, passage_length)
         jax.eval_shape(train_step, abstract_state, batch)
         print(table)
-        print(memory_estimate(shapes, shardings=shardings))
+        chunk = _step_shape(
+            training.batching, query_length, passage_length, num_chunks=training.num_chunks
+        )
+        activations = activation_bytes(model_config, chunk, batch_devices=partitioner.batch_devices)
+        print(memory_estimate(shapes, shardings=shardings, activation_bytes=activations))
         return None
     assert store is not None
     assert stream is not None
@@ -265,7 +270,7 @@ def _train(
         result = loop.train(
             state,
             train_step=train_step,
-            batches=_DeviceBatches(stream, partitioner),
+            batches=DeviceBatches(stream, queries, partitioner),
             checkpoints=checkpoints,
             config=training.loop,
             about={
@@ -273,7 +278,9 @@ def _train(
                 "model": fingerprint([config_io.to_json(model_config)]),
                 "seed": training.seed,
             },
-            cost=_step_cost(model_config, training.batching, query_length, passage_length),
+            cost=_step_cost(
+                model_config, _step_shape(training.batching, query_length, passage_length)
+            ),
             validate=validator,
             writers=make_writers(model_dir, resume_step=resume_step, is_first_process=is_first),
         )
@@ -283,123 +290,6 @@ def _train(
         validation=result.validation,
         steps_per_second=result.steps_per_second,
     )
-
-
-def training_queries(
-    store: TokenStore,
-    *,
-    task_names: Sequence[str] | None = None,
-    negatives_dirs: Sequence[str] = (),
-    split: str = "train",
-) -> dict[str, TokenizedQueries]:
-    """Queries of a split by task, with mined negatives in place of the store's own.
-
-    Args:
-        store: the token store.
-        task_names: tasks wanted; None means all that have the split.
-        negatives_dirs: from `taser mine`; a directory without this task and split adds nothing.
-        split: which queries.
-    """
-    names = task_names or [task for task, splits in store.tasks.items() if split in splits]
-    tasks = {}
-    for name in names:
-        if task_names and split != "train" and split not in store.tasks.get(name, ()):
-            continue
-        queries = store.queries(name, split)
-        found = [
-            read_negatives(
-                directory,
-                name,
-                split,
-                queries.query_ids,
-                collection_fingerprint=store.metadata.collection_fingerprint,
-            )
-            for directory in negatives_dirs
-            if (pathlib.Path(directory) / f"{name}.{split}.jsonl").exists()
-        ]
-        if found:
-            joined = Ragged.from_lists(
-                np.concatenate([lists[i] for lists in found]) for i in range(len(queries))
-            )
-            queries = queries.with_hard_negatives(joined)
-        elif negatives_dirs and split == "train":
-            raise ConfigError(
-                f"no negatives for task {name!r}",
-                where=", ".join(negatives_dirs),
-                expected=f"a file {name}.{split}.jsonl",
-                fix="mine negatives for this task, or leave it out of TASKS",
-            )
-        tasks[name] = queries
-    return tasks
-
-
-def _with_mixture_rates(
-    batching: BatchingConfig, store: TokenStore, queries: Mapping[str, TokenizedQueries]
-) -> BatchingConfig:
-    """Rates as configured; else those of the SeqIO mixture the token store was made from."""
-    path = store.directory / MIXTURE_FILE
-    if batching.rates or not path.exists():
-        return batching
-    weights = json.loads(path.read_text(encoding="utf-8"))["weights"]
-    sizes = {task: len(found) for task, found in queries.items()}
-    if not sizes.keys() <= weights.keys():
-        return batching
-    rates = rates_from_weights({task: weights[task] for task in sizes}, sizes)
-    return dataclasses.replace(batching, rates=rates)
-
-
-class _DeviceBatches:
-    """The stream's batches, made ahead in a thread and placed on the devices."""
-
-    def __init__(self, stream: BatchStream, partitioner: Partitioner) -> None:
-        self._stream, self._partitioner = stream, partitioner
-
-    def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, Batch]]:
-        return prefetch(self._stream, start_step, stop_step, self._partitioner.put_batch)
-
-    def describe(self, step: int) -> str:
-        rows = self._stream.rows(step)
-        shown = ", ".join(map(str, rows.query_rows[:8]))
-        return f"task {rows.task!r}, query rows {shown}, ..."
-
-
-def _open_store(token_store: str | None, *, dry_run: bool) -> TokenStore | None:
-    if dry_run and not (token_store and pathlib.Path(token_store).exists()):
-        logger.info("no token store at %s: tasks are not resolved", token_store)
-        return None
-    return TokenStore.open(token_store or "")
-
-
-def _lengths(store: TokenStore | None, given: Mapping[str, int]) -> tuple[int, int]:
-    if store is None:
-        return given["query"], given["passage"]
-    found = {"query": store.metadata.query_length, "passage": store.metadata.passage_length}
-    for name, length in given.items():
-        if found.get(name) != length:
-            raise ConfigError(
-                f"the token store's {name} length is {found.get(name)}",
-                where="TASK_FEATURE_LENGTHS",
-                expected=f"{length}, as configured",
-                fix="tokenize again with these lengths, or configure the store's",
-            )
-    return found["query"], found["passage"]
-
-
-def _fit_vocabulary(config: DualEncoderConfig, store: TokenStore | None) -> DualEncoderConfig:
-    """Checks the vocabulary's size, or takes it where the configuration leaves it open."""
-    if store is None:
-        return config
-    size = store.metadata.vocabulary_size
-    if config.bert.vocab_size == 1:
-        return dataclasses.replace(config, bert=dataclasses.replace(config.bert, vocab_size=size))
-    if config.bert.vocab_size < size:
-        raise ConfigError(
-            f"the token store's vocabulary has {size} entries",
-            where="VOCAB_SIZE",
-            expected=f"at most the model's {config.bert.vocab_size}",
-            fix=f"set VOCAB_SIZE={size}, or tokenize with the model's vocabulary",
-        )
-    return config
 
 
 def _facts(
@@ -429,21 +319,20 @@ def _facts(
     return facts
 
 
-def _step_cost(
-    model_config: DualEncoderConfig,
-    batching: BatchingConfig,
-    query_length: int,
-    passage_length: int,
-) -> loop.StepCost:
-    queries, passages = batching.batch_size, batching.batch_size * (1 + batching.num_negatives)
-    shape = StepShape(
-        queries=queries,
+def _step_shape(
+    batching: BatchingConfig, query_length: int, passage_length: int, *, num_chunks: int = 1
+) -> StepShape:
+    return StepShape(
+        queries=batching.batch_size // num_chunks,
         query_length=query_length,
-        passages=passages,
+        passages=batching.batch_size * (1 + batching.num_negatives) // num_chunks,
         passage_length=passage_length,
     )
+
+
+def _step_cost(model_config: DualEncoderConfig, shape: StepShape) -> loop.StepCost:
     return loop.StepCost(
-        tokens=queries * query_length + passages * passage_length,
+        tokens=shape.queries * shape.query_length + shape.passages * shape.passage_length,
         flops=training_flops(model_config, shape),
         peak_flops=peak_flops(),
     )
