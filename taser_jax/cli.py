@@ -102,6 +102,8 @@ def run(argv: Sequence[str]) -> int:
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING, force=True)
     logger.setLevel(logging.INFO)
+    # Orbax warns of every checkpoint that has no metrics, which is as it should be.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         if not argv or argv[0] in ("--help", "-h", "help"):
@@ -120,14 +122,19 @@ def run(argv: Sequence[str]) -> int:
             return 0
         return _execute(module, function, arguments)
     except TaserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_message(error)}", file=sys.stderr)
         return EXIT_USER_ERROR
     except Preempted as error:
-        print(f"preempted: {error}; run the same command to go on", file=sys.stderr)
+        print(f"preempted: {_message(error)}; run the same command to go on", file=sys.stderr)
         return EXIT_PREEMPTED
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept", file=sys.stderr)
         return 130
+
+
+def _message(error: Exception) -> str:
+    """What the error says, without the configurables that Gin adds as if they were a traceback."""
+    return str(error).split("\n  In call to configurable ")[0]
 
 
 def _execute(module: Any, function: Callable[..., Any], arguments: _Arguments) -> int:

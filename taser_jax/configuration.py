@@ -7,13 +7,16 @@ macro, an unknown name or a binding that nothing uses is an error, not a silent 
 
 from __future__ import annotations
 
+import ast
 import collections
+import contextlib
 import dataclasses
 import difflib
 import enum
 import functools
 import importlib.resources
 import inspect
+import os
 import pathlib
 import re
 import tokenize
@@ -142,10 +145,11 @@ def resolve(
     _register([function, *configurables])
     for path in (*flags.search_paths, str(gin_directory())):
         gin.add_config_file_search_path(path)
-    for path in flags.files:
-        _parse_file(path)
-    for name, value in flags.bindings:
-        _parse_binding(name, value)
+    with _files_only():
+        for path in flags.files:
+            _parse_file(path)
+        for name, value in flags.bindings:
+            _parse_binding(name, value)
     bindings = _all_bindings()
     used = _reachable(function.__name__, bindings)
     _check_macros(bindings)
@@ -188,6 +192,22 @@ def _register(targets: Iterable[Callable[..., Any]]) -> None:
             )
 
 
+@contextlib.contextmanager
+def _files_only() -> Iterator[None]:
+    """Has Gin look for files in folders alone.
+
+    It would also take `models/x.gin` for a file of a Python package `models`: it logs an error
+    where there is none, and fails where the working directory has a folder of that name.
+    """
+    # Gin has no public way to take a reader away.
+    former = gin.config._FILE_READERS[:]
+    gin.config._FILE_READERS[:] = [(open, os.path.isfile)]
+    try:
+        yield
+    finally:
+        gin.config._FILE_READERS[:] = former
+
+
 def _parse_file(path: str) -> None:
     try:
         gin.parse_config_file(path)
@@ -222,17 +242,29 @@ def literal(value: str) -> str:
     if value.startswith(("@", "%")):
         return value
     try:
+        found = ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return value if _holds_references(value) else repr(value)
+    kinds = (str, int, float, list, tuple, dict, types.NoneType)
+    return value if isinstance(found, kinds) else repr(value)
+
+
+def _holds_references(value: str) -> bool:
+    """Whether it is a list, tuple or dictionary with @references or %macros in it."""
+    if not value.startswith(("[", "(", "{")):
+        return False
+    try:
         gin.config.parse_value(value)
     except _GIN_ERRORS:
-        return repr(value)
-    return value
+        return False
+    return True
 
 
 def _readable(error: Exception, *, where: str) -> ConfigError:
     """Gin's message with the nearest real name."""
     message = " ".join(str(error).split())
     known = _known_parameters()
-    unknown = re.search(r"No configurable matching '([^']+)'", message)
+    unknown = re.search(r"No configurable matching (?:reference )?'@?([^'()]+)", message)
     parameter = re.search(r"[Cc]onfigurable '([\w.]+)'.*?parameter named '(\w+)'", message)
     if parameter:
         owner, name = parameter.group(1).split(".")[-1], parameter.group(2)

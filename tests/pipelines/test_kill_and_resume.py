@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
@@ -51,8 +52,16 @@ def unfinished(model_dir: pathlib.Path) -> list[str]:
     return [name for name in found if name.endswith(".orbax-checkpoint-tmp")]
 
 
+def has_reached(model_dir: pathlib.Path, step: int) -> bool:
+    return last_step_written(model_dir) >= step
+
+
+def is_saving(model_dir: pathlib.Path, before: set[str]) -> bool:
+    return bool(set(unfinished(model_dir)) - before)
+
+
 def signal_when(
-    process: subprocess.Popen[str], condition: Callable[[], object], number: signal.Signals
+    process: subprocess.Popen[str], condition: Callable[[], bool], number: signal.Signals
 ) -> int:
     """Sends a signal the moment a condition holds; the exit code then."""
     while not condition():
@@ -88,8 +97,8 @@ def test_training_learns_and_leaves_everything_in_its_directory(uninterrupted):
     }
     assert not unfinished(uninterrupted)
     metrics = tiny_command.metrics_by_step(uninterrupted)
-    first, last = metrics[1]["train/loss"], np.mean([metrics[s]["train/loss"] for s in range(51, 61)])
-    assert last < first / 2
+    last = np.mean([metrics[step]["train/loss"] for step in range(51, 61)])
+    assert last < metrics[1]["train/loss"] / 2
     assert metrics[60]["validation/mrr"] > metrics[10]["validation/mrr"]
 
 
@@ -97,7 +106,8 @@ def test_killed_again_and_again_also_in_the_middle_of_a_save(command, uninterrup
     model_dir = command.folder / "killed"
     for step in (3, 17):
         process = command.start(model_dir)
-        killed = signal_when(process, lambda: last_step_written(model_dir) >= step, signal.SIGKILL)
+        reached = functools.partial(has_reached, model_dir, step)
+        killed = signal_when(process, reached, signal.SIGKILL)
         assert killed == -signal.SIGKILL
         assert not (model_dir / f"checkpoint_{STEPS}").exists()
     in_a_save = 0
@@ -105,9 +115,10 @@ def test_killed_again_and_again_also_in_the_middle_of_a_save(command, uninterrup
         process = command.start(model_dir)
         # Left by the kill before, until the new process has cleaned up.
         before = set(unfinished(model_dir))
-        signal_when(process, lambda: set(unfinished(model_dir)) - before, signal.SIGKILL)
+        saving = functools.partial(is_saving, model_dir, before)
+        signal_when(process, saving, signal.SIGKILL)
         # Only a kill that left the save unfinished counts.
-        in_a_save += bool(set(unfinished(model_dir)) - before)
+        in_a_save += is_saving(model_dir, before)
         if in_a_save == 2:
             break
     assert in_a_save == 2
@@ -122,7 +133,8 @@ def test_killed_again_and_again_also_in_the_middle_of_a_save(command, uninterrup
 def test_sigterm_saves_and_exits_with_its_own_code(command, uninterrupted):
     model_dir = command.folder / "preempted"
     process = command.start(model_dir)
-    code = signal_when(process, lambda: last_step_written(model_dir) >= 23, signal.SIGTERM)
+    reached = functools.partial(has_reached, model_dir, 23)
+    code = signal_when(process, reached, signal.SIGTERM)
     assert code == EXIT_PREEMPTED
     saved = [path.name for path in model_dir.iterdir() if path.name.startswith("checkpoint_")]
     newest = max(int(name.removeprefix("checkpoint_")) for name in saved)

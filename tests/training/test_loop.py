@@ -86,9 +86,7 @@ def initial_state() -> TrainState:
 
 
 def run(directory, config, *, batches=None, train_step=toy_step, validate=None, writers=None):
-    checkpoints = Checkpoints(
-        directory, CheckpointConfig(keep_latest=20, selection=Selection.NLL)
-    )
+    checkpoints = Checkpoints(directory, CheckpointConfig(keep_latest=20, selection=Selection.NLL))
     if writers is None:
         writers = [
             JsonlWriter(directory / "metrics.jsonl", resume_step=checkpoints.latest_step or 0)
@@ -125,9 +123,7 @@ def test_periods(tmp_path):
         validated.append(float(params["weight"]))
         return {"nll": 1.0 / len(validated)}
 
-    config = loop.LoopConfig(
-        train_steps=11, evaluation_period=4, checkpoint_period=3, log_period=5
-    )
+    config = loop.LoopConfig(train_steps=11, evaluation_period=4, checkpoint_period=3, log_period=5)
     result = run(tmp_path, config, validate=validate)
     weights = [1.0]
     for step in range(11):

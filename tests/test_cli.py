@@ -1,0 +1,195 @@
+"""Commands, flags and exit codes of `taser`."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import types
+
+import pytest
+
+from taser_jax import cli
+from taser_jax.errors import ConfigError, Preempted, StorageError
+
+
+@pytest.fixture(autouse=True)
+def _same_logging_afterwards():
+    root, absl = logging.getLogger(), logging.getLogger("absl")
+    handlers, level, absl_level = root.handlers[:], root.level, absl.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    absl.setLevel(absl_level)
+
+
+class _Toy(types.ModuleType):
+    """A module of pipelines whose command does what a test tells it to."""
+
+    CONFIGURABLES = ()
+    act = None
+
+    @staticmethod
+    def toy_command(*, message: str = "", config_text: str = ""):
+        _Toy.act(message, config_text)
+
+
+@pytest.fixture
+def toy(monkeypatch, tmp_path):
+    module = _Toy("taser_jax.pipelines.toy_module")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    path = tmp_path / "toy.gin"
+    path.write_text("MESSAGE = 'hello'\ntoy_command.message = %MESSAGE\n")
+    command = cli.Command("toy_module", "toy_command", "a toy", str(path))
+    monkeypatch.setitem(cli.COMMANDS, "toy", command)
+    return lambda act: monkeypatch.setattr(_Toy, "act", staticmethod(act))
+
+
+def test_a_finished_command_returns_0(toy):
+    seen = []
+
+    def remember(message, config_text):
+        seen.append((message, config_text))
+
+    toy(remember)
+    assert cli.run(["toy", "--gin.MESSAGE=a b"]) == 0
+    assert cli.run(["toy", "--gin.MESSAGE", "c"]) == 0
+    assert cli.run(["toy", "--gin_bindings=MESSAGE = d"]) == 0
+    assert [message for message, _ in seen] == ["a b", "c", "d"]
+    assert "MESSAGE = 'a b'" in seen[0][1]
+
+
+def test_a_problem_the_user_can_mend_returns_2_without_a_traceback(toy, capsys):
+    def fail(message, config_text):
+        raise StorageError("the disk is full", where="here", fix="free space")
+
+    toy(fail)
+    assert cli.run(["toy"]) == 2
+    assert capsys.readouterr().err == "error: here: the disk is full\n  fix: free space\n"
+
+
+def test_preemption_returns_75(toy, capsys):
+    def stop(message, config_text):
+        raise Preempted("saved after step 3 of 9")
+
+    toy(stop)
+    assert cli.run(["toy"]) == 75
+    assert capsys.readouterr().err == (
+        "preempted: saved after step 3 of 9; run the same command to go on\n"
+    )
+
+
+def test_an_interrupt_returns_130(toy, capsys):
+    def interrupt(message, config_text):
+        raise KeyboardInterrupt
+
+    toy(interrupt)
+    assert cli.run(["toy"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_defect_raises(toy):
+    def defect(message, config_text):
+        raise ZeroDivisionError("a defect")
+
+    toy(defect)
+    with pytest.raises(ZeroDivisionError):
+        cli.run(["toy"])
+
+
+def test_a_command_without_a_dry_run_says_so(toy, capsys):
+    def act(message, config_text):
+        pytest.fail("it ran")
+
+    toy(act)
+    assert cli.run(["toy", "--dry_run"]) == 2
+    assert "has no dry run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["trian"], "did you mean `taser train`?"),
+        (["prepare"], "did you mean `taser prepare"),
+        (["prepare", "pydoc"], "did you mean `taser prepare pydocs`?"),
+        (["zzz"], "run `taser --help`"),
+        (["train", "now"], "no command 'train now'"),
+        (["--gin_file=a.gin"], "no command ''"),
+        (["train", "--gin_fil=a.gin"], "unknown flag '--gin_fil=a.gin'"),
+        (["train", "--gin_file=a", "stray"], "unknown flag 'stray'"),
+        (["train", "--gin_file"], "--gin_file has no value"),
+        (["train", "--gin.MODEL_DIR="], "--gin.MODEL_DIR has no value"),
+        (["train", "--gin.LERNING_RATE=1"], "macro LERNING_RATE is set"),
+        (["train", "--gin_file=runs/taser_bse.gin"], "did you mean runs/taser_base.gin?"),
+        (["train"], "--gin.MODEL_DIR=..."),
+    ],
+)
+def test_wrong_command_lines_return_2(argv, words, capsys):
+    assert cli.run(argv) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert "Path not found" not in captured.err
+    assert "In call to configurable" not in captured.err
+
+
+def test_parsing():
+    arguments = cli.parse(
+        [
+            *("prepare", "dpr", "--gin_file=a.gin", "--gin_file", "b.gin", "--dry-run"),
+            *("--gin.X=1=2", "--gin_search_paths=c,d", "--multihost"),
+        ]
+    )
+    assert arguments.command == "prepare dpr"
+    assert arguments.flags.files == ("a.gin", "b.gin")
+    assert arguments.flags.bindings == (("X", "1=2"),)
+    assert arguments.flags.search_paths == ("c", "d")
+    assert arguments.dry_run
+    assert arguments.multihost
+    assert not arguments.help
+    assert cli.parse(["train"]).flags.files == ("runs/train.gin",)
+    with pytest.raises(ConfigError, match="no command"):
+        cli.parse(["--help"])
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
+def test_the_overview_lists_every_command(argv, capsys):
+    assert cli.run(argv) == 0
+    printed = capsys.readouterr().out
+    for name, command in cli.COMMANDS.items():
+        assert name in printed
+        assert command.summary in printed
+
+
+def test_the_help_of_a_command_shows_its_options(capsys):
+    assert cli.run(["train", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "Trains a dual encoder" in printed
+    assert "token_store: tokens of passages and queries" in printed
+    assert "TRAIN_STEPS = %gin.REQUIRED" in printed
+
+
+@pytest.mark.parametrize(
+    ("gin_file", "total"),
+    [("runs/taser_base.gin", "127,787,520"), ("runs/dpr_base.gin", "217,783,296")],
+)
+def test_dry_runs_print_the_papers_parameter_counts(gin_file, total, capsys):
+    assert cli.run(["train", "--dry_run", f"--gin_file={gin_file}"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.rstrip().splitlines()[-2].split() == ["total", total]
+    assert "GiB per device" in captured.out
+    assert f"parameters: {total}" in captured.err
+    assert "negatives per query" in captured.err
+    assert "still to be set: MODEL_DIR, TOKEN_STORE" in captured.err
+    assert "Path not found" not in captured.err
+
+
+def test_the_module_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "taser_jax.cli", "trian"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "did you mean `taser train`?" in done.stderr
