@@ -1,0 +1,123 @@
+"""Imports point one way, and a machine without TensorFlow trains and encodes from a token store."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "taser_jax"
+
+# Modules that a training machine imports; TensorFlow and its like are not installed there.
+WITHOUT_TENSORFLOW = (
+    "models",
+    "optim",
+    "training",
+    "partitioning",
+    "data.token_store",
+    "data.batching",
+    "data.mixing",
+    "data.prefetch",
+    "data.negatives",
+    "data.token_arrays",
+    "data.sampling",
+    "retrieval.embeddings",
+    "retrieval.exact",
+    "retrieval.runs",
+    "pipelines.train",
+    "pipelines.encode",
+    "configuration",
+    "cli",
+)
+FORBIDDEN = (
+    *("tensorflow", "tensorflow_text", "tensorflow_datasets", "seqio", "scann", "clu"),
+    *("torch", "transformers", "tokenizers", "sentencepiece", "bm25s", "ir_measures"),
+)
+# Folder -> what its modules may not import, directly.
+CLOSED = {
+    "data": ("taser_jax.models", "taser_jax.training", "taser_jax.pipelines", "flax", "optax"),
+    "retrieval": ("taser_jax.models", "taser_jax.training", "taser_jax.pipelines", "flax"),
+    "evaluation": ("taser_jax.models", "taser_jax.training", "taser_jax.pipelines", "flax"),
+    "models": ("taser_jax.data", "taser_jax.training", "taser_jax.pipelines", "gin"),
+    "optim": ("taser_jax.data", "taser_jax.models", "taser_jax.pipelines"),
+    "training": ("taser_jax.data", "taser_jax.models", "taser_jax.pipelines"),
+}
+
+
+def modules_of(name: str) -> list[str]:
+    path = PACKAGE / name.replace(".", "/")
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    assert files
+    assert all(file.is_file() for file in files), name
+    dotted = [".".join(("taser_jax", *f.relative_to(PACKAGE).with_suffix("").parts)) for f in files]
+    return [module.removesuffix(".__init__") for module in dotted]
+
+
+def imports_of(path: pathlib.Path) -> set[str]:
+    """Names of the modules a file imports, inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in {path}"
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def run_without(modules: list[str]) -> subprocess.CompletedProcess[str]:
+    program = f"""
+import importlib, importlib.abc, sys
+class Closed(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {FORBIDDEN!r}:
+            raise ImportError("forbidden: " + name)
+sys.meta_path.insert(0, Closed())
+for module in {modules!r}:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        print(module, error)
+"""
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_a_machine_without_tensorflow_imports_all_it_trains_with():
+    modules = [module for name in WITHOUT_TENSORFLOW for module in modules_of(name)]
+    done = run_without(modules)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+
+
+def test_the_check_itself_notices():
+    assert "forbidden: seqio" in run_without(["seqio"]).stdout
+
+
+@pytest.mark.parametrize("folder", CLOSED)
+def test_doors_are_closed(folder):
+    files = sorted((PACKAGE / folder).rglob("*.py"))
+    assert len(files) > 1
+    for path in files:
+        for name in imports_of(path):
+            for closed in CLOSED[folder]:
+                assert name != closed, f"{path} imports {name}"
+                assert not name.startswith(closed + "."), f"{path} imports {name}"
+
+
+def test_only_pipelines_and_the_command_line_know_gin_files():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.parent.name == "pipelines" or path.stem in ("cli", "configuration"):
+            continue
+        assert not any(name.split(".")[0] == "gin" for name in imports_of(path)), path
+
+
+def test_package_files_are_empty():
+    for path in sorted(PACKAGE.rglob("__init__.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert all(isinstance(node, ast.Expr | ast.Assign) for node in tree.body), path
