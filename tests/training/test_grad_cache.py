@@ -83,7 +83,7 @@ def problem():
 
 def test_gradients_are_exact_with_dropout_and_routing_noise(problem):
     model, params, batch, key = problem
-    num_chunks = 4
+    num_chunks = 2
     in_chunks = jax.jit(jax.value_and_grad(loss_with(model, cached(num_chunks))))
     loss, gradient = in_chunks(params, batch, key)
     expected_loss, expected = jax.jit(jax.value_and_grad(loss_with(model, direct(num_chunks))))(
@@ -101,9 +101,11 @@ def test_one_chunk_is_the_plain_step(problem):
     def plain(encode, params, tokens, key):
         return encode(params, tokens, key)
 
-    one = jax.jit(jax.grad(loss_with(model, cached(1))))(params, batch, key)
-    expected = jax.jit(jax.grad(loss_with(model, plain)))(params, batch, key)
-    jax.tree.map(np.testing.assert_array_equal, one, expected)
+    programs = [
+        str(jax.make_jaxpr(jax.grad(loss_with(model, encode_batch)))(params, batch, key))
+        for encode_batch in (cached(1), plain, cached(2))
+    ]
+    assert programs[0] == programs[1] != programs[2]
 
 
 def test_rows_of_a_chunk_and_their_order():
@@ -139,9 +141,7 @@ def temporary_bytes(compiled):
 
 
 def test_memory_falls_with_the_number_of_chunks():
-    one, four, eight = (temporary_bytes(compiled_step(n)) for n in (1, 4, 8))
-    assert four < 0.4 * one
-    assert eight < 0.7 * four
+    assert temporary_bytes(compiled_step(8)) < 0.25 * temporary_bytes(compiled_step(1))
 
 
 def test_sharded_chunks_stay_on_their_devices_and_save_memory_there():

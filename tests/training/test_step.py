@@ -148,13 +148,9 @@ def test_chunks_and_devices_do_not_change_a_step_without_noise():
 
     plain, plain_metrics = run(1)
     mesh = Mesh(np.array(jax.devices()), ("data",))
-    sharded, sharded_metrics = run(2, mesh)
-    for metrics in (run(2)[1], sharded_metrics):
-        assert float(metrics["loss"]) == pytest.approx(float(plain_metrics["loss"]), rel=1e-6)
-        assert float(metrics["grad_norm"]) == pytest.approx(
-            float(plain_metrics["grad_norm"]), rel=1e-5
-        )
-        assert metrics["mean_rank"] == plain_metrics["mean_rank"]
+    sharded, metrics = run(2, mesh)
+    for name in ("loss", "grad_norm", "mean_rank"):
+        assert float(metrics[name]) == pytest.approx(float(plain_metrics[name]), rel=1e-5)
     assert len(sharded.params["wi"]["kernel"].sharding.device_set) == 8
     # Adam's first step is the sign of the gradient, so compare moments, not parameters.
     jax.tree.map(
