@@ -110,7 +110,7 @@ def train(
     tasks: Sequence[str] | None = None,
     negatives_dirs: Sequence[str] = (),
     initial_checkpoint: str | None = None,
-    featurelengths: Mapping[str, int] | None = None,
+    feature_lengths: Mapping[str, int] | None = None,
     config_text: str = "",
     dry_run: bool = False,
 ) -> TrainSummary | None:
@@ -129,7 +129,7 @@ def train(
         negatives_dirs: hard negatives from `taser mine`, instead of those in the token store;
             of several, a query's negatives are joined.
         initial_checkpoint: a `checkpoint_N` directory to take parameters from.
-        featurelengths: {"query": ..., "passage": ...}; checked against the token store.
+        feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
         config_text: what is written to config.gin.
         dry_run: resolve, trace the step and print all of it, but train nothing.
 
@@ -145,7 +145,7 @@ def train(
             task_names=tasks,
             negatives_dirs=negatives_dirs,
             initial_checkpoint=initial_checkpoint,
-            featurelengths=dict(featurelengths or {}),
+            feature_lengths=dict(feature_lengths or {}),
             config_text=config_text,
             dry_run=dry_run,
         )
@@ -160,14 +160,14 @@ def _train(
     task_names: Sequence[str] | None,
     negatives_dirs: Sequence[str],
     initial_checkpoint: str | None,
-    featurelengths: dict[str, int],
+    feature_lengths: dict[str, int],
     config_text: str,
     dry_run: bool,
 ) -> TrainSummary | None:
     # 1. Everything that can be wrong is looked at before anything is computed.
     partitioner = Partitioner(make_mesh(training.mesh), training.rules)
     partitioner.check_batch_size(training.batching.batch_size)
-    query_length, passage_length = lengths(store, featurelengths)
+    query_length, passage_length = lengths(store, feature_lengths)
     model_config = fit_vocabulary(model_config, store)
     model = DualEncoder(model_config)
     share = partitioner.host_share
