@@ -81,7 +81,8 @@ class Validator:
                 {task: queries},
                 BatchingConfig(
                     batch_size=min(config.batch_size, _usable(len(queries), partitioner)),
-                    num_negatives=config.num_negatives,
+                    # Without hard negatives of their own, queries share each other's golds.
+                    num_negatives=config.num_negatives if len(queries.hard_negatives.values) else 0,
                 ),
                 process_index=share.index,
                 process_count=share.count,
