@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from taser_jax.data import prepare
 from taser_jax.data.collections import write_collection, write_queries
@@ -50,82 +52,16 @@ def prepare_pydocs(
     return store.fingerprint
 
 
-def prepare_dpr(
-    *,
-    data_dir: str,
-    collection: str,
-    passages: str | Sequence[str] | Mapping[str, str],
-    tasks: Mapping[str, Mapping[str, str | QuestionFiles]],
-    options: PrepareOptions = PrepareOptions(),
-) -> PreparedCollection:
-    """Prepares DPR's files: passages TSV with a header, training JSON or JSONL, `.qa.csv`.
+def _reporting(
+    function: Callable[..., PreparedCollection],
+) -> Callable[..., PreparedCollection]:
+    """The same function; what it prepared is also printed."""
 
-    Args:
-        data_dir: where collections lie.
-        collection: name of the one to write.
-        passages: one TSV; several, merged with duplicates written once; or {label: path}.
-        tasks: {task: {split: path or QuestionFiles}}; splits are train, validation and test.
-        options: how strictly to take the input.
-    """
-    return _report(
-        prepare.prepare_dpr(
-            data_dir=data_dir,
-            collection=collection,
-            passages=passages,
-            tasks=tasks,
-            options=options,
-        )
-    )
+    @functools.wraps(function)
+    def prepare_and_report(**arguments: Any) -> PreparedCollection:
+        return _report(function(**arguments))
 
-
-def prepare_tsv(
-    *,
-    data_dir: str,
-    collection: str,
-    passages: str | Sequence[str] | Mapping[str, str],
-    tasks: Mapping[str, Mapping[str, str | QuestionFiles]],
-    options: PrepareOptions = PrepareOptions(),
-) -> PreparedCollection:
-    """Prepares plain TSV: passages (id, text, perhaps title), queries (id, text) and qrels.
-
-    Args:
-        data_dir: where collections lie.
-        collection: name of the one to write.
-        passages: one file, several, or {label: path}.
-        tasks: {task: {split: QuestionFiles(questions, qrels=...)}}.
-        options: how strictly to take the input.
-    """
-    return _report(
-        prepare.prepare_tsv(
-            data_dir=data_dir,
-            collection=collection,
-            passages=passages,
-            tasks=tasks,
-            options=options,
-        )
-    )
-
-
-def prepare_beir(
-    *,
-    data_dir: str,
-    collection: str,
-    directories: Mapping[str, str],
-    options: PrepareOptions = PrepareOptions(),
-) -> PreparedCollection:
-    """Prepares BEIR directories, one a task: corpus.jsonl, queries.jsonl, qrels/*.tsv.
-
-    Args:
-        data_dir: where collections lie.
-        collection: name of the one to write.
-        directories: {task: directory}.
-        options: how strictly to take the input.
-    """
-    return _report(
-        prepare.prepare_beir(
-            data_dir=data_dir, collection=collection, directories=directories, options=options
-        )
-    )
+    return prepare_and_report
 
 
 def _report(prepared: PreparedCollection) -> PreparedCollection:
@@ -152,5 +88,9 @@ def _report(prepared: PreparedCollection) -> PreparedCollection:
         )
     return prepared
 
+
+prepare_beir = _reporting(prepare.prepare_beir)
+prepare_dpr = _reporting(prepare.prepare_dpr)
+prepare_tsv = _reporting(prepare.prepare_tsv)
 
 CONFIGURABLES = (PrepareOptions, QuestionFiles)
