@@ -267,36 +267,6 @@ class Partitioner:
 
         return jax.tree_util.tree_map_with_path(sharding, meta.unbox(shapes))
 
-    def state_shardings(self, state: Any, params: Any, param_shardings: Any) -> Any:
-        """Sharding of an optimiser's state: moments like their parameters, the rest copied.
-
-        A leaf is a parameter's where its path ends in the parameter's and its shape is the
-        parameter's, or that with one axis more in front (a task axis, which is copied).
-
-        Args:
-            state: abstract state, from `jax.eval_shape`.
-            params: abstract parameters.
-            param_shardings: from `param_shardings`.
-        """
-        shapes = jax.tree_util.tree_leaves_with_path(meta.unbox(params))
-        shardings = jax.tree_util.tree_leaves(param_shardings)
-        by_path = {
-            _path_keys(path): (array.shape, sharding.spec)
-            for (path, array), sharding in zip(shapes, shardings, strict=True)
-        }
-
-        def sharding(path: tuple[Any, ...], array: Any) -> NamedSharding:
-            names = _path_keys(path)
-            for start in range(len(names)):
-                shape, spec = by_path.get(names[start:], (None, None))
-                if shape is not None and array.shape == shape:
-                    return NamedSharding(self.mesh, spec)
-                if shape is not None and array.shape[1:] == shape:
-                    return NamedSharding(self.mesh, PartitionSpec(None, *spec))
-            return self.replicated
-
-        return jax.tree_util.tree_map_with_path(sharding, state)
-
     def check_batch_size(self, batch_size: int) -> None:
         """Raises `ConfigError` where the devices cannot get equal parts of a global batch.
 
@@ -361,9 +331,5 @@ def _as_tuple(axes: MeshAxes) -> tuple[str, ...]:
     return (axes,) if isinstance(axes, str) else tuple(axes)
 
 
-def _path_keys(path: tuple[Any, ...]) -> tuple[str, ...]:
-    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
-
-
 def _path_name(path: tuple[Any, ...]) -> str:
-    return "/".join(_path_keys(path))
+    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -3,7 +3,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -183,25 +182,6 @@ def test_sharded_equals_unsharded():
         for name in params:
             np.testing.assert_allclose(grads[name], expected_grads[name], rtol=1e-4, atol=1e-6)
             assert grads[name].sharding.is_equivalent_to(shardings[name], grads[name].ndim)
-
-
-def test_state_follows_the_parameters():
-    partitioner = Partitioner(make_mesh(MeshConfig(data=1, fsdp=2, model=4)))
-    params = {"encoder": abstract({"wi": (8, 16), "scale": (8,)})}
-    axes = {"encoder": {"wi": P("embed", "mlp"), "scale": P("embed")}}
-    shardings = partitioner.param_shardings(axes, params)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-    state = jax.eval_shape(optimizer.init, params)
-    found = partitioner.state_shardings(state, params, shardings)
-    adam = found[1][0]
-    assert adam.mu == shardings
-    assert adam.nu == shardings
-    assert adam.count == partitioner.replicated
-    # A multi-task average: a task axis in front.
-    tasks = {"average": {"encoder": abstract({"wi": (3, 8, 16), "scale": (3, 8)})}}
-    found = partitioner.state_shardings(tasks, params, shardings)["average"]["encoder"]
-    assert found["wi"].spec == P(None, "fsdp", "model")
-    assert found["scale"].spec == P(None, "fsdp")
 
 
 def test_batches_that_do_not_divide():

@@ -49,6 +49,7 @@ from taser_jax.pipelines.validation import ValidationConfig, Validator
 from taser_jax.progress import logger, phase
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, restore_params_from
+from taser_jax.training.grad_cache import check_chunks
 from taser_jax.training.keys import named_key
 from taser_jax.training.parameters import memory_estimate, parameter_table
 from taser_jax.training.routing_losses import RoutingRegularizer
@@ -167,6 +168,9 @@ def _train(
     # 1. Everything that can be wrong is looked at before anything is computed.
     partitioner = Partitioner(make_mesh(training.mesh), training.rules)
     partitioner.check_batch_size(training.batching.batch_size)
+    check_chunks(
+        training.batching.batch_size, training.num_chunks, num_shards=partitioner.batch_devices
+    )
     query_length, passage_length = lengths(store, feature_lengths)
     model_config = fit_vocabulary(model_config, store)
     model = DualEncoder(model_config)
@@ -230,7 +234,16 @@ def _train(
     assert stream is not None
     assert model_dir is not None
 
-    # 3. What a run leaves behind besides checkpoints.
+    # 3. What a run leaves behind besides checkpoints, unless those here are another model's.
+    checkpoints = Checkpoints(model_dir, training.checkpoints)
+    resume_step = checkpoints.latest_step or 0
+    about = {
+        "data": stream.fingerprint,
+        "model": fingerprint([config_io.to_json(model_config)]),
+        "seed": training.seed,
+    }
+    if resume_step:
+        checkpoints.check(step=resume_step, about=about)
     is_first = jax.process_index() == 0
     if is_first:
         model_dir.mkdir(parents=True, exist_ok=True)
@@ -241,8 +254,6 @@ def _train(
         shutil.copytree(store.vocabulary_directory, model_dir / VOCABULARY, dirs_exist_ok=True)
 
     # 4. Train.
-    checkpoints = Checkpoints(model_dir, training.checkpoints)
-    resume_step = checkpoints.latest_step or 0
     with phase("initialise"):
         key = named_key(training.seed, "init")
         state = init_state(initialise, optimizer, key, param_shardings=shardings)
@@ -273,11 +284,7 @@ def _train(
             batches=DeviceBatches(stream, queries, partitioner),
             checkpoints=checkpoints,
             config=training.loop,
-            about={
-                "data": stream.fingerprint,
-                "model": fingerprint([config_io.to_json(model_config)]),
-                "seed": training.seed,
-            },
+            about=about,
             cost=_step_cost(
                 model_config, _step_shape(training.batching, query_length, passage_length)
             ),
@@ -333,7 +340,7 @@ def _step_shape(
 def _step_cost(model_config: DualEncoderConfig, shape: StepShape) -> loop.StepCost:
     return loop.StepCost(
         tokens=shape.queries * shape.query_length + shape.passages * shape.passage_length,
-        flops=training_flops(model_config, shape),
+        flops=float(training_flops(model_config, shape)),
         peak_flops=peak_flops(),
     )
 
