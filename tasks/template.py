@@ -1,7 +1,7 @@
 """Copy this file to define a retrieval task on a collection of your own; keep what you need.
 
 taser prepare ...                                 # makes the collection "my_collection"
-taser tokenize --import=my_tasks --gin.MIXTURE_OR_TASK_NAME=my_mixture
+taser tokenize --gin.MIXTURE_OR_TASK_MODULE=my_tasks --gin.MIXTURE_OR_TASK_NAME=my_mixture
 """
 
 import seqio

@@ -11,6 +11,8 @@ from taser_jax.batch import Role
 from taser_jax.data.collections import PassageStore
 from taser_jax.data.preprocessors import encode_queries
 from taser_jax.data.vocabularies import load_vocabulary
+from taser_jax.errors import ConfigError
+from taser_jax.pipelines.common import search_devices
 from taser_jax.pipelines.models import load_model
 from taser_jax.retrieval.index import open_index
 
@@ -40,11 +42,23 @@ def ask(
 
     Returns:
         Passage ids, best first, for each question.
+
+    Raises:
+        ConfigError: no question, an empty one, or a string instead of a list.
     """
+    if isinstance(questions, str) or not questions or not all(map(str.strip, questions)):
+        raise ConfigError(
+            f"questions are {questions!r}",
+            where="QUESTIONS",
+            expected="a list of questions, none of them empty",
+            fix="""write --gin.QUESTIONS="['how do I sort a list']\"""",
+        )
     store = PassageStore.open(data_dir, collection)
     model = load_model(model_dir, step=step)
     searcher = open_index(
-        index_dir, fingerprints={"model": model.fingerprint, "collection": store.fingerprint}
+        index_dir,
+        fingerprints={"model": model.fingerprint, "collection": store.fingerprint},
+        devices=search_devices(),
     )
     vocabulary = load_vocabulary(model.vocabulary_dir)
     tokens = encode_queries(questions, vocabulary, length=query_length)

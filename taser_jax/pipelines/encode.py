@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+from jax.experimental import multihost_utils
 
 from taser_jax.batch import Role
 from taser_jax.data.token_store import TokenStore
+from taser_jax.pipelines.common import check_vocabulary
 from taser_jax.pipelines.models import load_model
 from taser_jax.progress import phase
 from taser_jax.retrieval.embeddings import EncodeConfig, encode_passages
@@ -23,7 +25,7 @@ def encode(
 ) -> dict[str, str]:
     """Encodes all passages; rerun after a kill, it goes on at the shard it was in.
 
-    On several hosts each takes its share of the shards.
+    On several hosts each takes its share of the shards, and all return when all are done.
 
     Args:
         model_dir: the trained model.
@@ -34,9 +36,14 @@ def encode(
 
     Returns:
         Fingerprints of model, collection and vocabulary.
+
+    Raises:
+        FingerprintError: the tokens are of another vocabulary than the model's, or the directory
+            holds embeddings of another model or collection.
     """
     store = TokenStore.open(token_store)
     model = load_model(model_dir, step=step)
+    check_vocabulary(model, store)
     fingerprints = {
         "model": model.fingerprint,
         "collection": store.metadata.collection_fingerprint,
@@ -52,6 +59,9 @@ def encode(
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
+        # No host goes on to the index before the last shard is written.
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("passages encoded")
     return fingerprints
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from taser_jax.data.collections import PassageStore, QuerySet
 from taser_jax.data.writers import RetrievalResult, RetrievedPassage, write_dpr_results
@@ -60,6 +60,7 @@ def evaluate(
     config: EvaluationConfig = EvaluationConfig(),
     parameters: int | None = None,
     dpr_results: bool = False,
+    details: Mapping[str, str] | None = None,
 ) -> SystemResult:
     """Scores a system's runs and rebuilds the table of all systems in `output_dir`.
 
@@ -76,6 +77,7 @@ def evaluate(
         config: how runs are scored.
         parameters: of the model, for the table.
         dpr_results: also write DPR's results JSON (FiD-ready) for every task.
+        details: further columns of the row, name -> text.
 
     Returns:
         The system's row.
@@ -94,7 +96,11 @@ def evaluate(
             _write_dpr_results(path, run, queries, store, config)
         results[task] = TaskResult.of(evaluation)
     result = SystemResult(
-        system=system, tasks=results, parameters=parameters, fingerprint=store.fingerprint
+        system=system,
+        tasks=results,
+        parameters=parameters,
+        fingerprint=store.fingerprint,
+        details=dict(details or {}),
     )
     write_result(pathlib.Path(output_dir) / "results", result)
     write_table(output_dir, by_task=config.measures[-1])

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from taser_jax.batch import Role
 from taser_jax.data.collections import PassageStore
 from taser_jax.data.token_store import TokenStore
-from taser_jax.pipelines.common import run_path, tasks_with
+from taser_jax.pipelines.common import (
+    check_collection,
+    check_vocabulary,
+    run_path,
+    search_devices,
+    tasks_with,
+)
 from taser_jax.pipelines.models import load_model
 from taser_jax.progress import phase
 from taser_jax.retrieval.embeddings import EncodeConfig, encode_queries
@@ -47,19 +53,25 @@ def search(
         The run files.
 
     Raises:
-        FingerprintError: the index was made with another model or collection.
+        FingerprintError: the index, the tokens or the model belong to another model, collection
+            or vocabulary.
+        ConfigError: a task is not in the collection or the token store.
     """
     tokens = TokenStore.open(token_store)
     collection = tokens.metadata.collection
     store = PassageStore.open(data_dir, collection)
+    check_collection(tokens, store)
+    names = tasks_with(data_dir, collection, split=split, tasks=tasks)
+    query_sets = {task: tokens.queries(task, split) for task in names}
     model = load_model(model_dir, step=step)
+    check_vocabulary(model, tokens)
     searcher = open_index(
         index_dir,
         fingerprints={"model": model.fingerprint, "collection": store.fingerprint},
+        devices=search_devices(),
     )
     paths = []
-    for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
-        queries = tokens.queries(task, split)
+    for task, queries in query_sets.items():
         with phase(f"search of {task} {split}"):
             embeddings = encode_queries(
                 model.encode_fn(Role.QUERY, task=task),

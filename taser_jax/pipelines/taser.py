@@ -10,11 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from taser_jax.data.collections import PassageStore
+from taser_jax.data.files import storage_errors
 from taser_jax.data.token_store import TokenStore
+from taser_jax.errors import ConfigError
 from taser_jax.evaluation.reports import ResultsTable
-from taser_jax.evaluation.results import write_result
 from taser_jax.models.dual_encoder import DualEncoderConfig
 from taser_jax.pipelines.bm25 import bm25
+from taser_jax.pipelines.common import check_collection
 from taser_jax.pipelines.encode import encode
 from taser_jax.pipelines.evaluate import EvaluationConfig, evaluate, write_table
 from taser_jax.pipelines.hybrid import hybrid
@@ -121,12 +124,19 @@ def pipeline_taser(
 
     Returns:
         The table, also in table.md, table.csv and table.png.
+
+    Raises:
+        ConfigError: the directory was begun with other settings, or names that do not fit.
+        StorageError: the directory cannot be written.
     """
+    _check_systems(systems, hybrid_systems, rounds)
     output_dir = pathlib.Path(setting.output_dir)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    (output_dir / "config.gin").write_text(config_text, encoding="utf-8")
+    with storage_errors(output_dir):
+        output_dir.mkdir(parents=True, exist_ok=True)
+        (output_dir / "config.gin").write_text(config_text, encoding="utf-8")
     stages = Stages(output_dir)
     store = TokenStore.open(setting.token_store)
+    check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
     data = {"token_store": store.metadata.fingerprint, "tasks": list(setting.tasks or [])}
     comparison = _Comparison(stages, setting, store.metadata.collection, data)
     comparison.bm25()
@@ -145,6 +155,26 @@ def pipeline_taser(
 def row_name(system: str, number: int) -> str:
     """The table's row of a system's round."""
     return f"{system} ({'BM25 negatives' if number == 1 else 'mined negatives'})"
+
+
+def _check_systems(
+    systems: Mapping[str, System], hybrid_systems: Sequence[str], rounds: int
+) -> None:
+    unknown = sorted(set(hybrid_systems) - systems.keys())
+    labels = {_label(name) for name in systems}
+    if unknown or rounds < 1 or not systems or len(labels) < len(systems):
+        raise ConfigError(
+            f"systems {', '.join(systems) or 'none'}; hybrid systems {', '.join(hybrid_systems)}; "
+            f"{rounds} rounds",
+            where="pipeline_taser",
+            expected="systems with distinct names, hybrid systems among them, at least one round",
+            fix=f"remove {', '.join(unknown)} from hybrid_systems" if unknown else None,
+        )
+
+
+def _label(name: str) -> str:
+    """A system's name as its folders and stages have it."""
+    return name.lower().replace(" ", "-")
 
 
 class _Comparison:
@@ -185,9 +215,9 @@ class _Comparison:
     def round(self, name: str, system: System, number: int) -> str:
         """Trains, encodes, indexes, searches, mines and evaluates one round; its row's name."""
         setting = self._setting
-        label = f"{name.lower().replace(' ', '-')}-{number}"
+        label = f"{_label(name)}-{number}"
         root = self._root / label
-        before = self._root / ("bm25" if number == 1 else f"{label[:-2]}-{number - 1}")
+        before = self._root / ("bm25" if number == 1 else f"{_label(name)}-{number - 1}")
         training = system.training(setting.training)
         inputs = {
             **self._data,
@@ -223,7 +253,9 @@ class _Comparison:
             output_dir=str(root / "embeddings"),
             config=setting.encode,
         )
-        fingerprints = self._stages.run(f"{label}-encode", encode_stage, inputs=inputs)
+        fingerprints = self._stages.run(
+            f"{label}-encode", encode_stage, inputs={**inputs, "encode": repr(setting.encode)}
+        )
         inputs = {**inputs, **fingerprints}
 
         def index_stage() -> None:
@@ -232,6 +264,10 @@ class _Comparison:
                     embeddings_dir=str(root / "embeddings"),
                     index_dir=str(root / directory),
                     config=config,
+                    model_dir=model_dir,
+                    token_store=setting.token_store,
+                    sample_split=DEVELOPMENT,
+                    tasks=setting.tasks,
                 )
 
         self._stages.run(
@@ -265,13 +301,16 @@ class _Comparison:
             root / "runs",
             inputs=inputs,
             parameters=trained["parameters"],
-            details={"training": f"{trained['seconds']:.0f} s"},
+            details={
+                "false negatives": training.batching.false_negatives.value,
+                "training": f"{trained['seconds']:.0f} s",
+            },
         )
 
     def add_bm25(self, name: str, number: int) -> str:
         """Joins a system's last round with BM25; its row's name."""
         setting = self._setting
-        label = f"{name.lower().replace(' ', '-')}-{number}"
+        label = f"{_label(name)}-{number}"
         root = self._root / f"{label}-bm25"
         trained = self._stages.record(f"{label}-train").outputs
         inputs = {
@@ -279,6 +318,9 @@ class _Comparison:
             **self._stages.record(f"{label}-encode").outputs,
             "hybrid": repr(setting.hybrid),
             "measure": setting.hybrid_measure,
+            "bm25": setting.bm25.to_json(),
+            "k": setting.k,
+            "evaluation": repr(setting.evaluation),
         }
 
         def fuse_stage() -> dict[str, float]:
@@ -301,7 +343,10 @@ class _Comparison:
             root / "runs",
             inputs=inputs,
             parameters=trained["parameters"],
-            details={"alpha": f"{fused['alpha']:.1f}"},
+            details={
+                "false negatives": setting.training.batching.false_negatives.value,
+                "alpha": f"{fused['alpha']:.1f}",
+            },
         )
 
     def _mine(
@@ -316,7 +361,11 @@ class _Comparison:
                 match=self._setting.evaluation.match,
                 **self._common,
             ),
-            inputs={**inputs, "mining": repr(config)},
+            inputs={
+                **inputs,
+                "mining": repr(config),
+                "match": self._setting.evaluation.match.value,
+            },
         )
 
     def _evaluate(
@@ -329,16 +378,14 @@ class _Comparison:
         details: Mapping[str, str] | None = None,
     ) -> str:
         def evaluate_stage() -> None:
-            result = evaluate(
+            evaluate(
                 runs_dir=str(runs_dir),
                 output_dir=str(self._root),
                 system=row,
                 config=self._setting.evaluation,
                 parameters=parameters,
+                details=details,
                 **self._common,
-            )
-            write_result(
-                self._root / "results", dataclasses.replace(result, details=dict(details or {}))
             )
 
         name = re.sub(r"[^a-z0-9]+", "-", row.lower()).strip("-")
