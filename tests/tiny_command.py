@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tiny_training
@@ -63,14 +64,19 @@ class TinyCommand:
 
     def run(self, model_dir: pathlib.Path, *bindings: str) -> subprocess.CompletedProcess[str]:
         process = self.start(model_dir, *bindings)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, "", errors)
 
 
 def final_state(model_dir: pathlib.Path, step: int) -> dict[str, np.ndarray]:
     """Every array of a checkpoint: parameters, moments, counters; by path."""
+    path = model_dir.resolve() / f"checkpoint_{step}" / "state"
     with ocp.PyTreeCheckpointer() as reader:
-        tree = reader.restore(model_dir.resolve() / f"checkpoint_{step}" / "state")
+        as_arrays = jax.tree.map(
+            lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray),
+            reader.metadata(path).item_metadata.tree,
+        )
+        tree = reader.restore(path, restore_args=as_arrays)
     flat = ocp.tree.to_flat_dict(tree, sep="/")
     return {name: np.asarray(value) for name, value in flat.items()}
 

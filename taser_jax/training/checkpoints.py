@@ -112,8 +112,8 @@ def _error_number(error: Exception) -> int | None:
 
 def _absolute(path: str | os.PathLike[str]) -> epath.Path:
     """Orbax wants absolute paths; the address of a bucket is one, and resolving would break it."""
-    path = epath.Path(path)
-    return path if "://" in str(path) else path.resolve()
+    place = epath.Path(path)
+    return place if "://" in str(place) else place.resolve()
 
 
 class Checkpoints:
@@ -218,25 +218,22 @@ class Checkpoints:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
-    def restore(
-        self, abstract_state: TrainState, *, step: int, about: Mapping[str, Any]
-    ) -> TrainState:
-        """Restores a training state, if it belongs to the same data and configuration.
+    def check(self, *, step: int, about: Mapping[str, Any]) -> None:
+        """Checks that a checkpoint belongs to the same data and configuration.
 
         Args:
-            abstract_state: shapes, dtypes and shardings of the state (jax.ShapeDtypeStruct).
             step: which checkpoint.
             about: must equal what the checkpoint was saved with.
 
         Raises:
             FingerprintError: the checkpoint was trained with other data or settings.
-            ConfigError: it has another format, or another model's or optimiser's structure.
+            ConfigError: it has another format.
         """
         saved = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))[
             "about"
         ]
         version = saved.pop("format_version", None)
-        where = str(self._directory / f"{_PREFIX}_{step}")
+        where = self._place(step)
         if version != FORMAT_VERSION:
             raise ConfigError(
                 f"checkpoint format {version}",
@@ -251,6 +248,25 @@ class Checkpoints:
                     where=where,
                     fix="train into a new MODEL_DIR, or go back to the former settings",
                 )
+
+    def _place(self, step: int) -> str:
+        return str(self._directory / f"{_PREFIX}_{step}")
+
+    def restore(
+        self, abstract_state: TrainState, *, step: int, about: Mapping[str, Any]
+    ) -> TrainState:
+        """Restores a training state, if it belongs to the same data and configuration.
+
+        Args:
+            abstract_state: shapes, dtypes and shardings of the state (jax.ShapeDtypeStruct).
+            step: which checkpoint.
+            about: must equal what the checkpoint was saved with.
+
+        Raises:
+            FingerprintError: the checkpoint was trained with other data or settings.
+            ConfigError: it has another format, or another model's or optimiser's structure.
+        """
+        self.check(step=step, about=about)
         try:
             restored = self._manager.restore(
                 step,
@@ -259,7 +275,7 @@ class Checkpoints:
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 "its optimiser or parameters have another structure than those configured now",
-                where=where,
+                where=self._place(step),
                 expected="the optimiser and model that it was trained with",
                 fix="go back to the former settings, or train into a new MODEL_DIR with "
                 "INITIAL_CHECKPOINT_PATH to keep the parameters alone",

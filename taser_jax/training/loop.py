@@ -163,11 +163,13 @@ def train(
     pending: tuple[int, dict[str, jax.Array]] | None = None
     iterator = batches.iterate(step, config.train_steps)
     with (
-        contextlib.closing(iterator) if hasattr(iterator, "close") else contextlib.nullcontext(),
+        contextlib.ExitStack() as at_end,
         _catch_sigterm() as sigterm,
         _finish_saving(checkpoints),
         progress.bar("train", total=config.train_steps, initial=step, unit="step") as bar,
     ):
+        if hasattr(iterator, "close"):
+            at_end.callback(iterator.close)
         for index, batch in iterator:
             state, metrics = train_step(state, batch)
             # The step before is checked while this one computes. A non-finite step leaves the

@@ -68,7 +68,7 @@ def signal_when(
         assert process.poll() is None, f"ended before the signal: {process.stderr.read()}"
         time.sleep(0.0005)
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     return process.returncode
 
 
