@@ -1,0 +1,273 @@
+"""Which entropy regulariser keeps learned routing from using one expert only?
+
+    python benchmarks/routing_collapse.py --token_store DIR --output_dir DIR [--negatives_dir DIR]
+
+trains one small TASER a setting, on the token store's train queries, and prints one JSON line each:
+expert shares of validation queries and of their gold passages (argmax, as at inference) in every
+specialised block, the mutual information of role and expert, and the validation MRR of the gold
+passage in a pool. A table follows. The settings:
+
+    none               no regulariser
+    per_input_up       per-input entropy raised: what the paper says it is for
+    per_input_down     per-input entropy lowered: the paper's formula read to the letter
+    batch_marginal_up  entropy of the batch's mean choice raised
+
+A block counts as collapsed where one expert gets 95% or more of both roles' inputs, roles weighing
+the same. A setting that is done in OUTPUT_DIR is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from taser_jax.batch import Role
+from taser_jax.data.batching import BatchingConfig
+from taser_jax.data.token_store import TokenStore
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.routing import (
+    ExpertConfig,
+    GateGradient,
+    Routing,
+    RoutingStatistics,
+    expert_shares,
+    routing_mutual_information,
+)
+from taser_jax.optim.optimizers import OptimizerConfig
+from taser_jax.pipelines.models import LoadedModel, load_model
+from taser_jax.pipelines.train import TrainingConfig, train
+from taser_jax.pipelines.validation import ValidationConfig
+from taser_jax.progress import track
+from taser_jax.training.loop import LoopConfig
+from taser_jax.training.routing_losses import Direction, EntropyKind, RoutingRegularizer
+from taser_jax.training.step import ObjectiveConfig
+from taser_jax.training.validation import PoolConfig
+
+COLLAPSED = 0.95
+REGULARIZERS = {
+    "none": None,
+    "per_input_up": (EntropyKind.PER_INPUT, Direction.MAXIMIZE),
+    "per_input_down": (EntropyKind.PER_INPUT, Direction.MINIMIZE),
+    "batch_marginal_up": (EntropyKind.BATCH_MARGINAL, Direction.MAXIMIZE),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One training.
+
+    Attributes:
+        routing: Seq-R or Tok-R.
+        regularizer: a key of `REGULARIZERS`.
+        weight: β; 0 for none.
+        seed: of weights, dropout, routing noise and batches.
+    """
+
+    routing: Routing
+    regularizer: str
+    weight: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Its folder."""
+        return f"{self.routing.value}-{self.regularizer}-{self.weight:g}-seed{self.seed}"
+
+    @property
+    def objective(self) -> ObjectiveConfig:
+        """The contrastive loss with this regulariser."""
+        term = REGULARIZERS[self.regularizer]
+        if term is None:
+            return ObjectiveConfig()
+        return ObjectiveConfig(regularizer=RoutingRegularizer(*term, weight=self.weight))
+
+
+def cases(weights: Sequence[float], seeds: Sequence[int]) -> Iterator[Case]:
+    """Every routing with every regulariser and weight."""
+    for seed in seeds:
+        for routing in (Routing.SEQUENCE, Routing.TOKEN):
+            for regularizer in REGULARIZERS:
+                for weight in (0.0,) if regularizer == "none" else weights:
+                    yield Case(routing, regularizer, weight, seed)
+
+
+def routing_of(model: LoadedModel, store: TokenStore, *, split: str) -> dict[Role, Any]:
+    """Inference statistics of a split's queries and of their gold passages, all tasks together."""
+    texts: dict[Role, list[Any]] = {Role.QUERY: [], Role.PASSAGE: []}
+    for task, splits in store.tasks.items():
+        if split not in splits:
+            continue
+        queries = store.queries(task, split)
+        gold = [int(queries.positives[i][0]) for i in range(len(queries))]
+        texts[Role.QUERY] += _blocks(queries.tokens, np.arange(len(queries)))
+        texts[Role.PASSAGE] += _blocks(store.passage_tokens, np.unique(gold))
+
+    def statistics(role: Role) -> RoutingStatistics:
+        @jax.jit
+        def apply(params: Any, tokens: Any) -> RoutingStatistics:
+            encoded: Any = model.model.apply(
+                {"params": params}, tokens, role=role, train=False, method="encode"
+            )
+            return encoded.routing
+
+        parts = [apply(model.params, tokens) for tokens in texts[role]]
+        return jax.tree.map(lambda *leaves: sum(map(np.asarray, leaves)), *parts)
+
+    return {role: statistics(role) for role in texts}
+
+
+def _blocks(tokens_of: Any, rows: np.ndarray, size: int = 128) -> list[Any]:
+    return [tokens_of(rows[start : start + size]) for start in range(0, len(rows), size)]
+
+
+def report(case: Case, statistics: Mapping[Role, Any], validation: Mapping[str, float]) -> dict:
+    """What one training came to, JSON-able.
+
+    Args:
+        case: the training.
+        statistics: of queries and passages, at inference.
+        validation: metrics after the last step.
+    """
+    query, passage = (expert_shares(statistics[role]) for role in (Role.QUERY, Role.PASSAGE))
+    largest = ((query + passage) / 2).max(-1)
+    entropy = [
+        np.asarray(side.entropy_sum) / np.asarray(side.count) for side in statistics.values()
+    ]
+    return {
+        "benchmark": "routing_collapse",
+        "routing": case.routing.value,
+        "regularizer": case.regularizer,
+        "weight": case.weight,
+        "seed": case.seed,
+        "query_shares": np.round(query, 3).tolist(),
+        "passage_shares": np.round(passage, 3).tolist(),
+        "largest_share": np.round(largest, 3).tolist(),
+        "collapsed_blocks": int((largest >= COLLAPSED).sum()),
+        "blocks": len(largest),
+        "mutual_information": np.round(
+            routing_mutual_information(statistics[Role.QUERY], statistics[Role.PASSAGE]), 3
+        ).tolist(),
+        "per_input_entropy": np.round(np.mean(entropy, axis=0), 3).tolist(),
+        "validation_mrr": round(float(validation["mrr"]), 4),
+    }
+
+
+def run(case: Case, store: TokenStore, options: argparse.Namespace) -> dict:
+    """Trains and measures one case, or returns what was measured before."""
+    root = options.output_dir / case.name
+    result = root / "result.json"
+    if result.exists():
+        return json.loads(result.read_text(encoding="utf-8"))
+    bert = BertConfig(
+        vocab_size=1,
+        embed_dim=options.embed_dim,
+        num_layers=options.layers,
+        num_heads=options.embed_dim // 32,
+        head_dim=32,
+        mlp_dim=4 * options.embed_dim,
+        max_length=max(store.metadata.query_length, store.metadata.passage_length),
+        dtype=options.dtype,
+    )
+    experts = ExpertConfig(
+        num_experts=options.experts,
+        shared_per_specialized=options.shared_per_specialized,
+        routing=case.routing,
+        gate_gradient=GateGradient(options.gate_gradient),
+    )
+    # One checkpoint, the last: routing is shown as training left it, not where MRR was best.
+    training = TrainingConfig(
+        loop=LoopConfig(train_steps=options.steps),
+        batching=BatchingConfig(
+            batch_size=options.batch_size,
+            num_negatives=int(bool(options.negatives_dir)),
+            seed=case.seed,
+        ),
+        optimizer=OptimizerConfig(
+            learning_rate=options.learning_rate, warmup_steps=options.steps // 10
+        ),
+        objective=case.objective,
+        validation=ValidationConfig(
+            num_batches=1,
+            num_negatives=0,
+            pool=PoolConfig(max_queries=300, hard_negatives=0, other_negatives=10),
+        ),
+        seed=case.seed,
+    )
+    summary = train(
+        model_dir=str(root / "model"),
+        token_store=str(store.directory),
+        model=DualEncoderConfig(bert=bert, experts=experts, pooling=Pooling.MEAN),
+        training=training,
+        negatives_dirs=[options.negatives_dir] if options.negatives_dir else [],
+    )
+    assert summary is not None
+    statistics = routing_of(load_model(root / "model"), store, split="validation")
+    found = report(case, statistics, summary.validation) | {
+        "steps": options.steps,
+        "gate_gradient": options.gate_gradient,
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+    }
+    result.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    return found
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown, one line a training."""
+    lines = [
+        "| routing | regulariser | β | seed | queries to expert 0, by block | passages to expert 0 "
+        "| blocks collapsed | mutual information (max .693) | validation MRR |",
+        "| --- | --- | ---: | ---: | --- | --- | ---: | --- | ---: |",
+    ]
+    for found in results:
+        first = {
+            side: " ".join(f"{100 * shares[0]:.0f}%" for shares in found[f"{side}_shares"])
+            for side in ("query", "passage")
+        }
+        lines.append(
+            f"| {found['routing']} | {found['regularizer']} | {found['weight']:g} "
+            f"| {found['seed']} | {first['query']} | {first['passage']} "
+            f"| {found['collapsed_blocks']} of {found['blocks']} "
+            f"| {' '.join(f'{value:.3f}' for value in found['mutual_information'])} "
+            f"| {found['validation_mrr']:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--token_store", required=True)
+    parser.add_argument("--output_dir", type=pathlib.Path, required=True)
+    parser.add_argument("--negatives_dir", help="from `taser mine`; without it, in-batch only")
+    parser.add_argument("--weights", type=float, nargs="+", default=[0.01, 1.0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--learning_rate", type=float, default=1e-3)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--embed_dim", type=int, default=64)
+    parser.add_argument("--experts", type=int, default=2)
+    parser.add_argument("--shared_per_specialized", type=int, default=1)
+    parser.add_argument("--gate_gradient", default="chosen_expert")
+    parser.add_argument("--dtype", default="float32")
+    options = parser.parse_args(arguments)
+    store = TokenStore.open(options.token_store)
+    results = []
+    for case in track(list(cases(options.weights, options.seeds)), "routing cases"):
+        results.append(run(case, store, options))
+        print(json.dumps(results[-1]), flush=True)
+    text = table(results)
+    (options.output_dir / "table.md").write_text(text + "\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
