@@ -29,6 +29,17 @@ class Towers(enum.Enum):
     SEPARATE = "separate"
 
 
+class TowerInit(enum.Enum):
+    """How two towers start: as copies of one draw, or each from its own.
+
+    DPR's towers both start from the same BERT, so COPIED is its counterpart from scratch: a word
+    means the same on both sides from the first step on.
+    """
+
+    COPIED = "copied"
+    INDEPENDENT = "independent"
+
+
 class Pooling(enum.Enum):
     """How hidden states become an embedding: [CLS], or the mean over real tokens."""
 
@@ -50,12 +61,14 @@ class DualEncoderConfig:
         experts: its specialised blocks.
         towers: one encoder or two.
         pooling: [CLS] or mean.
+        tower_init: how two towers start; without effect on one.
     """
 
     bert: BertConfig = dataclasses.field(default_factory=BertConfig)
     experts: ExpertConfig = dataclasses.field(default_factory=ExpertConfig)
     towers: Towers = Towers.TIED
     pooling: Pooling = Pooling.CLS
+    tower_init: TowerInit = TowerInit.COPIED
 
     def __post_init__(self) -> None:
         by_role = self.experts.routing is Routing.DETERMINISTIC
@@ -194,7 +207,11 @@ def _boxed_params(
         Tokens(jnp.zeros((1, length), jnp.int32), jnp.ones((1, length), bool))
         for length in (query_length, passage_length)
     )
-    return model.init(key, queries, passages)["params"]
+    params = model.init(key, queries, passages)["params"]
+    config = model.config
+    if config.towers is Towers.SEPARATE and config.tower_init is TowerInit.COPIED:
+        params = {**params, "passage_encoder": params["query_encoder"]}
+    return params
 
 
 def _is_boxed(leaf: Any) -> bool:

@@ -12,6 +12,7 @@ from taser_jax.models.dual_encoder import (
     DualEncoder,
     DualEncoderConfig,
     Pooling,
+    TowerInit,
     Towers,
     abstract_params,
     init_params,
@@ -105,6 +106,16 @@ def test_copied_experts_encode_as_the_shared_model_does():
             encode(taser, copied, tiny_tokens(), role).embeddings,
             encode(shared, params, tiny_tokens(), role).embeddings,
         )
+
+
+@pytest.mark.parametrize("tower_init", list(TowerInit))
+def test_two_towers_start_as_copies_or_apart(tower_init):
+    config = DualEncoderConfig(bert=tiny_bert(), towers=Towers.SEPARATE, tower_init=tower_init)
+    params = jax.jit(lambda key: init_params(DualEncoder(config), key))(jax.random.key(0))
+    kernels = [params[tower]["layers_0"]["mlp"]["wi"]["kernel"] for tower in sorted(params)]
+    assert np.array_equal(*kernels) == (tower_init is TowerInit.COPIED)
+    # The optimiser donates the state: two towers may not share a buffer.
+    assert kernels[0].unsafe_buffer_pointer() != kernels[1].unsafe_buffer_pointer()
 
 
 def test_a_role_trains_its_own_expert_only():
