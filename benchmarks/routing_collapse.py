@@ -139,7 +139,8 @@ def report(case: Case, statistics: Mapping[Role, Any], validation: Mapping[str, 
     query, passage = (expert_shares(statistics[role]) for role in (Role.QUERY, Role.PASSAGE))
     largest = ((query + passage) / 2).max(-1)
     entropy = [
-        np.asarray(side.entropy_sum) / np.asarray(side.count) for side in statistics.values()
+        np.asarray(side.entropy_sum, np.float64) / np.asarray(side.count)
+        for side in statistics.values()
     ]
     return {
         "benchmark": "routing_collapse",
