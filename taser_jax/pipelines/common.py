@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Sequence
 
@@ -13,7 +12,6 @@ from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
 from taser_jax.fingerprint import require_equal
-from taser_jax.pipelines.models import LoadedModel
 from taser_jax.retrieval.runs import Run, read_trec_run
 
 
@@ -79,23 +77,6 @@ def answer_matcher(store: PassageStore, match: AnswerMatch) -> AnswerMatcher:
     return AnswerMatcher(
         lambda rows: [passage.text for passage in store.get_many(rows)], match=match
     )
-
-
-def check_vocabulary(model: LoadedModel, tokens: TokenStore) -> None:
-    """Refuses tokens of another vocabulary than the model was trained with.
-
-    Raises:
-        FingerprintError: naming both.
-    """
-    saved = model.vocabulary_dir / "vocabulary.json"
-    found = json.loads(saved.read_text(encoding="utf-8")) if saved.is_file() else {}
-    if "fingerprint" in found:
-        require_equal(
-            f"token store {tokens.directory}",
-            {"vocabulary": tokens.metadata.vocabulary_fingerprint},
-            {"vocabulary": found["fingerprint"]},
-            f"tokenize with the model's vocabulary, {model.vocabulary_dir}",
-        )
 
 
 def check_collection(tokens: TokenStore, store: PassageStore) -> None:

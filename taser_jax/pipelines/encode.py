@@ -9,8 +9,7 @@ from jax.experimental import multihost_utils
 
 from taser_jax.batch import Role
 from taser_jax.data.token_store import TokenStore
-from taser_jax.pipelines.common import check_vocabulary
-from taser_jax.pipelines.models import load_model
+from taser_jax.pipelines.models import check_vocabulary, load_model
 from taser_jax.progress import phase
 from taser_jax.retrieval.embeddings import EncodeConfig, encode_passages
 

@@ -9,8 +9,8 @@ import numpy as np
 from taser_jax.batch import Role
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.pipelines.common import check_vocabulary, search_devices
-from taser_jax.pipelines.models import load_model
+from taser_jax.pipelines.common import search_devices
+from taser_jax.pipelines.models import check_vocabulary, load_model
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.embeddings import EncodeConfig, encode_queries
 from taser_jax.retrieval.exact import ExactConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,9 @@ import jax
 import numpy as np
 
 from taser_jax.batch import Role, Tokens
+from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.fingerprint import Fingerprint
+from taser_jax.fingerprint import Fingerprint, require_equal
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import (
     DualEncoder,
@@ -139,3 +141,20 @@ def read_model_config(model_dir: str | pathlib.Path) -> DualEncoderConfig:
             fix="train the model first, or correct MODEL_DIR",
         )
     return config_io.from_json(path.read_text(encoding="utf-8"), where=str(path))
+
+
+def check_vocabulary(model: LoadedModel, tokens: TokenStore) -> None:
+    """Refuses tokens of another vocabulary than the model was trained with.
+
+    Raises:
+        FingerprintError: naming both.
+    """
+    saved = model.vocabulary_dir / "vocabulary.json"
+    found = json.loads(saved.read_text(encoding="utf-8")) if saved.is_file() else {}
+    if "fingerprint" in found:
+        require_equal(
+            f"token store {tokens.directory}",
+            {"vocabulary": tokens.metadata.vocabulary_fingerprint},
+            {"vocabulary": found["fingerprint"]},
+            f"tokenize with the model's vocabulary, {model.vocabulary_dir}",
+        )

@@ -10,12 +10,11 @@ from taser_jax.data.collections import PassageStore
 from taser_jax.data.token_store import TokenStore
 from taser_jax.pipelines.common import (
     check_collection,
-    check_vocabulary,
     run_path,
     search_devices,
     tasks_with,
 )
-from taser_jax.pipelines.models import load_model
+from taser_jax.pipelines.models import check_vocabulary, load_model
 from taser_jax.progress import phase
 from taser_jax.retrieval.embeddings import EncodeConfig, encode_queries
 from taser_jax.retrieval.index import open_index
