@@ -65,7 +65,7 @@ setuptools.setup(
     extras_require={
         "tpu": ["jax[tpu]>=0.10.2,<0.12"],
         "cuda": ["jax[cuda13]>=0.10.2,<0.12"],
-        "test": ["pytest>=8", "beartype>=0.21", "ruff==0.17.5", "mypy==2.4.1", "types-tqdm"],
+        "test": ["pytest>=8", "pytest-xdist>=3.6", "beartype>=0.21", "ruff==0.17.5", "mypy==2.4.1"],
     },
     entry_points={"console_scripts": ["taser = taser_jax.cli:main"]},
 )

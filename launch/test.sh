@@ -7,4 +7,4 @@ export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 ruff check .
 ruff format --check .
 mypy
-exec pytest -q --durations=15 -rs "$@"
+exec pytest -q --numprocesses=2 --dist=loadfile --durations=15 -rs "$@"
