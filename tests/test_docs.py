@@ -1,0 +1,118 @@
+import ast
+import importlib
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from taser_jax import cli, configuration
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+GENERATED = ROOT / "docs" / "commands.md"
+# Folders of the repository: a path in backquotes that starts with one of them is there.
+FOLDERS = ("taser_jax", "gin_configs", "tasks", "launch", "tests", "benchmarks", "docs")
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page, language):
+    """(text before, content) of the page's fenced blocks of a language."""
+    text = page.read_text(encoding="utf-8")
+    for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if found.group(1) == language:
+            yield text[: found.start()], found.group(2)
+
+
+def prose(page):
+    """The page without its fenced blocks."""
+    text = page.read_text(encoding="utf-8")
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page):
+    """Anchors as GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def commands(page):
+    """The `taser` commands of a page's shell blocks, as argument lists."""
+    for _, content in blocks(page, "bash"):
+        for line in content.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+                words.pop(0)
+            if words and words[0] == "taser":
+                yield [word.replace("$split", "test") for word in words[1:]]
+
+
+def test_pages_have_commands_to_check():
+    assert len(list(commands(ROOT / "README.md"))) >= 8
+    assert len(list(commands(ROOT / "docs" / "from_text_to_table.md"))) >= 14
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_relative_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name(page)} links to {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{name(page)} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_paths_in_backquotes_exist(page):
+    for text in re.findall(r"`([^`\s]+)`", prose(page)):
+        path = text.removeprefix("./")
+        if "<" in path or "*" in path:
+            continue
+        if path.startswith(("models/", "optim/", "runs/")) and path.endswith(".gin"):
+            assert (ROOT / "gin_configs" / path).exists(), f"{name(page)} names {text}"
+        elif path.split("/")[0] in FOLDERS and "/" in path and path != "taser_jax/gin_configs/":
+            assert (ROOT / path).exists(), f"{name(page)} names {text}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_python_blocks_are_python(page):
+    for _, content in blocks(page, "python"):
+        ast.parse(content)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_are_commands_with_options_they_have(page, tmp_path):
+    """Names of files, macros and parameters are checked as the command itself does."""
+    for before, content in blocks(page, "gin"):
+        named = re.findall(r"`(\w+\.gin)`", before.rpartition("\n#")[2])
+        if named:
+            (tmp_path / named[-1]).write_text(content, encoding="utf-8")
+    for words in commands(page):
+        if words in (["--help"], []):
+            continue
+        arguments = cli.parse([*words, f"--gin_search_paths={tmp_path}"])
+        command = cli.COMMANDS[arguments.command]
+        files = arguments.flags.files
+        local = [file for file in files if not (configuration.gin_directory() / file).exists()]
+        if any(not (tmp_path / file).exists() for file in local):
+            assert page.name == "configuration.md", f"{name(page)}: {' '.join(words)}"
+            continue
+        module = importlib.import_module(f"taser_jax.pipelines.{command.module}")
+        # As a person gives it: whatever is required is given, or the run is a dry one.
+        configuration.resolve(
+            getattr(module, command.function),
+            configurables=module.CONFIGURABLES,
+            flags=arguments.flags,
+            allow_unset=arguments.dry_run,
+        )
+
+
+def test_page_of_commands_is_up_to_date(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = importlib.import_module("generate_commands").page()
+    assert GENERATED.read_text(encoding="utf-8") == page, "run: python docs/generate_commands.py"
