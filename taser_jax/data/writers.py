@@ -50,6 +50,8 @@ def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> Non
     """
     final = epath.Path(path)
     partial = final.parent / f"{final.name}.partial"
+    with storage_errors(path):
+        final.parent.mkdir(parents=True, exist_ok=True)
     with storage_errors(path), partial.open("w") as file:
         file.write("[")
         for number, result in enumerate(results):

@@ -13,6 +13,7 @@ from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
 from taser_jax.pipelines.common import answer_matcher, read_task_run, tasks_with
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.mining import AnswerContaining, MiningConfig, mine_negatives
+from taser_jax.retrieval.runs import top_k
 
 
 def mine(
@@ -49,6 +50,12 @@ def mine(
     for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = list(queries_set := QuerySet.open(data_dir, collection, task, split))
         run = read_task_run(runs_dir, queries_set, store)
+        if run.rows.shape[1] < config.depth:
+            # Not an error: BM25 finds only what shares a word, a small collection has no more.
+            logger.warning(
+                "%s %s: the run is %d deep, mining could look %d deep",
+                *(task, split, run.rows.shape[1], config.depth),
+            )
         answers = [query.answers for query in queries]
         task_config = config
         if config.answer_containing is AnswerContaining.DROP and not any(answers):
@@ -57,7 +64,7 @@ def mine(
         drops = task_config.answer_containing is AnswerContaining.DROP
         with phase(f"mine {task} {split}"), answer_matcher(store, match) as matcher:
             mined = mine_negatives(
-                run.result,
+                top_k(run.rows, run.scores, max(config.depth, run.rows.shape[1])),
                 [query.positives for query in queries],
                 config=task_config,
                 contains_answer=_answers_among(answers, matcher) if drops else None,

@@ -130,6 +130,7 @@ def pipeline_taser(
         StorageError: the directory cannot be written.
     """
     _check_systems(systems, hybrid_systems, rounds)
+    _check_depth(setting)
     output_dir = pathlib.Path(setting.output_dir)
     with storage_errors(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -169,6 +170,17 @@ def _check_systems(
             where="pipeline_taser",
             expected="systems with distinct names, hybrid systems among them, at least one round",
             fix=f"remove {', '.join(unknown)} from hybrid_systems" if unknown else None,
+        )
+
+
+def _check_depth(setting: Setting) -> None:
+    depth = max(setting.first_mining.depth, setting.second_mining.depth)
+    if setting.k < depth:
+        raise ConfigError(
+            f"{setting.k} results a query, and mining looks {depth} deep",
+            where="TOP_K",
+            expected=f"at least {depth}",
+            fix="raise TOP_K, or lower MINING_DEPTH",
         )
 
 

@@ -1,0 +1,98 @@
+"""Real docstrings of three packages, prepared, tokenised and compared: all of it in one folder."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import pathlib
+
+from taser_jax import cli
+
+TASKS = ("summary", "code")
+SYSTEMS = "{'DPR': @dpr/System(), 'TASER': @taser/System()}"
+ROWS = (
+    "BM25",
+    "DPR (BM25 negatives)",
+    "TASER (BM25 negatives)",
+    "DPR (mined negatives)",
+    "TASER (mined negatives)",
+    "TASER + BM25",
+)
+
+
+def gin(**values: object) -> list[str]:
+    """Bindings of macros, as typed on the command line."""
+    return [f"--gin.{name}={value}" for name, value in values.items()]
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallWorld:
+    """A prepared and tokenised collection of about 500 passages.
+
+    Attributes:
+        root: holds data/, vocabulary/ and tokens/.
+    """
+
+    root: pathlib.Path
+
+    @property
+    def data_dir(self) -> pathlib.Path:
+        return self.root / "data"
+
+    @property
+    def token_store(self) -> pathlib.Path:
+        return self.root / "tokens"
+
+    def make(self) -> None:
+        run = succeed
+        run(
+            *("prepare", "pydocs"),
+            *gin(DATA_DIR=self.data_dir, COLLECTION="small", TASKS=list(TASKS)),
+            *gin(PACKAGES=["json", "statistics", "optax"]),
+        )
+        collection = gin(DATA_DIR=self.data_dir, VOCABULARY=self.root / "vocabulary")
+        run("vocab", *collection, *gin(COLLECTION="small", VOCAB_SIZE=1000))
+        run(
+            *("tokenize", *collection),
+            *gin(MIXTURE_OR_TASK_NAME="small", MIXTURE_OR_TASK_MODULE="small_tasks"),
+            *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}, TOKEN_STORE=self.token_store),
+        )
+
+    def compare(self, output_dir: pathlib.Path, *bindings: str) -> list[str]:
+        """Arguments of `taser pipeline taser`: six steps of two tiny models in each round."""
+        return [
+            *("pipeline", "taser"),
+            *gin(DATA_DIR=self.data_dir, TOKEN_STORE=self.token_store, OUTPUT_DIR=output_dir),
+            f"--gin.pipeline_taser.systems={SYSTEMS}",
+            "--gin.taser/ExpertConfig.shared_per_specialized=1",
+            # One block is enough for what DPR is here for, and compiles sooner.
+            *(
+                "--gin.dpr/DualEncoderConfig.bert=@dpr/BertConfig()",
+                "--gin.dpr/BertConfig.num_layers=1",
+            ),
+            *gin(EMBED_DIM=32, NUM_LAYERS=2, NUM_HEADS=2, HEAD_DIM=16, MLP_DIM=64),
+            *gin(DROPOUT_RATE=0.0, TRAIN_STEPS=6, BATCH_SIZE=16, WARMUP_STEPS=2, EVAL_STEPS=0),
+            *gin(INDEX_KIND="exact", TOP_K=100),
+            *bindings,
+        ]
+
+
+def succeed(*arguments: str) -> None:
+    """Runs a command that must succeed."""
+    assert cli.run(list(arguments)) == 0, arguments
+
+
+def refused(capsys, *arguments: str) -> str:
+    """Runs a command that must be refused; what it says."""
+    capsys.readouterr()
+    assert cli.run(list(arguments)) == 2, arguments
+    _, error, message = capsys.readouterr().err.rpartition("error: ")
+    assert error
+    return message
+
+
+def figures(output_dir: pathlib.Path) -> list[dict[str, str]]:
+    """The table's lines, without how long training took."""
+    with open(output_dir / "table.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    return [{name: value for name, value in line.items() if name != "training"} for line in lines]
