@@ -39,7 +39,7 @@ class EncoderOutput(enum.Enum):
     """Which positions the encoder returns.
 
     FIRST_TOKEN gives [CLS] only, and the last block then computes no other query or feed-forward:
-    the same values for less work (a third less in a stack of three blocks).
+    the same values for less work (about a quarter less in a stack of three blocks).
     """
 
     ALL_TOKENS = "all_tokens"

@@ -28,8 +28,8 @@ class Activation(enum.Enum):
 def activate(x: Float[Array, "..."], activation: Activation) -> Float[Array, "..."]:
     """Applies the activation, in float32 inside, in the dtype of `x` outside.
 
-    The exact GELU is written by erf: `jax.nn.gelu(approximate=False)` goes by erfc, which made a
-    small encoder's training step 1.4 times slower on a CPU.
+    The exact GELU is written by erf: `jax.nn.gelu(approximate=False)` goes by erfc, which costs a
+    small encoder a good part of its training step on a CPU.
     """
     if activation is Activation.RELU:
         return jax.nn.relu(x)

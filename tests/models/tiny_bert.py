@@ -1,6 +1,7 @@
 """A small encoder with large random weights, so that a wrong term cannot hide."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,13 @@ from taser_jax.models.routing import ExpertConfig
 
 NUM_HEADS = 2
 BLOCKS = (2, 3)
+
+
+# Four times less compiling than XLA's defaults, for programs that run once.
+quick_jit = functools.partial(
+    jax.jit,
+    compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
+)
 
 
 def tiny_bert(**changes):
