@@ -121,13 +121,13 @@ def trainable(config: OptimizerConfig, params: Any) -> Any:
     if config.updates is None:
         return jax.tree.map(lambda _: True, params)
     updates = assign(config.updates, params, table="table of updates")
-    trains = jax.tree.map(lambda update: update is Update.TRAIN, updates)
+    trains = jax.tree.map(lambda update: Update(update) is Update.TRAIN, updates)
     if not any(jax.tree.leaves(trains)):
         raise ConfigError(
             "every parameter is frozen",
             where="table of updates",
             expected="something to train",
-            fix="give at least one rule the value TRAIN",
+            fix="give at least one rule the value 'train'",
         )
     return trains
 

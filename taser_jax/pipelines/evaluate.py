@@ -21,7 +21,7 @@ from taser_jax.evaluation.results import (
     write_result,
 )
 from taser_jax.pipelines.common import answer_matcher, read_task_run, tasks_with
-from taser_jax.progress import phase
+from taser_jax.progress import logger, phase
 from taser_jax.retrieval.runs import Run
 
 
@@ -104,6 +104,9 @@ def evaluate(
     )
     write_result(pathlib.Path(output_dir) / "results", result)
     write_table(output_dir, by_task=config.measures[-1])
+    means = ", ".join(f"{name} {result.mean(name, list(results)):.4f}" for name in config.measures)
+    logger.info("%s: %s (mean over %d tasks)", system, means, len(results))
+    logger.info("table of all systems: %s", pathlib.Path(output_dir) / "table.md")
     return result
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 
 from taser_jax.data.collections import SPLITS
@@ -41,6 +43,9 @@ def tokenize(
         The store's fingerprint.
     """
     if module:
+        # As `python -m` does: a task file beside the user is found without PYTHONPATH.
+        if "" not in sys.path and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -48,7 +53,7 @@ def tokenize(
                 f"cannot import {error.name!r}",
                 where=f"MIXTURE_OR_TASK_MODULE={module}",
                 expected="a module that registers SeqIO tasks",
-                fix="put its folder on PYTHONPATH, or correct the name",
+                fix="run from the folder it is in, put that on PYTHONPATH, or correct the name",
             ) from error
     with phase("tokenize"):
         store = tokenize_collection(

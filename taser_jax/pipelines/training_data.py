@@ -114,7 +114,8 @@ class DeviceBatches:
 def open_store(token_store: str | None, *, dry_run: bool) -> TokenStore | None:
     """Opens the token store; a dry run does without one that is not there yet."""
     if dry_run and not (token_store and pathlib.Path(token_store).exists()):
-        logger.info("no token store at %s: tasks are not resolved", token_store)
+        place = f" at {token_store}" if token_store else ""
+        logger.info("no token store%s: tasks are not resolved", place)
         return None
     return TokenStore.open(token_store or "")
 
