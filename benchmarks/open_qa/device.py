@@ -251,7 +251,9 @@ class Bench:
         directory = self._work / f"{name}-negatives"
         for task, result in self._search(model, searcher, "train").items():
             queries = self._store.queries(task, "train")
-            mined = mine_negatives(result, queries.positives, config=MiningConfig())
+            mined = mine_negatives(
+                result, queries.positives, config=MiningConfig(depth=self._options.k)
+            )
             write_negatives(
                 directory,
                 task,

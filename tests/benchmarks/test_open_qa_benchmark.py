@@ -1,0 +1,167 @@
+"""The scripts behind docs/results.md: splits that hold still, and both trainings end to end."""
+
+import importlib.util
+import json
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import tiny_training
+
+from taser_jax import configuration
+from taser_jax.pipelines import prepare, taser
+
+BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
+# sha256("t\npassage N"), first 8 bytes, divisible by 16; found with hashlib alone.
+VALIDATION = {8, 18, 27, 37, 49, 68, 79, 85, 96, 111, 112, 114, 120, 158}
+
+
+def load(path):
+    """A script as a module; its dataclasses need it in sys.modules."""
+    name = pathlib.Path(path).stem
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def question(number, passage):
+    return {
+        "qid": str(number),
+        "question": f"q{number}",
+        "answers": ["a"],
+        "positive_ctxs": [{"title": "t", "text": f"passage {passage}"}],
+    }
+
+
+def test_questions_are_split_by_a_hash_of_their_passage(tmp_path):
+    lines = [json.dumps(question(number, number // 5)) for number in range(1000)]
+    path = tmp_path / "set.dpr.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    written = load("open_qa/split_questions.py").split_file(path, tmp_path / "out", one_in=16)
+    found = {split: file.read_text().splitlines() for split, file in written.items()}
+    assert found["validation"] == [
+        line for number, line in enumerate(lines) if number // 5 in VALIDATION
+    ]
+    assert sorted(found["train"] + found["validation"]) == sorted(lines)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return tiny_training.write_token_store(tmp_path_factory.mktemp("benchmark") / "tokens")
+
+
+def test_device_brings_back_two_rounds_of_results(store, tmp_path):
+    script = load("open_qa/device.py")
+    negatives = tmp_path / "negatives"
+    for task in ("first", "second"):
+        queries = store.queries(task, "train")
+        script.write_negatives(
+            negatives,
+            task,
+            "train",
+            query_ids=queries.query_ids,
+            rows=[[int(row)] for row in range(len(queries))],
+            scores=[[1.0]] * len(queries),
+            metadata={
+                "collection_fingerprint": store.metadata.collection_fingerprint,
+                "source": "test",
+            },
+        )
+    command = [
+        f"--token_store={store.directory}",
+        f"--negatives_dir={negatives}",
+        f"--output_dir={tmp_path / 'out'}",
+        "--systems=Shared",
+        *["--steps=2", "--batch_size=16", "--layers=1", "--embed_dim=16", "--head_dim=8", "--k=5"],
+        *["--pool=1", "--validations=1", "--dtype=float32", "--batch_tokens=512"],
+    ]
+    script.main(command)
+    lines = [json.loads(line) for line in (tmp_path / "out/device.jsonl").read_text().splitlines()]
+    assert [(line["system"], line["round"]) for line in lines] == [("Shared", 1), ("Shared", 2)]
+    with np.load(tmp_path / "out/shared.npz") as arrays:
+        assert sorted(arrays) == sorted(
+            f"{number}/{task}/validation/{kind}"
+            for number in (1, 2)
+            for task in ("first", "second")
+            for kind in ("rows", "scores")
+        )
+        rows, scores = arrays["2/first/validation/rows"], arrays["2/first/validation/scores"]
+    assert rows.shape == (16, 5)
+    assert (rows >= 0).all()
+    assert (np.diff(scores, axis=1) <= 0).all()
+    script.main(command)
+    assert len((tmp_path / "out/device.jsonl").read_text().splitlines()) == 2
+
+
+def test_routing_cases_are_measured_and_kept(store, tmp_path, monkeypatch):
+    script = load("routing_collapse.py")
+    case = script.Case(script.Routing.SEQUENCE, "batch_marginal_up", 0.1, seed=0)
+    monkeypatch.setattr(script, "cases", lambda weights, seeds: [case])
+    command = [
+        f"--token_store={store.directory}",
+        f"--output_dir={tmp_path}",
+        *["--steps=2", "--batch_size=16", "--layers=1", "--embed_dim=32"],
+        "--shared_per_specialized=0",
+    ]
+    script.main(command)
+    result = tmp_path / case.name / "result.json"
+    found = json.loads(result.read_text())
+    assert found["blocks"] == 1
+    for shares in (*found["query_shares"], *found["passage_shares"]):
+        assert sum(shares) == pytest.approx(1.0, abs=2e-3)
+    assert 0 <= found["mutual_information"][0] <= 0.694
+    result.write_text(json.dumps(found | {"validation_mrr": 0.5}))
+    script.main(command)
+    assert "| 0.500 |" in (tmp_path / "table.md").read_text()
+
+
+def test_a_block_that_uses_one_expert_counts_as_collapsed():
+    script = load("routing_collapse.py")
+
+    def side(first, second):
+        return script.RoutingStatistics(
+            probability_sum=np.array([[first, second]]),
+            entropy_sum=np.array([0.0]),
+            choice_count=np.array([[first, second]]),
+            count=np.array([first + second]),
+        )
+
+    case = script.Case(script.Routing.TOKEN, "none", 0.0, seed=0)
+    validation = {"mrr": 0.25}
+    # Queries 98:2 and passages 94:6 average to 96% for expert 0.
+    roles = {script.Role.QUERY: side(98, 2), script.Role.PASSAGE: side(188, 12)}
+    found = script.report(case, roles, validation)
+    assert found["largest_share"] == [0.96]
+    assert found["collapsed_blocks"] == 1
+    # One expert a role: the largest share is a half, and the expert tells the role: ln 2.
+    roles = {script.Role.QUERY: side(100, 0), script.Role.PASSAGE: side(0, 7)}
+    found = script.report(case, roles, validation)
+    assert found["collapsed_blocks"] == 0
+    assert found["mutual_information"] == [0.693]
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "gin_file"),
+    [
+        (taser, "pipeline_taser", "runs/open_qa.gin"),
+        (prepare, "prepare_dpr", "runs/open_qa_prepare.gin"),
+    ],
+)
+def test_gin_files_resolve(module, function, gin_file):
+    def resolve(bindings, *, allow_unset):
+        flags = configuration.GinFlags(files=(gin_file,), bindings=bindings)
+        return configuration.resolve(
+            getattr(module, function),
+            configurables=module.CONFIGURABLES,
+            flags=flags,
+            allow_unset=allow_unset,
+        )
+
+    unset = resolve((), allow_unset=True).unset
+    resolved = resolve(tuple((macro, "something") for macro in unset), allow_unset=False)
+    assert resolved.unset == resolved.unused == ()
