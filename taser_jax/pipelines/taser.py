@@ -25,6 +25,7 @@ from taser_jax.pipelines.index import CONFIGURABLES as INDEX_CONFIGURABLES
 from taser_jax.pipelines.index import index
 from taser_jax.pipelines.mine import mine
 from taser_jax.pipelines.search import search
+from taser_jax.pipelines.settings import flatten
 from taser_jax.pipelines.stages import Stages
 from taser_jax.pipelines.train import CONFIGURABLES as TRAIN_CONFIGURABLES
 from taser_jax.pipelines.train import TrainingConfig, train
@@ -233,9 +234,11 @@ class _Comparison:
         training = system.training(setting.training)
         inputs = {
             **self._data,
-            "model": repr(system.model),
-            "training": repr(training),
-            "negatives": str((setting.first_mining, setting.second_mining)[number > 1]),
+            **flatten(
+                model=system.model,
+                training=training,
+                negatives=(setting.first_mining, setting.second_mining)[number > 1],
+            ),
         }
         model_dir = str(root / "model")
 
@@ -266,7 +269,7 @@ class _Comparison:
             config=setting.encode,
         )
         fingerprints = self._stages.run(
-            f"{label}-encode", encode_stage, inputs={**inputs, "encode": repr(setting.encode)}
+            f"{label}-encode", encode_stage, inputs={**inputs, **flatten(encode=setting.encode)}
         )
         inputs = {**inputs, **fingerprints}
 
@@ -283,7 +286,7 @@ class _Comparison:
                 )
 
         self._stages.run(
-            f"{label}-index", index_stage, inputs={**inputs, "index": repr(setting.index)}
+            f"{label}-index", index_stage, inputs={**inputs, **flatten(index=setting.index)}
         )
 
         def search_stage() -> None:
@@ -328,11 +331,10 @@ class _Comparison:
         inputs = {
             **self._data,
             **self._stages.record(f"{label}-encode").outputs,
-            "hybrid": repr(setting.hybrid),
+            **flatten(hybrid=setting.hybrid, evaluation=setting.evaluation),
             "measure": setting.hybrid_measure,
             "bm25": setting.bm25.to_json(),
             "k": setting.k,
-            "evaluation": repr(setting.evaluation),
         }
 
         def fuse_stage() -> dict[str, float]:
@@ -375,7 +377,7 @@ class _Comparison:
             ),
             inputs={
                 **inputs,
-                "mining": repr(config),
+                **flatten(mining=config),
                 "match": self._setting.evaluation.match.value,
             },
         )
@@ -404,7 +406,7 @@ class _Comparison:
         self._stages.run(
             f"{name}-evaluate",
             evaluate_stage,
-            inputs={**inputs, "evaluation": repr(self._setting.evaluation)},
+            inputs={**inputs, **flatten(evaluation=self._setting.evaluation)},
         )
         return row
 

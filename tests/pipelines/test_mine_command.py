@@ -7,9 +7,13 @@ import pathlib
 
 import pytest
 from capitals import IDS, Capitals
-from small_world import gin, refused, succeed
+from small_world import SmallWorld, gin, refused, succeed
 
 from taser_jax.data.collections import PassageStore
+from taser_jax.data.negatives import write_negatives
+from taser_jax.data.token_store import TokenStore
+from taser_jax.errors import FingerprintError
+from taser_jax.pipelines.training_data import training_queries
 
 
 def _mined(directory: pathlib.Path, task: str) -> list[set[str]]:
@@ -85,3 +89,21 @@ def test_refusals(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.
         capsys, *mine, *gin(RUNS_DIR=changed, NEGATIVES_DIR=tmp_path / "n", TASKS=["capital"])
     )
     assert "capital.train.trec:1" in message
+
+
+def test_training_refuses_negatives_of_another_collection(
+    small_world: SmallWorld, tmp_path: pathlib.Path
+):
+    tokens = TokenStore.open(small_world.token_store)
+    ids = tokens.queries("code", "train").query_ids
+    write_negatives(
+        *(tmp_path, "code", "train"),
+        query_ids=ids,
+        rows=[[1]] * len(ids),
+        scores=[[0.5]] * len(ids),
+        metadata={"collection_fingerprint": "another", "source": "by hand"},
+    )
+    with pytest.raises(FingerprintError) as caught:
+        training_queries(tokens, task_names=["code"], negatives_dirs=[str(tmp_path)])
+    assert "another" in str(caught.value)
+    assert tokens.metadata.collection_fingerprint in str(caught.value)

@@ -195,13 +195,13 @@ def test_run_again_when_done_it_only_prints_the_table(
 @pytest.mark.parametrize(
     ("binding", "named"),
     [
-        ("--gin.TRAIN_STEPS=7", "train_steps=7"),
-        ("--gin.FALSE_NEGATIVES=mask", "mask"),
-        ("--gin.EncodeConfig.dtype=bfloat16", "bfloat16"),
-        ("--gin.TASKS=['code']", "code"),
-        ("--gin.MINING_DEPTH=50", "depth=50"),
-        ("--gin.MEASURES=['R@1']", "R@1"),
-        ("--gin.HYBRID_MEASURE=R@5", "R@5"),
+        ("--gin.TRAIN_STEPS=7", "training.loop.train_steps was 6 when this stage ran, now 7"),
+        ("--gin.FALSE_NEGATIVES=mask", "batching.false_negatives was 'keep'"),
+        ("--gin.EncodeConfig.dtype=bfloat16", "encode.dtype was 'float32'"),
+        ("--gin.TASKS=['code']", "tasks was []"),
+        ("--gin.MINING_DEPTH=50", "mining.depth was 100"),
+        ("--gin.MEASURES=['R@1']", "now ['R@1']"),
+        ("--gin.HYBRID_MEASURE=R@5", "measure was 'R@20' when this stage ran, now 'R@5'"),
     ],
 )
 def test_changed_settings_are_refused(
