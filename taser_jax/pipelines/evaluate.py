@@ -11,7 +11,13 @@ from taser_jax.data.collections import PassageStore, QuerySet
 from taser_jax.data.writers import RetrievalResult, RetrievedPassage, write_dpr_results
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.answers import AnswerMatch
-from taser_jax.evaluation.metrics import Evaluation, evaluate_answers, evaluate_qrels, qrels_of
+from taser_jax.evaluation.metrics import (
+    Evaluation,
+    evaluate_answers,
+    evaluate_qrels,
+    group_averages,
+    qrels_of,
+)
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import (
     SystemResult,
@@ -83,7 +89,7 @@ def evaluate(
         The system's row.
     """
     store = PassageStore.open(data_dir, collection)
-    results = {}
+    evaluations = {}
     for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = QuerySet.open(data_dir, collection, task, split)
         run = read_task_run(runs_dir, queries, store)
@@ -94,7 +100,8 @@ def evaluate(
         if dpr_results:
             path = pathlib.Path(output_dir) / "dpr_results" / f"{name}.json"
             _write_dpr_results(path, run, queries, store, config)
-        results[task] = TaskResult.of(evaluation)
+        evaluations[task] = evaluation
+    results = {task: TaskResult.of(evaluation) for task, evaluation in evaluations.items()}
     result = SystemResult(
         system=system,
         tasks=results,
@@ -105,7 +112,11 @@ def evaluate(
     write_result(pathlib.Path(output_dir) / "results", result)
     write_table(output_dir, by_task=config.measures[-1])
     means = ", ".join(f"{name} {result.mean(name, list(results)):.4f}" for name in config.measures)
-    logger.info("%s: %s (mean over %d tasks)", system, means, len(results))
+    logger.info("%s: %s (macro: mean over %d tasks)", system, means, len(results))
+    if len(evaluations) > 1:
+        micro = group_averages(evaluations).micro
+        pooled = ", ".join(f"{name} {micro[name]:.4f}" for name in config.measures)
+        logger.info("%s: %s (micro: all queries pooled)", system, pooled)
     logger.info("table of all systems: %s", pathlib.Path(output_dir) / "table.md")
     return result
 

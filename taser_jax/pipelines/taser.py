@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from taser_jax.data.collections import PassageStore
 from taser_jax.data.files import storage_errors
 from taser_jax.data.token_store import TokenStore
@@ -136,6 +138,9 @@ def pipeline_taser(
     with storage_errors(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         (output_dir / "config.gin").write_text(config_text, encoding="utf-8")
+    # Both rounds, and every restart, run the same programs: they are compiled once.
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(output_dir / "compilation_cache"))
     stages = Stages(output_dir)
     store = TokenStore.open(setting.token_store)
     check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
