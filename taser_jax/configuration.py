@@ -316,25 +316,28 @@ def _references(value: Any) -> Iterator[_Key]:
 
 
 def _reachable(root: str, bindings: _Bindings) -> set[_Key]:
-    """Keys of the bindings that calling the root may read, following references and macros."""
+    """Keys of the bindings that calling the root may read, following references and macros.
+
+    As Gin evaluates them: a call under scope a/b reads the bindings of a/b, a and no scope; a
+    reference without a scope is called under its caller's, one with a scope (a macro's is its
+    name) under its own.
+    """
     used: set[_Key] = set()
-    queue = collections.deque(key for key in bindings if key[1].split(".")[-1] == root)
-    while queue:
-        key = queue.popleft()
-        if key in used:
+    calls = collections.deque(("", key[1]) for key in bindings if key[1].split(".")[-1] == root)
+    seen: set[_Key] = set()
+    while calls:
+        call = calls.popleft()
+        if call in seen:
             continue
-        used.add(key)
-        for scope, selector in (
-            reference for value in bindings[key].values() for reference in _references(value)
-        ):
-            # A scoped reference also reads the bindings of its outer scopes and of no scope.
-            for candidate in bindings:
-                if candidate[1] == selector and (
-                    candidate[0] == scope
-                    if selector == _MACRO
-                    else candidate[0] == "" or (scope + "/").startswith(candidate[0] + "/")
-                ):
-                    queue.append(candidate)
+        seen.add(call)
+        active, selector = call
+        for key in bindings:
+            if key[1] != selector or not (active + "/").startswith(key[0] + "/" if key[0] else ""):
+                continue
+            used.add(key)
+            for value in bindings[key].values():
+                for scope, target in _references(value):
+                    calls.append((scope or active, target))
     return used
 
 

@@ -243,3 +243,28 @@ def test_a_python_package_of_the_same_name_is_not_in_the_way(resolve, tmp_path, 
     text = BASE + "include 'models/salty.gin'\n"
     resolved = resolve(text, "DISH=soup", search_paths=[tmp_path / "gin"])
     assert resolved.function()[1].flavour is Flavour.SALTY
+
+
+def plate(*, garnish: GarnishConfig):
+    return garnish
+
+
+def test_a_scope_reaches_what_its_references_are_made_of(tmp_path):
+    path = tmp_path / "plate.gin"
+    path.write_text(
+        "plate.garnish = @mild/GarnishConfig()\nGarnishConfig.sauce = @SauceConfig()\n"
+        "SauceConfig.amount = 2.0\nhot/SauceConfig.amount = 9.0\n"
+    )
+
+    def resolve(*bindings):
+        return configuration.resolve(
+            plate,
+            configurables=(GarnishConfig, SauceConfig),
+            flags=GinFlags(files=(str(path),), bindings=bindings),
+        )
+
+    resolved = resolve(("mild/SauceConfig.flavour", "salty"))
+    assert resolved.function() == GarnishConfig(SauceConfig(Flavour.SALTY, amount=2.0))
+    assert resolved.unused == ("hot/SauceConfig.amount",)
+    with pytest.raises(ConfigError, match=r"hot/SauceConfig\.flavour"):
+        resolve(("hot/SauceConfig.flavour", "salty"))
