@@ -7,9 +7,10 @@
 # SOURCE_DIR has squad/, nq_qed/ and kilt_mini/ (DPR's formats, gzipped). What follows goes to
 # `taser pipeline taser` (gin_configs/runs/open_qa.gin), for example --gin.TRAIN_STEPS=20.
 # STAGES=data stops before the first training: OUTPUT_DIR/token_store is what device.py takes.
+# PASSAGE_LENGTH (64) is the tokens of a passage that encoders see; answers are judged in all of it.
 set -euo pipefail
 if [ $# -lt 2 ]; then
-  sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
   exit 2
 fi
 source_dir=$1 output_dir=$2
@@ -17,7 +18,7 @@ shift 2
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 questions=$output_dir/questions
 data_dir=$output_dir/data
-passage_length=${PASSAGE_LENGTH:-128}
+passage_length=${PASSAGE_LENGTH:-64}
 
 python "$here/split_questions.py" \
   "$source_dir/squad/squad_split_train.dpr.jsonl.gz" \
