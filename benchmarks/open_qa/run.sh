@@ -4,10 +4,10 @@
 #
 #     benchmarks/open_qa/run.sh SOURCE_DIR OUTPUT_DIR [--gin.NAME=VALUE ...]
 #
-# SOURCE_DIR has squad/, nq_qed/ and kilt_mini/ (DPR's formats, gzipped). What follows goes to
-# `taser pipeline taser` (gin_configs/runs/open_qa.gin), for example --gin.TRAIN_STEPS=20.
-# STAGES=data stops before the first training: OUTPUT_DIR/token_store is what device.py takes.
-# PASSAGE_LENGTH (64) is the tokens of a passage that encoders see; answers are judged in all of it.
+# SOURCE_DIR has squad/, nq_qed/ and kilt_mini/ (DPR's formats, gzipped). Options go to
+# `taser pipeline taser` (runs/open_qa.gin), for example --gin.TRAIN_STEPS=20.
+# STAGES=data stops before training: OUTPUT_DIR/token_store is what device.py takes.
+# PASSAGE_LENGTH (64): tokens of a passage that encoders see.
 set -euo pipefail
 if [ $# -lt 2 ]; then
   sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
