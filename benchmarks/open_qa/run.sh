@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SQuAD and Natural Questions over one merged collection: BM25, DPR, TASER and Shared, trained from
-# scratch, mined for, retrained, compared by answer match. The whole of it, resumable:
+# scratch, mined for, retrained, compared by answers. All of it, resumable:
 #
 #     benchmarks/open_qa/run.sh SOURCE_DIR OUTPUT_DIR [--gin.NAME=VALUE ...]
 #
-# SOURCE_DIR has squad/, nq_qed/ and kilt_mini/ (DPR's formats, gzipped). Options go to
+# SOURCE_DIR has squad/, nq_qed/ and kilt_mini/ (DPR's formats). Options go to
 # `taser pipeline taser` (runs/open_qa.gin), for example --gin.TRAIN_STEPS=20.
 # STAGES=data stops before training: OUTPUT_DIR/token_store is what device.py takes.
 # PASSAGE_LENGTH (64): tokens of a passage that encoders see.
@@ -18,7 +18,6 @@ shift 2
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 questions=$output_dir/questions
 data_dir=$output_dir/data
-passage_length=${PASSAGE_LENGTH:-64}
 
 python "$here/split_questions.py" \
   "$source_dir/squad/squad_split_train.dpr.jsonl.gz" \
@@ -40,7 +39,7 @@ taser vocab --gin.DATA_DIR="$data_dir" --gin.COLLECTION=open_qa \
 
 taser tokenize --gin.DATA_DIR="$data_dir" --gin.VOCABULARY="$output_dir/vocabulary" \
   --gin.MIXTURE_OR_TASK_NAME=open_qa --gin.MIXTURE_OR_TASK_MODULE=taser_jax.tasks.open_qa \
-  --gin.TASK_FEATURE_LENGTHS="{'query': 32, 'passage': $passage_length}" \
+  --gin.TASK_FEATURE_LENGTHS="{'query': 32, 'passage': ${PASSAGE_LENGTH:-64}}" \
   --gin.TOKEN_STORE="$output_dir/token_store"
 
 if [ "${STAGES:-all}" = data ]; then
