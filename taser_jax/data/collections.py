@@ -22,11 +22,12 @@ from taser_jax.data.collection_content import (
     query_examples,
     query_features,
 )
-from taser_jax.data.files import FilePath, storage_errors
+from taser_jax.data.files import FilePath
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.fingerprint import Fingerprint, require_equal
 from taser_jax.progress import phase, track
 from taser_jax.records import Passage, Query
+from taser_jax.storage import storage_errors
 
 SPLITS = ("train", "validation", "test")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

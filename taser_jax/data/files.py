@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import errno
 import gzip
 import hashlib
 import io
@@ -14,32 +13,11 @@ import zlib
 from collections.abc import Iterator
 from typing import IO, Any, BinaryIO, cast
 
-from taser_jax.errors import DataError, StorageError
+from taser_jax.errors import DataError
 
 FilePath = str | os.PathLike[str]
 
 _CHUNK = 1 << 20
-_STORAGE_ERRNOS = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EROFS,
-        errno.ENOTDIR,
-        errno.EFBIG,
-        errno.EIO,
-    }
-)
-# ArrayRecord and TensorFlow report a failed write by its text, not by an OSError.
-_STORAGE_MESSAGES = (
-    "no space left",
-    "permission denied",
-    "read-only file system",
-    "quota exceeded",
-    "not a directory",
-    "file too large",
-)
 # json's error sits this close to the end of what was read when the text merely stops there:
 # the longest literal or escape that can be cut is shorter.
 _CUT_LITERAL = 16
@@ -173,46 +151,6 @@ def json_records(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
         yield from _json_array(path)
     else:
         yield from json_lines(path)
-
-
-@contextlib.contextmanager
-def storage_errors(path: FilePath) -> Iterator[None]:
-    """Turns a full disk or an unwritable directory into a `StorageError` that says so.
-
-    Example:
-        >>> with storage_errors("out"):  # doctest: +SKIP
-        ...     write_everything("out")
-
-    Args:
-        path: what is being written; named in the message.
-
-    Raises:
-        StorageError: for a full disk, a read-only or forbidden place, an exhausted quota.
-    """
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        if error.errno not in _STORAGE_ERRNOS:
-            raise
-        raise _storage_error(path, error.strerror or str(error), error.errno) from error
-    except Exception as error:
-        if not any(message in str(error).lower() for message in _STORAGE_MESSAGES):
-            raise
-        raise _storage_error(path, str(error), None) from error
-
-
-def _storage_error(path: FilePath, reason: str, number: int | None) -> StorageError:
-    full = number in (errno.ENOSPC, errno.EDQUOT) or "no space" in reason.lower()
-    return StorageError(
-        f"could not write: {reason}",
-        where=os.fspath(path),
-        expected="a directory that can be written, with room left on its disk",
-        fix="free some space or choose another directory, then run the same command again"
-        if full
-        else "choose a directory you may write to, or change its permissions",
-    )
 
 
 def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from taser_jax.data.token_arrays import Ragged
-from taser_jax.errors import DataError, StorageError
+from taser_jax.errors import DataError
 from taser_jax.fingerprint import require_equal
+from taser_jax.storage import storage_errors
 
 FORMAT_VERSION = 1
 _METADATA = "metadata.json"
@@ -82,16 +83,10 @@ def write_negatives(
         }
         lines.append(json.dumps(record) + "\n")
     path = _path(directory, task, split)
-    try:
+    with storage_errors(path):
         directory.mkdir(parents=True, exist_ok=True)
         _write_metadata(directory, metadata)
         _replace(path, "".join(lines))
-    except OSError as error:
-        raise StorageError(
-            error.strerror or str(error),
-            where=str(path),
-            fix="free space or choose another directory",
-        ) from error
     return path
 
 

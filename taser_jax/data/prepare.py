@@ -20,7 +20,7 @@ from taser_jax.data.collections import (
     write_collection,
     write_queries,
 )
-from taser_jax.data.files import FilePath, file_digest, storage_errors
+from taser_jax.data.files import FilePath, file_digest
 from taser_jax.data.merging import PassageMerger, PassageSource
 from taser_jax.data.questions import (
     PrepareOptions,
@@ -34,6 +34,7 @@ from taser_jax.data.readers.located import Question
 from taser_jax.errors import ConfigError, DataError, TaserError
 from taser_jax.fingerprint import fingerprint_json
 from taser_jax.records import Passage
+from taser_jax.storage import storage_errors
 
 _RECEIPT = "prepare.json"
 _FORMAT_VERSION = 1

@@ -17,8 +17,8 @@ from typing import Any
 import tensorflow_datasets as tfds
 from etils import epath
 
-from taser_jax.data.files import storage_errors
 from taser_jax.errors import DataError
+from taser_jax.storage import storage_errors
 
 METADATA = "metadata.json"
 FORMAT_VERSION = 1

@@ -25,8 +25,9 @@ import numpy as np
 
 from taser_jax.batch import Tokens
 from taser_jax.data.token_arrays import Ragged, TokenArray, TokenizedQueries, id_dtype, pack_tokens
-from taser_jax.errors import ConfigError, DataError, StorageError
+from taser_jax.errors import ConfigError, DataError
 from taser_jax.fingerprint import Fingerprint, fingerprint
+from taser_jax.storage import storage_errors
 
 FORMAT_VERSION = 1
 _METADATA = "metadata.json"
@@ -194,11 +195,9 @@ class TokenStoreWriter:
         self._passages_fingerprint = ""
         self._entries: list[QueriesEntry] = []
         self._largest_row = (-1, "")
-        try:
+        with storage_errors(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
             (self.directory / _METADATA).unlink(missing_ok=True)
-        except OSError as error:
-            raise _storage_error(self.directory, error) from error
 
     @property
     def vocabulary_directory(self) -> pathlib.Path:
@@ -222,7 +221,7 @@ class TokenStoreWriter:
         content = Fingerprint()
         lengths = np.zeros(count, np.int32)
         done = 0
-        try:
+        with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with open(folder / "ids.npy", "wb") as file:
                 _write_header(file, (count, length), id_dtype(vocabulary_size))
@@ -237,8 +236,6 @@ class TokenStoreWriter:
                     lengths[done : done + len(block)] = array.lengths
                     done += len(block)
             np.save(folder / "lengths.npy", lengths)
-        except OSError as error:
-            raise _storage_error(folder, error) from error
         if done != count:
             raise DataError(f"{done} passages", where=str(folder), expected=f"{count}")
         self._num_passages, self._passages_fingerprint = count, content.hex()
@@ -287,13 +284,11 @@ class TokenStoreWriter:
         for name in ("positives", "hard_negatives"):
             ragged: Ragged = getattr(queries, name)
             arrays[f"{name}.offsets"], arrays[f"{name}.values"] = ragged.offsets, ragged.values
-        try:
+        with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for name, array in arrays.items():
                 np.save(folder / f"{name}.npy", array)
             (folder / "query_ids.json").write_text(json.dumps(queries.query_ids), encoding="utf-8")
-        except OSError as error:
-            raise _storage_error(folder, error) from error
         self._entries.append(
             QueriesEntry(task, split, len(queries), queries.ids.shape[1], queries.fingerprint)
         )
@@ -326,13 +321,11 @@ class TokenStoreWriter:
             fingerprint=content,
         )
         path, partial = self.directory / _METADATA, self.directory / f"{_METADATA}.partial"
-        try:
+        with storage_errors(path):
             partial.write_text(
                 json.dumps(dataclasses.asdict(metadata), indent=2) + "\n", encoding="utf-8"
             )
             os.replace(partial, path)
-        except OSError as error:
-            raise _storage_error(path, error) from error
         return TokenStore.open(self.directory)
 
     def _check_rows(self, queries: TokenizedQueries) -> None:
@@ -372,12 +365,6 @@ def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: np.dtype) -> No
 def _queries_folder(directory: pathlib.Path, task: str, split: str) -> pathlib.Path:
     quote = urllib.parse.quote
     return directory / "queries" / quote(task, safe="") / quote(split, safe="")
-
-
-def _storage_error(path: pathlib.Path, error: OSError) -> StorageError:
-    return StorageError(
-        error.strerror or str(error), where=str(path), fix="free space or choose another directory"
-    )
 
 
 def _read_metadata(directory: pathlib.Path) -> TokenStoreMetadata:

@@ -25,9 +25,10 @@ from taser_jax.data.tasks import (
 )
 from taser_jax.data.token_store import TokenStore, TokenStoreWriter
 from taser_jax.data.vocabularies import Vocabulary, load_vocabulary
-from taser_jax.errors import ConfigError, DataError, StorageError
+from taser_jax.errors import ConfigError, DataError
 from taser_jax.fingerprint import fingerprint
 from taser_jax.progress import bar, phase
+from taser_jax.storage import storage_errors
 
 INPUTS = "inputs.json"
 _BATCH = 1024
@@ -208,12 +209,8 @@ def _reuse(output_dir: pathlib.Path, inputs: dict[str, Any]) -> TokenStore | Non
 
 
 def _write_inputs(output_dir: pathlib.Path, inputs: dict[str, Any]) -> None:
-    try:
+    with storage_errors(output_dir):
         (output_dir / INPUTS).write_text(json.dumps(inputs, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise StorageError(
-            error.strerror or str(error), where=str(output_dir), fix="free space"
-        ) from error
 
 
 def _describe(task: seqio.Task) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from etils import epath
 
-from taser_jax.data.files import FilePath, storage_errors
+from taser_jax.data.files import FilePath
 from taser_jax.records import Passage
+from taser_jax.storage import storage_errors
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

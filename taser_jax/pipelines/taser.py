@@ -13,7 +13,6 @@ from typing import Any
 import jax
 
 from taser_jax.data.collections import PassageStore
-from taser_jax.data.files import storage_errors
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.reports import ResultsTable
@@ -37,6 +36,7 @@ from taser_jax.retrieval.embeddings import EncodeConfig
 from taser_jax.retrieval.hybrid import HybridConfig
 from taser_jax.retrieval.index import IndexConfig
 from taser_jax.retrieval.mining import AnswerContaining, MiningConfig
+from taser_jax.storage import storage_errors
 from taser_jax.training.step import ObjectiveConfig
 
 BM25 = "BM25"
@@ -139,7 +139,7 @@ def pipeline_taser(
         output_dir.mkdir(parents=True, exist_ok=True)
         (output_dir / "config.gin").write_text(config_text, encoding="utf-8")
     # Both rounds, and every restart, run the same programs: they are compiled once.
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # set as JAX loads
         jax.config.update("jax_compilation_cache_dir", str(output_dir / "compilation_cache"))
     stages = Stages(output_dir)
     store = TokenStore.open(setting.token_store)

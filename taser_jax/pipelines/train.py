@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 from taser_jax.batch import Batch, Tokens
 from taser_jax.data.batching import BatchingConfig, BatchStream
 from taser_jax.data.token_store import TokenStore
-from taser_jax.errors import ConfigError, StorageError
+from taser_jax.errors import ConfigError
 from taser_jax.fingerprint import fingerprint
 from taser_jax.models import config_io
 from taser_jax.models.bert import BertConfig
@@ -47,6 +46,7 @@ from taser_jax.pipelines.training_data import (
 )
 from taser_jax.pipelines.validation import ValidationConfig, Validator
 from taser_jax.progress import logger, phase
+from taser_jax.storage import storage_errors
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, restore_params_from
 from taser_jax.training.grad_cache import check_chunks
@@ -137,7 +137,7 @@ def train(
     Returns:
         A summary; None from a dry run.
     """
-    with _write_errors(model_dir):
+    with storage_errors(model_dir or ""):
         return _train(
             model_dir=pathlib.Path(model_dir) if model_dir else None,
             store=open_store(token_store, dry_run=dry_run),
@@ -365,18 +365,6 @@ def _abstract_batch(batching: BatchingConfig, query_length: int, passage_length:
         )
 
     return jax.eval_shape(make)
-
-
-@contextlib.contextmanager
-def _write_errors(model_dir: str | None) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"cannot write: {error.strerror or error}",
-            where=str(error.filename or model_dir),
-            fix="free space or choose another MODEL_DIR, and run the same command again",
-        ) from error
 
 
 CONFIGURABLES = (

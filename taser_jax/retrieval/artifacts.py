@@ -11,7 +11,8 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from taser_jax.errors import DataError, FingerprintError, StorageError
+from taser_jax.errors import DataError, FingerprintError
+from taser_jax.storage import storage_errors
 
 METADATA = "metadata.json"
 _PLAN = "plan.json"
@@ -30,18 +31,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     target = pathlib.Path(path)
     scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        yield scratch
-        if target.is_dir():
-            shutil.rmtree(target)
-        os.replace(scratch, target)
-    except OSError as error:
-        raise StorageError(
-            f"cannot write: {error.strerror or error}",
-            where=str(target),
-            expected="a directory that can be written and has space left",
-            fix="free some space or name another output directory, then run the command again",
-        ) from error
+        with storage_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            yield scratch
+            if target.is_dir():
+                shutil.rmtree(target)
+            os.replace(scratch, target)
     finally:
         if scratch.is_dir():
             shutil.rmtree(scratch, ignore_errors=True)

@@ -1,4 +1,3 @@
-import errno
 import gzip
 import itertools
 import json
@@ -7,7 +6,7 @@ import os
 import pytest
 
 from taser_jax.data import files
-from taser_jax.errors import DataError, StorageError
+from taser_jax.errors import DataError
 
 
 def _write(path, content: bytes) -> str:
@@ -132,28 +131,3 @@ def test_a_broken_json_array_names_the_line(tmp_path, monkeypatch, chunk, conten
     path = _write(tmp_path / "a.json", content)
     with pytest.raises(DataError, match=r"a\.json" + message):
         list(files.json_records(path))
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
-def test_storage_errors_tells_what_to_do(number):
-    expected = pytest.raises(StorageError, match="out/x: could not write")
-    with expected as caught, files.storage_errors("out/x"):
-        raise OSError(number, os.strerror(number))
-    advice = "free some space" if number in (errno.ENOSPC, errno.EDQUOT) else "permissions"
-    assert advice in (caught.value.fix or "")
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
-def test_storage_errors_catches_a_disk_that_is_really_full():
-    expected = pytest.raises(StorageError, match="No space left")
-    with expected, files.storage_errors("/dev/full"), open("/dev/full", "w") as file:
-        file.write("x")
-
-
-def test_storage_errors_leaves_other_errors_alone():
-    with pytest.raises(FileNotFoundError), files.storage_errors("x"):
-        raise FileNotFoundError(errno.ENOENT, "gone")
-    with pytest.raises(ValueError, match="mine"), files.storage_errors("x"):
-        raise ValueError("mine")
-    with pytest.raises(StorageError, match="No space left"), files.storage_errors("x"):
-        raise RuntimeError("write() failed: No space left on device")

@@ -57,5 +57,5 @@ def test_results_appear_only_when_complete(tmp_path):
 
 def test_an_unwritable_place_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"r\.json: could not write: Not a directory"):
+    with pytest.raises(StorageError, match=r"r\.json: could not write: File exists"):
         write_dpr_results(tmp_path / "file" / "r.json", [])

@@ -173,4 +173,4 @@ def test_a_full_disk_under_the_metrics_is_told(tmp_path, tiny_store_dir, monkeyp
     monkeypatch.setattr("shutil.copytree", full)
     with pytest.raises(StorageError, match="No space left on device") as error:
         start(tmp_path / "model", tiny_store_dir)
-    assert "free space" in str(error.value)
+    assert "free some space" in str(error.value)

@@ -120,7 +120,7 @@ def test_id_with_white_space_is_refused_and_nothing_is_left(tmp_path):
 
 def test_unwritable_place_is_a_storage_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot write"):
+    with pytest.raises(StorageError, match="could not write"):
         write_trec_run(tmp_path / "file" / "run", Run.of(["q"], result([[0]], [[1.0]])), ids=IDS)
 
 
