@@ -1,0 +1,140 @@
+"""A dual encoder as plain BERTs, one a role, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from taser_jax.batch import Role
+from taser_jax.errors import ConfigError
+from taser_jax.models.dual_encoder import DualEncoderConfig, Towers
+
+Params = Any
+
+_TOWERS = {Role.QUERY: "query_encoder", Role.PASSAGE: "passage_encoder"}
+
+
+def plain_encoder(params: Params, config: DualEncoderConfig, role: Role) -> Params:
+    """The parameters of the plain BERT that a role's texts run through at inference.
+
+    With Det-R that is the expert of the role in every specialised block; of I > 2 experts the
+    first of the role's group.
+
+    Args:
+        params: of the dual encoder.
+        config: of the dual encoder.
+        role: whose path.
+
+    Returns:
+        `embeddings/...`, `layers_i/{attention, attention_layer_norm, mlp}/...`.
+
+    Raises:
+        ConfigError: routing is learned: which expert runs depends on the text.
+    """
+    experts = config.experts
+    if experts.learned:
+        raise ConfigError(
+            f"routing is {experts.routing.value!r}: no one BERT computes what this model does",
+            where="plain_encoder",
+            expected="deterministic routing, or no experts",
+            fix="formats that hold the router: saved_model, stablehlo",
+        )
+    tower = params["encoder" if config.towers is Towers.TIED else _TOWERS[role]]
+    expert, _ = experts.group(role)
+    return {name: _plain_block(block, expert) for name, block in tower.items()}
+
+
+def from_plain_encoders(
+    query: Params, passage: Params, *, config: DualEncoderConfig, params: Params
+) -> Params:
+    """A dual encoder whose two paths are given plain BERTs: `plain_encoder` undone.
+
+    Separate towers take one each. A tied encoder must be given equal ones, but for the
+    feed-forwards of Det-R's specialised blocks: every expert of a role's group is a copy of that
+    role's. Experts of a learned router are all copies of one feed-forward.
+
+    Args:
+        query: parameters of the plain encoder of queries.
+        passage: parameters of the plain encoder of passages.
+        config: of the dual encoder.
+        params: of the dual encoder, for its tree; its routers are kept.
+
+    Returns:
+        NumPy parameters, routers as in `params`.
+
+    Raises:
+        ConfigError: a tied parameter differs between the two, or the trees do not fit.
+    """
+    plain = {Role.QUERY: _flat(query), Role.PASSAGE: _flat(passage)}
+
+    def tied(path: tuple[str, ...]) -> np.ndarray:
+        value = plain[Role.QUERY][path]
+        if query is not passage and not np.array_equal(value, plain[Role.PASSAGE][path]):
+            raise ConfigError(
+                f"{'/'.join(path)} of the query encoder is not the passage encoder's",
+                where="from_plain_encoders",
+                expected="equal parameters wherever the dual encoder has one for both",
+                fix="use towers=SEPARATE, or specialise the blocks that differ",
+            )
+        return value
+
+    def choose(key_path: tuple[Any, ...], leaf: Any) -> Any:
+        tower, *rest = (str(key.key) for key in key_path)
+        if "router" in rest:
+            return leaf
+        path = tuple("mlp" if key == "experts" else key for key in rest)
+        if path not in plain[Role.QUERY] or path not in plain[Role.PASSAGE]:
+            raise ConfigError(
+                f"no parameter {'/'.join(path)}",
+                where="from_plain_encoders",
+                expected=f"a plain encoder of {config.bert.num_layers} layers",
+            )
+        by_role = config.experts.num_experts > 1 and not config.experts.learned
+        if config.towers is Towers.SEPARATE:
+            role = next(role for role, name in _TOWERS.items() if name == tower)
+            values = [plain[role][path]]
+        elif "experts" in rest and by_role:
+            values = [plain[Role.QUERY][path], plain[Role.PASSAGE][path]]
+        else:
+            values = [tied(path)]
+        # An array of its own for every parameter: towers and experts part ways in training.
+        if "experts" in rest:
+            value = np.repeat(np.stack(values), config.experts.num_experts // len(values), axis=0)
+        else:
+            value = np.array(values[0])
+        return _checked(value, leaf, "/".join((tower, *rest)))
+
+    return jax.tree_util.tree_map_with_path(choose, params)
+
+
+def _plain_block(block: Params, expert: int) -> Params:
+    if "experts" not in block:
+        return block
+    rest = {name: value for name, value in block.items() if name != "experts"}
+    return {**rest, "mlp": jax.tree.map(lambda leaf: leaf[expert], block["experts"])}
+
+
+def _checked(value: np.ndarray, leaf: Any, name: str) -> np.ndarray:
+    if value.shape != tuple(leaf.shape):
+        raise ConfigError(
+            f"parameter {name} would have shape {value.shape}",
+            where="from_plain_encoders",
+            expected=f"{tuple(leaf.shape)}, as the dual encoder has it",
+            fix="take the sizes of the dual encoder from the checkpoint (pretrained_bert)",
+        )
+    return value
+
+
+def _flat(tree: Params) -> dict[tuple[str, ...], np.ndarray]:
+    return {path: np.asarray(value, np.float32) for path, value in _leaves(tree, ())}
+
+
+def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _leaves(value, (*path, key))
+    else:
+        yield path, tree

@@ -1,0 +1,155 @@
+"""Pretrained weights into a dual encoder: DPR, TASER and Shared alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from taser_jax.errors import ConfigError
+from taser_jax.interop.bert import bert_config, encoder_from_tensors
+from taser_jax.interop.hub import fetch
+from taser_jax.interop.plain import from_plain_encoders
+from taser_jax.interop.tensors import read_tensors
+from taser_jax.models.attention import AttentionKernel
+from taser_jax.models.bert import BertConfig, Remat
+from taser_jax.models.dual_encoder import DualEncoderConfig
+
+Params = Any
+Source = str | os.PathLike[str]
+
+# What must be equal for the weights to mean the same.
+_MUST_MATCH = (
+    *("vocab_size", "embed_dim", "num_layers", "num_heads", "head_dim", "mlp_dim"),
+    *("max_length", "type_vocab_size", "activation"),
+)
+
+
+def pretrained_bert(
+    source: Source,
+    *,
+    num_layers: int | None = None,
+    layers: Sequence[int] | None = None,
+    dropout_rate: float = 0.1,
+    attention_dropout_rate: float = 0.1,
+    dtype: str = "float32",
+    remat: Remat = Remat.NONE,
+    attention: AttentionKernel = AttentionKernel.EINSUM,
+) -> BertConfig:
+    """The encoder of a checkpoint: its sizes, with our own numerics of training.
+
+    Args:
+        source: a Hugging Face directory, or an id on its hub.
+        num_layers: keep so many of its first blocks; None: all.
+        layers: keep these blocks, numbered from 0, in this order; in place of `num_layers`.
+        dropout_rate: after embeddings, attention and feed-forward.
+        attention_dropout_rate: of attention probabilities.
+        dtype: of activations.
+        remat: rematerialisation.
+        attention: attention kernel.
+
+    Raises:
+        DataError: the source is not there, or damaged.
+        ConfigError: another architecture, or blocks that it does not have.
+    """
+    checkpoint = bert_config(fetch(source))
+    return dataclasses.replace(
+        checkpoint,
+        num_layers=len(_kept(checkpoint, num_layers, layers, where=str(source))),
+        dropout_rate=dropout_rate,
+        attention_dropout_rate=attention_dropout_rate,
+        dtype=dtype,
+        remat=remat,
+        attention=attention,
+    )
+
+
+def load_pretrained(
+    source: Source,
+    *,
+    config: DualEncoderConfig,
+    params: Params,
+    num_layers: int | None = None,
+    layers: Sequence[int] | None = None,
+    passage_source: Source | None = None,
+) -> Params:
+    """A dual encoder that starts from a pretrained BERT.
+
+    Every tower is a copy of it; every expert is an exact copy of its block's feed-forward, output
+    LayerNorm included (TASER, section 3.3). Routers stay as drawn.
+
+    Args:
+        source: a Hugging Face directory, or an id on its hub.
+        config: of the dual encoder; its sizes must be the checkpoint's.
+        params: of the dual encoder, as drawn.
+        num_layers: as in `pretrained_bert`, and the same.
+        layers: as in `pretrained_bert`, and the same.
+        passage_source: another checkpoint for passages, where queries and passages have each
+            their own: what was exported role by role comes back so.
+
+    Returns:
+        NumPy parameters of the same tree, and the routers of `params`.
+
+    Raises:
+        DataError: a source is not there, or damaged.
+        ConfigError: the dual encoder's sizes are not the checkpoint's.
+    """
+    query = _load(source, config.bert, num_layers, layers)
+    passage = query
+    if passage_source is not None:
+        passage = _load(passage_source, config.bert, num_layers, layers)
+    return from_plain_encoders(query, passage, config=config, params=params)
+
+
+def _load(
+    source: Source, config: BertConfig, num_layers: int | None, layers: Sequence[int] | None
+) -> Params:
+    directory = fetch(source)
+    checkpoint = bert_config(directory)
+    kept = _kept(checkpoint, num_layers, layers, where=str(source))
+    found = dataclasses.replace(checkpoint, num_layers=len(kept))
+    _check_sizes(found, config, directory)
+    return encoder_from_tensors(read_tensors(directory), found, where=str(directory), layers=kept)
+
+
+def _kept(
+    checkpoint: BertConfig, num_layers: int | None, layers: Sequence[int] | None, *, where: str
+) -> tuple[int, ...]:
+    """Which blocks of the checkpoint are kept, from 0."""
+    if num_layers is not None and layers is not None:
+        raise ConfigError("both num_layers and layers are given", where=where, fix="drop one")
+    if layers is None:
+        layers = range(checkpoint.num_layers if num_layers is None else num_layers)
+    if not layers or not set(layers) <= set(range(checkpoint.num_layers)):
+        asked = f"layers {tuple(layers)}" if num_layers is None else f"{num_layers} layers"
+        raise ConfigError(
+            f"{asked} of a checkpoint of {checkpoint.num_layers}",
+            where=where,
+            expected=f"at least one, all within 0..{checkpoint.num_layers - 1}",
+        )
+    return tuple(layers)
+
+
+def _check_sizes(checkpoint: BertConfig, config: BertConfig, directory: pathlib.Path) -> None:
+    differing = [n for n in _MUST_MATCH if getattr(checkpoint, n) != getattr(config, n)]
+    if not differing:
+        return
+    found = ", ".join(f"{name} {_shown(getattr(checkpoint, name))}" for name in differing)
+    expected = ", ".join(f"{name} {_shown(getattr(config, name))}" for name in differing)
+    fix = "take the sizes from the checkpoint: bert = pretrained_bert(source)"
+    if "vocab_size" in differing:
+        fix += "; tokenize with the checkpoint's own vocabulary"
+    if "num_layers" in differing:
+        fix += "; say num_layers or layers to keep some of its blocks only"
+    raise ConfigError(
+        f"the checkpoint has {found}",
+        where=str(directory),
+        expected=f"{expected}, as the model is configured",
+        fix=fix,
+    )
+
+
+def _shown(value: Any) -> str:
+    return str(getattr(value, "value", value))

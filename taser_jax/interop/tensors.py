@@ -1,0 +1,141 @@
+"""Named tensors of a Hugging Face checkpoint directory, as NumPy arrays."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import zipfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from taser_jax.errors import ConfigError, DataError
+
+SAFETENSORS = "model.safetensors"
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+PYTORCH = "pytorch_model.bin"
+PYTORCH_INDEX = "pytorch_model.bin.index.json"
+_WEIGHTS = (SAFETENSORS, SAFETENSORS_INDEX, PYTORCH, PYTORCH_INDEX)
+
+Tensors = dict[str, np.ndarray]
+
+
+def read_tensors(directory: pathlib.Path) -> Tensors:
+    """Every tensor of a checkpoint, by name; safetensors before PyTorch files, whole or in shards.
+
+    Args:
+        directory: of the checkpoint.
+
+    Returns:
+        Arrays of the checkpoint's own dtypes.
+
+    Raises:
+        DataError: no weights, a shard that is absent, a file that is cut short or damaged.
+        ConfigError: only PyTorch files are there and PyTorch is not installed.
+    """
+    directory = pathlib.Path(directory)
+    if (directory / SAFETENSORS).is_file():
+        return _read_safetensors(directory / SAFETENSORS)
+    if (directory / SAFETENSORS_INDEX).is_file():
+        return _read_shards(directory / SAFETENSORS_INDEX, _read_safetensors)
+    if (directory / PYTORCH).is_file():
+        return _read_pytorch(directory / PYTORCH)
+    if (directory / PYTORCH_INDEX).is_file():
+        return _read_shards(directory / PYTORCH_INDEX, _read_pytorch)
+    raise missing_weights(directory)
+
+
+def missing_weights(directory: pathlib.Path) -> DataError:
+    """What to say of a directory without weights."""
+    return DataError(
+        "no weights in this directory",
+        where=str(directory),
+        expected=f"one of {', '.join(_WEIGHTS)}",
+        fix="give the directory that the model's save_pretrained wrote",
+    )
+
+
+def _read_shards(index: pathlib.Path, read: Callable[[pathlib.Path], Tensors]) -> Tensors:
+    try:
+        shard_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = sorted(set(shard_of.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"not an index of shards ({error!r})",
+            where=str(index),
+            expected='JSON with a "weight_map" from tensor to file',
+        ) from error
+    absent = [shard for shard in shards if not (index.parent / shard).is_file()]
+    if absent:
+        raise DataError(
+            f"{len(absent)} of {len(shards)} shards are absent: {listed(absent)}",
+            where=str(index.parent),
+            expected=f"every file that {index.name} names",
+            fix="download the checkpoint again, all of its files",
+        )
+    tensors: Tensors = {}
+    for shard in shards:
+        tensors |= read(index.parent / shard)
+    missing = [name for name in shard_of if name not in tensors]
+    if missing:
+        raise DataError(
+            f"tensors that the index names are in no shard: {listed(missing)}",
+            where=str(index),
+            fix="download the checkpoint again, all of its files",
+        )
+    return tensors
+
+
+def _read_safetensors(path: pathlib.Path) -> Tensors:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            # An array of a mapped file would keep all of the file alive, and end with it.
+            return {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+
+
+def _read_pytorch(path: pathlib.Path) -> Tensors:
+    try:
+        import torch
+    except ImportError as error:
+        raise ConfigError(
+            "PyTorch is not installed, and these weights are in PyTorch's own format",
+            where=str(path),
+            expected=f"{SAFETENSORS}, or PyTorch",
+            fix="pip install 'taser_jax[torch]'",
+        ) from error
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise _damaged(path, error) from error
+    except Exception as error:
+        # pickle's own errors, and torch's refusal of anything but tensors in it.
+        raise _damaged(path, error) from error
+    if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
+        raise _damaged(path, ValueError("not a flat dictionary of tensors"))
+    return {name: _to_numpy(tensor, torch) for name, tensor in state.items()}
+
+
+def _to_numpy(tensor: Any, torch: Any) -> np.ndarray:
+    # NumPy knows no bfloat16; float32 holds all of its values.
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _damaged(path: pathlib.Path, error: Exception) -> DataError:
+    reason = re.sub(r"\s+", " ", str(error)).strip()[:200] or type(error).__name__
+    return DataError(
+        f"cannot be read: {reason}",
+        where=str(path),
+        expected="a complete file of weights",
+        fix="the file is cut short or damaged: download or copy it again",
+    )
+
+
+def listed(names: Sequence[str], *, limit: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -1,0 +1,75 @@
+"""Small Hugging Face directories for tests, written without PyTorch."""
+
+import json
+import pathlib
+
+import numpy as np
+from safetensors.numpy import save_file
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 12,
+    "type_vocab_size": 2,
+}
+CONFIG = {
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "position_embedding_type": "absolute",
+    **SIZES,
+}
+
+
+def tensor_shapes(*, prefix="", **sizes):
+    """Every encoder tensor of a BertModel, written out by hand."""
+    s = SIZES | sizes
+    embed, mlp = s["hidden_size"], s["intermediate_size"]
+    shapes = {
+        "embeddings.word_embeddings.weight": (s["vocab_size"], embed),
+        "embeddings.position_embeddings.weight": (s["max_position_embeddings"], embed),
+        "embeddings.token_type_embeddings.weight": (s["type_vocab_size"], embed),
+        "embeddings.LayerNorm.weight": (embed,),
+        "embeddings.LayerNorm.bias": (embed,),
+    }
+    for i in range(s["num_hidden_layers"]):
+        layer = f"encoder.layer.{i}"
+        for name in ("self.query", "self.key", "self.value", "output.dense"):
+            shapes[f"{layer}.attention.{name}.weight"] = (embed, embed)
+            shapes[f"{layer}.attention.{name}.bias"] = (embed,)
+        shapes[f"{layer}.intermediate.dense.weight"] = (mlp, embed)
+        shapes[f"{layer}.intermediate.dense.bias"] = (mlp,)
+        shapes[f"{layer}.output.dense.weight"] = (embed, mlp)
+        shapes[f"{layer}.output.dense.bias"] = (embed,)
+        for name in ("attention.output.LayerNorm", "output.LayerNorm"):
+            shapes[f"{layer}.{name}.weight"] = (embed,)
+            shapes[f"{layer}.{name}.bias"] = (embed,)
+    return {prefix + name: shape for name, shape in shapes.items()}
+
+
+def random_tensors(seed=0, *, prefix="", **sizes):
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.normal(0.3, 0.5, shape).astype(np.float32)
+        for name, shape in tensor_shapes(prefix=prefix, **sizes).items()
+    }
+
+
+def write_config(directory, **changes):
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(CONFIG | changes), encoding="utf-8")
+    return directory
+
+
+def write_checkpoint(directory, *, tensors=None, **config):
+    """A directory with config.json and model.safetensors; returns (directory, tensors)."""
+    write_config(directory, **config)
+    sizes = {name: config[name] for name in SIZES if name in config}
+    tensors = random_tensors(**sizes) if tensors is None else tensors
+    save_file(tensors, pathlib.Path(directory) / "model.safetensors")
+    return pathlib.Path(directory), tensors
