@@ -1,0 +1,295 @@
+"""T5X checkpoints, read without T5X: legacy (msgpack and zarr), orbax, and the mix of 2022-23."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+import re
+from typing import Any
+
+import ml_dtypes
+import msgpack
+import numpy as np
+import tensorstore
+from msgpack.exceptions import ExtraData, FormatError, OutOfData, StackError
+
+from taser_jax.errors import DataError
+from taser_jax.progress import track
+
+_INDEX_FILE = "checkpoint"
+_STEP_DIRECTORY = re.compile(r"checkpoint_(\d+)")
+_TENSORFLOW_MARK = b"model_checkpoint_path"
+_PLACEHOLDER = "PLACEHOLDER://"
+_NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3
+_CHUNKED = "__msgpack_chunked_array__"
+# From this version on bfloat16 is written as such; before, as the bits of an unsigned integer.
+_NATIVE_BFLOAT16 = 3
+_UNREADABLE = (ValueError, KeyError, TypeError, ExtraData, FormatError, OutOfData, StackError)
+
+
+@dataclasses.dataclass(frozen=True)
+class T5XCheckpoint:
+    """What a checkpoint holds, optimiser state left out.
+
+    Attributes:
+        target: parameters, as nested dicts of arrays in the dtypes they were written in.
+        step: training step; None where the checkpoint does not say.
+    """
+
+    target: dict[str, Any]
+    step: int | None
+
+
+def read_t5x(directory: str | pathlib.Path) -> dict[str, Any]:
+    """Parameters of a T5X checkpoint; see `read_t5x_checkpoint`.
+
+    Example:
+        >>> read_t5x("t5_1_1_base/checkpoint_1000000")["encoder"]["encoder_norm"]["scale"].shape
+        (768,)
+    """
+    return read_t5x_checkpoint(directory).target
+
+
+def read_t5x_checkpoint(directory: str | pathlib.Path) -> T5XCheckpoint:
+    """Reads the parameters and the step of a T5X checkpoint, and nothing of the optimiser.
+
+    In the legacy form a msgpack file "checkpoint" holds the tree; each leaf is either there, or a
+    TensorStore description of a zarr directory beside it, as the writer's partitioning had it.
+
+    Args:
+        directory: of one step, or of a run: then the latest of its `checkpoint_<step>`.
+
+    Raises:
+        DataError: no checkpoint, a TensorFlow checkpoint, missing or truncated files.
+    """
+    directory = _step_directory(pathlib.Path(directory))
+    for candidate in (directory / "state", directory):
+        if (candidate / "_METADATA").is_file():
+            return _read_orbax(candidate)
+    return _read_msgpack(directory)
+
+
+def is_t5x_checkpoint(directory: str | pathlib.Path) -> bool:
+    """Whether `read_t5x_checkpoint` is the reader for a directory."""
+    directory = pathlib.Path(directory)
+    found = (directory / "state" / "_METADATA", directory / "_METADATA", directory / _INDEX_FILE)
+    return any(path.is_file() for path in found) or bool(_steps(directory))
+
+
+def _steps(directory: pathlib.Path) -> dict[int, pathlib.Path]:
+    if not directory.is_dir():
+        return {}
+    matches = ((_STEP_DIRECTORY.fullmatch(path.name), path) for path in directory.iterdir())
+    return {int(match[1]): path for match, path in matches if match and path.is_dir()}
+
+
+def _step_directory(directory: pathlib.Path) -> pathlib.Path:
+    if not directory.is_dir():
+        raise DataError("no such directory", where=str(directory), expected="a T5X checkpoint")
+    own = (directory / "state" / "_METADATA", directory / "_METADATA", directory / _INDEX_FILE)
+    if any(path.is_file() for path in own):
+        return directory
+    steps = _steps(directory)
+    if steps:
+        return _step_directory(steps[max(steps)])
+    if any(directory.glob("*.index")):
+        raise _tensorflow_error(directory)
+    raise DataError(
+        "no T5X checkpoint here",
+        where=str(directory),
+        expected=f'a file "{_INDEX_FILE}" (legacy), or "_METADATA" or "state/_METADATA" (orbax)',
+        fix="name the directory of one step, checkpoint_<step>, copied as a whole",
+    )
+
+
+def _tensorflow_error(path: pathlib.Path) -> DataError:
+    return DataError(
+        "a TensorFlow checkpoint (Mesh TensorFlow T5)",
+        where=str(path),
+        expected="a T5X checkpoint",
+        fix="convert it with T5X, or take the model's Hugging Face version",
+    )
+
+
+def _read_orbax(directory: pathlib.Path) -> T5XCheckpoint:
+    # Imported here: orbax takes seconds, and legacy checkpoints do without.
+    import jax
+    import orbax.checkpoint as ocp
+
+    checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    try:
+        tree = checkpointer.metadata(directory.absolute()).item_metadata.tree
+        wanted = {"target": _target(tree, directory)}
+        step = tree.get("state", {}).get("step")
+        if step is not None:
+            wanted["state"] = {"step": step}
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+        found = checkpointer.restore(
+            directory.absolute(),
+            args=ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy, partial_restore=True),
+        )
+    except (*_UNREADABLE, AttributeError, OSError) as error:
+        raise DataError(
+            f"cannot be read: {_first_line(error)}",
+            where=str(directory),
+            expected="all files of an orbax checkpoint",
+            fix="copy the checkpoint again, as a whole",
+        ) from error
+    finally:
+        checkpointer.close()
+    target = jax.tree.map(np.asarray, found["target"])
+    return T5XCheckpoint(target, None if step is None else int(found["state"]["step"]))
+
+
+def _read_msgpack(directory: pathlib.Path) -> T5XCheckpoint:
+    path = directory / _INDEX_FILE
+    content = path.read_bytes()
+    if content.startswith(_TENSORFLOW_MARK):
+        raise _tensorflow_error(path)
+    try:
+        tree = msgpack.unpackb(content, ext_hook=_extension, raw=False, strict_map_key=False)
+    except (*_UNREADABLE, UnicodeDecodeError) as error:
+        raise DataError(
+            f"no T5X index: {_first_line(error) or type(error).__name__}",
+            where=str(path),
+            expected="msgpack, as T5X writes it",
+            fix="the file may be truncated; copy it again",
+        ) from error
+    if not isinstance(tree, dict):
+        raise DataError(f"holds {type(tree).__name__}", where=str(path), expected="a map")
+    version = int(tree.get("version", 0))
+    tree = tree.get("optimizer") or tree.get("_optimizer") or tree
+    target = _target(tree, path)
+    leaves = dict(_leaves(target))
+    read = {
+        name: _leaf(leaf, directory, name, version)
+        for name, leaf in track(leaves.items(), description="read T5X arrays", total=len(leaves))
+    }
+    step = tree.get("state", {}).get("step")
+    if step is not None:
+        step = int(_leaf(step, directory, ("state", "step"), version))
+    return T5XCheckpoint(_nest(read), step)
+
+
+def _target(tree: Any, where: pathlib.Path) -> dict[str, Any]:
+    target = tree.get("target") if isinstance(tree, dict) else None
+    if not isinstance(target, dict) or not target:
+        keys = ", ".join(map(str, tree)) if isinstance(tree, dict) else type(tree).__name__
+        raise DataError(
+            f"no parameters: the tree holds {keys or 'nothing'}",
+            where=str(where),
+            expected='a tree "target" with parameters',
+        )
+    return target
+
+
+def _extension(code: int, data: bytes) -> Any:
+    """Flax's msgpack extensions: arrays, complex numbers, NumPy scalars."""
+    if code == _COMPLEX:
+        return complex(*msgpack.unpackb(data))
+    if code not in (_NDARRAY, _SCALAR):
+        raise ValueError(f"unknown msgpack extension {code}")
+    shape, name, content = msgpack.unpackb(data, raw=False)
+    # NumPy knows bfloat16 by no name of its own: some writers gave its two bytes as void.
+    dtype = np.dtype(ml_dtypes.bfloat16 if name in ("bfloat16", "V2") else name)
+    array = np.frombuffer(content, dtype).reshape(shape)
+    return array if code == _NDARRAY else array[()]
+
+
+def _is_array(node: dict[str, Any]) -> bool:
+    return _CHUNKED in node or ("driver" in node and "kvstore" in node)
+
+
+def _leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> Any:
+    for name, node in tree.items():
+        if isinstance(node, dict) and not _is_array(node):
+            yield from _leaves(node, (*path, str(name)))
+        elif node is not None:
+            yield (*path, str(name)), node
+
+
+def _nest(leaves: dict[tuple[str, ...], np.ndarray]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = leaf
+    return tree
+
+
+def _leaf(node: Any, directory: pathlib.Path, name: tuple[str, ...], version: int) -> np.ndarray:
+    """The array of a leaf: as it is, from Flax's chunks, or from a zarr directory."""
+    if isinstance(node, str) and node.startswith(_PLACEHOLDER):
+        # Orbax beside msgpack had native bfloat16 whatever the tree's version.
+        return _read_zarr(directory, node.removeprefix(_PLACEHOLDER), name)
+    if isinstance(node, dict) and "driver" in node:
+        array = _read_zarr(directory, _stored_path(node), name)
+    elif isinstance(node, dict):
+        chunks = [node["chunks"][key] for key in sorted(node["chunks"], key=int)]
+        shape = [node["shape"][key] for key in sorted(node["shape"], key=int)]
+        array = np.concatenate(chunks).reshape(shape)
+    else:
+        array = np.asarray(node)
+    if version < _NATIVE_BFLOAT16 and array.dtype == np.uint16:
+        return array.view(ml_dtypes.bfloat16)
+    return array
+
+
+def _stored_path(spec: dict[str, Any]) -> str:
+    """Path of a description's files; the oldest have it beside `kvstore`, not inside."""
+    path = spec["kvstore"].get("path") or spec.get("path") or ""
+    return str(path).rstrip("/")
+
+
+def _read_zarr(directory: pathlib.Path, stored: str, name: tuple[str, ...]) -> np.ndarray:
+    # A path from the machine or bucket it was written on says only what the directory is called.
+    stored_path = pathlib.PurePosixPath(stored)
+    relative = stored_path.name if stored_path.is_absolute() or ".." in stored else stored
+    path = directory / relative
+    parameter = "/".join(name)
+    metadata_file = path / ".zarray"
+    if not stored or not metadata_file.is_file():
+        raise DataError(
+            f"no zarr array for parameter {parameter}",
+            where=str(metadata_file),
+            expected="the array's description and chunks, beside the index file",
+            fix="the checkpoint is incomplete: copy the directory as a whole, hidden files too",
+        )
+    try:
+        metadata = json.loads(metadata_file.read_text(encoding="utf-8"))
+        _check_chunks(path, metadata, parameter)
+        spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path.absolute())}}
+        return np.asarray(tensorstore.open(spec, open=True).result().read().result())
+    except (*_UNREADABLE, OSError) as error:
+        raise DataError(
+            f"parameter {parameter} cannot be read: {_first_line(error)}",
+            where=str(path),
+            expected="a zarr array, version 2",
+            fix="a file may be truncated; copy the checkpoint again",
+        ) from error
+
+
+def _check_chunks(path: pathlib.Path, metadata: dict[str, Any], parameter: str) -> None:
+    """Zarr reads a missing chunk as the fill value; T5X sets none and writes every chunk."""
+    if metadata.get("fill_value") is not None:
+        return
+    counts = [
+        -(-size // chunk) for size, chunk in zip(metadata["shape"], metadata["chunks"], strict=True)
+    ]
+    separator = metadata.get("dimension_separator", ".")
+    names = [separator.join(map(str, index)) or "0" for index in np.ndindex(*counts)]
+    missing = [name for name in names if not (path / name).is_file()]
+    if missing:
+        raise DataError(
+            f"{len(missing)} of {math.prod(counts)} chunks of parameter {parameter} are missing",
+            where=str(path / missing[0]),
+            expected="every chunk",
+            fix="the checkpoint is incomplete: copy the directory as a whole",
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).split(" [", 1)[0].split("\n", 1)[0]

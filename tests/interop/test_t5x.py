@@ -1,0 +1,195 @@
+"""T5X checkpoints written here, by hand and by orbax, read back."""
+
+import ml_dtypes
+import msgpack
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from legacy_t5x import packed, write_index, write_legacy, write_zarr, zarr_leaf
+
+from taser_jax.errors import DataError
+from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x, read_t5x_checkpoint
+
+TARGET = {
+    "token_embedder": {"embedding": np.arange(35, dtype=np.float32).reshape(7, 5)},
+    "encoder": {
+        "encoder_norm": {"scale": np.array([1.5, -2], np.float32)},
+        "layers_0": {"mlp": {"wi": {"kernel": np.arange(12.0, dtype=np.float32).reshape(3, 4)}}},
+    },
+}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, dict):
+            assert_same(found[name], value)
+        else:
+            assert found[name].dtype == value.dtype
+            np.testing.assert_array_equal(found[name], value)
+
+
+def test_legacy_with_edge_chunks_and_inline_leaves(tmp_path):
+    directory = write_legacy(tmp_path / "checkpoint_7", TARGET)
+    assert (directory / "target.token_embedder.embedding" / "1.1").is_file()
+    found = read_t5x_checkpoint(directory)
+    assert_same(found.target, TARGET)
+    assert found.step == 7
+
+
+def test_a_run_directory_means_its_latest_step(tmp_path):
+    for step in (9, 10):
+        write_legacy(tmp_path / f"checkpoint_{step}", TARGET, step=step)
+    (tmp_path / "checkpoint_11.tmp").mkdir()
+    assert is_t5x_checkpoint(tmp_path)
+    assert read_t5x_checkpoint(tmp_path).step == 10
+
+
+def test_both_storage_descriptions_bare_trees_and_flax_chunks(tmp_path):
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    chunked = {
+        "__msgpack_chunked_array__": True,
+        "shape": {"0": 2, "1": 3},
+        "chunks": {"1": array.ravel()[4:], "0": array.ravel()[:4]},
+    }
+    tree = {
+        "target": {
+            "old": zarr_leaf("target.old/", at_top=True),
+            "far": zarr_leaf("/cns/t5x-dummy-bucket/target.far"),
+            "chunked": chunked,
+            "number": np.float32(2.5),
+        },
+        "state": {"step": 3},
+    }
+    write_zarr(tmp_path / "target.old", array, [1, 3])
+    write_zarr(tmp_path / "target.far", array[0], [2])
+    write_index(tmp_path, tree)
+    found = read_t5x_checkpoint(tmp_path)
+    expected = {"old": array, "far": array[0], "chunked": array}
+    assert found.target.pop("number") == np.float32(2.5)
+    assert_same(found.target, expected)
+    assert found.step == 3
+
+
+@pytest.mark.parametrize("version", [0, 2, 3])
+def test_bfloat16_before_and_since_version_3(tmp_path, version):
+    values = np.array([1.0, -0.5, 3.0], ml_dtypes.bfloat16)
+    stored = values if version == 3 else values.view(np.uint16)
+    target = {"inline": {"scale": stored}, "file": {"kernel": stored}}
+    directory = write_legacy(tmp_path / "c", target, version=version)
+    assert_same(read_t5x(directory), {"inline": {"scale": values}, "file": {"kernel": values}})
+
+
+def test_placeholders_of_early_orbax(tmp_path):
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    write_zarr(tmp_path / "_optimizer.target.kernel", array, [2, 3])
+    write_zarr(tmp_path / "_optimizer.state.step", np.asarray(5, np.int32), [])
+    tree = {
+        "_optimizer": {
+            "target": {"kernel": "PLACEHOLDER://_optimizer.target.kernel"},
+            "state": {"step": "PLACEHOLDER://_optimizer.state.step"},
+        },
+        "flax_mutables": None,
+    }
+    write_index(tmp_path, tree)
+    found = read_t5x_checkpoint(tmp_path)
+    assert_same(found.target, {"kernel": array})
+    assert found.step == 5
+
+
+@pytest.mark.parametrize("inner", ["state", ""])
+def test_orbax(tmp_path, inner):
+    tree = {"target": TARGET, "state": {"step": np.int32(4), "param_states": np.ones(9)}}
+    ocp.PyTreeCheckpointer().save(tmp_path / "checkpoint_4" / inner, tree)
+    found = read_t5x_checkpoint(tmp_path)
+    assert_same(found.target, TARGET)
+    assert found.step == 4
+
+
+def test_broken_orbax(tmp_path):
+    ocp.PyTreeCheckpointer().save(tmp_path / "c", {"target": TARGET})
+    for path in (tmp_path / "c").rglob("*"):
+        if path.is_file() and path.name != "_METADATA":
+            path.unlink()
+    with pytest.raises(DataError, match=r"(?s)cannot be read.*copy the checkpoint again"):
+        read_t5x(tmp_path / "c")
+
+
+def break_nothing(directory):
+    (directory / "checkpoint").unlink()
+
+
+def break_by_tensorflow(directory):
+    (directory / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1000000"\n')
+
+
+def break_by_tensorflow_files_alone(directory):
+    (directory / "checkpoint").unlink()
+    (directory / "model.ckpt-1000000.index").touch()
+
+
+def break_description(directory):
+    (directory / "target.token_embedder.embedding" / ".zarray").unlink()
+
+
+def break_chunk(directory):
+    (directory / "target.token_embedder.embedding" / "1.0").unlink()
+
+
+def truncate_chunk(directory):
+    path = directory / "target.token_embedder.embedding" / "1.0"
+    path.write_bytes(path.read_bytes()[:25])
+
+
+def truncate_index(directory):
+    path = directory / "checkpoint"
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def empty_index(directory):
+    (directory / "checkpoint").write_bytes(b"")
+
+
+def text_index(directory):
+    (directory / "checkpoint").write_text("hello")
+
+
+def forget_target(directory):
+    content = msgpack.packb({"params": {"scale": np.ones(1)}, "step": 1}, default=packed)
+    (directory / "checkpoint").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (break_nothing, "no T5X checkpoint here"),
+        (break_by_tensorflow, "a TensorFlow checkpoint"),
+        (break_by_tensorflow_files_alone, "a TensorFlow checkpoint"),
+        (break_description, "(?s)no zarr array for parameter token_embedder/embedding.*hidden"),
+        (break_chunk, r"(?s)1\.0: 1 of 4 chunks of parameter token_embedder/embedding"),
+        (truncate_chunk, "(?s)token_embedder/embedding cannot be read.*truncated"),
+        (truncate_index, "(?s)no T5X index.*truncated"),
+        (empty_index, "(?s)no T5X index.*truncated"),
+        (text_index, "no T5X index"),
+        (forget_target, "no parameters: the tree holds params, step"),
+    ],
+)
+def test_what_cannot_be_read(tmp_path, damage, message):
+    directory = write_legacy(tmp_path / "c", TARGET)
+    damage(directory)
+    with pytest.raises(DataError, match=message):
+        read_t5x(directory)
+
+
+def test_no_directory(tmp_path):
+    assert not is_t5x_checkpoint(tmp_path / "absent")
+    with pytest.raises(DataError, match="no such directory"):
+        read_t5x(tmp_path / "absent")
+
+
+def test_chunks_left_out_of_an_array_with_a_fill_value_are_that_value(tmp_path):
+    write_zarr(tmp_path / "kernel", np.ones((4, 2), np.float32), [2, 2], fill_value=0.0)
+    (tmp_path / "kernel" / "1.0").unlink()
+    write_index(tmp_path, {"optimizer": {"target": {"kernel": zarr_leaf("kernel")}}})
+    expected = np.array([[1, 1], [1, 1], [0, 0], [0, 0]], np.float32)
+    np.testing.assert_array_equal(read_t5x(tmp_path)["kernel"], expected)
