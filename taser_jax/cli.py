@@ -61,6 +61,9 @@ COMMANDS: dict[str, Command] = {
     "tokenize": Command(
         "tokenize", "tokenize", "run SeqIO tasks once into a token store", "runs/tokenize.gin"
     ),
+    "import": Command(
+        "import_model", "import_model", "pretrained weights as a model", "runs/import.gin"
+    ),
     "train": Command("train", "train", "train a dual encoder", "runs/train.gin"),
     "encode": Command("encode", "encode", "embed the passages", "runs/encode.gin"),
     "index": Command("index", "index", "build an exact or ScaNN index", "runs/index.gin"),
@@ -70,6 +73,9 @@ COMMANDS: dict[str, Command] = {
     "mine": Command("mine", "mine", "mine hard negatives", "runs/mine.gin"),
     "evaluate": Command("evaluate", "evaluate", "score a run file", "runs/evaluate.gin"),
     "ask": Command("ask", "ask", "answer typed questions from an index", "runs/ask.gin"),
+    "export": Command(
+        "export", "export_model", "a model in other libraries' formats", "runs/export.gin"
+    ),
     "pipeline taser": Command(
         "taser", "pipeline_taser", "train, mine, retrain, evaluate", "runs/pipeline_taser.gin"
     ),

@@ -24,7 +24,7 @@ from taser_jax.evaluation.results import write_result
 from taser_jax.pipelines.common import run_path
 from taser_jax.pipelines.evaluate import EvaluationConfig, Judge, evaluate, write_table
 from taser_jax.pipelines.hybrid import hybrid
-from taser_jax.pipelines.taser import BM25, row_name
+from taser_jax.pipelines.systems import BM25, row_name
 from taser_jax.retrieval.runs import Run, write_trec_run
 
 COLLECTION = "open_qa"

@@ -27,6 +27,7 @@ from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
 from taser_jax.training.checkpoints import Checkpoints
 
 MODEL_FILE = "model.json"
+RUN_FILE = "run.json"
 VOCABULARY = "vocabulary"
 
 EncodeFn = Callable[[Tokens], jax.Array]

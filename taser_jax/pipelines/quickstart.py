@@ -9,8 +9,9 @@ from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.pipelines.ask import ask
 from taser_jax.pipelines.prepare import prepare_pydocs
 from taser_jax.pipelines.stages import Stages
+from taser_jax.pipelines.systems import Setting, System, file_name
 from taser_jax.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
-from taser_jax.pipelines.taser import Setting, System, pipeline_taser
+from taser_jax.pipelines.taser import pipeline_taser
 from taser_jax.pipelines.tokenize import tokenize
 from taser_jax.pipelines.vocab import vocab
 
@@ -24,6 +25,8 @@ def quickstart(
     hybrid_systems: Sequence[str],
     questions: Sequence[str],
     ask_system: str,
+    untrained_systems: Mapping[str, System] | None = None,
+    vocabulary: str | None = None,
     vocabulary_size: int = 8192,
     query_length: int = 32,
     passage_length: int = 64,
@@ -37,6 +40,8 @@ def quickstart(
         hybrid_systems: systems also shown with BM25 added.
         questions: answered at the end.
         ask_system: whose second round answers them.
+        untrained_systems: row name -> model shown as its pretrained weights left it.
+        vocabulary: of the pretrained weights; None trains one on the collection.
         vocabulary_size: entries of the WordPiece vocabulary that is trained.
         query_length: tokens a query.
         passage_length: tokens a passage.
@@ -47,9 +52,8 @@ def quickstart(
     """
     root = pathlib.Path(setting.output_dir)
     stages = Stages(root)
-    vocabulary = str(root / "vocabulary")
     sizes = {
-        "vocabulary": vocabulary_size,
+        "vocabulary": vocabulary or vocabulary_size,
         "lengths": {"query": query_length, "passage": passage_length},
     }
     passages = stages.run(
@@ -57,18 +61,21 @@ def quickstart(
         lambda: {"passages": prepare_pydocs(data_dir=setting.data_dir, collection=COLLECTION)},
         inputs={},
     )
-    stages.run(
-        "vocab",
-        lambda: {
-            "vocabulary": vocab(
-                data_dir=setting.data_dir,
-                collection=COLLECTION,
-                output_dir=vocabulary,
-                size=vocabulary_size,
-            )
-        },
-        inputs={**sizes, **passages},
-    )
+    if vocabulary is None:
+        trained = str(root / "vocabulary")
+        stages.run(
+            "vocab",
+            lambda: {
+                "vocabulary": vocab(
+                    data_dir=setting.data_dir,
+                    collection=COLLECTION,
+                    output_dir=trained,
+                    size=vocabulary_size,
+                )
+            },
+            inputs={**sizes, **passages},
+        )
+        vocabulary = trained
     stages.run(
         "tokenize",
         lambda: {
@@ -84,10 +91,14 @@ def quickstart(
         inputs={**sizes, **passages},
     )
     table = pipeline_taser(
-        setting=setting, systems=systems, hybrid_systems=hybrid_systems, config_text=config_text
+        setting=setting,
+        systems=systems,
+        hybrid_systems=hybrid_systems,
+        untrained_systems=untrained_systems,
+        config_text=config_text,
     )
     print(f"\nThree questions, answered by {ask_system} (mined negatives):")
-    answers = root / f"{ask_system.lower()}-2"
+    answers = root / f"{file_name(ask_system)}-2"
     ask(
         questions=questions,
         model_dir=str(answers / "model"),

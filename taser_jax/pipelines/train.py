@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
-import shutil
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +15,7 @@ from taser_jax.data.batching import BatchingConfig, BatchStream
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.fingerprint import fingerprint
+from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.models import config_io
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import (
@@ -35,7 +33,8 @@ from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, build_s
 from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
 from taser_jax.pipelines.hardware import peak_flops
 from taser_jax.pipelines.metric_writers import make_writers
-from taser_jax.pipelines.models import MODEL_FILE, VOCABULARY
+from taser_jax.pipelines.pretrained import Pretrained, place_pretrained, read_pretrained
+from taser_jax.pipelines.run_record import batch_facts, data_facts, write_run_record
 from taser_jax.pipelines.training_data import (
     DeviceBatches,
     fit_vocabulary,
@@ -72,6 +71,7 @@ class TrainingConfig:
         mesh: devices along each mesh axis.
         rules: logical axis -> mesh axis.
         num_chunks: GradCache chunks; 1 encodes the batch at once.
+        pretrained: weights that encoders start from; None draws them.
         seed: of weights, dropout and routing; batches have `batching.seed`.
     """
 
@@ -84,6 +84,7 @@ class TrainingConfig:
     mesh: MeshConfig = MeshConfig()
     rules: LogicalRules = LogicalRules()
     num_chunks: int = 1
+    pretrained: Pretrained | None = None
     seed: int = 0
 
 
@@ -129,7 +130,7 @@ def train(
         tasks: tasks to train on; None means all of the token store with a train split.
         negatives_dirs: hard negatives from `taser mine`, instead of those in the token store;
             of several, a query's negatives are joined.
-        initial_checkpoint: a `checkpoint_N` directory to take parameters from.
+        initial_checkpoint: a `checkpoint_N` directory of ours to take parameters from.
         feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
         config_text: what is written to config.gin.
         dry_run: resolve, trace the step and print all of it, but train nothing.
@@ -217,9 +218,28 @@ def _train(
         state_shardings=state_shardings(abstract_state, shardings),
     )
     table = parameter_table(shapes, logical_axes=logical_axes(model), shardings=shardings)
-    facts = _facts(training, stream, store, model_config, shapes)
+    facts = {
+        "parameters": f"{parameter_count(shapes):,}",
+        "pretrained": None if training.pretrained is None else training.pretrained.source,
+        "query_length": query_length,
+        "passage_length": passage_length,
+        "train_steps": total_steps,
+        "jax": f"{jax.__version__} on {jax.devices()[0].device_kind}",
+        **batch_facts(training.batching),
+    }
+    if stream is not None and store is not None:
+        facts |= data_facts(stream, store)
     for name, value in facts.items():
         logger.info("%s: %s", name.replace("_", " "), value)
+    # Read before anything is allocated: weights that do not fit cost nothing but this message.
+    pretrained = None
+    if training.pretrained is not None:
+        pretrained = read_pretrained(
+            training.pretrained,
+            config=model_config,
+            params=shapes,
+            vocabulary=None if store is None else store.vocabulary_directory,
+        )
     if dry_run:
         batch = _abstract_batch(training.batching, query_length, passage_length)
         jax.eval_shape(train_step, abstract_state, batch)
@@ -246,17 +266,22 @@ def _train(
         checkpoints.check(step=resume_step, about=about)
     is_first = jax.process_index() == 0
     if is_first:
-        model_dir.mkdir(parents=True, exist_ok=True)
-        (model_dir / MODEL_FILE).write_text(config_io.to_json(model_config), encoding="utf-8")
-        (model_dir / "config.gin").write_text(config_text, encoding="utf-8")
-        (model_dir / "model-info.txt").write_text(table + "\n", encoding="utf-8")
-        (model_dir / "run.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        shutil.copytree(store.vocabulary_directory, model_dir / VOCABULARY, dirs_exist_ok=True)
+        write_run_record(
+            model_dir,
+            model_config=model_config,
+            facts=facts,
+            parameter_table=table,
+            config_text=config_text,
+            vocabulary=store.vocabulary_directory,
+        )
 
     # 4. Train.
     with phase("initialise"):
         key = named_key(training.seed, "init")
         state = init_state(initialise, optimizer, key, param_shardings=shardings)
+        if pretrained is not None and not resume_step:
+            params = place_pretrained(pretrained, params=state.params)
+            state = dataclasses.replace(state, params=params)
         if initial_checkpoint and not resume_step:
             placed = jax.tree.map(
                 lambda leaf, sharding: jax.ShapeDtypeStruct(
@@ -297,33 +322,6 @@ def _train(
         validation=result.validation,
         steps_per_second=result.steps_per_second,
     )
-
-
-def _facts(
-    training: TrainingConfig,
-    stream: BatchStream | None,
-    store: TokenStore | None,
-    model_config: DualEncoderConfig,
-    shapes: Any,
-) -> dict[str, Any]:
-    batching = training.batching
-    facts: dict[str, Any] = {
-        "parameters": f"{parameter_count(shapes):,}",
-        "negatives_per_query": (
-            f"{batching.batch_size * (1 + batching.num_negatives) - 1} = "
-            f"{batching.batch_size} queries x {1 + batching.num_negatives} passages - 1, "
-            f"over {jax.device_count()} devices on {jax.process_count()} hosts"
-        ),
-        "false_negatives": batching.false_negatives.value,
-        "train_steps": training.loop.train_steps,
-        "jax": f"{jax.__version__} on {jax.devices()[0].device_kind}",
-    }
-    if stream is not None and store is not None:
-        facts["batches_per_epoch"] = stream.batches_per_epoch
-        facts["data_fingerprint"] = stream.fingerprint
-        facts["collection"] = store.metadata.collection
-        facts["collection_fingerprint"] = store.metadata.collection_fingerprint
-    return facts
 
 
 def _step_shape(
@@ -378,8 +376,10 @@ CONFIGURABLES = (
     ObjectiveConfig,
     OptimizerConfig,
     PoolConfig,
+    Pretrained,
     RoutingRegularizer,
     TrainingConfig,
     ValidationConfig,
     loop.LoopConfig,
+    pretrained_bert,
 )

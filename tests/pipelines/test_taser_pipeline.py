@@ -20,7 +20,7 @@ from small_world import ROWS, TASKS, SmallWorld, figures, refused, succeed
 from taser_jax import cli
 from taser_jax.data.collections import PassageStore, QuerySet
 from taser_jax.evaluation.results import read_per_query
-from taser_jax.pipelines import taser
+from taser_jax.pipelines import comparison
 from taser_jax.pipelines.stages import Stages
 from taser_jax.retrieval.runs import read_trec_run
 
@@ -126,7 +126,9 @@ def test_killed_in_several_stages_it_goes_on_in_each(
     # (function, number of its call): the pipeline dies there, the work done and not yet recorded.
     kills = {("encode", 1), ("mine", 1), ("train", 2), ("hybrid", 1)}
     for name in WORK:
-        monkeypatch.setattr(taser, name, _counted(name, getattr(taser, name), calls, kills))
+        monkeypatch.setattr(
+            comparison, name, _counted(name, getattr(comparison, name), calls, kills)
+        )
 
     arguments = small_world.compare(output)
     for _ in kills:
@@ -185,7 +187,7 @@ def test_run_again_when_done_it_only_prints_the_table(
 
     before = (compared / "table.csv").read_bytes()
     for name in WORK:
-        monkeypatch.setattr(taser, name, never)
+        monkeypatch.setattr(comparison, name, never)
     succeed(*small_world.compare(compared))
     printed = capsys.readouterr().out
     assert all(row in printed for row in ROWS)
