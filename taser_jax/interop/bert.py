@@ -79,7 +79,7 @@ def bert_config(directory: pathlib.Path, **overrides: Any) -> BertConfig:
     path = pathlib.Path(directory) / CONFIG_FILE
     value = _read_config(path)
     _check_architecture(value, str(path))
-    fields = {ours: _size(value, theirs, path) for ours, theirs in _SIZES.items()}
+    fields: dict[str, Any] = {ours: _size(value, theirs, path) for ours, theirs in _SIZES.items()}
     heads, embed = fields["num_heads"], fields["embed_dim"]
     if embed % heads:
         raise DataError(
@@ -95,20 +95,15 @@ def bert_config(directory: pathlib.Path, **overrides: Any) -> BertConfig:
             expected=f"one of {', '.join(_ACTIVATIONS)}",
             fix="no other activation is implemented here; choose another checkpoint",
         )
-    numbers = {
-        "dropout_rate": value.get("hidden_dropout_prob", 0.1),
-        "attention_dropout_rate": value.get("attention_probs_dropout_prob", 0.1),
-        "layer_norm_epsilon": value.get("layer_norm_eps", 1e-12),
-        "initializer_stddev": value.get("initializer_range", 0.02),
+    fields |= {
+        "head_dim": embed // heads,
+        "activation": _ACTIVATIONS[activation],
+        "dropout_rate": float(value.get("hidden_dropout_prob", 0.1)),
+        "attention_dropout_rate": float(value.get("attention_probs_dropout_prob", 0.1)),
+        "layer_norm_epsilon": float(value.get("layer_norm_eps", 1e-12)),
+        "initializer_stddev": float(value.get("initializer_range", 0.02)),
     }
-    return BertConfig(
-        **(
-            fields
-            | {name: float(number) for name, number in numbers.items()}
-            | {"head_dim": embed // heads, "activation": _ACTIVATIONS[activation]}
-            | overrides
-        )
-    )
+    return BertConfig(**(fields | overrides))
 
 
 def config_to_json(config: BertConfig) -> dict[str, Any]:

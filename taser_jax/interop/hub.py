@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import pathlib
 import re
 
 from taser_jax.errors import DataError
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_TOKENIZER_FILES = (
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_SMALL_FILES = (
     *("config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "added_tokens.json"),
 )
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 _PYTORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
+_TIMEOUT_SECONDS = 10.0
 
 
 def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
     """The directory of a checkpoint; what is no directory here is looked up on the hub.
 
     Only configuration, vocabulary and weights are downloaded, once, into Hugging Face's cache
-    (`HF_HOME`); with `HF_HUB_OFFLINE=1` only that cache is read.
+    (`HF_HOME`); with `HF_HUB_OFFLINE=1`, or where the hub does not answer, that cache is read.
 
     Args:
         source: a directory, or a hub id such as "google-bert/bert-base-uncased".
@@ -38,30 +40,57 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
             where=str(source),
             expected="a directory with config.json and weights, or a hub id (owner/name)",
         )
-    directory = _download(source, _SAFETENSORS)
-    if not any(directory.glob("model*.safetensors*")):
-        directory = _download(source, _PYTORCH)
-    return directory
-
-
-def _download(hub_id: str, weights: tuple[str, ...]) -> pathlib.Path:
-    import huggingface_hub
-
     try:
-        found = huggingface_hub.snapshot_download(
-            hub_id, allow_patterns=[*_TOKENIZER_FILES, *weights]
-        )
+        return _download(source)
     except Exception as error:
         # Offline, name resolution, proxy, HTTP and time-out errors share no base class.
+        cached = _cached(source)
+        if cached is not None:
+            return cached
         raise DataError(
-            f"not a directory here, and not to be had from the Hugging Face hub "
+            "no such directory here, and not to be had from the Hugging Face hub "
             f"({type(error).__name__}: {_first_line(error)})",
-            where=hub_id,
+            where=source,
             expected="a local directory, or an id on a hub that can be reached",
             fix="download the model where there is a network (config.json, model.safetensors, "
             "vocab.txt) and give the path of that directory in place of the id",
         ) from error
-    return pathlib.Path(found)
+
+
+def _download(hub_id: str) -> pathlib.Path:
+    import huggingface_hub
+
+    # snapshot_download itself sets no time limit on its first question.
+    info = huggingface_hub.HfApi().model_info(hub_id, timeout=_TIMEOUT_SECONDS)
+    names = [sibling.rfilename for sibling in info.siblings or []]
+    weights = next((w for w in (_SAFETENSORS, _PYTORCH) if _matching(names, w)), ())
+    return pathlib.Path(
+        huggingface_hub.snapshot_download(
+            hub_id, revision=info.sha, allow_patterns=[*_SMALL_FILES, *weights]
+        )
+    )
+
+
+def _cached(hub_id: str) -> pathlib.Path | None:
+    """The snapshot of an earlier download, with its weights; else None."""
+    import huggingface_hub
+
+    for weights in (_SAFETENSORS, _PYTORCH):
+        try:
+            found = pathlib.Path(
+                huggingface_hub.snapshot_download(
+                    hub_id, local_files_only=True, allow_patterns=[*_SMALL_FILES, *weights]
+                )
+            )
+        except (OSError, ValueError):
+            continue
+        if _matching([path.name for path in found.iterdir()], weights):
+            return found
+    return None
+
+
+def _matching(names: list[str], patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def _first_line(error: Exception) -> str:

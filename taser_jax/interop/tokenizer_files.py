@@ -1,0 +1,212 @@
+"""WordPiece vocabularies from and to the tokenizer files of a Hugging Face directory."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+from taser_jax.data.vocabularies import load_vocabulary
+from taser_jax.data.vocabulary_files import METADATA
+from taser_jax.data.wordpiece import VOCAB_FILE, WordPieceVocabulary
+from taser_jax.errors import ConfigError, DataError
+
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+_SPECIAL_TOKENS = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+
+
+def checkpoint_vocabulary(directory: pathlib.Path) -> WordPieceVocabulary:
+    """The vocabulary that a BERT checkpoint was trained with, lower-casing or not as it says.
+
+    Args:
+        directory: with `vocab.txt`, or `tokenizer.json` where that is all there is.
+
+    Raises:
+        DataError: neither file, or one that is damaged.
+        ConfigError: a tokenizer that splits otherwise than ours can.
+    """
+    directory = pathlib.Path(directory)
+    settings = _read_json(directory / TOKENIZER_CONFIG_FILE, absent={})
+    tokenizer = _read_json(directory / TOKENIZER_FILE, absent={})
+    normalizer = tokenizer.get("normalizer") or {}
+
+    def setting(name: str, name_in_normalizer: str, default: Any) -> Any:
+        return settings.get(name, normalizer.get(name_in_normalizer, default))
+
+    lower_case = setting("do_lower_case", "lowercase", True)
+    strip_accents = setting("strip_accents", "strip_accents", None)
+    if strip_accents not in (None, lower_case):
+        raise ConfigError(
+            f"strip_accents is {strip_accents} with do_lower_case {lower_case}",
+            where=str(directory),
+            expected="accents removed if and only if letters are lower-cased",
+        )
+    if not setting("tokenize_chinese_chars", "handle_chinese_chars", True):
+        raise ConfigError(
+            "tokenize_chinese_chars is false",
+            where=str(directory),
+            expected="true: ideographs are words each",
+        )
+    if (directory / VOCAB_FILE).is_file():
+        return WordPieceVocabulary.from_file(str(directory / VOCAB_FILE), lower_case=lower_case)
+    return WordPieceVocabulary(
+        _pieces(tokenizer, directory / TOKENIZER_FILE),
+        lower_case=lower_case,
+        where=str(directory / TOKENIZER_FILE),
+    )
+
+
+def write_tokenizer(
+    vocabulary_dir: pathlib.Path, output_dir: pathlib.Path, *, max_length: int
+) -> None:
+    """Writes what transformers' AutoTokenizer reads, with the same ids as our vocabulary.
+
+    One text becomes `[CLS] text [SEP]`, a pair `[CLS] title [SEP] text [SEP]`, cut longest first.
+    No token types are returned, since all of a text is of segment 0 here. Only in that "[SEP]"
+    and the like inside a text are special tokens do the ids differ from ours.
+
+    Args:
+        vocabulary_dir: of the model.
+        output_dir: exists.
+        max_length: tokens that a text is cut to.
+
+    Raises:
+        DataError: there is no vocabulary, or a damaged one.
+        ConfigError: it is no WordPiece vocabulary.
+    """
+    vocabulary_dir, output_dir = pathlib.Path(vocabulary_dir), pathlib.Path(output_dir)
+    if not any((vocabulary_dir / name).is_file() for name in (METADATA, VOCAB_FILE)):
+        raise DataError(
+            "no vocabulary: the exported model would have no tokenizer",
+            where=str(vocabulary_dir),
+            expected=f"{METADATA} or {VOCAB_FILE}",
+            fix="give the vocabulary directory that the model was trained with",
+        )
+    vocabulary = load_vocabulary(vocabulary_dir)
+    if not isinstance(vocabulary, WordPieceVocabulary):
+        raise ConfigError(
+            f"a {vocabulary.kind} vocabulary",
+            where=str(vocabulary_dir),
+            expected="WordPiece: Hugging Face's BERT has no other tokenizer",
+            fix="export as saved_model, which holds any tokenizer",
+        )
+    ids = {piece: i for i, piece in enumerate(vocabulary.pieces)}
+    special = {name: piece for name, piece in _SPECIAL_TOKENS.items() if piece in ids}
+    files: dict[str, Any] = {
+        TOKENIZER_FILE: _tokenizer_json(vocabulary, ids, list(special.values())),
+        TOKENIZER_CONFIG_FILE: {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": vocabulary.lower_case,
+            "strip_accents": None,
+            "tokenize_chinese_chars": True,
+            "model_max_length": max_length,
+            "model_input_names": ["input_ids", "attention_mask"],
+            **dict.fromkeys(_SPECIAL_TOKENS),
+            **special,
+        },
+        SPECIAL_TOKENS_FILE: special,
+    }
+    for name, value in files.items():
+        text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+        (output_dir / name).write_text(text, encoding="utf-8")
+    pieces = "".join(f"{piece}\n" for piece in vocabulary.pieces)
+    (output_dir / VOCAB_FILE).write_bytes(pieces.encode("utf-8"))
+
+
+def _tokenizer_json(
+    vocabulary: WordPieceVocabulary, ids: dict[str, int], special: list[str]
+) -> dict[str, Any]:
+    """The file of the `tokenizers` library."""
+
+    def token(name: str) -> dict[str, Any]:
+        return {"SpecialToken": {"id": name, "type_id": 0}}
+
+    def sequence(name: str) -> dict[str, Any]:
+        return {"Sequence": {"id": name, "type_id": 0}}
+
+    single = [token("[CLS]"), sequence("A"), token("[SEP]")]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": ids[piece],
+                "content": piece,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for piece in sorted(special, key=ids.__getitem__)
+        ],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": vocabulary.lower_case,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [*single, sequence("B"), token("[SEP]")],
+            "special_tokens": {
+                name: {"id": name, "ids": [ids[name]], "tokens": [name]}
+                for name in ("[CLS]", "[SEP]")
+            },
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": ids,
+        },
+    }
+
+
+def _pieces(tokenizer: dict[str, Any], path: pathlib.Path) -> list[str]:
+    """Pieces by id of a `tokenizer.json`."""
+    if not tokenizer:
+        raise DataError(
+            "no vocabulary in this directory",
+            where=str(path.parent),
+            expected=f"{VOCAB_FILE} or {TOKENIZER_FILE}",
+            fix="copy the tokenizer's files beside the weights",
+        )
+    model = tokenizer.get("model") or {}
+    if model.get("type") != "WordPiece":
+        raise ConfigError(
+            f"a tokenizer of type {model.get('type')!r}", where=str(path), expected="'WordPiece'"
+        )
+    ids = model.get("vocab") or {}
+    pieces = sorted(ids, key=ids.__getitem__)
+    if [ids[piece] for piece in pieces] != list(range(len(pieces))):
+        raise DataError(
+            "ids with gaps or doubles", where=str(path), expected=f"ids 0..{len(pieces) - 1}"
+        )
+    return pieces
+
+
+def _read_json(path: pathlib.Path, *, absent: dict[str, Any]) -> dict[str, Any]:
+    if not path.is_file():
+        return absent
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"not JSON ({error})", where=str(path)) from error
+    if not isinstance(value, dict):
+        raise DataError(f"{type(value).__name__}", where=str(path), expected="a JSON object")
+    return value
