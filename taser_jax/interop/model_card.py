@@ -1,0 +1,201 @@
+"""What travels with every export: README.md for people, export.json for programs.
+
+{"format_version": 1, "format": "sentence_transformers", "taser_jax": "0.1.0",
+ "fingerprints": {"model": "0f3a...", "vocabulary": "77b1...", "data": "..."},
+ "query_length": 32, "passage_length": 128, "pooling": "cls", "score": "dot", ...}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+from typing import Any
+
+import taser_jax
+from taser_jax.interop.export_source import ExportSource
+from taser_jax.models import config_io
+from taser_jax.models.dual_encoder import Pooling, Towers, parameter_count
+
+FORMAT_VERSION = 1
+CARD, METADATA = "README.md", "export.json"
+_VOCABULARY_FILE = "vocabulary.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class CardTexts:
+    """What a format has to say of itself.
+
+    Attributes:
+        format: its name, as `taser export` is asked for it.
+        contents: which files there are and what they take, in Markdown.
+        code: Python that loads the export from the directory of the card and encodes with it.
+        tags: of the card's front matter, besides taser_jax's own.
+    """
+
+    format: str
+    contents: str
+    code: str
+    tags: tuple[str, ...] = ()
+
+
+def write_card(source: ExportSource, directory: pathlib.Path, texts: CardTexts) -> None:
+    """Writes README.md and export.json beside an export.
+
+    Args:
+        source: what was exported.
+        directory: the export.
+        texts: what its format says of itself.
+    """
+    (directory / CARD).write_text(card(source, texts), encoding="utf-8")
+    facts = json.dumps(metadata(source, texts.format), indent=2, ensure_ascii=False)
+    (directory / METADATA).write_text(facts + "\n", encoding="utf-8")
+
+
+def metadata(source: ExportSource, format: str) -> dict[str, Any]:
+    """The content of export.json.
+
+    Args:
+        source: what was exported.
+        format: its format.
+    """
+    fingerprints = {"model": source.fingerprint, "vocabulary": _vocabulary_fingerprint(source)}
+    for name in ("data", "collection"):
+        if value := source.facts.get(f"{name}_fingerprint"):
+            fingerprints[name] = value
+    return {
+        "format_version": FORMAT_VERSION,
+        "format": format,
+        "taser_jax": taser_jax.__version__,
+        "fingerprints": fingerprints,
+        "parameters": parameter_count(source.params),
+        "embedding_dim": source.config.bert.embed_dim,
+        "query_length": source.query_length,
+        "passage_length": source.passage_length,
+        "pooling": source.config.pooling.value,
+        "score": "dot",
+        "task": source.task,
+        "metrics": dict(source.metrics),
+        "training": dict(source.facts),
+        "model": json.loads(config_io.to_json(source.config)),
+    }
+
+
+def card(source: ExportSource, texts: CardTexts) -> str:
+    """The content of README.md.
+
+    Args:
+        source: what was exported.
+        texts: what its format says of itself.
+    """
+    parts = [
+        _front_matter(texts.tags),
+        f"# {_kind(source)}, a dense retriever\n",
+        _summary(source),
+        f"## How to load it\n\n{texts.contents.strip()}\n",
+        f"In the directory of this file:\n\n```python\n{texts.code.strip()}\n```\n",
+        _model(source),
+        _training(source),
+        _metrics(source),
+        _configuration(source),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _front_matter(tags: tuple[str, ...]) -> str:
+    lines = ["---", "pipeline_tag: sentence-similarity", "tags:"]
+    lines += [f"- {tag}" for tag in ("taser_jax", "dense-retrieval", *tags)]
+    return "\n".join([*lines, "---", ""])
+
+
+def _kind(source: ExportSource) -> str:
+    if source.config.experts.num_experts > 1:
+        return "TASER"
+    return "DPR" if source.config.towers is Towers.SEPARATE else "Shared encoder"
+
+
+def _summary(source: ExportSource) -> str:
+    pooled = {Pooling.CLS: "the hidden state of [CLS]", Pooling.MEAN: "the mean of hidden states"}
+    return (
+        f"A passage's score for a query is the dot product of two embeddings of "
+        f"{source.config.bert.embed_dim} numbers, float32. An embedding is "
+        f"{pooled[source.config.pooling]}, neither projected nor normalised: do not normalise it, "
+        "and do not score by cosine.\n\n"
+        "| Role | Tokens | At most |\n|---|---|---|\n"
+        f"| query | `[CLS] text [SEP]` | {source.query_length} |\n"
+        f"| passage | `[CLS] title [SEP] text [SEP]`, without title `[CLS] text [SEP]` "
+        f"| {source.passage_length} |\n\n"
+        "Lengths count special tokens. Every token is of segment 0. What is too long is cut at its "
+        "end, of a passage a token at a time from the longer of title and text.\n"
+    )
+
+
+def _model(source: ExportSource) -> str:
+    config = source.config
+    rows = [
+        ("parameters", f"{parameter_count(source.params):,}"),
+        ("towers", config.towers.value),
+        ("pooling", config.pooling.value),
+        ("score", "dot product"),
+        ("blocks", config.bert.num_layers),
+        ("width", config.bert.embed_dim),
+        ("heads", config.bert.num_heads),
+        ("feed-forward width", config.bert.mlp_dim),
+        ("positions", config.bert.max_length),
+        ("vocabulary", config.bert.vocab_size),
+    ]
+    if config.experts.num_experts > 1:
+        blocks = config.experts.specialized_blocks(config.bert.num_layers)
+        rows += [
+            ("experts in a specialised block", config.experts.num_experts),
+            ("specialised blocks", ", ".join(map(str, blocks))),
+            ("routing", config.experts.routing.value),
+        ]
+    return f"## Model\n\n{_table(rows)}"
+
+
+def _training(source: ExportSource) -> str:
+    rows = [("model fingerprint", f"`{source.fingerprint}`")]
+    rows.append(("vocabulary fingerprint", f"`{_vocabulary_fingerprint(source)}`"))
+    rows += [(name.replace("_", " "), value) for name, value in source.facts.items()]
+    if source.task is not None:
+        rows.append(("task", source.task))
+    return f"## Training and data\n\n{_table(rows)}"
+
+
+def _metrics(source: ExportSource) -> str:
+    if not source.metrics:
+        return "## Metrics\n\nNone were given to the export.\n"
+    rows = [(name, f"{value:.4f}") for name, value in source.metrics.items()]
+    return f"## Metrics\n\n{_table(rows)}"
+
+
+def _configuration(source: ExportSource) -> str:
+    if not source.config_text.strip():
+        return ""
+    return (
+        "## Configuration of the training\n\nOf folders only the last part is shown.\n\n"
+        f"```\n{without_folders(source.config_text).strip()}\n```\n"
+    )
+
+
+def without_folders(config_text: str) -> str:
+    """Gin text with absolute paths cut to their last part: a card is read elsewhere.
+
+    Example:
+        >>> without_folders("TOKEN_STORE = '/data/me/tokens'")
+        "TOKEN_STORE = 'tokens'"
+    """
+    return re.sub(r"""(['"])(?:/|\w+://)[^'"]*?([^/'"]*)/?\1""", r"\1\2\1", config_text)
+
+
+def _vocabulary_fingerprint(source: ExportSource) -> str:
+    path = source.vocabulary_dir / _VOCABULARY_FILE
+    saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return str(saved.get("fingerprint", "unknown"))
+
+
+def _table(rows: list[tuple[str, Any]]) -> str:
+    cells = (f"| {name} | {str(value).replace('|', '&#124;')} |" for name, value in rows)
+    return "\n".join(["| | |", "|---|---|", *cells, ""])

@@ -1,0 +1,225 @@
+"""Directories that sentence-transformers and transformers load, written without either.
+
+Two paths (DPR, TASER) become a sentence-transformers Router of two directories, each of which is
+also a model by itself; one path (tied encoders without experts) becomes one model:
+
+    modules.json, router_config.json   modules.json, 1_Pooling/, config.json, model.safetensors, ...
+    query/                             (the same files)
+    passage/
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from safetensors.numpy import save_file
+
+from taser_jax.batch import Role
+from taser_jax.errors import ConfigError
+from taser_jax.interop.bert import config_to_json, encoder_to_tensors
+from taser_jax.interop.export_source import ExportSource
+from taser_jax.interop.model_card import CardTexts
+from taser_jax.interop.plain import plain_encoder
+from taser_jax.interop.tokenizer_files import write_tokenizer
+from taser_jax.models.dual_encoder import DualEncoderConfig, Towers
+
+WEIGHTS = "model.safetensors"
+_TRANSFORMER = "sentence_transformers.models.Transformer"
+_POOLING = "sentence_transformers.models.Pooling"
+_ROUTER = "sentence_transformers.models.Router"
+_POOLING_DIR = "1_Pooling"
+# sentence-transformers' name of a route -> the role's directory.
+_ROUTES = {"query": Role.QUERY, "document": Role.PASSAGE}
+
+
+def plain_paths(config: DualEncoderConfig) -> Mapping[str, Role]:
+    """Sub-directory -> role, for every plain BERT that a dual encoder is made of.
+
+    Example:
+        >>> plain_paths(DualEncoderConfig(towers=Towers.SEPARATE))
+        {'query': <Role.QUERY: 'query'>, 'passage': <Role.PASSAGE: 'passage'>}
+        >>> plain_paths(DualEncoderConfig())
+        {'': <Role.PASSAGE: 'passage'>}
+    """
+    if config.towers is Towers.TIED and config.experts.num_experts == 1:
+        return {"": Role.PASSAGE}
+    return {role.value: role for role in Role}
+
+
+def check_plain(config: DualEncoderConfig, *, format: str) -> None:
+    """Refuses, before anything is computed, what no plain BERT can hold.
+
+    Args:
+        config: the dual encoder.
+        format: what was asked for, for the message.
+
+    Raises:
+        ConfigError: learned routing, or heads that BertModel cannot have.
+    """
+    if config.experts.learned:
+        raise ConfigError(
+            f"format {format!r} of a model with {config.experts.routing.value!r} routing",
+            where="FORMATS",
+            expected="deterministic routing, or no experts: this format holds plain BERTs, and "
+            "which expert runs here depends on the text",
+            fix="export it as saved_model or stablehlo, which hold the router",
+        )
+    config_to_json(config.bert)
+
+
+def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path) -> None:
+    """Writes a directory for `SentenceTransformer(output_dir)`.
+
+    `encode_query` and `encode_document` then give this model's embeddings. Where the two roles
+    have each their encoder, `output_dir`/query and `output_dir`/passage also load by themselves,
+    with transformers' AutoModel and AutoTokenizer too.
+
+    Args:
+        source: what to export.
+        output_dir: an empty directory.
+
+    Raises:
+        ConfigError: learned routing, or heads that BertModel cannot have.
+        DataError: the vocabulary is missing or is no WordPiece vocabulary.
+    """
+    check_plain(source.config, format="sentence_transformers")
+    paths = plain_paths(source.config)
+    for name, role in paths.items():
+        _write_model(source, role, output_dir / name, serves_both=len(paths) == 1)
+    if len(paths) > 1:
+        _write_router(output_dir)
+
+
+def write_bert(source: ExportSource, role: Role, directory: pathlib.Path) -> None:
+    """Writes what transformers loads: config.json, weights and tokenizer of a role's encoder.
+
+    Args:
+        source: what to export.
+        role: whose encoder.
+        directory: made where absent.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    bert = source.config.bert
+    params = plain_encoder(source.params, source.config, role)
+    _write_json(directory / "config.json", config_to_json(bert))
+    save_file(encoder_to_tensors(params, bert), directory / WEIGHTS, metadata={"format": "pt"})
+    write_tokenizer(source.vocabulary_dir, directory, max_length=length_of(source, role))
+
+
+def length_of(source: ExportSource, role: Role) -> int:
+    """Tokens that a role's texts are cut to."""
+    return source.query_length if role is Role.QUERY else source.passage_length
+
+
+def card_texts(source: ExportSource) -> CardTexts:
+    """What the model card says of this format."""
+    paths = plain_paths(source.config)
+    contents = (
+        "For [sentence-transformers](https://sbert.net) 6. A passage is a pair `(title, text)`, or "
+        "`text` alone where it has no title. `encode_query` and `encode_document` cut each to its "
+        "length. A title that alone is longer than half a passage may keep one token less than "
+        "in training.\n"
+    )
+    tokens = f"tokenizer(*passages[0], truncation=True, max_length={source.passage_length}"
+    if len(paths) > 1:
+        contents += (
+            "\n`query/` and `passage/` are also models by themselves, each a plain BERT that "
+            "`SentenceTransformer` and transformers' `AutoModel` load.\n"
+        )
+    directory = "passage" if len(paths) > 1 else "."
+    pooled = {"cls": "hidden[0, 0]", "mean": "hidden[0].mean(0)  # without padding"}
+    code = f"""
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(".")
+queries = ["on which river lies Paris"]
+passages = [("Paris", "Paris lies on the Seine."), "A passage without a title."]
+query_embeddings = model.encode_query(queries)
+passage_embeddings = model.encode_document(passages)
+scores = model.similarity(query_embeddings, passage_embeddings)  # dot products
+
+# The same with transformers alone.
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{directory}")
+encoder = AutoModel.from_pretrained("{directory}", add_pooling_layer=False)
+tokens = {tokens}, return_tensors="pt")
+hidden = encoder(**tokens).last_hidden_state
+first_passage_embedding = {pooled[source.config.pooling.value]}
+"""
+    tags = ("sentence-transformers", "transformers", "feature-extraction")
+    return CardTexts("sentence_transformers", contents, code, tags)
+
+
+def _write_model(
+    source: ExportSource, role: Role, directory: pathlib.Path, *, serves_both: bool
+) -> None:
+    """A model of sentence-transformers: BERT, then pooling, and nothing that normalises."""
+    write_bert(source, role, directory)
+    settings: dict[str, Any] = {
+        "max_seq_length": length_of(source, role),
+        "do_lower_case": False,
+        # BertModel would draw a pooler that nothing uses.
+        "model_args": {"add_pooling_layer": False},
+    }
+    if serves_both:
+        settings["query_length"] = source.query_length
+        settings["document_length"] = source.passage_length
+    _write_json(directory / "sentence_bert_config.json", settings)
+    (directory / _POOLING_DIR).mkdir()
+    _write_json(
+        directory / _POOLING_DIR / "config.json",
+        {
+            "embedding_dimension": source.config.bert.embed_dim,
+            "pooling_mode": source.config.pooling.value,
+            "include_prompt": True,
+        },
+    )
+    _write_modules(directory, {"": _TRANSFORMER, _POOLING_DIR: _POOLING})
+
+
+def _write_router(directory: pathlib.Path) -> None:
+    """Routes queries and documents to the roles' directories as they are, copying nothing."""
+    structure = {
+        route: [role.value, f"{role.value}/{_POOLING_DIR}"] for route, role in _ROUTES.items()
+    }
+    types = {
+        module: kind
+        for modules in structure.values()
+        for module, kind in zip(modules, (_TRANSFORMER, _POOLING), strict=True)
+    }
+    _write_json(
+        directory / "router_config.json",
+        {
+            "types": types,
+            "structure": structure,
+            "parameters": {"default_route": "document", "allow_empty_key": True},
+        },
+    )
+    _write_modules(directory, {"": _ROUTER})
+
+
+def _write_modules(directory: pathlib.Path, modules: Mapping[str, str]) -> None:
+    _write_json(
+        directory / "modules.json",
+        [
+            {"idx": i, "name": str(i), "path": path, "type": kind}
+            for i, (path, kind) in enumerate(modules.items())
+        ],
+    )
+    _write_json(
+        directory / "config_sentence_transformers.json",
+        {
+            "model_type": "SentenceTransformer",
+            "prompts": {"query": "", "document": ""},
+            "default_prompt_name": None,
+            "similarity_fn_name": "dot",
+        },
+    )
+
+
+def _write_json(path: pathlib.Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
