@@ -70,8 +70,8 @@ def write_tokenizer(
     """Writes what transformers' AutoTokenizer reads, with the same ids as our vocabulary.
 
     One text becomes `[CLS] text [SEP]`, a pair `[CLS] title [SEP] text [SEP]`, cut longest first.
-    No token types are returned, since all of a text is of segment 0 here. Only in that "[SEP]"
-    and the like inside a text are special tokens do the ids differ from ours.
+    No token types are returned, since all of a text is of segment 0 here, and "[SEP]" and the
+    like inside a text are ordinary text, as in our vocabulary.
 
     Args:
         vocabulary_dir: of the model.
@@ -109,6 +109,7 @@ def write_tokenizer(
             "tokenize_chinese_chars": True,
             "model_max_length": max_length,
             "model_input_names": ["input_ids", "attention_mask"],
+            "split_special_tokens": True,
             **dict.fromkeys(_SPECIAL_TOKENS),
             **special,
         },
