@@ -157,9 +157,16 @@ class DualEncoder(nn.Module):
         total = (hidden.astype(jnp.float32) * weight).sum(1)
         return Encoded(total / jnp.maximum(weight.sum(1), 1.0), statistics)
 
+    def initial_params(self, params: Params) -> Params:
+        """What `init_params` starts from, given what each tower drew: towers as copies or apart."""
+        config = self.config
+        if config.towers is Towers.SEPARATE and config.tower_init is TowerInit.COPIED:
+            return {**params, "passage_encoder": params["query_encoder"]}
+        return params
+
 
 def init_params(
-    model: DualEncoder,
+    model: nn.Module,
     key: jax.Array,
     *,
     query_length: int = _ANY_LENGTH,
@@ -168,7 +175,7 @@ def init_params(
     """Draws parameters: plain nested dicts of float32 arrays, without partitioning metadata.
 
     Args:
-        model: the dual encoder.
+        model: a dual encoder: a module of queries and passages with a method `initial_params`.
         key: of jax.random.
         query_length: tokens a query; checked against the position table, else without effect.
         passage_length: tokens a passage; likewise.
@@ -177,12 +184,12 @@ def init_params(
     return jax.tree.map(_unbox, boxed, is_leaf=_is_boxed)
 
 
-def abstract_params(model: DualEncoder) -> Params:
+def abstract_params(model: nn.Module) -> Params:
     """Shapes and dtypes of the parameters, with nothing allocated."""
     return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
 
 
-def logical_axes(model: DualEncoder) -> Params:
+def logical_axes(model: nn.Module) -> Params:
     """For every parameter the logical name of each axis, as a PartitionSpec.
 
     Example:
@@ -200,18 +207,12 @@ def parameter_count(params: Params) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
-def _boxed_params(
-    model: DualEncoder, key: jax.Array, query_length: int, passage_length: int
-) -> Params:
+def _boxed_params(model: Any, key: jax.Array, query_length: int, passage_length: int) -> Params:
     queries, passages = (
         Tokens(jnp.zeros((1, length), jnp.int32), jnp.ones((1, length), bool))
         for length in (query_length, passage_length)
     )
-    params = model.init(key, queries, passages)["params"]
-    config = model.config
-    if config.towers is Towers.SEPARATE and config.tower_init is TowerInit.COPIED:
-        params = {**params, "passage_encoder": params["query_encoder"]}
-    return params
+    return model.initial_params(model.init(key, queries, passages)["params"])
 
 
 def _is_boxed(leaf: Any) -> bool:

@@ -1,0 +1,323 @@
+"""T5 and T5 1.1: the encoder, and the decoder at its first position."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from taser_jax.batch import Tokens
+from taser_jax.errors import ConfigError
+from taser_jax.models.bert import Remat, Table
+from taser_jax.models.t5_layers import (
+    MLP_ACTIVATIONS,
+    FeedForward,
+    FirstCrossAttention,
+    FirstSelfAttention,
+    RelativePositionBias,
+    RmsNorm,
+    SelfAttention,
+)
+
+Params = Any
+
+# T5 starts its decoder with the padding token.
+DECODER_START_ID = 0
+_DTYPES = ("float32", "bfloat16")
+_FEED_FORWARDS = (("relu",), ("gelu", "linear"))
+
+
+class T5Initialization(enum.Enum):
+    """Which of the parameter values that give the same outputs training starts from.
+
+    RESCALED divides token embeddings and every attention's `out` by 100, and the feed-forward's
+    `wi` and `wo` by 10 (of T5 1.1 `wi_1`, not the gate `wi_0`, which is inside a GELU). The
+    residual stream is then a hundredth all along and RMSNorm undoes it: the outputs are the same
+    up to its ε. Made for float16; at an equal Adam learning rate those parameters move 100 or 10
+    times as fast relative to their size, which is what TACO-DR trained (`t5-base-scaled`).
+    """
+
+    STANDARD = "standard"
+    RESCALED = "rescaled"
+
+
+class PositionBias(enum.Enum):
+    """Whether a stack's blocks share one table of relative positions, or have one each (umT5)."""
+
+    SHARED = "shared"
+    PER_LAYER = "per_layer"
+
+
+_DIVISORS = (
+    (re.compile(r"(^|/)token_embedder/embedding\b"), 100.0),
+    (re.compile(r"attention/out/kernel\b"), 100.0),
+    (re.compile(r"(^|/)mlp/(wi|wi_1|wo)/kernel\b"), 10.0),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config:
+    """Sizes and numerics of T5; the defaults are t5-base.
+
+    Example:
+        >>> t5_1_1_base = T5Config(mlp_dim=2048, mlp_activations=("gelu", "linear"))
+
+    Attributes:
+        vocab_size: rows of the token table, which encoder and decoder share.
+        embed_dim: width of the hidden states.
+        num_layers: blocks of the encoder.
+        num_decoder_layers: blocks of the decoder; 0 for an encoder alone.
+        num_heads: attention heads.
+        head_dim: width of a head; heads·head_dim need not be `embed_dim`.
+        mlp_dim: inner width of the feed-forward.
+        mlp_activations: ("relu",) for T5, ("gelu", "linear") for T5 1.1.
+        num_buckets: of relative positions.
+        max_distance: from which on all positions share a bucket.
+        position_bias: whose the tables of relative positions are.
+        dropout_rate: everywhere: embeddings, attention probabilities, feed-forward, outputs.
+        rms_norm_epsilon: of every normalisation.
+        dtype: of activations, "float32" or "bfloat16"; parameters, softmax and normalisation
+            statistics and embeddings returned are always float32.
+        remat: rematerialisation.
+        initialization: see `T5Initialization`; also applied to pretrained weights as they come in.
+    """
+
+    vocab_size: int = 32128
+    embed_dim: int = 768
+    num_layers: int = 12
+    num_decoder_layers: int = 12
+    num_heads: int = 12
+    head_dim: int = 64
+    mlp_dim: int = 3072
+    mlp_activations: tuple[str, ...] = ("relu",)
+    num_buckets: int = 32
+    max_distance: int = 128
+    position_bias: PositionBias = PositionBias.SHARED
+    dropout_rate: float = 0.1
+    rms_norm_epsilon: float = 1e-6
+    dtype: str = "float32"
+    remat: Remat = Remat.NONE
+    initialization: T5Initialization = T5Initialization.STANDARD
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "embed_dim", "num_layers", "num_heads", "head_dim", "mlp_dim"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        decoder_layers, buckets = self.num_decoder_layers, self.num_buckets
+        _require(decoder_layers >= 0, "num_decoder_layers", decoder_layers, "0 or more")
+        _require(
+            buckets >= 4 and buckets % 2 == 0, "num_buckets", buckets, "an even number from 4 on"
+        )
+        _require(
+            self.max_distance > buckets // 4,
+            "max_distance",
+            self.max_distance,
+            f"more than a quarter of the {buckets} buckets",
+        )
+        _require(0 <= self.dropout_rate < 1, "dropout_rate", self.dropout_rate, "0 <= rate < 1")
+        _require(self.dtype in _DTYPES, "dtype", repr(self.dtype), " or ".join(_DTYPES))
+        _require(
+            bool(self.mlp_activations) and set(self.mlp_activations) <= set(MLP_ACTIVATIONS),
+            "mlp_activations",
+            self.mlp_activations,
+            " or ".join(map(str, _FEED_FORWARDS)),
+        )
+
+
+def _require(condition: bool, name: str, value: Any, expected: str) -> None:
+    if not condition:
+        raise ConfigError(f"{name} is {value}", where="T5Config", expected=expected)
+
+
+def rescale(params: Params, initialization: T5Initialization) -> Params:
+    """Parameters of a STANDARD T5, whole or in towers, as `initialization` has them."""
+    if initialization is T5Initialization.STANDARD:
+        return params
+
+    def divide(path: tuple[Any, ...], leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        for pattern, divisor in _DIVISORS:
+            if pattern.search(name):
+                return leaf / divisor
+        return leaf
+
+    return jax.tree_util.tree_map_with_path(divide, params)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each on normalised input and added to it."""
+
+    config: T5Config
+    deterministic: bool
+
+    @nn.compact
+    def __call__(
+        self,
+        hidden: Float[Array, "batch length embed"],
+        mask: Bool[Array, "batch length"],
+        position_bias: Float[Array, "heads length length"] | None,
+    ) -> Float[Array, "batch length embed"]:
+        """Applies the block; without a `position_bias` it has its own."""
+        config = self.config
+        if position_bias is None:
+            position_bias = _relative_positions(config)(hidden.shape[1])
+        dropout = nn.Dropout(config.dropout_rate, deterministic=self.deterministic)
+        normalised = RmsNorm(config.rms_norm_epsilon, name="pre_attention_layer_norm")(hidden)
+        attention = SelfAttention(
+            config.num_heads,
+            config.head_dim,
+            config.dropout_rate,
+            self.deterministic,
+            name="attention",
+        )
+        hidden += dropout(attention(normalised, mask=mask, position_bias=position_bias))
+        return hidden + _feed_forward(config, hidden, dropout)
+
+
+def _feed_forward(
+    config: T5Config, hidden: Float[Array, "*batch embed"], dropout: nn.Dropout
+) -> Float[Array, "*batch embed"]:
+    """Norm, feed-forward and dropout, inside a compact method."""
+    feed_forward = FeedForward(
+        mlp_dim=config.mlp_dim,
+        activations=config.mlp_activations,
+        dropout_rate=config.dropout_rate,
+        deterministic=bool(dropout.deterministic),
+        name="mlp",
+    )
+    norm = RmsNorm(config.rms_norm_epsilon, name="pre_mlp_layer_norm")
+    return dropout(feed_forward(norm(hidden)))
+
+
+class DecoderLayer(nn.Module):
+    """A block of the decoder at the first position."""
+
+    config: T5Config
+    deterministic: bool
+
+    @nn.compact
+    def __call__(
+        self,
+        hidden: Float[Array, "batch embed"],
+        encoded: Float[Array, "batch length embed"],
+        mask: Bool[Array, "batch length"],
+    ) -> Float[Array, "batch embed"]:
+        """Applies the block."""
+        config = self.config
+        if config.position_bias is PositionBias.PER_LAYER:
+            _relative_positions(config)(1)
+        dropout = nn.Dropout(config.dropout_rate, deterministic=self.deterministic)
+        sizes = (config.num_heads, config.head_dim, config.dropout_rate, self.deterministic)
+        norm = RmsNorm(config.rms_norm_epsilon, name="pre_self_attention_layer_norm")
+        hidden += dropout(FirstSelfAttention(*sizes, name="self_attention")(norm(hidden)))
+        norm = RmsNorm(config.rms_norm_epsilon, name="pre_cross_attention_layer_norm")
+        attention = FirstCrossAttention(*sizes, name="encoder_decoder_attention")
+        hidden += dropout(attention(norm(hidden), encoded, mask=mask))
+        return hidden + _feed_forward(config, hidden, dropout)
+
+
+class Encoder(nn.Module):
+    """`num_layers` blocks that share one position bias, and a last norm."""
+
+    config: T5Config
+
+    @nn.compact
+    def __call__(
+        self,
+        hidden: Float[Array, "batch length embed"],
+        mask: Bool[Array, "batch length"],
+        *,
+        train: bool,
+    ) -> Float[Array, "batch length embed"]:
+        """Encodes embedded tokens."""
+        config = self.config
+        dropout = nn.Dropout(config.dropout_rate, deterministic=not train)
+        position_bias = None
+        if config.position_bias is PositionBias.SHARED:
+            position_bias = _relative_positions(config)(hidden.shape[1])
+        layer_class = nn.remat(EncoderLayer) if config.remat is Remat.BLOCK else EncoderLayer
+        hidden = dropout(hidden)
+        for i in range(config.num_layers):
+            layer = layer_class(config, deterministic=not train, name=f"layers_{i}")
+            hidden = layer(hidden, mask, position_bias)
+            hidden = nn.with_logical_constraint(hidden, ("batch", "length", None))
+        return dropout(RmsNorm(config.rms_norm_epsilon, name="encoder_norm")(hidden))
+
+
+class Decoder(nn.Module):
+    """`num_decoder_layers` blocks at the first position, and a last norm."""
+
+    config: T5Config
+
+    @nn.compact
+    def __call__(
+        self,
+        hidden: Float[Array, "batch embed"],
+        encoded: Float[Array, "batch length embed"],
+        mask: Bool[Array, "batch length"],
+        *,
+        train: bool,
+    ) -> Float[Array, "batch embed"]:
+        """The first position's output, given its embedded token."""
+        config = self.config
+        dropout = nn.Dropout(config.dropout_rate, deterministic=not train)
+        # One position has no distances: the table is here because checkpoints have it.
+        if config.position_bias is PositionBias.SHARED:
+            _relative_positions(config)(1)
+        layer_class = nn.remat(DecoderLayer) if config.remat is Remat.BLOCK else DecoderLayer
+        hidden = dropout(hidden)
+        for i in range(config.num_decoder_layers):
+            layer = layer_class(config, deterministic=not train, name=f"layers_{i}")
+            hidden = layer(hidden, encoded, mask)
+        return dropout(RmsNorm(config.rms_norm_epsilon, name="decoder_norm")(hidden))
+
+
+def _relative_positions(config: T5Config) -> RelativePositionBias:
+    return RelativePositionBias(
+        config.num_heads, config.num_buckets, config.max_distance, name="relpos_bias"
+    )
+
+
+class T5(nn.Module):
+    """T5 without its language-model head.
+
+    Parameters: `token_embedder/embedding`, `encoder/layers_i/...`, `encoder/encoder_norm/scale`,
+    `encoder/relpos_bias/rel_embedding`, and the same of `decoder` where it is used.
+    """
+
+    config: T5Config
+
+    def setup(self) -> None:
+        """Makes table and stacks."""
+        config = self.config
+        self.token_embedder = Table(
+            config.vocab_size, config.embed_dim, "vocab", nn.initializers.normal(1.0)
+        )
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+
+    def encode(self, tokens: Tokens, *, train: bool = False) -> Float[Array, "batch length embed"]:
+        """The encoder's hidden states, in `config.dtype`.
+
+        Args:
+            tokens: ids and mask.
+            train: True drops, from the rng "dropout".
+        """
+        mask = jnp.asarray(tokens.mask)
+        return self.encoder(self._embed(jnp.asarray(tokens.ids)), mask, train=train)
+
+    def first_decoder_output(
+        self, tokens: Tokens, *, train: bool = False
+    ) -> Float[Array, "batch embed"]:
+        """The decoder's last hidden state for the start token, normalised, in `config.dtype`."""
+        encoded = self.encode(tokens, train=train)
+        start = jnp.full(encoded.shape[:1], DECODER_START_ID, jnp.int32)
+        return self.decoder(self._embed(start), encoded, jnp.asarray(tokens.mask), train=train)
+
+    def _embed(self, ids: Int[Array, "*shape"]) -> Float[Array, "*shape embed"]:
+        return jnp.take(self.token_embedder(), ids, axis=0).astype(self.config.dtype)
