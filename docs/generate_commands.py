@@ -98,17 +98,21 @@ def _command(
 
 
 def _object(target: Any) -> str:
+    """A dataclass with its fields, or a function that makes one with its parameters."""
     doc = inspect.getdoc(target) or ""
-    meanings = _entries(doc, "Attributes")
+    meanings = _entries(doc, "Attributes") | _entries(doc, "Args")
     hints = typing.get_type_hints(target)
     lines = [f"### {target.__name__}\n", _description(doc), ""]
     lines += ["| Field | Default | What it is |", "|---|---|---|"]
-    fields = dataclasses.fields(target)
-    for field in fields:
-        choices = _choices(hints[field.name])
-        meaning = _cell(meanings.get(field.name, "")) + (f" One of {choices}." if choices else "")
-        lines.append(f"| `{field.name}` | {_field_default(field)} | {meaning.strip()} |")
-    for choice in dict.fromkeys(filter(None, (_enum(hints[f.name]) for f in fields))):
+    if dataclasses.is_dataclass(target):
+        defaults = {f.name: _field_value(f) for f in dataclasses.fields(target)}
+    else:
+        defaults = {p.name: p.default for p in inspect.signature(target).parameters.values()}
+    for name, default in defaults.items():
+        choices = _choices(hints[name])
+        meaning = _cell(meanings.get(name, "")) + (f" One of {choices}." if choices else "")
+        lines.append(f"| `{name}` | {_field_default(default)} | {meaning.strip()} |")
+    for choice in dict.fromkeys(filter(None, (_enum(hints[name]) for name in defaults))):
         lines += ["", f"`{choice.__name__}`: " + " ".join((inspect.getdoc(choice) or "").split())]
     return "\n".join(lines) + "\n"
 
@@ -191,12 +195,18 @@ def _choices(hint: Any) -> str:
     return ", ".join(f"`{member.value}`" for member in choice) if choice else ""
 
 
-def _field_default(field: dataclasses.Field[Any]) -> str:
-    value = field.default
-    if value is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+def _field_value(field: dataclasses.Field[Any]) -> Any:
+    """A field's default; `inspect.Parameter.empty` where it has none."""
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return inspect.Parameter.empty
+
+
+def _field_default(value: Any) -> str:
+    if value is inspect.Parameter.empty:
         return "**required**"
-    if value is dataclasses.MISSING:
-        value = field.default_factory()  # type: ignore[misc]  # it is not MISSING here
     if isinstance(value, enum.Enum):
         return f"`{value.value}`"
     if dataclasses.is_dataclass(value):
