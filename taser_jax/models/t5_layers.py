@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -49,7 +50,7 @@ class Kernel(nn.Module):
         """Returns the kernel."""
         flat = (math.prod(self.shape[: self.inputs]), math.prod(self.shape[self.inputs :]))
 
-        def initialize(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+        def initialize(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
             return self.kernel_init(key, flat, dtype).reshape(shape)
 
         return parameter(self, "kernel", initialize, self.shape, self.axes)
@@ -117,7 +118,7 @@ class RelativePositionBias(nn.Module):
 
 
 def _query_init(head_dim: int) -> Initializer:
-    def initialize(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    def initialize(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         return _ATTENTION_INIT(key, shape, dtype) / math.sqrt(head_dim)
 
     return initialize

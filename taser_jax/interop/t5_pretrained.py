@@ -1,0 +1,170 @@
+"""Pretrained T5 weights into a T5 dual encoder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from taser_jax.errors import ConfigError
+from taser_jax.interop.hub import fetch
+from taser_jax.interop.t5 import (
+    CONFIG_FILE,
+    t5_config,
+    t5_from_t5x,
+    t5_from_tensors,
+    t5x_t5_config,
+)
+from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
+from taser_jax.interop.tensors import read_tensors
+from taser_jax.models.bert import Remat
+from taser_jax.models.t5 import T5Config, T5Initialization, rescale
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
+
+Params = Any
+Source = str | os.PathLike[str]
+
+# What must be equal for the weights to mean the same.
+_MUST_MATCH = (
+    *("vocab_size", "embed_dim", "num_layers", "num_decoder_layers", "num_heads", "head_dim"),
+    *("mlp_dim", "mlp_activations", "num_buckets", "position_bias"),
+)
+_PROJECTION = "projection_layer"
+
+
+def pretrained_t5(
+    source: Source,
+    *,
+    dropout_rate: float = 0.1,
+    dtype: str = "float32",
+    remat: Remat = Remat.NONE,
+    initialization: T5Initialization = T5Initialization.STANDARD,
+) -> T5Config:
+    """The T5 of a checkpoint: its sizes, with our own numerics of training.
+
+    Args:
+        source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
+        dropout_rate: everywhere.
+        dtype: of activations.
+        remat: rematerialisation.
+        initialization: how its weights are rescaled as they come in.
+
+    Raises:
+        DataError: the source is not there, or damaged.
+        ConfigError: another architecture.
+    """
+    return dataclasses.replace(
+        _open(source).config,
+        dropout_rate=dropout_rate,
+        dtype=dtype,
+        remat=remat,
+        initialization=initialization,
+    )
+
+
+def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: Params) -> Params:
+    """A T5 dual encoder that starts from a pretrained T5: every tower is a copy of it.
+
+    Weights are rescaled as `config.t5.initialization` says. A projection comes from a T5X dual
+    encoder's, where there is one; else it stays as drawn.
+
+    Args:
+        source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
+        config: of the dual encoder; its sizes must be the checkpoint's.
+        params: of the dual encoder, as drawn.
+
+    Returns:
+        NumPy parameters of the same tree.
+
+    Raises:
+        DataError: the source is not there, or damaged.
+        ConfigError: the dual encoder's sizes are not the checkpoint's; the message has both.
+    """
+    checkpoint = _open(source)
+    wanted = config.t5
+    if config.embedding is T5Embedding.ENCODER_MEAN:
+        wanted = dataclasses.replace(wanted, num_decoder_layers=0)
+    found = dataclasses.replace(
+        checkpoint.config,
+        num_decoder_layers=wanted.num_decoder_layers and checkpoint.config.num_decoder_layers,
+    )
+    _check_sizes(found, wanted, checkpoint.where)
+    t5 = rescale(checkpoint.read(wanted), wanted.initialization)
+    towers = {}
+    for name in config.tower_names:
+        towers[name] = dict(t5)
+        if config.projection_dim is not None:
+            kernel = checkpoint.projection
+            if kernel is None:
+                kernel = np.asarray(params[name][_PROJECTION]["kernel"], np.float32)
+            expected = (wanted.embed_dim, config.projection_dim)
+            if kernel.shape != expected:
+                raise ConfigError(
+                    f"{_PROJECTION}/kernel has shape {tuple(kernel.shape)}",
+                    where=checkpoint.where,
+                    expected=f"{expected}, as the model is configured",
+                    fix=f"set projection_dim={kernel.shape[1]}",
+                )
+            towers[name][_PROJECTION] = {"kernel": kernel}
+    return towers
+
+
+@dataclasses.dataclass(frozen=True)
+class _Checkpoint:
+    """A checkpoint before its weights are put in place.
+
+    Attributes:
+        config: its sizes.
+        read: gives the parameters, for the encoder alone or with the decoder.
+        where: its directory.
+        projection: kernel of a T5X dual encoder's projection.
+    """
+
+    config: T5Config
+    read: Callable[[T5Config], Params]
+    where: str
+    projection: np.ndarray | None = None
+
+
+def _open(source: Source) -> _Checkpoint:
+    directory = pathlib.Path(fetch(source))
+    where = str(directory)
+    if (directory / CONFIG_FILE).is_file() or not is_t5x_checkpoint(directory):
+        return _Checkpoint(
+            t5_config(directory),
+            lambda config: t5_from_tensors(read_tensors(directory), config, where=where),
+            where,
+        )
+    tree = read_t5x(directory)
+    kernel = tree.get(_PROJECTION, {}).get("kernel")
+    return _Checkpoint(
+        t5x_t5_config(tree, where=where),
+        lambda config: t5_from_t5x(tree, config, where=where),
+        where,
+        None if kernel is None else np.asarray(kernel, np.float32),
+    )
+
+
+def _check_sizes(checkpoint: T5Config, config: T5Config, where: str) -> None:
+    differing = [n for n in _MUST_MATCH if getattr(checkpoint, n) != getattr(config, n)]
+    if not differing:
+        return
+    found = ", ".join(f"{name} {_shown(getattr(checkpoint, name))}" for name in differing)
+    expected = ", ".join(f"{name} {_shown(getattr(config, name))}" for name in differing)
+    fix = "take the sizes from the checkpoint: t5 = pretrained_t5(source)"
+    if "vocab_size" in differing:
+        fix += "; tokenize with the checkpoint's own vocabulary"
+    raise ConfigError(
+        f"the checkpoint has {found}",
+        where=where,
+        expected=f"{expected}, as the model is configured",
+        fix=fix,
+    )
+
+
+def _shown(value: Any) -> str:
+    return str(getattr(value, "value", value))
