@@ -1,0 +1,275 @@
+import dataclasses
+import json
+import pathlib
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from bert_checkpoints import CONFIG, random_tensors, tensor_shapes, write_checkpoint, write_config
+from hugging_face_parity import hidden_states, relative_error
+
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop.bert import (
+    bert_config,
+    config_to_json,
+    encoder_from_tensors,
+    encoder_to_tensors,
+)
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.layers import Activation
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
+TINY = BertConfig(
+    vocab_size=40, embed_dim=16, num_layers=4, num_heads=2, head_dim=8, mlp_dim=24, max_length=12
+)
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return dict(np.load(GOLDEN / "bert_tiny.npz"))
+
+
+def golden_model(golden, directory):
+    (directory / "config.json").write_text(str(golden["config"]), encoding="utf-8")
+    tensors = {n.removeprefix("tensor/"): a for n, a in golden.items() if n.startswith("tensor/")}
+    return bert_config(directory), tensors
+
+
+# What Hugging Face's BertModel computed; make_bert_golden.py says how.
+@pytest.mark.parametrize("inputs", ["padded", "long"])
+def test_hidden_states_are_hugging_faces(golden, tmp_path, inputs):
+    config, tensors = golden_model(golden, tmp_path)
+    params = encoder_from_tensors(tensors, config, where="golden")
+    ids, mask = golden[f"{inputs}/ids"], golden[f"{inputs}/mask"]
+    found = hidden_states(params, config, ids, mask)
+    expected = golden[f"{inputs}/hidden_states"]
+    assert found.shape == expected.shape
+    assert relative_error(found, expected, mask) < 1e-5
+    # The measure itself notices one number of one bias.
+    params["layers_1"]["mlp"]["wo"]["bias"][3] += 1e-2
+    assert relative_error(hidden_states(params, config, ids, mask), expected, mask) > 1e-4
+
+
+def test_padding_changes_nothing(golden, tmp_path):
+    config, tensors = golden_model(golden, tmp_path)
+    params = encoder_from_tensors(tensors, config, where="golden")
+    ids, mask = golden["padded/ids"], golden["padded/mask"]
+    wider = np.pad(ids, ((0, 0), (0, 6)), constant_values=9)
+    wider_mask = np.pad(mask, ((0, 0), (0, 6)))
+    found = hidden_states(params, config, wider, wider_mask)[:, :, : ids.shape[1]]
+    assert relative_error(found, golden["padded/hidden_states"], mask) < 1e-5
+
+
+def test_config(tmp_path):
+    write_config(tmp_path, hidden_act="gelu_new", layer_norm_eps=1e-5, hidden_dropout_prob=0)
+    expected = dataclasses.replace(
+        TINY, activation=Activation.GELU_TANH, layer_norm_epsilon=1e-5, dropout_rate=0.0
+    )
+    assert bert_config(tmp_path) == expected
+    assert bert_config(tmp_path, dtype="bfloat16").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+def test_config_comes_back(tmp_path, activation):
+    config = dataclasses.replace(TINY, activation=activation, dropout_rate=0.2)
+    (tmp_path / "config.json").write_text(json.dumps(config_to_json(config)), encoding="utf-8")
+    assert bert_config(tmp_path) == config
+
+
+def test_heads_that_bert_cannot_have():
+    with pytest.raises(ConfigError, match="2 heads of 6 with embed_dim 16"):
+        config_to_json(dataclasses.replace(TINY, head_dim=6))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "roberta", "architectures": ["RobertaModel"]}, "'roberta'.*'bert'"),
+        ({"model_type": "t5", "architectures": ["T5Model"]}, "'t5'.*T5Model.*'bert'"),
+        ({"model_type": None, "architectures": ["ElectraModel"]}, "ElectraModel.*'bert'"),
+        ({"position_embedding_type": "relative_key"}, "'relative_key'.*'absolute'"),
+        ({"hidden_act": "silu"}, "'silu'.*gelu, .*gelu_new.*relu"),
+        ({"is_decoder": True}, "decoder"),
+    ],
+)
+def test_another_architecture(tmp_path, changes, message):
+    write_config(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        bert_config(tmp_path)
+
+
+def test_an_old_config_without_model_type(tmp_path):
+    write_config(tmp_path, model_type=None, position_embedding_type=None)
+    assert bert_config(tmp_path) == TINY
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "expected: a JSON object"),
+        (json.dumps(CONFIG | {"hidden_size": "16"}), "hidden_size is '16'"),
+        (json.dumps({k: v for k, v in CONFIG.items() if k != "vocab_size"}), "no field 'vocab_s"),
+        (json.dumps(CONFIG | {"num_attention_heads": 3}), "16 with num_attention_heads 3"),
+    ],
+)
+def test_a_damaged_config(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        bert_config(tmp_path)
+
+
+def test_no_config(tmp_path):
+    with pytest.raises(DataError, match=r"no config\.json"):
+        bert_config(tmp_path)
+    with pytest.raises(DataError, match="no such directory"):
+        bert_config(tmp_path / "nowhere")
+
+
+def test_kernels_are_transposed_and_split_by_head():
+    tensors = random_tensors()
+    layer = encoder_from_tensors(tensors, TINY, where="x")["layers_2"]
+    weight = tensors["encoder.layer.2.attention.self.key.weight"]
+    bias = tensors["encoder.layer.2.attention.self.key.bias"]
+    out = tensors["encoder.layer.2.attention.output.dense.weight"]
+    for head in range(2):
+        rows = slice(8 * head, 8 * head + 8)
+        np.testing.assert_array_equal(layer["attention"]["key"]["kernel"][:, head], weight[rows].T)
+        np.testing.assert_array_equal(layer["attention"]["key"]["bias"][head], bias[rows])
+        np.testing.assert_array_equal(layer["attention"]["out"]["kernel"][head], out[:, rows].T)
+    np.testing.assert_array_equal(
+        layer["mlp"]["wi"]["kernel"], tensors["encoder.layer.2.intermediate.dense.weight"].T
+    )
+    norm = tensors["encoder.layer.2.attention.output.LayerNorm.weight"]
+    np.testing.assert_array_equal(layer["attention_layer_norm"]["scale"], norm)
+
+
+def with_old_names(tensors):
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for new, name in old.items():
+        tensors = {n.replace(new, name): t for n, t in tensors.items()}
+    return tensors
+
+
+def with_heads(tensors):
+    """As BertForPreTraining, coCondenser's head and old versions' buffers leave them."""
+    return {
+        **{f"bert.{name}": tensor for name, tensor in tensors.items()},
+        "bert.embeddings.position_ids": np.arange(12)[None],
+        "bert.pooler.dense.weight": np.zeros((16, 16), np.float32),
+        "cls.predictions.transform.LayerNorm.gamma": np.zeros(16, np.float32),
+        "cls.predictions.decoder.weight": np.zeros((40, 16), np.float32),
+        "cls.seq_relationship.weight": np.zeros((2, 16), np.float32),
+        "c_head.0.attention.self.query.weight": np.zeros((16, 16), np.float32),
+        "lm.cls.bias": np.zeros(40, np.float32),
+    }
+
+
+@pytest.mark.parametrize(
+    "disguise",
+    [
+        with_heads,
+        with_old_names,
+        lambda t: with_heads(with_old_names(t)),
+        lambda t: {f"encoder.model.{name}": tensor for name, tensor in t.items()},
+        lambda t: {name: tensor.astype(ml_dtypes.bfloat16) for name, tensor in t.items()},
+    ],
+)
+def test_variants_of_the_same_checkpoint(disguise):
+    # Values that bfloat16 can hold.
+    tensors = {
+        name: tensor.astype(ml_dtypes.bfloat16).astype(np.float32)
+        for name, tensor in random_tensors().items()
+    }
+    expected = encoder_from_tensors(tensors, TINY, where="x")
+    found = encoder_from_tensors(disguise(tensors), TINY, where="x")
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(np.float32)}
+
+
+def test_blocks_are_picked():
+    tensors = random_tensors()
+    whole = encoder_from_tensors(tensors, TINY, where="x")
+    two = dataclasses.replace(TINY, num_layers=2)
+    first = encoder_from_tensors(tensors, two, where="x")
+    picked = encoder_from_tensors(tensors, two, where="x", layers=(3, 1))
+    assert sorted(first) == sorted(picked) == ["embeddings", "layers_0", "layers_1"]
+    jax.tree.map(np.testing.assert_array_equal, first["layers_1"], whole["layers_1"])
+    jax.tree.map(np.testing.assert_array_equal, picked["layers_0"], whole["layers_3"])
+    jax.tree.map(np.testing.assert_array_equal, picked["layers_1"], whole["layers_1"])
+
+
+def test_what_is_exported_comes_back_bit_for_bit():
+    tensors = random_tensors(7)
+    params = encoder_from_tensors(tensors, TINY, where="x")
+    exported = encoder_to_tensors(params, TINY)
+    assert {n: t.shape for n, t in exported.items()} == tensor_shapes()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(exported[name], tensor)
+    again = encoder_from_tensors(exported, TINY, where="x")
+    jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+def test_missing_tensors_are_named():
+    tensors = random_tensors()
+    del tensors["encoder.layer.1.output.dense.bias"], tensors["embeddings.LayerNorm.weight"]
+    message = r"2 tensors are missing: embeddings\.LayerNorm\.weight, encoder\.layer\.1\.output"
+    with pytest.raises(DataError, match=message):
+        encoder_from_tensors(tensors, TINY, where="x")
+    deeper = dataclasses.replace(TINY, num_layers=6)
+    with pytest.raises(DataError, match=r"(?s)encoder\.layer\.4.*a BERT of 6 layers"):
+        encoder_from_tensors(random_tensors(), deeper, where="x")
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "expected"),
+    [
+        ({"vocab_size": 41}, r"word_embeddings\.weight has shape \(40, 16\)", r"\(41, 16\)"),
+        ({"max_length": 9}, r"position_embeddings\.weight has shape \(12, 16\)", r"\(9, 16\)"),
+        ({"mlp_dim": 32}, r"intermediate\.dense\.weight has shape \(24, 16\)", r"\(32, 16\)"),
+        ({"embed_dim": 8}, r"has shape \(40, 16\)", r"\(40, 8\)"),
+        ({"num_heads": 4}, r"query\.weight has shape \(16, 16\)", r"\(32, 16\)"),
+    ],
+)
+def test_unexpected_shapes(changes, found, expected):
+    config = dataclasses.replace(TINY, **changes)
+    with pytest.raises(ConfigError, match=f"(?s)checkpoint-x: .*{found}.*expected: {expected}"):
+        encoder_from_tensors(random_tensors(), config, where="checkpoint-x")
+
+
+def test_tensors_that_would_be_lost_or_are_no_weights():
+    adapter = {"encoder.layer.0.output.adapter.weight": np.zeros(3, np.float32)}
+    with pytest.raises(DataError, match=r"does not have: encoder\.layer\.0\.output\.adapter"):
+        encoder_from_tensors(random_tensors() | adapter, TINY, where="x")
+    name = "encoder.layer.0.output.dense.weight"
+    with pytest.raises(DataError, match="is int8"):
+        encoder_from_tensors(
+            random_tensors() | {name: np.zeros((16, 24), np.int8)}, TINY, where="x"
+        )
+    nan = np.full((16, 24), np.nan, np.float32)
+    with pytest.raises(DataError, match="holds NaN"):
+        encoder_from_tensors(random_tensors() | {name: nan}, TINY, where="x")
+
+
+def test_no_bert_or_two_of_them():
+    with pytest.raises(ConfigError, match=r"there are shared\.weight"):
+        encoder_from_tensors({"shared.weight": np.zeros(2)}, TINY, where="x")
+    two = random_tensors(prefix="question.") | random_tensors(prefix="context.")
+    with pytest.raises(ConfigError, match=r"2 encoders, under context\., question\."):
+        encoder_from_tensors(two, TINY, where="x")
+
+
+def test_only_a_plain_encoder_is_exported():
+    params = encoder_from_tensors(random_tensors(), TINY, where="x")
+    experts = {"layers_0": {**params["layers_0"], "mlp": {}}}
+    with pytest.raises(ConfigError, match="layers_0/mlp/wi/kernel is absent"):
+        encoder_to_tensors(params | experts, TINY)
+    with pytest.raises(ConfigError, match=r"has shape \(40, 16\)"):
+        encoder_to_tensors(params, dataclasses.replace(TINY, vocab_size=41))
+
+
+def test_files_to_parameters(tmp_path):
+    directory, tensors = write_checkpoint(tmp_path)
+    assert bert_config(directory) == TINY
+    assert set(tensors) == set(tensor_shapes())

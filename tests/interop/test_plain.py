@@ -1,0 +1,166 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from taser_jax.batch import Role, Tokens
+from taser_jax.errors import ConfigError
+from taser_jax.interop.bert import encoder_from_tensors, encoder_to_tensors
+from taser_jax.interop.plain import from_plain_encoders, plain_encoder
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import (
+    DualEncoder,
+    DualEncoderConfig,
+    Pooling,
+    Towers,
+    abstract_params,
+)
+from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
+
+BERT = BertConfig(
+    vocab_size=40, embed_dim=16, num_layers=3, num_heads=2, head_dim=8, mlp_dim=24, max_length=12
+)
+MODELS = {
+    "shared": DualEncoderConfig(bert=BERT),
+    "dpr": DualEncoderConfig(bert=BERT, towers=Towers.SEPARATE),
+    "taser": DualEncoderConfig(bert=BERT, experts=ExpertConfig(num_experts=2)),
+    "taser of 4": DualEncoderConfig(bert=BERT, experts=ExpertConfig(num_experts=4, blocks=(1, 3))),
+}
+
+
+def random_params(config, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = abstract_params(DualEncoder(config))
+    return jax.tree.map(lambda leaf: rng.normal(0.1, 0.4, leaf.shape).astype(np.float32), shapes)
+
+
+def tokens(seed=1):
+    rng = np.random.default_rng(seed)
+    mask = np.arange(9) < np.array([9, 4, 1])[:, None]
+    return Tokens(
+        jnp.asarray(np.where(mask, rng.integers(1, 40, mask.shape), 0)), jnp.asarray(mask)
+    )
+
+
+def embed(config, params, role):
+    model, params = DualEncoder(config), jax.tree.map(jnp.asarray, params)
+    return model.apply({"params": params}, tokens(), role=role, method="encode").embeddings
+
+
+@pytest.mark.parametrize("name", ["dpr", "taser", "taser of 4"])
+@pytest.mark.parametrize("role", Role)
+def test_a_path_alone_gives_the_same_embeddings_bit_for_bit(name, role):
+    # The mean over tokens, so that every hidden state counts.
+    config = dataclasses.replace(MODELS[name], pooling=Pooling.MEAN)
+    params = random_params(config)
+    plain = {"encoder": plain_encoder(params, config, role)}
+    plain_config = DualEncoderConfig(bert=BERT, pooling=Pooling.MEAN)
+    expected = embed(config, params, role)
+    np.testing.assert_array_equal(embed(plain_config, plain, role), expected)
+    other = Role.PASSAGE if role is Role.QUERY else Role.QUERY
+    wrong = {"encoder": plain_encoder(params, config, other)}
+    assert not np.allclose(embed(plain_config, wrong, role), expected)
+
+
+def test_of_four_experts_the_first_of_each_group_runs():
+    config = MODELS["taser of 4"]
+    params = random_params(config)
+    wi = params["encoder"]["layers_2"]["experts"]["wi"]["kernel"]
+    for role, expert in ((Role.QUERY, 0), (Role.PASSAGE, 2)):
+        plain = plain_encoder(params, config, role)
+        np.testing.assert_array_equal(plain["layers_2"]["mlp"]["wi"]["kernel"], wi[expert])
+        assert "experts" not in plain["layers_0"]
+
+
+@pytest.mark.parametrize("routing", [Routing.SEQUENCE, Routing.TOKEN])
+@pytest.mark.parametrize("towers", Towers)
+def test_learned_routing_is_no_plain_bert(routing, towers):
+    experts = ExpertConfig(num_experts=3, routing=routing)
+    config = DualEncoderConfig(bert=BERT, experts=experts, towers=towers)
+    with pytest.raises(ConfigError, match=f"(?s){routing.value}.*saved_model, stablehlo"):
+        plain_encoder({}, config, Role.QUERY)
+
+
+@pytest.mark.parametrize("name", ["shared", "dpr", "taser"])
+def test_both_paths_exported_and_imported_are_the_dual_encoder_again(name):
+    config = MODELS[name]
+    params = random_params(config)
+    again = []
+    for role in Role:
+        tensors = encoder_to_tensors(plain_encoder(params, config, role), BERT)
+        again.append(encoder_from_tensors(tensors, BERT, where="x"))
+    found = from_plain_encoders(*again, config=config, params=random_params(config, 9))
+    assert jax.tree.structure(found) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+
+
+def test_every_expert_of_a_group_is_a_copy_of_its_roles():
+    config = MODELS["taser of 4"]
+    params = random_params(config)
+    query, passage = (plain_encoder(params, config, role) for role in Role)
+    found = from_plain_encoders(query, passage, config=config, params=params)
+    experts = found["encoder"]["layers_0"]["experts"]
+    for plain, group in ((query, (0, 1)), (passage, (2, 3))):
+        for expert in group:
+            jax.tree.map(
+                np.testing.assert_array_equal,
+                jax.tree.map(lambda leaf, e=expert: leaf[e], experts),
+                plain["layers_0"]["mlp"],
+            )
+
+
+@pytest.mark.parametrize("gate_sharing", GateSharing)
+def test_learned_routers_are_kept_and_their_experts_equal(gate_sharing):
+    experts = ExpertConfig(
+        num_experts=3, blocks=(2, 3), routing=Routing.SEQUENCE, gate_sharing=gate_sharing
+    )
+    config = DualEncoderConfig(bert=BERT, experts=experts)
+    params = random_params(config)
+    plain = plain_encoder(random_params(MODELS["shared"], 3), MODELS["shared"], Role.QUERY)
+    found = from_plain_encoders(plain, plain, config=config, params=params)["encoder"]
+    drawn = params["encoder"]
+    if gate_sharing is GateSharing.SHARED:
+        routers = [(found["router"], drawn["router"])]
+    else:
+        routers = [(found[f"layers_{i}"]["router"], drawn[f"layers_{i}"]["router"]) for i in (1, 2)]
+    for router, expected in routers:
+        jax.tree.map(np.testing.assert_array_equal, router, expected)
+    np.testing.assert_array_equal(
+        found["layers_1"]["experts"]["layer_norm"]["scale"],
+        np.stack([plain["layers_1"]["mlp"]["layer_norm"]["scale"]] * 3),
+    )
+
+
+def test_no_two_parameters_share_memory():
+    config = MODELS["dpr"]
+    plain = plain_encoder(random_params(MODELS["shared"]), MODELS["shared"], Role.QUERY)
+    found = from_plain_encoders(plain, plain, config=config, params=random_params(config))
+    found["query_encoder"]["layers_0"]["mlp"]["wi"]["bias"][:] = 7
+    assert not np.any(found["passage_encoder"]["layers_0"]["mlp"]["wi"]["bias"] == 7)
+    assert not np.any(plain["layers_0"]["mlp"]["wi"]["bias"] == 7)
+
+
+def test_paths_that_differ_where_the_encoder_is_tied():
+    config = MODELS["taser"]
+    params = random_params(config)
+    query, passage = (plain_encoder(params, config, role) for role in Role)
+    passage = jax.tree.map(np.copy, passage)
+    passage["layers_2"]["mlp"]["wo"]["bias"] += 1
+    from_plain_encoders(query, passage, config=config, params=params)
+    passage["layers_0"]["attention"]["query"]["bias"] += 1
+    with pytest.raises(ConfigError, match="layers_0/attention/query/bias of the query encoder"):
+        from_plain_encoders(query, passage, config=config, params=params)
+
+
+def test_trees_that_do_not_fit():
+    config = MODELS["shared"]
+    params = random_params(config)
+    plain = plain_encoder(params, config, Role.QUERY)
+    shallow = {name: value for name, value in plain.items() if name != "layers_2"}
+    with pytest.raises(ConfigError, match="no parameter layers_2/attention"):
+        from_plain_encoders(shallow, shallow, config=config, params=params)
+    wide = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf]), plain)
+    with pytest.raises(ConfigError, match=r"(?s)would have shape.*pretrained_bert"):
+        from_plain_encoders(wide, wide, config=config, params=params)

@@ -1,0 +1,234 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from bert_checkpoints import SIZES, random_tensors, write_checkpoint
+from legacy_t5x import write_legacy
+
+from taser_jax.batch import Role, Tokens
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop.bert import bert_config, encoder_from_tensors
+from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
+from taser_jax.models.attention import AttentionKernel
+from taser_jax.models.bert import BertConfig, Remat
+from taser_jax.models.dual_encoder import DualEncoder, DualEncoderConfig, Towers, init_params
+from taser_jax.models.layers import Activation
+from taser_jax.models.routing import ExpertConfig, Routing
+
+EXPERTS = ExpertConfig(num_experts=2)
+
+
+def drawn(config):
+    return jax.tree.map(np.asarray, init_params(DualEncoder(config), jax.random.key(0)))
+
+
+def loaded(source, config, **kwargs):
+    return load_pretrained(source, config=config, params=drawn(config), **kwargs)
+
+
+def embed(config, params, role):
+    rng = np.random.default_rng(1)
+    mask = np.arange(12) < np.array([12, 5, 1])[:, None]
+    ids = np.where(mask, rng.integers(1, 40, mask.shape), 0)
+    tokens = Tokens(jnp.asarray(ids), jnp.asarray(mask))
+    model, params = DualEncoder(config), jax.tree.map(jnp.asarray, params)
+    return model.apply({"params": params}, tokens, role=role, method="encode").embeddings
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))[0]
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint):
+    return encoder_from_tensors(random_tensors(), bert_config(checkpoint), where="x")
+
+
+def test_sizes_come_from_the_checkpoint(checkpoint):
+    config = pretrained_bert(
+        str(checkpoint),
+        dropout_rate=0.0,
+        attention_dropout_rate=0.3,
+        dtype="bfloat16",
+        remat=Remat.BLOCK,
+        attention=AttentionKernel.DOT_PRODUCT,
+    )
+    assert config == BertConfig(
+        vocab_size=40,
+        embed_dim=16,
+        num_layers=4,
+        num_heads=2,
+        head_dim=8,
+        mlp_dim=24,
+        max_length=12,
+        dropout_rate=0.0,
+        attention_dropout_rate=0.3,
+        dtype="bfloat16",
+        remat=Remat.BLOCK,
+        attention=AttentionKernel.DOT_PRODUCT,
+    )
+    assert pretrained_bert(checkpoint, num_layers=3).num_layers == 3
+    assert pretrained_bert(checkpoint, layers=(0, 3)).num_layers == 2
+
+
+def test_shared_taser_and_dpr_start_with_exactly_the_plain_embeddings(checkpoint, plain):
+    shared = DualEncoderConfig(bert=bert_config(checkpoint))
+    expected = embed(shared, {"encoder": plain}, Role.QUERY)
+    for changes in (
+        {},
+        {"experts": EXPERTS},
+        {"experts": ExpertConfig(num_experts=4, blocks=(1, 4))},
+        {"towers": Towers.SEPARATE},
+    ):
+        config = dataclasses.replace(shared, **changes)
+        params = loaded(checkpoint, config)
+        for role in Role:
+            np.testing.assert_array_equal(embed(config, params, role), expected)
+
+
+def test_learned_routing_starts_with_the_plain_embeddings(checkpoint, plain):
+    shared = DualEncoderConfig(bert=bert_config(checkpoint))
+    expected = embed(shared, {"encoder": plain}, Role.QUERY)
+    config = dataclasses.replace(shared, experts=ExpertConfig(num_experts=3, routing=Routing.TOKEN))
+    params = loaded(checkpoint, config)
+    np.testing.assert_allclose(embed(config, params, Role.QUERY), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_each_expert_is_an_exact_copy_and_its_layer_norm_too(checkpoint, plain):
+    config = DualEncoderConfig(bert=bert_config(checkpoint), experts=EXPERTS)
+    block = loaded(checkpoint, config)["encoder"]["layers_2"]
+    for expert in range(2):
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            jax.tree.map(lambda leaf, e=expert: leaf[e], block["experts"]),
+            plain["layers_2"]["mlp"],
+        )
+
+
+def test_layers_are_truncated_or_picked(checkpoint, plain):
+    config = DualEncoderConfig(bert=pretrained_bert(checkpoint, num_layers=2))
+    params = loaded(checkpoint, config, num_layers=2)["encoder"]
+    jax.tree.map(np.testing.assert_array_equal, params["layers_1"], plain["layers_1"])
+    params = loaded(checkpoint, config, layers=(1, 3))["encoder"]
+    jax.tree.map(np.testing.assert_array_equal, params["layers_1"], plain["layers_3"])
+
+
+def test_two_checkpoints_one_a_role(checkpoint, plain, tmp_path):
+    other, _ = write_checkpoint(tmp_path, tensors=random_tensors(5))
+    config = DualEncoderConfig(bert=bert_config(checkpoint), towers=Towers.SEPARATE)
+    params = loaded(checkpoint, config, passage_source=other)
+    jax.tree.map(np.testing.assert_array_equal, params["query_encoder"], plain)
+    expected = encoder_from_tensors(random_tensors(5), config.bert, where="x")
+    jax.tree.map(np.testing.assert_array_equal, params["passage_encoder"], expected)
+    tied = dataclasses.replace(config, towers=Towers.TIED)
+    with pytest.raises(ConfigError, match="is not the passage encoder's"):
+        loaded(checkpoint, tied, passage_source=other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "expected"),
+    [
+        ({"vocab_size": 44}, "vocab_size 40", "vocab_size 44"),
+        ({"embed_dim": 32, "head_dim": 16}, "embed_dim 16, head_dim 8", "embed_dim 32, head_dim"),
+        ({"num_layers": 3}, "num_layers 4", "num_layers 3"),
+        ({"num_layers": 6}, "num_layers 4", "num_layers 6"),
+        ({"num_heads": 4, "head_dim": 4}, "num_heads 2", "num_heads 4"),
+        ({"mlp_dim": 48}, "mlp_dim 24", "mlp_dim 48"),
+        ({"max_length": 10}, "max_length 12", "max_length 10"),
+        ({"activation": Activation.RELU}, "activation gelu", "activation relu"),
+        ({"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon 1e-12", "layer_norm_epsilon 1e-05"),
+    ],
+)
+def test_a_mismatch_says_both_numbers(checkpoint, changes, found, expected):
+    bert = dataclasses.replace(bert_config(checkpoint), **changes)
+    config = DualEncoderConfig(bert=bert)
+    message = f"(?s)the checkpoint has {found}.*expected: {expected}.*fix: .*pretrained_bert"
+    # Told from config.json alone: neither weights nor drawn parameters are looked at.
+    with pytest.raises(ConfigError, match=message):
+        load_pretrained(checkpoint, config=config, params=None)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"num_layers": 5}, "5 layers of a checkpoint of 4"),
+        ({"num_layers": 0}, "0 layers of a checkpoint of 4"),
+        ({"layers": (0, 4)}, r"layers \(0, 4\) of a checkpoint of 4"),
+        ({"layers": ()}, r"layers \(\) of"),
+        ({"layers": (0,), "num_layers": 1}, "both num_layers and layers"),
+    ],
+)
+def test_blocks_that_are_not_there(checkpoint, choice, message):
+    with pytest.raises(ConfigError, match=message):
+        pretrained_bert(checkpoint, **choice)
+
+
+def test_weights_that_are_not_what_config_json_says(tmp_path):
+    directory, _ = write_checkpoint(tmp_path, tensors=random_tensors(vocab_size=39))
+    config = DualEncoderConfig(bert=bert_config(directory))
+    with pytest.raises(ConfigError, match=r"(?s)has shape \(39, 16\).*expected: \(40, 16\)"):
+        loaded(directory, config)
+
+
+def test_no_checkpoint(tmp_path):
+    with pytest.raises(DataError, match=r"no config\.json"):
+        pretrained_bert(tmp_path)
+    with pytest.raises(DataError, match="no such directory"):
+        pretrained_bert(tmp_path / "nowhere")
+
+
+def t5x_tree(plain, *, joined):
+    """Attention kernels as T5X keeps them: heads and their width joined."""
+
+    def join(path, leaf):
+        keys = [key.key for key in path]
+        if not joined or "attention" not in keys:
+            return leaf
+        inputs = 2 if keys[-2] == "out" else 1
+        if keys[-1] == "bias":
+            return leaf.reshape(-1)
+        return leaf.reshape(np.prod(leaf.shape[:inputs]), -1)
+
+    return jax.tree_util.tree_map_with_path(join, plain)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("tower", [None, "encoder"])
+def test_a_t5x_checkpoint_of_our_bert(checkpoint, plain, tmp_path, joined, tower):
+    tree = t5x_tree(plain, joined=joined)
+    write_legacy(tmp_path, tree if tower is None else {tower: tree})
+    bert = pretrained_bert(checkpoint)
+    if joined:
+        with pytest.raises(ConfigError, match="do not tell the number of heads"):
+            pretrained_bert(tmp_path)
+    else:
+        assert pretrained_bert(tmp_path) == bert
+    params = loaded(tmp_path, DualEncoderConfig(bert=bert))
+    jax.tree.map(np.testing.assert_array_equal, params["encoder"], plain)
+
+
+def test_a_t5x_checkpoint_of_two_towers(checkpoint, plain, tmp_path):
+    other = encoder_from_tensors(random_tensors(5), bert_config(checkpoint), where="x")
+    write_legacy(tmp_path, {"query_encoder": plain, "passage_encoder": other})
+    config = DualEncoderConfig(bert=bert_config(checkpoint), towers=Towers.SEPARATE)
+    params = loaded(tmp_path, config)
+    expected = {"query_encoder": plain, "passage_encoder": other}
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+def test_t5x_checkpoints_that_do_not_fit(checkpoint, plain, tmp_path):
+    bert = bert_config(checkpoint)
+    write_legacy(tmp_path / "t5", {"token_embedder": {"embedding": np.ones((2, 2), np.float32)}})
+    with pytest.raises(ConfigError, match="a T5X checkpoint of token_embedder"):
+        pretrained_bert(tmp_path / "t5")
+    write_legacy(tmp_path / "bert", plain)
+    wide = dataclasses.replace(bert, mlp_dim=SIZES["intermediate_size"] + 1)
+    with pytest.raises(ConfigError, match=r"(?s)has mlp_dim 24.*mlp_dim 25"):
+        loaded(tmp_path / "bert", DualEncoderConfig(bert=wide))
+    partial = {**plain, "layers_1": {"mlp": plain["layers_1"]["mlp"]}}
+    write_legacy(tmp_path / "partial", partial)
+    with pytest.raises(DataError, match="parameters are missing: layers_1/attention/query/kernel"):
+        loaded(tmp_path / "partial", DualEncoderConfig(bert=bert))

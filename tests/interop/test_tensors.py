@@ -1,0 +1,106 @@
+import json
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from bert_checkpoints import random_tensors
+from safetensors.numpy import save_file
+
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop.tensors import listed, read_tensors
+
+
+def write_shards(directory, tensors, shards=2):
+    names = sorted(tensors)
+    weight_map = {}
+    for i in range(shards):
+        file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
+        save_file({name: tensors[name] for name in names[i::shards]}, directory / file)
+        weight_map |= dict.fromkeys(names[i::shards], file)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    return weight_map
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_one_file(tmp_path):
+    tensors = random_tensors() | {"ids": np.arange(3), "half": np.ones(2, np.float16)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = read_tensors(tmp_path)
+    assert_equal(found, tensors)
+    assert found["half"].dtype == np.float16
+
+
+def test_bfloat16(tmp_path):
+    values = np.array([1.5, -2.0], ml_dtypes.bfloat16)
+    save_file({"a": values}, tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(read_tensors(tmp_path)["a"].astype(np.float32), [1.5, -2.0])
+
+
+def test_shards(tmp_path):
+    tensors = random_tensors()
+    write_shards(tmp_path, tensors)
+    assert_equal(read_tensors(tmp_path), tensors)
+
+
+def test_no_weights(tmp_path):
+    with pytest.raises(DataError, match=r"(?s)no weights.*model\.safetensors.*pytorch_model\.bin"):
+        read_tensors(tmp_path)
+
+
+def test_a_shard_is_absent(tmp_path):
+    write_shards(tmp_path, random_tensors(), shards=3)
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(DataError, match="1 of 3 shards are absent: model-00002-of-00003"):
+        read_tensors(tmp_path)
+
+
+def test_a_shard_lacks_what_the_index_names(tmp_path):
+    weight_map = write_shards(tmp_path, random_tensors())
+    weight_map["encoder.layer.9.bias"] = "model-00001-of-00002.safetensors"
+    index = json.dumps({"weight_map": weight_map})
+    (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    with pytest.raises(DataError, match=r"in no shard: encoder\.layer\.9\.bias"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": []}}']
+)
+def test_an_index_that_is_none(tmp_path, text):
+    (tmp_path / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match="not an index of shards"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 200, -1])
+def test_a_file_cut_short(tmp_path, kept):
+    path = tmp_path / "model.safetensors"
+    save_file(random_tensors(), path)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(DataError, match=r"model\.safetensors: cannot be read"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_pytorch_files_without_pytorch_say_what_to_install(tmp_path, monkeypatch, index):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    if index:
+        text = json.dumps({"weight_map": {"a": "pytorch_model.bin"}})
+        (tmp_path / "pytorch_model.bin").rename(tmp_path / "part.bin")
+        text = text.replace("pytorch_model.bin", "part.bin")
+        (tmp_path / "pytorch_model.bin.index.json").write_text(text, encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"PyTorch is not installed(?s:.*)taser_jax\[torch\]"):
+        read_tensors(tmp_path)
+
+
+def test_listed():
+    assert listed(["a", "b"]) == "a, b"
+    assert listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
