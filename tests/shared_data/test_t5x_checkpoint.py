@@ -1,9 +1,20 @@
 """A real T5X dual encoder, written by T5X itself."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from taser_jax.batch import Role, Tokens
+from taser_jax.interop.t5_pretrained import load_pretrained_t5, pretrained_t5
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x_checkpoint
+from taser_jax.models.dual_encoder import abstract_params
+from taser_jax.models.t5_dual_encoder import (
+    Normalization,
+    T5DualEncoder,
+    T5DualEncoderConfig,
+    T5Embedding,
+)
 
 
 @pytest.fixture(scope="module")
@@ -19,3 +30,28 @@ def test_arrays_and_step(directory):
     assert found.target["token_embedder"]["embedding"].shape == (32128, 4)
     scale = found.target["encoder"]["encoder_norm"]["scale"]
     np.testing.assert_allclose(scale, [1.110984, 0.9813192, 0.8854417, 0.9886455], atol=1e-6)
+
+
+def test_golden_embeddings(directory):
+    """What T5X's own dual encoder gives for this checkpoint (flaxformer, float32)."""
+    t5 = pretrained_t5(directory)
+    assert (t5.num_heads, t5.head_dim, t5.mlp_activations) == (2, 2, ("relu",))
+    config = T5DualEncoderConfig(
+        t5=t5,
+        embedding=T5Embedding.ENCODER_MEAN,
+        projection_dim=768,
+        normalization=Normalization.L2,
+    )
+    model = T5DualEncoder(config)
+    params = load_pretrained_t5(directory, config=config, params=abstract_params(model))
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, abstract_params(model))
+    ids = [[71, 1712, 1566, 1, 0, 0, 0, 0], [8, 3, 9, 10, 11, 12, 13, 1]]
+    tokens = Tokens(np.array(ids, np.int32), np.array(ids) > 0)
+    params = jax.tree.map(jnp.asarray, params)
+    found = model.apply({"params": params}, tokens, role=Role.PASSAGE, method="encode").embeddings
+    expected = [
+        [0.03877842, 0.02883413, -0.04040583, -0.01480171],
+        [0.03740956, -0.00147253, -0.05738756, -0.01737572],
+    ]
+    np.testing.assert_allclose(found[:, :4], expected, atol=2e-7)
+    assert float(found[0] @ found[1]) == pytest.approx(0.7833494, abs=1e-6)
