@@ -319,7 +319,7 @@ class BertEncoder(nn.Module):
         shared_router = None
         if experts.learned and experts.gate_sharing is GateSharing.SHARED:
             shared_router = router_parameters(config, experts)
-        group_gates = self._group_gates(role, ids.shape[0], train=train)
+        group_gates = self._group_gates(role, ids, train=train)
         block_class = nn.remat(Block) if config.remat is Remat.BLOCK else Block
 
         hidden = Embeddings(config, deterministic=not train, name="embeddings")(ids)
@@ -344,7 +344,7 @@ class BertEncoder(nn.Module):
         return hidden, routing.stack_statistics(statistics) if statistics else None
 
     def _group_gates(
-        self, role: Role, batch_size: int, *, train: bool
+        self, role: Role, ids: Int[Array, "batch length"], *, train: bool
     ) -> Float[Array, "batch 1 group"] | None:
         """Det-R with I > 2: a uniform draw a sequence in training, for all blocks alike.
 
@@ -356,7 +356,7 @@ class BertEncoder(nn.Module):
         if not train or experts.num_experts == 1 or experts.learned or size == 1:
             return None
         key = self.make_rng("routing")
-        return routing.group_gates(key, batch_size=batch_size, group_size=size)
+        return routing.group_gates(key, batch_size=ids.shape[0], group_size=size)
 
 
 def block_output(

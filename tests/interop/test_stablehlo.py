@@ -1,0 +1,227 @@
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax import export
+from tiny_source import (
+    DETERMINISTIC,
+    DPR,
+    QUERY_LENGTH,
+    edit_json,
+    embed,
+    some_tokens,
+    tiny_source,
+    without,
+)
+
+from taser_jax.batch import Role
+from taser_jax.data.vocabularies import load_vocabulary
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop.stablehlo import (
+    LOAD_SNIPPET,
+    PARAMETERS_FILE,
+    export_stablehlo,
+    load_stablehlo,
+    params_from_stablehlo_export,
+)
+from taser_jax.models import config_io
+from taser_jax.models.attention import AttentionKernel
+from taser_jax.models.bert import Remat
+from taser_jax.models.dual_encoder import Pooling, Towers
+from taser_jax.models.routing import GateSharing, Routing
+
+MODELS = {
+    "det_r": {"experts": DETERMINISTIC},
+    "seq_r": {"experts": {"num_experts": 3, "routing": Routing.SEQUENCE}},
+    "tok_r": {
+        "experts": {
+            "num_experts": 2,
+            "routing": Routing.TOKEN,
+            "gate_sharing": GateSharing.SHARED,
+        },
+        "pooling": Pooling.MEAN,
+    },
+    "dpr": {"experts": DPR, "towers": Towers.SEPARATE},
+}
+
+
+def exported(directory, **changes):
+    source = tiny_source(directory, **changes)
+    output_dir = directory / "stablehlo"
+    output_dir.mkdir()
+    export_stablehlo(on_gpu(source), output_dir)
+    return source, output_dir
+
+
+def on_gpu(source):
+    """With a kernel that no CPU has, as models trained on GPUs come."""
+    bert = dataclasses.replace(
+        source.config.bert, attention=AttentionKernel.CUDNN, remat=Remat.BLOCK
+    )
+    return dataclasses.replace(source, config=dataclasses.replace(source.config, bert=bert))
+
+
+@pytest.fixture(scope="module")
+def det_r(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("det_r"), **MODELS["det_r"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_embeddings_equal_ours_at_every_batch_size(tmp_path, name):
+    source, directory = exported(tmp_path, **MODELS[name])
+    encoder = load_stablehlo(directory)
+    for role in Role:
+        for count in (5, 1):
+            tokens = some_tokens(source, role, count)
+            found = encoder.encode(role, tokens.ids, tokens.mask)
+            expected = embed(source, role, tokens)
+            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=2e-6)
+    both = [np.asarray(encoder.encode(role, tokens.ids, tokens.mask)) for role in Role]
+    # Learned routing and one tower treat both roles alike; experts by role and towers do not.
+    assert np.allclose(*both, atol=1e-6) == (name in ("seq_r", "tok_r"))
+
+
+def test_bfloat16_activations_stay(tmp_path):
+    source, directory = exported(tmp_path, bert={"dtype": "bfloat16"}, **MODELS["det_r"])
+    tokens = some_tokens(source, Role.QUERY, 5)
+    found = load_stablehlo(directory).encode(Role.QUERY, tokens.ids, tokens.mask)
+    exact = dataclasses.replace(source.config.bert, dtype="float32")
+    exact = dataclasses.replace(source, config=dataclasses.replace(source.config, bert=exact))
+    np.testing.assert_allclose(found, embed(source, Role.QUERY, tokens), atol=0.1)
+    assert np.abs(np.asarray(found) - embed(exact, Role.QUERY, tokens)).max() > 1e-4
+    assert found.dtype == np.float32
+
+
+def test_other_lengths_and_empty_batches(det_r):
+    source, directory = det_r
+    encoder = load_stablehlo(directory)
+    tokens = some_tokens(source, Role.PASSAGE, 3)
+    wide = [np.pad(array, ((0, 0), (0, 2))) for array in (tokens.ids, tokens.mask)]
+    np.testing.assert_allclose(
+        encoder.encode(Role.PASSAGE, *wide), embed(source, Role.PASSAGE, tokens), atol=1e-5
+    )
+    assert encoder.encode(Role.QUERY, tokens.ids[:0], tokens.mask[:0]).shape == (0, 16)
+    too_long = np.zeros((2, 13), np.int32)
+    with pytest.raises(ConfigError, match=r"ids \[2, 13\](.|\n)*length 1 to 12"):
+        encoder.encode(Role.QUERY, too_long, too_long == 0)
+    with pytest.raises(ConfigError, match=r"mask \[2, 12\]"):
+        encoder.encode(Role.QUERY, too_long, too_long[:, 1:] == 0)
+
+
+def test_parameters_come_back_bit_for_bit(det_r):
+    source, directory = det_r
+    found = params_from_stablehlo_export(directory)
+    jax.tree.map(np.testing.assert_array_equal, found, source.params)
+    assert jax.tree.structure(found) == jax.tree.structure(source.params)
+    assert config_io.load(directory / "model.json") == on_gpu(source).config
+
+
+def test_signature_says_what_is_there(det_r):
+    source, directory = det_r
+    signature = json.loads((directory / "signature.json").read_text())
+    assert signature["platforms"] == ["cpu", "cuda", "tpu"]
+    assert signature["functions"]["encode_query"]["length"] == QUERY_LENGTH
+    assert signature["output"] == {
+        "name": "embedding",
+        "shape": ["batch", 16],
+        "dtype": "float32",
+    }
+    vocabulary = load_vocabulary(directory / "vocabulary")
+    assert signature["vocabulary"]["fingerprint"] == vocabulary.fingerprint
+    for role in Role:
+        data = (directory / f"encode_{role.value}.stablehlo").read_bytes()
+        assert export.deserialize(bytearray(data)).platforms == ("cpu", "cuda", "tpu")
+        assert b".py" not in data, "paths of this machine"
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(source.params))
+    assert (directory / PARAMETERS_FILE).stat().st_size < 1.5 * size
+
+
+def test_the_snippet_runs_without_taser_jax(det_r, tmp_path):
+    source, directory = det_r
+    tokens = some_tokens(source, Role.QUERY, 4)
+    np.savez(tmp_path / "tokens.npz", ids=tokens.ids, mask=tokens.mask)
+    program = (
+        "import sys, numpy\n"
+        "directory, tokens = sys.argv[1], numpy.load(sys.argv[2])\n"
+        "ids, mask = tokens['ids'], tokens['mask']\n"
+        f"{LOAD_SNIPPET}"
+        "numpy.save(sys.argv[3], embeddings)\n"
+        "foreign = ('taser_jax', 'flax', 'tensorflow')\n"
+        "assert not [name for name in sys.modules if name.partition('.')[0] in foreign]\n"
+    )
+    output = tmp_path / "embeddings.npy"
+    arguments = [str(directory), str(tmp_path / "tokens.npz"), str(output)]
+    subprocess.run([sys.executable, "-c", program, *arguments], check=True)
+    np.testing.assert_allclose(np.load(output), embed(source, Role.QUERY, tokens), atol=2e-6)
+
+
+@pytest.mark.parametrize("changes", [{"query_length": 13}, {"passage_length": 0}])
+def test_lengths_the_model_cannot_take_are_refused(det_r, tmp_path, changes):
+    (name, value), *_ = changes.items()
+    with pytest.raises(ConfigError, match=rf"{name} is {value}(.|\n)*1 to 12"):
+        export_stablehlo(dataclasses.replace(det_r[0], **changes), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_parameters_of_another_model_are_refused(det_r, tmp_path):
+    name = "encoder/layers_0/mlp/wi/bias"
+    with pytest.raises(ConfigError, match=f"{name} is missing"):
+        export_stablehlo(without(det_r[0], name), tmp_path)
+    half = jax.tree.map(lambda leaf: leaf.astype(np.float16), det_r[0].params)
+    with pytest.raises(ConfigError, match=r"float16(.|\n)*float32"):
+        export_stablehlo(dataclasses.replace(det_r[0], params=half), tmp_path)
+
+
+def test_a_missing_vocabulary_is_refused(det_r, tmp_path):
+    source = dataclasses.replace(det_r[0], vocabulary_dir=tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="no vocabulary"):
+        export_stablehlo(source, tmp_path)
+
+
+def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path):
+    source = tiny_source(tmp_path, bert={"vocab_size": 20})
+    with pytest.raises(ConfigError, match=r"vocabulary has 25 ids(.|\n)*at most 20"):
+        export_stablehlo(source, tmp_path)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "error", "says"),
+    [
+        ("signature.json", lambda path: path.unlink(), DataError, "no StableHLO export"),
+        ("signature.json", truncate, DataError, "no StableHLO export"),
+        (
+            "signature.json",
+            lambda path: edit_json(path, format_version=2),
+            DataError,
+            "format_version is 2",
+        ),
+        (PARAMETERS_FILE, lambda path: path.unlink(), DataError, "parameters cannot be read"),
+        (PARAMETERS_FILE, truncate, DataError, "parameters cannot be read"),
+        ("encode_query.stablehlo", lambda path: path.unlink(), DataError, "no such file"),
+        ("encode_passage.stablehlo", truncate, DataError, "the program cannot be read"),
+    ],
+)
+def test_a_damaged_export_is_refused(det_r, tmp_path, file, damage, error, says):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in det_r[1].iterdir():
+        if path.is_file():
+            (copy / path.name).write_bytes(path.read_bytes())
+    damage(copy / file)
+    with pytest.raises(error, match=rf"{file}(.|\n)*{says}"):
+        load_stablehlo(copy)
+
+
+def test_parameters_of_another_export_are_refused(det_r, tmp_path):
+    _, other = exported(tmp_path, bert={"mlp_dim": 32}, **MODELS["det_r"])
+    (other / PARAMETERS_FILE).write_bytes((det_r[1] / PARAMETERS_FILE).read_bytes())
+    with pytest.raises(ConfigError, match=r"float32\[24\](.|\n)*float32\[32\]"):
+        load_stablehlo(other)

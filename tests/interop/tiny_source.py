@@ -1,0 +1,98 @@
+"""A tiny trained-looking model with its vocabulary, ready for export."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import numpy as np
+
+from taser_jax.batch import Role, Tokens
+from taser_jax.data.wordpiece import WordPieceVocabulary
+from taser_jax.interop.export_source import ExportSource
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params
+from taser_jax.models.routing import ExpertConfig
+
+QUERY_LENGTH, PASSAGE_LENGTH = 6, 10
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##do", "the", "cafe", ".", "世"]
+PIECES += ["paris", "is", "a", "city", "in", "france", "1", "##9", "ß", "?", "'", "b", "c", "##ing"]
+TITLES = ["Paris", "", "Café", "", "a b c a b c a b c a b c"]
+TEXTS = [
+    "Paris is a city in France.",
+    "",
+    "世 Undo'ing ß ½ 😀?",
+    "a b c a b c a b c a b c a b c a b c",
+    "is a city",
+]
+DPR = {}
+DETERMINISTIC = {"num_experts": 2}
+
+
+def tiny_source(directory, *, experts=DPR, vocabulary=None, bert=None, seed=0, **changes):
+    """Block 1 of two is shared; 2 is specialised where `experts` says so. All weights are large."""
+    vocabulary = vocabulary or WordPieceVocabulary(PIECES)
+    vocabulary.save(str(directory / "vocabulary"))
+    sizes = {"vocab_size": vocabulary.size, "embed_dim": 16, "num_layers": 2, "num_heads": 2}
+    sizes |= {"head_dim": 8, "mlp_dim": 24, "max_length": 12}
+    config = DualEncoderConfig(
+        bert=BertConfig(**(sizes | (bert or {}))),
+        experts=ExpertConfig(blocks=(2,), **experts),
+        **changes,
+    )
+    return ExportSource(
+        config=config,
+        params=large_params(config, seed),
+        vocabulary_dir=directory / "vocabulary",
+        query_length=QUERY_LENGTH,
+        passage_length=PASSAGE_LENGTH,
+        fingerprint="0123456789abcdef",
+    )
+
+
+def large_params(config, seed=0):
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        centre = 1.0 if path[-1].key == "scale" else 0.0
+        # Routers loud enough that inputs differ in what they choose.
+        scale = 2.0 if path[-2].key == "router" and path[-1].key == "kernel" else 0.3
+        return rng.normal(centre, scale, leaf.shape).astype(leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, abstract_params(DualEncoder(config)))
+
+
+def embed(source, role, tokens):
+    """What taser_jax itself makes of tokens, as a NumPy array."""
+    return np.asarray(_embed(source.params, tokens, DualEncoder(source.config), role))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _embed(params, tokens, model, role):
+    return model.apply({"params": params}, tokens, role=role, method="encode").embeddings
+
+
+def some_tokens(source, role, count, seed=3):
+    """Rows of random ids and lengths, the last of [CLS] alone."""
+    rng = np.random.default_rng(seed)
+    length = QUERY_LENGTH if role is Role.QUERY else PASSAGE_LENGTH
+    lengths = rng.integers(2, length + 1, count)
+    lengths[-1:] = 1
+    mask = np.arange(length) < lengths[:, None]
+    ids = rng.integers(5, source.config.bert.vocab_size, mask.shape)
+    return Tokens(np.where(mask, ids, 0).astype(np.int32), mask)
+
+
+def without(source, name):
+    """The source, one parameter short."""
+    tower, *path = name.split("/")
+    params = jax.tree.map(lambda leaf: leaf, source.params)
+    node = params[tower]
+    for part in path[:-1]:
+        node = node[part]
+    del node[path[-1]]
+    return dataclasses.replace(source, params=params)
+
+
+def edit_json(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
