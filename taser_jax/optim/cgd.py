@@ -1,0 +1,115 @@
+"""CGD (common gradient descent): tasks whose gradient helps the others weigh more."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from taser_jax.errors import ConfigError
+from taser_jax.optim.task_gradients import (
+    Report,
+    check_task_gradients,
+    check_tasks,
+    combine,
+    entropy,
+    gram_matrix,
+    weighted_sum,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CgdConfig:
+    """CGD as TACO-DR compares with it.
+
+    Attributes:
+        loss_exponent: power of both losses in the common gain; 0.25 in TACO-DR's scripts, 0.5 in
+            CGD's paper, where it stands for the gradients' sizes.
+        temperature: τ, the inverse of the weights' step size; 100 in TACO-DR's scripts.
+        weight_floor: smallest weight; the official code has 1e-5. Like there, clamped weights are
+            not normalised again, but the next step's are.
+    """
+
+    loss_exponent: float = 0.25
+    temperature: float = 100.0
+    weight_floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.temperature > 0 and 0 <= self.weight_floor < 1 and self.loss_exponent >= 0):
+            raise ConfigError(
+                f"temperature {self.temperature}, weight floor {self.weight_floor}, "
+                f"loss exponent {self.loss_exponent}",
+                where="CgdConfig",
+                expected="temperature > 0, 0 <= weight_floor < 1, loss_exponent >= 0",
+                fix="TACO-DR's are 100, 0 and 0.25",
+            )
+
+
+class CgdState(NamedTuple):
+    """Logarithms of the tasks' weights, and the report of the last step."""
+
+    log_weights: Array
+    report: Report
+
+
+def cgd(
+    config: CgdConfig, *, tasks: Sequence[str], trainable: Any | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """The combiner Σ_t w_t·g_t with weights that grow with what a task's step gives to all.
+
+    r_i = Σ_j (ℓ_i·ℓ_j)^p · cos(g_i, g_j), over all tasks, i itself included; then
+    w ← softmax(log w + r/τ), from 1/T at the start, and the new w is used at once.
+
+    Example:
+        ℓ = (4, 1), p = 0.5, τ = 1, g_1 = (3, 4), g_2 = (0, 2). Cosines: 1, 0.8, 1.
+        r = (4 + 2·0.8, 2·0.8 + 1) = (5.6, 2.6), w = softmax(5.6, 2.6) = (0.9526, 0.0474), the
+        gradient is (2.8577, 3.9051).
+
+    Args:
+        config: exponent, temperature, floor.
+        tasks: names, in the order of the task axis.
+        trainable: tree of bool; frozen parameters have no part in the cosines.
+
+    Source: Piratla et al. 2022, "Focus on the Common Good: Group Distributional Robustness
+    Follows", Algorithm 1; without its adjustment for group sizes, with cosines over all parameters.
+    """
+    tasks = check_tasks(tasks)
+    num_tasks = len(tasks)
+
+    def init(params: Any) -> CgdState:
+        del params
+        weights = jnp.full((num_tasks,), 1.0 / num_tasks, jnp.float32)
+        scalars = {"task_entropy": jnp.float32(math.log(num_tasks))}
+        return CgdState(jnp.log(weights), Report(weights, scalars))
+
+    def update(
+        updates: Any, state: CgdState, params: Any | None = None, *, losses: Any, **extra: Any
+    ) -> tuple[Any, CgdState]:
+        del extra
+        products = gram_matrix(check_task_gradients(updates, params, losses, tasks, trainable))
+        norms = jnp.sqrt(jnp.diagonal(products))
+        inverse = jnp.where(norms > 0, 1.0 / jnp.where(norms > 0, norms, 1.0), 0.0)
+        # A regulariser may make a loss negative; it then has no power.
+        powers = jnp.maximum(losses, 0.0) ** config.loss_exponent
+        gains = powers * inverse
+        common = gains * jnp.sum(products * gains, axis=1)
+        log_weights = jax.nn.log_softmax(state.log_weights + common / config.temperature)
+        if config.weight_floor:
+            log_weights = jnp.maximum(log_weights, math.log(config.weight_floor))
+        weights = jnp.exp(log_weights)
+        combined = combine(
+            lambda gradients: weighted_sum(weights, gradients),
+            updates,
+            params,
+            trainable=trainable,
+        )
+        report = Report(weights, {"task_entropy": entropy(weights)})
+        return combined, CgdState(log_weights, report)
+
+    return optax.GradientTransformationExtraArgs(init, update)

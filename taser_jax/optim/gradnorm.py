@@ -1,0 +1,163 @@
+"""GradNorm: loss weights are trained so that tasks learn at one pace."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from taser_jax.errors import ConfigError
+from taser_jax.optim.parameter_rules import parameter_path, parameter_paths
+from taser_jax.optim.task_gradients import (
+    Report,
+    check_task_gradients,
+    check_tasks,
+    combine,
+    entropy,
+    keep_trainable,
+    squared_norms,
+    weighted_sum,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class GradNormConfig:
+    """GradNorm as Chen et al. have it; TACO-DR's paper gives no numbers.
+
+    Attributes:
+        alpha: how strongly slow tasks are favoured; 1.5 in the paper's experiments on NYUv2.
+        learning_rate: of the weights' own Adam; 0.025 in the paper.
+        layers: regular expression over parameter paths; norms are taken over these (the paper takes
+            the last shared layer, to save time). None is all trainable parameters.
+    """
+
+    alpha: float = 1.5
+    learning_rate: float = 0.025
+    layers: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.learning_rate < 0:
+            raise ConfigError(
+                f"learning rate {self.learning_rate}",
+                where="GradNormConfig",
+                expected="0 or more",
+                fix="the paper's is 0.025",
+            )
+
+
+class GradNormState(NamedTuple):
+    """State of GradNorm.
+
+    Attributes:
+        step: steps done.
+        weights: w, one a task; their sum is the number of tasks.
+        first_losses: the losses of the first step.
+        inner: state of the weights' Adam.
+        report: the weights the last step used.
+    """
+
+    step: Array
+    weights: Array
+    first_losses: Array
+    inner: Any
+    report: Report
+
+
+def gradnorm(
+    config: GradNormConfig, *, tasks: Sequence[str], trainable: Any | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """The combiner Σ_t w_t·g_t with weights trained on the tasks' gradient norms.
+
+    With G_t = ‖w_t·g_t‖ over the chosen parameters, Ḡ their mean over tasks, and
+    r_t = (ℓ_t/ℓ_t(0)) / (its mean over tasks), the weights descend Σ_t |G_t − Ḡ·r_t^α|, whose
+    second part counts as a constant: its gradient for w_t is sign(G_t − Ḡ·r_t^α)·‖g_t‖. An Adam of
+    their own takes the step, then they are scaled to add up to T. A step uses the weights it came
+    with.
+    A weight that would fall below 0 is 0, from where its own gradient raises it.
+
+    Example:
+        ‖g‖ = (4, 2), w = (1, 1), ℓ = ℓ(0): r = (1, 1), Ḡ = 3, gradients of w (+4, −2). Adam's first
+        step moves each by its rate, 0.025: (0.975, 1.025), which add up to 2 already.
+
+    Args:
+        config: numbers and the layers the norms are taken over.
+        tasks: names, in the order of the task axis.
+        trainable: tree of bool; frozen parameters have no part in the norms.
+
+    Raises:
+        ConfigError: (from `init` and `update`) `layers` matches no trainable parameter.
+
+    Source: Chen et al. 2018, "GradNorm: Gradient Normalization for Adaptive Loss Balancing in Deep
+    Multitask Networks", Equations 1 and 2 and Algorithm 1.
+    """
+    tasks = check_tasks(tasks)
+    num_tasks = len(tasks)
+    inner = optax.adam(config.learning_rate)
+
+    def init(params: Any) -> GradNormState:
+        _chosen(keep_trainable(params, trainable), config.layers)
+        weights = jnp.ones((num_tasks,), jnp.float32)
+        return GradNormState(
+            step=jnp.zeros((), jnp.int32),
+            weights=weights,
+            first_losses=jnp.ones((num_tasks,), jnp.float32),
+            inner=inner.init(weights),
+            report=Report(weights, {"task_entropy": jnp.float32(math.log(num_tasks))}),
+        )
+
+    def update(
+        updates: Any, state: GradNormState, params: Any | None = None, *, losses: Any, **extra: Any
+    ) -> tuple[Any, GradNormState]:
+        del extra
+        check_task_gradients(updates, params, losses, tasks, trainable)
+        norms = jnp.sqrt(squared_norms(_chosen(keep_trainable(updates, trainable), config.layers)))
+        first_losses = jnp.where(state.step == 0, losses, state.first_losses)
+        paces = losses / first_losses
+        paces = paces / jnp.mean(paces)
+        weighted_norms = state.weights * norms
+        targets = jnp.mean(weighted_norms) * paces**config.alpha
+        slopes = jnp.sign(weighted_norms - targets) * norms
+        steps, inner_state = inner.update(slopes, state.inner)
+        weights = jnp.maximum(state.weights + steps, 0.0)
+        weights = weights * num_tasks / jnp.sum(weights)
+        combined = combine(
+            lambda gradients: weighted_sum(state.weights, gradients),
+            updates,
+            params,
+            trainable=trainable,
+        )
+        report = Report(state.weights, {"task_entropy": entropy(state.weights)})
+        new_state = GradNormState(state.step + 1, weights, first_losses, inner_state, report)
+        return combined, new_state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _chosen(tree: Any, layers: str | None) -> list[jax.Array]:
+    """Leaves whose path the expression matches as a whole."""
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    try:
+        kept = [
+            leaf
+            for path, leaf in paths
+            if layers is None or re.fullmatch(layers, parameter_path(path))
+        ]
+    except re.error as error:
+        raise ConfigError(
+            f"{layers!r} is no regular expression: {error}", where="GradNormConfig.layers"
+        ) from error
+    if not kept:
+        raise ConfigError(
+            f"{layers!r} matches no trainable parameter",
+            where="GradNormConfig.layers",
+            expected="parameters such as " + ", ".join(parameter_paths(tree)[:3]),
+            fix="correct the expression, or None for all",
+        )
+    return kept

@@ -1,0 +1,119 @@
+"""From a `MultitaskConfig` to the optimiser of a multi-task run."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import optax
+
+from taser_jax.errors import ConfigError
+from taser_jax.optim.cgd import CgdConfig, cgd
+from taser_jax.optim.gradnorm import GradNormConfig, gradnorm
+from taser_jax.optim.naive import NaiveConfig, naive
+from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, trainable
+from taser_jax.optim.pcgrad import PCGradConfig, pcgrad
+from taser_jax.optim.skipping import skip_non_finite
+from taser_jax.optim.task_gradients import check_combined
+from taser_jax.optim.tsage import TSageConfig, tsage
+
+
+class Combiner(enum.Enum):
+    """How the tasks' gradients become one."""
+
+    NAIVE = "naive"
+    PCGRAD = "pcgrad"
+    CGD = "cgd"
+    GRADNORM = "gradnorm"
+    TSAGE = "tsage"
+
+
+@dataclasses.dataclass(frozen=True)
+class MultitaskConfig:
+    """The combiner of a multi-task run, and the options of each; the others' are not looked at.
+
+    Attributes:
+        combiner: which one.
+        naive: options of the plain sum.
+        pcgrad: options of PCGrad.
+        cgd: options of CGD.
+        gradnorm: options of GradNorm.
+        tsage: options of T-SAGE.
+        max_skipped_steps: so many steps in a row with gradients that are not finite stop training.
+    """
+
+    combiner: Combiner = Combiner.TSAGE
+    naive: NaiveConfig = NaiveConfig()
+    pcgrad: PCGradConfig = PCGradConfig()
+    cgd: CgdConfig = CgdConfig()
+    gradnorm: GradNormConfig = GradNormConfig()
+    tsage: TSageConfig = TSageConfig()
+    max_skipped_steps: int = 10
+
+    def __post_init__(self) -> None:
+        if self.max_skipped_steps < 1:
+            raise ConfigError(
+                f"max_skipped_steps {self.max_skipped_steps}",
+                where="MultitaskConfig",
+                expected="1 or more; 1 stops at the first gradient that is not finite",
+                fix="the default is 10",
+            )
+
+
+def build_combiner(
+    config: MultitaskConfig,
+    *,
+    tasks: Sequence[str],
+    total_steps: int,
+    trainable: Any | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """The first link of a multi-task chain.
+
+    Args:
+        config: which combiner, and its options.
+        tasks: names, in the order of the task axis.
+        total_steps: steps of the run, for T-SAGE's burn-in.
+        trainable: tree of bool shaped as the parameters; None trains all.
+
+    Returns:
+        `update(task_grads, state, params, *, losses, key)`; see `task_gradients`.
+    """
+    match Combiner(config.combiner):
+        case Combiner.NAIVE:
+            return naive(config.naive, tasks=tasks, trainable=trainable)
+        case Combiner.PCGRAD:
+            return pcgrad(config.pcgrad, tasks=tasks, trainable=trainable)
+        case Combiner.CGD:
+            return cgd(config.cgd, tasks=tasks, trainable=trainable)
+        case Combiner.GRADNORM:
+            return gradnorm(config.gradnorm, tasks=tasks, trainable=trainable)
+        case Combiner.TSAGE:
+            return tsage(config.tsage, tasks=tasks, total_steps=total_steps, trainable=trainable)
+
+
+def build_multitask_optimizer(
+    config: MultitaskConfig,
+    optimizer: OptimizerConfig,
+    params: Any,
+    *,
+    tasks: Sequence[str],
+    total_steps: int,
+) -> optax.GradientTransformationExtraArgs:
+    """The whole chain: combiner, shape check, then `build_optimizer`'s; bad steps are skipped.
+
+    Args:
+        config: the combiner.
+        optimizer: clipping, AdamW, rates, freezing.
+        params: parameters, arrays or abstract; only their paths and shapes are used.
+        tasks: names, in the order of the task axis.
+        total_steps: steps of the run.
+
+    Returns:
+        An optimiser for `training.multitask_step`; its state is a `SkipState`.
+    """
+    trains = None if optimizer.updates is None else trainable(optimizer, params)
+    combiner = build_combiner(config, tasks=tasks, total_steps=total_steps, trainable=trains)
+    after = build_optimizer(optimizer, params, total_steps=total_steps)
+    return skip_non_finite(optax.chain(combiner, check_combined(), after))

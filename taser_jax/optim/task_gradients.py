@@ -1,0 +1,189 @@
+"""What multi-task combiners share: gradients with a leading task axis, trainable leaves, reports.
+
+A combiner is an `optax.GradientTransformationExtraArgs` with
+`update(task_grads, state, params, *, losses, key)`: each leaf of `task_grads` is a parameter's
+gradients, [tasks, *shape], and the updates it returns have the parameters' own shapes. It is the
+first link of the chain, so clipping, Adam and weight decay see one gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from taser_jax.errors import ConfigError
+from taser_jax.optim.parameter_rules import parameter_path
+
+_WHERE = "multi-task optimiser"
+
+
+class Report(NamedTuple):
+    """What a combiner tells about its last step; part of its state, so that a step can log it.
+
+    Attributes:
+        weights: the mean factor of each task's gradient.
+        scalars: other figures by name.
+    """
+
+    weights: Float[Array, " task"]
+    scalars: dict[str, Any]
+
+
+def find_report(opt_state: Any) -> Report | None:
+    """The combiner's report in an optimiser state; None where there is no combiner."""
+    leaves = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, Report))
+    return next((leaf for leaf in leaves if isinstance(leaf, Report)), None)
+
+
+def check_tasks(tasks: Sequence[str]) -> tuple[str, ...]:
+    """The tasks as a tuple, in the order of the task axis.
+
+    Raises:
+        ConfigError: none, or one twice.
+    """
+    if not tasks or len(set(tasks)) != len(tasks):
+        raise ConfigError(
+            f"tasks {list(tasks)}",
+            where=_WHERE,
+            expected="at least one task, each once",
+            fix="name each task of the mixture once",
+        )
+    return tuple(tasks)
+
+
+def keep_trainable(tree: Any, trainable: Any | None) -> Any:
+    """The tree without frozen parameters: `optax.MaskedNode`, which has no leaves, stands there."""
+    if trainable is None:
+        return tree
+    return jax.tree.map(
+        lambda leaf, trains: leaf if trains else optax.MaskedNode(), tree, trainable
+    )
+
+
+def combine(
+    function: Callable[..., Float[Array, "*shape"]],
+    task_grads: Any,
+    params: Any,
+    *others: Any,
+    trainable: Any | None,
+) -> Any:
+    """One gradient tree from `function(gradients, *others)` of each trainable leaf; 0 for frozen.
+
+    Args:
+        function: (gradients [tasks, *shape], leaves of others) -> gradient [*shape].
+        task_grads: tree with a leading task axis.
+        params: parameters; gives shapes.
+        others: trees as `keep_trainable` makes them.
+        trainable: tree of bool; None trains all.
+    """
+
+    def of_leaf(param: jax.Array, gradients: Any, *leaves: Any) -> jax.Array:
+        if isinstance(gradients, optax.MaskedNode):
+            return jnp.zeros_like(param)
+        return function(gradients, *leaves)
+
+    return jax.tree.map(of_leaf, params, keep_trainable(task_grads, trainable), *others)
+
+
+def check_task_gradients(
+    task_grads: Any, params: Any, losses: Any, tasks: Sequence[str], trainable: Any | None = None
+) -> list[jax.Array]:
+    """Trainable leaves of gradients with a leading task axis.
+
+    Raises:
+        ConfigError: parameters are missing, a leaf has no such axis, or there is not one loss a
+            task.
+    """
+    if params is None:
+        raise ConfigError("no parameters", where=_WHERE, expected="update(..., params, losses=...)")
+    if jnp.shape(losses) != (len(tasks),):
+        raise ConfigError(
+            f"losses of shape {jnp.shape(losses)}",
+            where=_WHERE,
+            expected=f"one loss for each of {', '.join(tasks)}",
+            fix="stack the tasks' losses in the order of the tasks",
+        )
+    wanted = jax.tree.map(lambda param: (len(tasks), *param.shape), params)
+    _check_shapes(
+        task_grads, wanted, expected="a leading task axis", fix="stack the gradients of each task"
+    )
+    return jax.tree.leaves(keep_trainable(task_grads, trainable))
+
+
+def check_combined() -> optax.GradientTransformation:
+    """A link that lets gradients of the parameters' shapes pass and makes any other an error.
+
+    Without it a chain whose combiner was forgotten would broadcast: Adam's moments, and then the
+    parameters, would silently get a task axis.
+    """
+
+    def check(updates: Any, params: Any) -> Any:
+        _check_shapes(
+            updates,
+            jax.tree.map(lambda param: param.shape, params),
+            expected="the parameters' own shapes behind the multi-task combiner",
+            fix="put a combiner first in the chain: optax.chain(build_combiner(...), ...)",
+        )
+        return updates
+
+    return optax.stateless(check)
+
+
+def _check_shapes(gradients: Any, shapes: Any, *, expected: str, fix: str) -> None:
+    def is_shape(node: Any) -> bool:
+        return isinstance(node, tuple)
+
+    wanted = jax.tree.leaves(shapes, is_leaf=is_shape)
+    found = jax.tree_util.tree_leaves_with_path(gradients)
+    if len(found) != len(wanted):
+        raise ConfigError(
+            f"{len(found)} gradients for {len(wanted)} parameters", where=_WHERE, expected=expected
+        )
+    for (path, leaf), shape in zip(found, wanted, strict=True):
+        if jnp.shape(leaf) != shape:
+            raise ConfigError(
+                f"gradient of {parameter_path(path)} has shape {jnp.shape(leaf)}",
+                where=_WHERE,
+                expected=f"{expected}: {shape}",
+                fix=fix,
+            )
+
+
+def gram_matrix(leaves: Sequence[Float[Array, "task ..."]]) -> Float[Array, "task task"]:
+    """Dot products of the tasks' whole gradients, <g_s, g_t>; norms squared on the diagonal."""
+
+    def of_leaf(leaf: jax.Array) -> jax.Array:
+        axes = tuple(range(1, leaf.ndim))
+        return jax.lax.dot_general(
+            leaf, leaf, ((axes, axes), ((), ())), precision=jax.lax.Precision.HIGHEST
+        )
+
+    return jnp.sum(jnp.stack([of_leaf(leaf.astype(jnp.float32)) for leaf in leaves]), axis=0)
+
+
+def squared_norms(leaves: Sequence[Float[Array, "task ..."]]) -> Float[Array, " task"]:
+    """Squared norm of each task's whole gradient."""
+    parts = [jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim))) for leaf in leaves]
+    return jnp.sum(jnp.stack(parts), axis=0)
+
+
+def weighted_sum(
+    weights: Float[Array, " task"], gradients: Float[Array, "task *shape"]
+) -> Float[Array, "*shape"]:
+    """Σ_t w_t·g_t, written out: a product with so short an axis would not be fused."""
+    total = weights[0] * gradients[0]
+    for task in range(1, len(gradients)):
+        total = total + weights[task] * gradients[task]
+    return total
+
+
+def entropy(weights: Float[Array, " task"]) -> Float[Array, ""]:
+    """−Σ p ln p of the weights' shares, in nats; negative weights count as 0."""
+    positive = jnp.maximum(weights, 0.0)
+    shares = positive / jnp.maximum(jnp.sum(positive), jnp.finfo(jnp.float32).tiny)
+    return jnp.sum(jax.scipy.special.entr(shares))

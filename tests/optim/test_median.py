@@ -1,0 +1,168 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from taser_jax.errors import ConfigError
+from taser_jax.optim.median import MedianOver, lower_median
+
+median = jax.jit(lambda values, guess: lower_median(values, guess=guess))
+median_of_products = jax.jit(
+    lambda values, factors, guess: lower_median(values, factors=factors, guess=guess)
+)
+SHAPES = ((40, 30), (77,), (), (5, 6, 7))
+INF = 0x7F800000
+
+
+def sorted_median(values, *, nonzero=False):
+    """By a sort of bit patterns in NumPy, which flushes no denormals. [tasks]."""
+    flat = np.concatenate([np.asarray(v).reshape(len(v), -1) for v in values], axis=1)
+    found = []
+    for row in flat.astype(np.float32):
+        bits = np.sort(np.abs(row).view(np.int32))
+        bits = bits[bits > 0] if nonzero else bits
+        found.append(bits[(len(bits) - 1) // 2] if len(bits) else 0)
+    return np.array(found, np.int32)
+
+
+def split(rows):
+    """[tasks, n] as several arrays, n as in SHAPES."""
+    sizes = [int(np.prod(shape)) for shape in SHAPES]
+    parts = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
+    return [p.reshape(len(rows), *s) for p, s in zip(parts, SHAPES, strict=True)]
+
+
+TOTAL = sum(int(np.prod(shape)) for shape in SHAPES)
+
+
+def adversarial(name, rng):
+    n = TOTAL
+    patterns = {
+        "zeros": np.zeros(n, np.int32),
+        "one value": np.full(n, 0x3F800000),
+        "two values": np.where(np.arange(n) < (n + 1) // 2, 1, INF),
+        "two values, upper": np.where(np.arange(n) < (n - 1) // 2, 1, INF),
+        "denormals": rng.integers(0, 1 << 23, n),
+        "infinities": np.where(rng.random(n) < 0.6, INF, rng.integers(0, INF, n)),
+        "all infinite": np.full(n, INF),
+        "every pattern": rng.integers(0, INF + 1, n),
+        "neighbours": 0x3E000000 + rng.integers(0, 5, n),
+        "mostly zero": np.where(rng.random(n) < 0.49, 0, rng.integers(0, INF, n)),
+        "clumps": rng.choice([0, 1, 1 << 22, 1 << 29, (1 << 29) + 1, INF - 1], n),
+        "far outlier below": np.where(np.arange(n) < n // 2 - 1, 3, (1 << 30) + np.arange(n)),
+        "halving": (INF >> (np.arange(n) % 31)).astype(np.int64),
+    }
+    return rng.permutation(patterns[name].astype(np.int32)).view(np.float32)
+
+
+NAMES = (
+    "zeros", "one value", "two values", "two values, upper", "denormals", "infinities",
+    "all infinite", "every pattern", "neighbours", "mostly zero", "clumps", "far outlier below",
+    "halving",
+)  # fmt: skip
+
+
+def test_worked_example():
+    # |4, 0, -1, 9| sorted: 0, 1, 4, 9. The lower of the middle two is 1; of 1, 4, 9 it is 4.
+    values = [jnp.array([[4.0, 0.0, -1.0, 9.0]])]
+    assert float(lower_median(values).value[0]) == 1.0
+    assert float(lower_median(values, over=MedianOver.NONZERO).value[0]) == 4.0
+
+
+@pytest.mark.parametrize("guess", ["none", "right", "wrong"])
+def test_it_equals_a_sort_whatever_the_distribution(guess):
+    rng = np.random.default_rng(5)
+    rows = np.stack([adversarial(name, rng) for name in NAMES])
+    signs = np.where(rng.random(rows.shape) < 0.5, np.int32(-(2**31)), 0).astype(np.int32)
+    rows = (rows.view(np.int32) | signs).view(np.float32)
+    values = split(rows)
+    expected = sorted_median(values)
+    start = {
+        "none": np.zeros(len(NAMES), np.int32),
+        "right": expected,
+        "wrong": rng.integers(0, INF + 1, len(NAMES)).astype(np.int32),
+    }[guess]
+    found = median(values, start)
+    np.testing.assert_array_equal(found.bits, expected, err_msg=str(NAMES))
+    np.testing.assert_array_equal(np.asarray(found.value).view(np.int32), expected)
+    assert int(found.passes) <= 15
+
+
+def test_smooth_distributions_take_few_passes_from_a_guess_that_is_somewhat_off():
+    rng = np.random.default_rng(0)
+    for trial in range(20):
+        scale = np.exp(rng.normal(size=(3, 1)))
+        rows = (rng.normal(size=(3, TOTAL)) * np.exp(rng.normal(size=TOTAL)) * scale).astype("f4")
+        rows[:, : TOTAL // 6] = 0
+        values = split(rows)
+        expected = sorted_median(values)
+        near = expected.view(np.float32) * rng.uniform(0.6, 1.6, 3)
+        found = median(values, near.astype(np.float32).view(np.int32))
+        np.testing.assert_array_equal(found.bits, expected, err_msg=str(trial))
+        assert int(found.passes) <= 8
+
+
+def test_products_are_those_of_float32():
+    rng = np.random.default_rng(1)
+    values = split(rng.normal(size=(4, TOTAL)).astype(np.float32))
+    factors = [v[0] for v in split(rng.normal(size=(1, TOTAL)).astype(np.float32))]
+    found = median_of_products(values, factors, np.zeros(4, np.int32))
+    expected = sorted_median([v * f for v, f in zip(values, factors, strict=True)])
+    np.testing.assert_array_equal(found.bits, expected)
+    # float64 agrees to float32's rounding of the products.
+    exact = np.concatenate(
+        [(v.astype(np.float64) * f).reshape(4, -1) for v, f in zip(values, factors, strict=True)],
+        axis=1,
+    )
+    middle = np.sort(np.abs(exact), axis=1)[:, (TOTAL - 1) // 2]
+    np.testing.assert_allclose(found.value, middle, rtol=1e-7)
+
+
+def test_nonzero_ignores_zeros_and_a_task_of_zeros_has_median_zero():
+    rng = np.random.default_rng(2)
+    rows = rng.normal(size=(3, TOTAL)).astype(np.float32)
+    rows[rng.random(rows.shape) < 0.7] = 0
+    rows[2] = 0
+    values = split(rows)
+    found = jax.jit(lambda v: lower_median(v, over=MedianOver.NONZERO))(values)
+    np.testing.assert_array_equal(found.bits, sorted_median(values, nonzero=True))
+    assert float(found.value[2]) == 0
+    np.testing.assert_array_equal(median(values, np.zeros(3, np.int32)).bits, [0, 0, 0])
+
+
+def test_eight_devices_count_what_one_counts_and_gather_no_parameter():
+    rng = np.random.default_rng(3)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
+    shapes = {(64, 32): (None, "model"), (32, 64): ("model", "data"), (32,): (None,)}
+    values = [rng.normal(size=(5, *shape)).astype(np.float32) for shape in shapes]
+    values[0][:, :20] = 0
+    factors = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    guess = np.full(5, 0x3F000000, np.int32)
+    one = median_of_products(values, factors, guess)
+
+    def put(array, *axes):
+        return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*axes)))
+
+    sharded = [put(v, None, *axes) for v, axes in zip(values, shapes.values(), strict=True)]
+    others = [put(f, *axes) for f, axes in zip(factors, shapes.values(), strict=True)]
+    eight = median_of_products(sharded, others, put(guess))
+    jax.tree.map(np.testing.assert_array_equal, one, eight)
+    program = median_of_products.lower(sharded, others, put(guess)).compile().as_text()
+    gathers = [line.split(" = ")[1] for line in program.splitlines() if " all-gather(" in line]
+    # What is exchanged is counts: tasks x devices at most.
+    assert all(line.startswith("u32[5,") for line in gathers), gathers
+    assert "f32[5,64,32]" not in program
+
+
+def test_no_product_is_kept():
+    values = [jax.ShapeDtypeStruct((4, 256, 128), jnp.float32)]
+    factors = [jax.ShapeDtypeStruct((256, 128), jnp.float32)]
+    guess = jax.ShapeDtypeStruct((4,), jnp.int32)
+    memory = median_of_products.lower(values, factors, guess).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 4 * 256 * 128
+
+
+def test_nothing_to_take_a_median_of():
+    with pytest.raises(ConfigError, match="0 trainable parameters"):
+        lower_median([jnp.zeros((2, 0))])
