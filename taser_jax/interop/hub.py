@@ -60,14 +60,13 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
 def _download(hub_id: str) -> pathlib.Path:
     import huggingface_hub
 
-    # snapshot_download itself sets no time limit on its first question.
+    # snapshot_download itself sets no time limit on its first question. It is not given the commit
+    # found here: it would then not note which one "main" was, and never find it offline.
     info = huggingface_hub.HfApi().model_info(hub_id, timeout=_TIMEOUT_SECONDS)
     names = [sibling.rfilename for sibling in info.siblings or []]
     weights = next((w for w in (_SAFETENSORS, _PYTORCH) if _matching(names, w)), ())
     return pathlib.Path(
-        huggingface_hub.snapshot_download(
-            hub_id, revision=info.sha, allow_patterns=[*_SMALL_FILES, *weights]
-        )
+        huggingface_hub.snapshot_download(hub_id, allow_patterns=[*_SMALL_FILES, *weights])
     )
 
 

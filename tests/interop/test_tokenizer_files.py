@@ -1,0 +1,125 @@
+import json
+
+import pytest
+from tokenizers import Tokenizer
+
+from taser_jax.data.sentencepiece_vocabulary import SentencePieceVocabulary
+from taser_jax.data.vocabularies import load_vocabulary
+from taser_jax.data.wordpiece import WordPieceVocabulary
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop.tokenizer_files import checkpoint_vocabulary, write_tokenizer
+
+PIECES = (
+    *("[PAD]", "[UNK]", "[MASK]", "[SEP]", "[CLS]"),
+    *("the", "cat", "##s", "Cat", ",", "!", "e", "##te", "été", "sat", "on", "猫", "un", "##do"),
+)
+TEXTS = ("The cats, un-undo!", "Été ETE été", "猫cat sat on猫", "Cat", "", "\u200bthe\tcat\u0000s")
+
+
+@pytest.fixture(params=[True, False], ids=["uncased", "cased"])
+def vocabulary(request, tmp_path):
+    vocabulary = WordPieceVocabulary(PIECES, lower_case=request.param)
+    vocabulary.save(str(tmp_path / "vocabulary"))
+    return vocabulary
+
+
+def written(tmp_path, **kwargs):
+    output = tmp_path / "output"
+    output.mkdir()
+    write_tokenizer(tmp_path / "vocabulary", output, max_length=20, **kwargs)
+    return output
+
+
+def test_ids_are_the_vocabularys(vocabulary, tmp_path):
+    tokenizer = Tokenizer.from_file(str(written(tmp_path) / "tokenizer.json"))
+    expected = vocabulary.encode(TEXTS)
+    assert len({tuple(ids) for ids in expected}) > 3
+    for text, ids in zip(TEXTS, expected, strict=True):
+        assert tokenizer.encode(text, add_special_tokens=False).ids == ids
+        assert tokenizer.encode(text).ids == [4, *ids, 3]
+
+
+def test_a_pair_is_one_segment(vocabulary, tmp_path):
+    tokenizer = Tokenizer.from_file(str(written(tmp_path) / "tokenizer.json"))
+    title, text = vocabulary.encode(["Cat", "the cats"])
+    encoding = tokenizer.encode("Cat", "the cats")
+    assert encoding.ids == [4, *title, 3, *text, 3]
+    assert set(encoding.type_ids) == {0}
+
+
+def test_settings(vocabulary, tmp_path):
+    output = written(tmp_path)
+    settings = json.loads((output / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert settings["do_lower_case"] is vocabulary.lower_case
+    assert settings["model_max_length"] == 20
+    assert settings["model_input_names"] == ["input_ids", "attention_mask"]
+    assert settings["cls_token"] == "[CLS]"
+    special = json.loads((output / "special_tokens_map.json").read_text(encoding="utf-8"))
+    assert set(special.values()) == set(PIECES[:5])
+
+
+@pytest.mark.parametrize("without", [None, "vocab.txt", "tokenizer_config.json", "tokenizer.json"])
+def test_it_comes_back_from_what_is_there(vocabulary, tmp_path, without):
+    output = written(tmp_path)
+    if without is not None:
+        (output / without).unlink()
+    assert checkpoint_vocabulary(output).fingerprint == vocabulary.fingerprint
+    if without is None:
+        assert load_vocabulary(output).fingerprint == vocabulary.fingerprint
+
+
+def test_no_mask_token(tmp_path):
+    WordPieceVocabulary([p for p in PIECES if p != "[MASK]"]).save(str(tmp_path / "vocabulary"))
+    output = written(tmp_path)
+    settings = json.loads((output / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert settings["mask_token"] is None
+    assert Tokenizer.from_file(str(output / "tokenizer.json")).get_vocab_size() == len(PIECES) - 1
+
+
+def test_no_vocabulary_no_tokenizer(tmp_path):
+    (tmp_path / "vocabulary").mkdir()
+    with pytest.raises(DataError, match=r"(?s)no vocabulary: .*no tokenizer.*vocab\.txt"):
+        written(tmp_path)
+    with pytest.raises(DataError, match=r"(?s)no vocabulary in this.*tokenizer\.json"):
+        checkpoint_vocabulary(tmp_path / "vocabulary")
+
+
+def test_sentencepiece_is_no_bert_tokenizer(tmp_path, monkeypatch):
+    # The kind alone counts: no SentencePiece model is trained for this.
+    (tmp_path / "vocabulary").mkdir()
+    (tmp_path / "vocabulary" / "vocabulary.json").write_text("{}", encoding="utf-8")
+    fake = SentencePieceVocabulary.__new__(SentencePieceVocabulary)
+    monkeypatch.setattr("taser_jax.interop.tokenizer_files.load_vocabulary", lambda _: fake)
+    with pytest.raises(ConfigError, match=r"(?s)a sentencepiece vocabulary.*saved_model"):
+        written(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"do_lower_case": True, "strip_accents": False}, "strip_accents is False"),
+        ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars is false"),
+    ],
+)
+def test_tokenizers_that_split_otherwise(vocabulary, tmp_path, settings, message):
+    output = written(tmp_path)
+    (output / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        checkpoint_vocabulary(output)
+
+
+def test_damaged_tokenizer_files(vocabulary, tmp_path):
+    output = written(tmp_path)
+    (output / "vocab.txt").unlink()
+    tokenizer = json.loads((output / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["model"]["vocab"].pop("cat")
+    (output / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(DataError, match="gaps"):
+        checkpoint_vocabulary(output)
+    tokenizer["model"]["type"] = "BPE"
+    (output / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(ConfigError, match="type 'BPE'"):
+        checkpoint_vocabulary(output)
+    (output / "tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(DataError, match="not JSON"):
+        checkpoint_vocabulary(output)
