@@ -20,6 +20,8 @@ from taser_jax.models.routing import ExpertConfig, Routing, RoutingStatistics
 Params = Any
 
 _ANY_LENGTH = 1
+# Keeps the gradient of a zero embedding finite.
+_SMALLEST_SQUARE = 1e-24
 
 
 class Towers(enum.Enum):
@@ -47,6 +49,13 @@ class Pooling(enum.Enum):
     MEAN = "mean"
 
 
+class Normalization(enum.Enum):
+    """Whether embeddings are divided by their L2 norm: the dot product is then the cosine."""
+
+    NONE = "none"
+    L2 = "l2"
+
+
 @dataclasses.dataclass(frozen=True)
 class DualEncoderConfig:
     """What a dual encoder is made of.
@@ -62,6 +71,8 @@ class DualEncoderConfig:
         towers: one encoder or two.
         pooling: [CLS] or mean.
         tower_init: how two towers start; without effect on one.
+        normalization: of embeddings; none in the papers, L2 for encoders pretrained with cosines
+            (whose temperature is then about 0.05).
     """
 
     bert: BertConfig = dataclasses.field(default_factory=BertConfig)
@@ -69,6 +80,7 @@ class DualEncoderConfig:
     towers: Towers = Towers.TIED
     pooling: Pooling = Pooling.CLS
     tower_init: TowerInit = TowerInit.COPIED
+    normalization: Normalization = Normalization.NONE
 
     def __post_init__(self) -> None:
         by_role = self.experts.routing is Routing.DETERMINISTIC
@@ -90,8 +102,7 @@ class Encoded:
     """What `encode` returns.
 
     Attributes:
-        embeddings: neither projected nor normalised; score is the dot product. [batch, dim],
-            float32.
+        embeddings: the score of two is their dot product. [batch, dim], float32.
         routing: statistics of learned routers; None with Det-R and without experts.
     """
 
@@ -152,10 +163,12 @@ class DualEncoder(nn.Module):
         output = EncoderOutput.FIRST_TOKEN if cls_only else EncoderOutput.ALL_TOKENS
         hidden, statistics = tower(tokens, role=role, train=train, output=output)
         if cls_only:
-            return Encoded(hidden[:, 0].astype(jnp.float32), statistics)
-        weight = tokens.mask[..., None].astype(jnp.float32)
-        total = (hidden.astype(jnp.float32) * weight).sum(1)
-        return Encoded(total / jnp.maximum(weight.sum(1), 1.0), statistics)
+            pooled = hidden[:, 0].astype(jnp.float32)
+        else:
+            weight = tokens.mask[..., None].astype(jnp.float32)
+            total = (hidden.astype(jnp.float32) * weight).sum(1)
+            pooled = total / jnp.maximum(weight.sum(1), 1.0)
+        return Encoded(normalize(pooled, self.config.normalization), statistics)
 
     def initial_params(self, params: Params) -> Params:
         """What `init_params` starts from, given what each tower drew: towers as copies or apart."""
@@ -163,6 +176,16 @@ class DualEncoder(nn.Module):
         if config.towers is Towers.SEPARATE and config.tower_init is TowerInit.COPIED:
             return {**params, "passage_encoder": params["query_encoder"]}
         return params
+
+
+def normalize(
+    embeddings: Float[Array, "batch dim"], normalization: Normalization
+) -> Float[Array, "batch dim"]:
+    """Embeddings divided by their L2 norms, where that is asked for; zeros stay zeros."""
+    if normalization is Normalization.NONE:
+        return embeddings
+    square = jnp.square(embeddings).sum(-1, keepdims=True)
+    return embeddings * jax.lax.rsqrt(jnp.maximum(square, _SMALLEST_SQUARE))
 
 
 def init_params(

@@ -6,13 +6,19 @@ import dataclasses
 import enum
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
-from taser_jax.models.dual_encoder import Encoded, Params, TowerInit, Towers
+from taser_jax.models.dual_encoder import (
+    Encoded,
+    Normalization,
+    Params,
+    TowerInit,
+    Towers,
+    normalize,
+)
 from taser_jax.models.t5 import T5, T5Config, rescale
 from taser_jax.models.t5_layers import Kernel
 
@@ -27,13 +33,6 @@ class T5Embedding(enum.Enum):
 
     FIRST_DECODER_OUTPUT = "first_decoder_output"
     ENCODER_MEAN = "encoder_mean"
-
-
-class Normalization(enum.Enum):
-    """Whether embeddings are divided by their L2 norm: the dot product is then the cosine."""
-
-    NONE = "none"
-    L2 = "l2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,10 +127,7 @@ class T5Tower(T5):
             pooled = (hidden * weight).sum(1) / jnp.maximum(weight.sum(1), 1.0)
         if self.projection_dim is not None:
             pooled = pooled @ self.projection_layer()
-        if self.normalization is Normalization.L2:
-            square = jnp.square(pooled).sum(-1, keepdims=True)
-            pooled *= jax.lax.rsqrt(jnp.maximum(square, jnp.finfo(jnp.float32).tiny))
-        return pooled
+        return normalize(pooled, self.normalization)
 
 
 class T5DualEncoder(nn.Module):

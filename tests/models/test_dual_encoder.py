@@ -11,12 +11,14 @@ from taser_jax.models.bert import BertConfig, Remat
 from taser_jax.models.dual_encoder import (
     DualEncoder,
     DualEncoderConfig,
+    Normalization,
     Pooling,
     TowerInit,
     Towers,
     abstract_params,
     init_params,
     logical_axes,
+    normalize,
     parameter_count,
 )
 from taser_jax.models.layers import Activation, activate
@@ -243,3 +245,21 @@ def test_what_cannot_be_is_refused():
         tiny_bert(dropout_rate=1.0)
     with pytest.raises(ConfigError, match="num_heads is 0"):
         tiny_bert(num_heads=0)
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_normalised_embeddings_have_the_direction_of_plain_ones_and_length_one(pooling):
+    plain = tiny_model(pooling=pooling)
+    params, tokens = random_params(plain), tiny_tokens()
+    unit = tiny_model(pooling=pooling, normalization=Normalization.L2)
+    expected = np.asarray(encode(plain, params, tokens, Role.QUERY).embeddings, np.float64)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    found = encode(unit, params, tokens, Role.QUERY).embeddings
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_normalising_zeros_keeps_values_and_gradients_finite():
+    zeros = jnp.zeros((2, 4))
+    gradient = jax.grad(lambda x: normalize(x, Normalization.L2).sum())(zeros)
+    np.testing.assert_array_equal(normalize(zeros, Normalization.L2), zeros)
+    assert np.isfinite(gradient).all()
