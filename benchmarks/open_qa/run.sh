@@ -8,9 +8,10 @@
 # `taser pipeline taser` (runs/open_qa.gin), for example --gin.TRAIN_STEPS=20.
 # STAGES=data stops before training: OUTPUT_DIR/token_store is what device.py takes.
 # PASSAGE_LENGTH (64): tokens of a passage that encoders see.
+# PRETRAINED=DIR starts from a Hugging Face model, with its vocabulary (runs/open_qa_pretrained.gin).
 set -euo pipefail
 if [ $# -lt 2 ]; then
-  sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
   exit 2
 fi
 source_dir=$1 output_dir=$2
@@ -34,10 +35,17 @@ taser prepare dpr --gin_file=runs/open_qa_prepare.gin --gin.DATA_DIR="$data_dir"
   --gin.NQ_VALIDATION="$questions/nq_qed_train.validation.jsonl" \
   --gin.NQ_TEST="$source_dir/nq_qed/nq_qed_dev.dpr.jsonl.gz"
 
-taser vocab --gin.DATA_DIR="$data_dir" --gin.COLLECTION=open_qa \
-  --gin.VOCABULARY="$output_dir/vocabulary" --gin.VOCAB_SIZE=16384
+if [ -n "${PRETRAINED:-}" ]; then
+  vocabulary=$PRETRAINED
+  recipe=(--gin_file=runs/open_qa_pretrained.gin --gin.PRETRAINED="$PRETRAINED")
+else
+  vocabulary=$output_dir/vocabulary
+  recipe=(--gin_file=runs/open_qa.gin)
+  taser vocab --gin.DATA_DIR="$data_dir" --gin.COLLECTION=open_qa \
+    --gin.VOCABULARY="$vocabulary" --gin.VOCAB_SIZE=16384
+fi
 
-taser tokenize --gin.DATA_DIR="$data_dir" --gin.VOCABULARY="$output_dir/vocabulary" \
+taser tokenize --gin.DATA_DIR="$data_dir" --gin.VOCABULARY="$vocabulary" \
   --gin.MIXTURE_OR_TASK_NAME=open_qa --gin.MIXTURE_OR_TASK_MODULE=taser_jax.tasks.open_qa \
   --gin.TASK_FEATURE_LENGTHS="{'query': 32, 'passage': ${PASSAGE_LENGTH:-64}}" \
   --gin.TOKEN_STORE="$output_dir/token_store"
@@ -45,5 +53,5 @@ taser tokenize --gin.DATA_DIR="$data_dir" --gin.VOCABULARY="$output_dir/vocabula
 if [ "${STAGES:-all}" = data ]; then
   exit 0
 fi
-taser pipeline taser --gin_file=runs/open_qa.gin --gin.OUTPUT_DIR="$output_dir/comparison" \
+taser pipeline taser "${recipe[@]}" --gin.OUTPUT_DIR="$output_dir/comparison" \
   --gin.DATA_DIR="$data_dir" --gin.TOKEN_STORE="$output_dir/token_store" "$@"
