@@ -1,0 +1,176 @@
+"""Dual encoders as TensorFlow SavedModels with the tokenizer inside: string in, embedding out."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# The op of a StableHLO program has no other Python door than the one that jax2tf takes.
+from tensorflow.compiler.tf2xla.python import xla
+
+from taser_jax.batch import Role
+from taser_jax.data.preprocessors import (
+    QueryNormalization,
+    check_length,
+    normalize_queries,
+    passage_ids,
+    query_ids,
+)
+from taser_jax.data.vocabularies import Vocabulary, load_vocabulary
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop.export_source import ExportSource
+from taser_jax.interop.lowering import check_source, lower_encoder, named_leaves, nested
+from taser_jax.models import config_io
+
+# SavedModel's place for files that TensorFlow does not read.
+EXTRA = "assets.extra"
+MODEL_FILE = f"{EXTRA}/model.json"
+_VARIABLES = "variables/variables"
+_VARIABLE_PATH = "params/"
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+# 10 adds only the choice of a partitioner of sharded programs: 9 reads the same, since TF 2.16.
+_CALLING_CONVENTION = 9
+
+
+def export_saved_model(
+    source: ExportSource,
+    output_dir: pathlib.Path,
+    *,
+    normalization: QueryNormalization = QueryNormalization.NONE,
+) -> None:
+    """Writes a SavedModel whose signatures take texts of any batch size.
+
+    `encode_query` (and `serving_default`, the same): queries -> embedding [batch, dim].
+    `encode_passage`: titles, texts -> embedding; a passage without a title has an empty one.
+
+    Texts are cut and padded to the lengths of training, so that TensorFlow compiles once a batch
+    size. Both signatures share the variables. The program runs on cpu, cuda and tpu. Tokenizer ops
+    are TensorFlow Text's: a Python process imports `tensorflow_text` before it loads the model.
+
+    Args:
+        source: the model; learned routing is exported as it routes at inference.
+        output_dir: an existing, empty directory.
+        normalization: of queries, where their task had one.
+
+    Raises:
+        ConfigError: lengths, parameters or vocabulary do not fit the model.
+        DataError: there is no vocabulary, or it is damaged.
+    """
+    check_source(source)
+    for length in (source.query_length, source.passage_length):
+        check_length(length)
+    vocabulary = load_vocabulary(source.vocabulary_dir)
+    if vocabulary.size > source.config.bert.vocab_size:
+        raise ConfigError(
+            f"the vocabulary has {vocabulary.size} ids",
+            where=str(source.vocabulary_dir),
+            expected=f"at most {source.config.bert.vocab_size}, the rows of the model's table",
+        )
+    variables = {
+        name: tf.Variable(np.asarray(leaf), trainable=False)
+        for name, leaf in named_leaves(source.params).items()
+    }
+    # The names in the checkpoint are the paths to the variables from here.
+    module = tf.Module()
+    module.params = nested(variables)
+    module.vocabulary = vocabulary.trackables
+    signatures = {
+        f"encode_{role.value}": _signature(
+            source, tuple(variables.values()), vocabulary, role, normalization
+        )
+        for role in Role
+    }
+    signatures["serving_default"] = signatures["encode_query"]
+    tf.saved_model.save(module, str(output_dir), signatures=signatures)
+    (output_dir / EXTRA).mkdir()
+    config_io.save(source.config, output_dir / MODEL_FILE)
+
+
+def params_from_saved_model(directory: str | pathlib.Path) -> dict[str, Any]:
+    """The parameters of an export, bit for bit: nested dicts of NumPy arrays.
+
+    Raises:
+        DataError: variables are missing or damaged, or none of them is a parameter.
+    """
+    path = pathlib.Path(directory) / _VARIABLES
+    leaves = {}
+    try:
+        reader = tf.train.load_checkpoint(str(path))
+        for name in reader.get_variable_to_shape_map():
+            if name.startswith(_VARIABLE_PATH) and name.endswith(_VALUE):
+                leaf = name.removeprefix(_VARIABLE_PATH).removesuffix(_VALUE)
+                leaves[leaf] = reader.get_tensor(name)
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"variables cannot be read ({error})",
+            where=str(path),
+            fix="export the model again with `taser export`",
+        ) from error
+    if not leaves:
+        raise DataError(
+            "no parameters of taser_jax",
+            where=str(path),
+            expected="a SavedModel that `taser export` wrote",
+        )
+    return nested(leaves)
+
+
+def _signature(
+    source: ExportSource,
+    variables: Sequence[tf.Variable],
+    vocabulary: Vocabulary,
+    role: Role,
+    normalization: QueryNormalization,
+) -> Any:
+    """Texts -> {"embedding": [batch, dim]} of one role, as a concrete function."""
+    length = source.query_length if role is Role.QUERY else source.passage_length
+    embed = _embed_fn(source, variables, role, length)
+    strings = tf.TensorSpec([None], tf.string)
+
+    def encode_query(queries: tf.Tensor) -> dict[str, tf.Tensor]:
+        queries = normalize_queries(queries, normalization)
+        return embed(query_ids(queries, vocabulary, length))
+
+    def encode_passage(titles: tf.Tensor, texts: tf.Tensor) -> dict[str, tf.Tensor]:
+        message = "titles and texts differ in number: a passage without a title has an empty one"
+        same = tf.debugging.assert_equal(tf.size(titles), tf.size(texts), message)
+        with tf.control_dependencies([same]):
+            titles = tf.identity(titles)
+        return embed(passage_ids(titles, texts, vocabulary, length))
+
+    encode, inputs = {
+        Role.QUERY: (encode_query, [strings]),
+        Role.PASSAGE: (encode_passage, [strings, strings]),
+    }[role]
+    return tf.function(encode, input_signature=inputs, autograph=False).get_concrete_function()
+
+
+def _embed_fn(
+    source: ExportSource, variables: Sequence[tf.Variable], role: Role, length: int
+) -> Callable[[tf.RaggedTensor], dict[str, tf.Tensor]]:
+    """Ids -> {"embedding": [batch, dim]}; variables in JAX's order of the parameters."""
+    program = lower_encoder(source.config, role, length=length, task=source.task)
+    (embeddings,) = program.out_avals
+
+    def embed(ids: tf.RaggedTensor) -> dict[str, tf.Tensor]:
+        rows = ids.nrows()
+        # Programs take one row or more: an empty batch gets one of padding, taken off below.
+        extra = [[0, tf.cast(tf.equal(rows, 0), tf.int64)], [0, 0]]
+        mask = tf.sequence_mask(ids.row_lengths(), length)
+        padded = ids.to_tensor(shape=[None, length])
+        arguments = [*variables, tf.pad(padded, extra), tf.pad(mask, extra)]
+        (embedding,) = xla.call_module(
+            [arguments[i] for i in program.module_kept_var_idx],
+            version=_CALLING_CONVENTION,
+            module=program.mlir_module_serialized,
+            Tout=[tf.as_dtype(embeddings.dtype)],
+            Sout=[[None, embeddings.shape[1]]],
+            platforms=[platform.upper() for platform in program.platforms],
+        )
+        return {"embedding": embedding[:rows]}
+
+    return embed

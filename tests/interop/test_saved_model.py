@@ -1,0 +1,238 @@
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+from tiny_source import (
+    DETERMINISTIC,
+    DPR,
+    PIECES,
+    TEXTS,
+    TITLES,
+    embed,
+    tiny_source,
+    without,
+)
+
+from taser_jax.batch import Role
+from taser_jax.data.preprocessors import QueryNormalization, encode_passages, encode_queries
+from taser_jax.data.vocabularies import load_vocabulary
+from taser_jax.data.vocabulary_training import train_vocabulary
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop.saved_model import export_saved_model, params_from_saved_model
+from taser_jax.models import config_io
+from taser_jax.models.dual_encoder import Pooling, Towers
+from taser_jax.models.routing import Routing
+from taser_jax.records import Passage
+
+MODELS = {
+    "seq_r": {"experts": {"num_experts": 3, "routing": Routing.SEQUENCE}, "pooling": Pooling.MEAN},
+    "tok_r": {"experts": {"num_experts": 2, "routing": Routing.TOKEN}},
+    "dpr": {"experts": DPR, "towers": Towers.SEPARATE},
+}
+# TensorFlow and its tokenizer ops alone. (TensorFlow itself may import jax.)
+LOADER = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+try:
+    tf.saved_model.load(sys.argv[1])
+except RuntimeError as error:
+    assert "Op type not registered" in str(error), error
+else:
+    raise AssertionError("loads without tensorflow_text")
+import tensorflow_text
+model = tf.saved_model.load(sys.argv[1])
+results = {}
+for name, batches in json.load(open(sys.argv[2])).items():
+    for i, batch in enumerate(batches):
+        inputs = {key: tf.constant(value, tf.string) for key, value in batch.items()}
+        results[f"{name}.{i}"] = model.signatures[name](**inputs)["embedding"].numpy()
+np.savez(sys.argv[3], **results)
+foreign = {"taser_jax", "flax"} & {name.partition(".")[0] for name in sys.modules}
+assert not foreign, foreign
+"""
+
+
+def exported(directory, **changes):
+    source = tiny_source(directory, **changes)
+    output_dir = directory / "saved_model"
+    output_dir.mkdir()
+    export_saved_model(source, output_dir)
+    return source, output_dir
+
+
+def run(directory, role, *texts):
+    """What a signature makes of texts, in this process."""
+    signature = tf.saved_model.load(str(directory)).signatures[f"encode_{role.value}"]
+    names = ("queries",) if role is Role.QUERY else ("titles", "texts")
+    inputs = {name: tf.constant(batch, tf.string) for name, batch in zip(names, texts, strict=True)}
+    return signature(**inputs)["embedding"].numpy()
+
+
+def expected_queries(source, texts, **kwargs):
+    vocabulary = load_vocabulary(source.vocabulary_dir)
+    tokens = encode_queries(texts, vocabulary, length=source.query_length, **kwargs)
+    return embed(source, Role.QUERY, tokens)
+
+
+def expected_passages(source, titles, texts):
+    vocabulary = load_vocabulary(source.vocabulary_dir)
+    passages = [Passage("", text, title) for title, text in zip(titles, texts, strict=True)]
+    tokens = encode_passages(passages, vocabulary, length=source.passage_length)
+    return embed(source, Role.PASSAGE, tokens)
+
+
+@pytest.fixture(scope="module")
+def det_r(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("det_r"), experts=DETERMINISTIC)
+
+
+def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
+    source, directory = det_r
+    queries = [{"queries": TEXTS}, {"queries": TEXTS[:1]}, {"queries": []}]
+    passages = [{"titles": TITLES, "texts": TEXTS}, {"titles": TITLES[1:2], "texts": TEXTS[1:2]}]
+    texts = {"encode_query": queries, "encode_passage": passages, "serving_default": queries[:1]}
+    (tmp_path / "texts.json").write_text(json.dumps(texts))
+    output = tmp_path / "embeddings.npz"
+    arguments = [str(directory), str(tmp_path / "texts.json"), str(output)]
+    done = subprocess.run(
+        [sys.executable, "-c", LOADER, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = dict(np.load(output))
+    by_query, by_passage = (
+        expected_queries(source, TEXTS),
+        expected_passages(source, TITLES, TEXTS),
+    )
+    for name, expected in {
+        "encode_query.0": by_query,
+        "encode_query.1": by_query[:1],
+        "encode_query.2": by_query[:0],
+        "encode_passage.0": by_passage,
+        "encode_passage.1": by_passage[1:2],
+        "serving_default.0": by_query,
+    }.items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-5)
+    assert np.abs(by_query[0] - by_query[1]).max() > 0.1
+    assert np.abs(by_passage[0] - expected_passages(source, [""], TEXTS[:1])).max() > 0.1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_learned_routing_and_separate_towers(tmp_path, name):
+    source, directory = exported(tmp_path, **MODELS[name])
+    np.testing.assert_allclose(
+        run(directory, Role.QUERY, TEXTS), expected_queries(source, TEXTS), rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        run(directory, Role.PASSAGE, TITLES, TEXTS),
+        expected_passages(source, TITLES, TEXTS),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+def test_bfloat16_activations(tmp_path):
+    source, directory = exported(tmp_path, bert={"dtype": "bfloat16"})
+    found = run(directory, Role.QUERY, TEXTS)
+    np.testing.assert_allclose(found, expected_queries(source, TEXTS), atol=0.1)
+    assert found.dtype == np.float32
+
+
+def test_a_sentencepiece_vocabulary_travels_along(tmp_path):
+    texts = [
+        "undoing the city in france is a café",
+        "paris: quick brown foxes jump over lazy dogs",
+    ] * 4
+    vocabulary = train_vocabulary(
+        texts, kind="sentencepiece", size=64, output_dir=tmp_path / "trained"
+    )
+    source, directory = exported(tmp_path, vocabulary=vocabulary)
+    np.testing.assert_allclose(
+        run(directory, Role.PASSAGE, TITLES, TEXTS),
+        expected_passages(source, TITLES, TEXTS),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+def test_query_normalization_is_inside(tmp_path):
+    source = tiny_source(tmp_path)
+    output_dir = tmp_path / "saved_model"
+    output_dir.mkdir()
+    curly = QueryNormalization.CURLY_APOSTROPHE
+    export_saved_model(source, output_dir, normalization=curly)
+    found = run(output_dir, Role.QUERY, ["paris’ city"])
+    np.testing.assert_allclose(found, expected_queries(source, ["paris' city"]), atol=1e-5)
+    assert np.abs(found - expected_queries(source, ["paris’ city"])).max() > 0.1
+
+
+def test_titles_and_texts_of_different_number_are_refused(det_r):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="differ in number"):
+        run(det_r[1], Role.PASSAGE, TITLES[:1], TEXTS)
+
+
+def test_parameters_lie_there_once_and_come_back_bit_for_bit(det_r):
+    source, directory = det_r
+    found = params_from_saved_model(directory)
+    jax.tree.map(np.testing.assert_array_equal, found, source.params)
+    assert jax.tree.structure(found) == jax.tree.structure(source.params)
+    assert config_io.load(directory / "assets.extra" / "model.json") == source.config
+    assert b"taser_jax/models" not in (directory / "saved_model.pb").read_bytes(), "local paths"
+
+
+def test_larger_weights_leave_the_graph_as_it_is(det_r, tmp_path):
+    _, larger = exported(tmp_path, experts=DETERMINISTIC, bert={"mlp_dim": 24 * 64})
+    size, larger_size = (
+        (directory / "saved_model.pb").stat().st_size for directory in (det_r[1], larger)
+    )
+    assert abs(larger_size - size) < 2_000
+    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(params_from_saved_model(larger)))
+    data = sum(path.stat().st_size for path in (larger / "variables").iterdir())
+    assert parameters < data < 1.1 * parameters
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"query_length": 13}, r"query_length is 13(.|\n)*1 to 12"),
+        ({"query_length": 3}, r"length 3(.|\n)*4 tokens or more"),
+    ],
+)
+def test_lengths_the_model_cannot_take_are_refused(det_r, tmp_path, changes, says):
+    with pytest.raises(ConfigError, match=says):
+        export_saved_model(dataclasses.replace(det_r[0], **changes), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_parameters_of_another_model_are_refused(det_r, tmp_path):
+    name = "encoder/layers_1/experts/wo/kernel"
+    with pytest.raises(ConfigError, match=f"{name} is missing"):
+        export_saved_model(without(det_r[0], name), tmp_path)
+
+
+def test_a_missing_vocabulary_is_refused(det_r, tmp_path):
+    source = dataclasses.replace(det_r[0], vocabulary_dir=tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"nowhere(.|\n)*cannot be read"):
+        export_saved_model(source, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path):
+    source = tiny_source(tmp_path, bert={"vocab_size": 20})
+    with pytest.raises(ConfigError, match=rf"has {len(PIECES)} ids(.|\n)*at most 20"):
+        export_saved_model(source, tmp_path)
+
+
+def test_damaged_variables_are_refused(det_r, tmp_path):
+    with pytest.raises(DataError, match="variables cannot be read"):
+        params_from_saved_model(tmp_path)
+    other = tf.Module()
+    other.table = tf.Variable([1.0])
+    tf.saved_model.save(other, str(tmp_path / "other"))
+    with pytest.raises(DataError, match="no parameters of taser_jax"):
+        params_from_saved_model(tmp_path / "other")
