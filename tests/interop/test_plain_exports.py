@@ -1,0 +1,235 @@
+"""Exports as plain BERTs, loaded by sentence-transformers, transformers and onnxruntime.
+
+In one file, so that PyTorch is imported once. The embeddings compared with are the model's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+import ten_steps
+
+from taser_jax.batch import Role
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop import onnx, sentence_transformers
+from taser_jax.interop.model_card import write_card
+from taser_jax.interop.plain import plain_encoder
+from taser_jax.interop.pretrained import load_pretrained
+from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.routing import ExpertConfig, Routing
+
+st = pytest.importorskip("sentence_transformers")
+transformers = pytest.importorskip("transformers")
+
+KINDS = ("taser", "dpr", "shared", "minilm")
+TOLERANCE = 1e-5
+LENGTHS = {Role.QUERY: ten_steps.QUERY_LENGTH, Role.PASSAGE: ten_steps.PASSAGE_LENGTH}
+TEXTS = {Role.QUERY: list(ten_steps.QUERIES), Role.PASSAGE: ten_steps.PAIRS}
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    trained: ten_steps.Trained
+    directory: pathlib.Path
+
+    @property
+    def config(self) -> DualEncoderConfig:
+        return self.trained.source.config
+
+    @property
+    def paths(self) -> list[tuple[pathlib.Path, Role]]:
+        paths = sentence_transformers.plain_paths(self.config)
+        return [(self.directory / name, role) for name, role in paths.items()]
+
+    @functools.cached_property
+    def model(self):
+        return load(self.directory)
+
+    def expected(self, role: Role) -> np.ndarray:
+        return self.trained.queries if role is Role.QUERY else self.trained.passages
+
+
+@pytest.fixture(scope="module")
+def train_once(tmp_path_factory):
+    @functools.cache
+    def train(kind):
+        directory = tmp_path_factory.mktemp(kind)
+        if kind == "minilm":
+            return ten_steps.from_minilm(directory)
+        return ten_steps.from_scratch(directory, kind)
+
+    return train
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def exported(request, train_once, tmp_path_factory):
+    trained = train_once(request.param)
+    directory = tmp_path_factory.mktemp("sentence_transformers")
+    sentence_transformers.export_sentence_transformers(trained.source, directory)
+    write_card(trained.source, directory, sentence_transformers.card_texts(trained.source))
+    return Exported(trained, directory)
+
+
+def load(directory):
+    return st.SentenceTransformer(str(directory), device="cpu", local_files_only=True)
+
+
+def same(found, expected):
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=TOLERANCE)
+
+
+def run_card(directory):
+    """What the card's code leaves, run where the card lies."""
+    text = (directory / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    names: dict = {}
+    with contextlib.chdir(directory):
+        exec(code, names)
+    return names
+
+
+def test_encode_query_and_encode_document_give_the_models_own_embeddings(exported):
+    model = exported.model
+    queries = model.encode_query(TEXTS[Role.QUERY])
+    passages = model.encode_document(TEXTS[Role.PASSAGE])
+    same(queries, exported.expected(Role.QUERY))
+    same(passages, exported.expected(Role.PASSAGE))
+    dot = exported.expected(Role.QUERY) @ exported.expected(Role.PASSAGE).T
+    np.testing.assert_allclose(model.similarity(queries, passages), dot, rtol=1e-4)
+    # The roles do differ, or the comparison would show nothing.
+    assert np.abs(model.encode_document(TEXTS[Role.QUERY]) - queries).max() > 100 * TOLERANCE
+
+
+def test_each_path_is_a_model_by_itself(exported):
+    for directory, role in exported.paths:
+        model = load(directory)
+        assert model.max_seq_length == LENGTHS[role]
+        assert model.similarity_fn_name == "dot"
+        assert [type(module).__name__ for module in model] == ["Transformer", "Pooling"]
+        same(model.encode(TEXTS[role]), exported.expected(role))
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+        encoder = transformers.AutoModel.from_pretrained(directory, add_pooling_layer=False)
+        tokens = tokenizer(TEXTS[role], padding=True, truncation=True, return_tensors="pt")
+        assert "token_type_ids" not in tokens
+        hidden = encoder(**tokens).last_hidden_state.detach()
+        if exported.config.pooling is Pooling.CLS:
+            same(hidden[:, 0], exported.expected(role))
+        else:
+            weight = tokens["attention_mask"][..., None]
+            same((hidden * weight).sum(1) / weight.sum(1), exported.expected(role))
+
+
+def test_import_of_the_export_gives_back_the_same_parameters(exported):
+    params = exported.trained.source.params
+    found = load_pretrained(
+        exported.paths[0][0],
+        config=exported.config,
+        params=jax.tree.map(np.zeros_like, params),
+        passage_source=exported.paths[-1][0] if len(exported.paths) > 1 else None,
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+
+
+def test_code_of_the_card_runs_and_says_the_same(exported):
+    names = run_card(exported.directory)
+    assert names["scores"].shape == (1, 2)
+    same(names["first_passage_embedding"].detach(), names["passage_embeddings"][0])
+    same(names["query_embeddings"], exported.model.encode_query(names["queries"]))
+
+
+def test_weights_are_written_once(exported):
+    found = sorted(exported.directory.rglob("*.safetensors"))
+    assert found == sorted(directory / "model.safetensors" for directory, _ in exported.paths)
+
+
+def test_passages_of_any_length_are_cut_as_in_training(exported):
+    """But for titles of more than half of a passage, which may keep one token less."""
+    directory, _ = exported.paths[-1]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    paris = tokenizer.convert_tokens_to_ids("paris")
+    room = ten_steps.PASSAGE_LENGTH - 3
+    for title in range(1, room + 3):
+        for text in range(1, room + 3):
+            ids = tokenizer("paris " * title, "rome " * text, truncation=True)["input_ids"]
+            expected = min(title, max(room - text, -(-room // 2)))
+            assert 0 <= expected - ids.count(paris) <= (title > room // 2)
+            assert len(ids) == min(title + text, room) + 3
+
+
+def test_experts_of_the_roles_were_trained_apart(exported):
+    if exported.config.experts.num_experts == 1:
+        pytest.skip("no experts to choose from")
+    params = exported.trained.source.params
+    query, passage = (plain_encoder(params, exported.config, role) for role in Role)
+    kernels = [path["layers_1"]["mlp"]["wi"]["kernel"] for path in (query, passage)]
+    assert np.abs(kernels[0] - kernels[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["shared", "minilm"])
+def test_onnx_gives_the_models_own_embeddings(kind, train_once, tmp_path):
+    trained = train_once(kind)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    onnx.export_onnx(trained.source, tmp_path)
+    write_card(trained.source, tmp_path, onnx.card_texts(trained.source))
+    exported = Exported(trained, tmp_path)
+    names = run_card(tmp_path)
+    assert names["scores"].shape == (1, 2)
+    encode = {Role.QUERY: names["encode_queries"], Role.PASSAGE: names["encode_passages"]}
+    for directory, role in exported.paths:
+        same(encode[role](TEXTS[role]), exported.expected(role))
+        # Any batch size and any length.
+        same(encode[role](TEXTS[role][-1:]), exported.expected(role)[-1:])
+        session = onnxruntime.InferenceSession(directory / onnx.MODEL)
+        assert [value.name for value in session.get_inputs()] == list(onnx.INPUTS)
+        assert [value.name for value in session.get_outputs()] == [onnx.OUTPUT]
+        assert session.get_inputs()[0].shape == ["batch", "length"]
+
+
+def test_onnx_without_its_packages_names_the_extra(monkeypatch):
+    monkeypatch.setattr(onnx.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"taser_jax\[onnx\]"):
+        onnx.check_packages()
+
+
+@pytest.mark.parametrize("format", ["sentence_transformers", "onnx"])
+def test_learned_routing_is_refused_with_the_formats_that_can(format):
+    experts = ExpertConfig(num_experts=2, blocks=(1,), routing=Routing.SEQUENCE)
+    config = dataclasses.replace(ten_steps.tiny_config("shared"), experts=experts)
+    with pytest.raises(ConfigError, match="saved_model or stablehlo"):
+        sentence_transformers.check_plain(config, format=format)
+
+
+def test_heads_that_bert_model_cannot_have_are_refused():
+    config = ten_steps.tiny_config("shared")
+    config = dataclasses.replace(config, bert=dataclasses.replace(config.bert, head_dim=4))
+    with pytest.raises(ConfigError, match="heads x head_dim"):
+        sentence_transformers.check_plain(config, format="onnx")
+
+
+def test_an_export_without_tokenizer_is_refused(train_once, tmp_path):
+    source = train_once("shared").source
+    missing = dataclasses.replace(source, vocabulary_dir=tmp_path / "nowhere")
+    output_dir = tmp_path / "out"
+    output_dir.mkdir()
+    with pytest.raises(DataError, match="nowhere"):
+        sentence_transformers.export_sentence_transformers(missing, output_dir)
+
+
+def test_files_say_what_they_should(exported):
+    for directory, role in exported.paths:
+        pooling = json.loads((directory / "1_Pooling" / "config.json").read_text())
+        assert pooling["pooling_mode"] == exported.config.pooling.value
+        modules = json.loads((directory / "modules.json").read_text())
+        assert not any("Normalize" in module["type"] for module in modules)
+        settings = json.loads((directory / "sentence_bert_config.json").read_text())
+        assert settings["max_seq_length"] == LENGTHS[role]
