@@ -10,13 +10,23 @@ import typing
 from typing import Any
 
 from taser_jax.errors import ConfigError
+from taser_jax.models.build import ModelConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 
 FORMAT_VERSION = 1
 
+_DEFAULT_KIND = "bert"
+_KINDS: dict[str, type[ModelConfig]] = {
+    _DEFAULT_KIND: DualEncoderConfig,
+    "t5": T5DualEncoderConfig,
+}
 
-def to_json(config: DualEncoderConfig) -> str:
+
+def to_json(config: ModelConfig) -> str:
     """Writes every field, defaults included, so that later defaults change no saved model.
+
+    A BERT's file says no kind: that is how all were written before there was another.
 
     Example:
         >>> print(to_json(DualEncoderConfig()))
@@ -29,11 +39,13 @@ def to_json(config: DualEncoderConfig) -> str:
     Returns:
         Indented JSON, ending in a newline; enums by value.
     """
-    value = {"format_version": FORMAT_VERSION, **_plain(config)}
+    kind = next(name for name, kind in _KINDS.items() if type(config) is kind)
+    named = {} if kind == _DEFAULT_KIND else {"kind": kind}
+    value = {"format_version": FORMAT_VERSION, **named, **_plain(config)}
     return json.dumps(value, indent=2) + "\n"
 
 
-def from_json(text: str, *, where: str = "model.json") -> DualEncoderConfig:
+def from_json(text: str, *, where: str = "model.json") -> ModelConfig:
     """Reads what `to_json` wrote. Fields that are absent take their defaults.
 
     Args:
@@ -41,8 +53,8 @@ def from_json(text: str, *, where: str = "model.json") -> DualEncoderConfig:
         where: the file's name, for messages.
 
     Raises:
-        ConfigError: malformed JSON, another format version, an unknown field or enum value, or a
-            value of the wrong type.
+        ConfigError: malformed JSON, another format version, an unknown kind, field or enum value,
+            or a value of the wrong type.
     """
     try:
         value = json.loads(text)
@@ -60,15 +72,23 @@ def from_json(text: str, *, where: str = "model.json") -> DualEncoderConfig:
             expected=str(FORMAT_VERSION),
             fix="read it with the taser_jax that wrote it, or train again",
         )
-    return _dataclass(DualEncoderConfig, value, where)
+    kind = value.pop("kind", _DEFAULT_KIND)
+    if kind not in _KINDS:
+        raise ConfigError(
+            f"kind is {kind!r}",
+            where=where,
+            expected=f"one of {', '.join(_KINDS)}",
+            fix="read it with the taser_jax that wrote it",
+        )
+    return _dataclass(_KINDS[kind], value, where)
 
 
-def save(config: DualEncoderConfig, path: str | pathlib.Path) -> None:
+def save(config: ModelConfig, path: str | pathlib.Path) -> None:
     """Writes `to_json` to a file."""
     pathlib.Path(path).write_text(to_json(config), encoding="utf-8")
 
 
-def load(path: str | pathlib.Path) -> DualEncoderConfig:
+def load(path: str | pathlib.Path) -> ModelConfig:
     """Reads a file that `save` wrote.
 
     Raises:
@@ -116,8 +136,10 @@ def _field(hint: Any, value: Any, where: str) -> Any:
     if optional:
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
     if typing.get_origin(hint) is tuple:
-        if not isinstance(value, list) or any(type(part) is not int for part in value):
-            raise ConfigError(f"{value!r}", where=where, expected="a list of integers")
+        part_type = typing.get_args(hint)[0]
+        if not isinstance(value, list) or any(type(part) is not part_type for part in value):
+            parts = "integers" if part_type is int else "strings"
+            raise ConfigError(f"{value!r}", where=where, expected=f"a list of {parts}")
         return tuple(value)
     if hint is float and type(value) is int:
         return float(value)

@@ -1,0 +1,226 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import t5_oracle
+from tiny_bert import encode, quick_jit, tiny_tokens
+from tiny_t5 import one_block, random_t5_params, tiny_t5, tiny_t5_model
+
+from taser_jax.batch import Role, Tokens
+from taser_jax.errors import ConfigError
+from taser_jax.models.bert import Remat
+from taser_jax.models.dual_encoder import abstract_params, init_params, parameter_count
+from taser_jax.models.t5 import PositionBias, T5Config, T5Initialization
+from taser_jax.models.t5_dual_encoder import T5DualEncoder, T5DualEncoderConfig, T5Embedding
+from taser_jax.models.t5_layers import relative_position_bucket
+
+RNGS = {"dropout": jax.random.key(1)}
+GATED = ("gelu", "linear")
+KINDS = {"t5": {}, "1.1": {"mlp_activations": GATED}}
+
+
+def quick_init(model):
+    return jax.tree.map(np.asarray, quick_jit(lambda k: init_params(model, k))(jax.random.key(0)))
+
+
+def embeddings(model, params, tokens, **kwargs):
+    def run(params, tokens):
+        return encode(model, params, tokens, Role.QUERY, **kwargs).embeddings
+
+    return np.asarray(quick_jit(run)(params, tokens))
+
+
+@pytest.mark.parametrize(
+    ("t5", "expected"),
+    [
+        (T5Config(), 222_903_552),
+        (T5Config(mlp_dim=2048, mlp_activations=GATED), 222_903_552),
+        (
+            T5Config(embed_dim=512, num_layers=6, num_decoder_layers=6, num_heads=8, mlp_dim=2048),
+            60_506_624,
+        ),
+    ],
+)
+def test_parameter_counts_of_published_models(t5, expected):
+    """t5-base, t5-v1_1-base without its head, t5-small."""
+    assert parameter_count(abstract_params(T5DualEncoder(T5DualEncoderConfig(t5=t5)))) == expected
+
+
+def test_buckets_by_hand():
+    distance = np.array([0, -1, -7, -8, -16, -128, -(10**6), 1, 8, 128])
+    found = relative_position_bucket(distance, num_buckets=32, max_distance=128)
+    assert found.tolist() == [0, 1, 7, 8, 10, 15, 15, 17, 24, 31]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_oracle(kind):
+    model = tiny_t5_model(t5=tiny_t5(**KINDS[kind]))
+    mean = tiny_t5_model(t5=tiny_t5(**KINDS[kind]), embedding=T5Embedding.ENCODER_MEAN)
+    params, tokens = random_t5_params(model), tiny_tokens(length=17)
+    without_decoder = {"encoder": {**params["encoder"]}}
+    del without_decoder["encoder"]["decoder"]
+    decoded, averages = embeddings(model, params, tokens), embeddings(mean, without_decoder, tokens)
+    for row in range(len(decoded)):
+        ids = tokens.ids[row][tokens.mask[row]]
+        states = t5_oracle.encode(params["encoder"], ids, num_buckets=8, max_distance=12)
+        expected = t5_oracle.first_decoder_output(params["encoder"], states)
+        np.testing.assert_allclose(decoded[row], expected, atol=2e-5)
+        np.testing.assert_allclose(averages[row], states.mean(0), atol=2e-5)
+
+
+@pytest.mark.parametrize("embedding", T5Embedding)
+def test_padding_and_batch_mates_change_nothing(embedding):
+    model = tiny_t5_model(embedding=embedding)
+    params, tokens = random_t5_params(model), tiny_tokens(length=8)
+    plain = embeddings(model, params, tokens)
+    noise = np.random.default_rng(0).integers(1, 50, (5, 12)).astype(np.int32)
+    noise[:, :8] = np.where(tokens.mask, tokens.ids, noise[:, :8])
+    padded = embeddings(model, params, Tokens(noise, np.pad(tokens.mask, ((0, 0), (0, 4)))))
+    np.testing.assert_allclose(padded, plain, atol=5e-6)
+    order = np.array([3, 1, 4, 0, 2])
+    shuffled = embeddings(model, params, Tokens(tokens.ids[order], tokens.mask[order]))
+    np.testing.assert_allclose(shuffled, plain[order], atol=5e-6)
+
+
+def test_word_order_matters_through_positions_alone():
+    model = tiny_t5_model()
+    params = random_t5_params(model)
+    ids = np.arange(1, 9, dtype=np.int32)[None]
+    forwards, backwards = (Tokens(x, np.ones((1, 8), bool)) for x in (ids, ids[:, ::-1].copy()))
+    assert (
+        np.abs(np.subtract(*(embeddings(model, params, t) for t in (forwards, backwards)))).max()
+        > 1e-2
+    )
+    table = params["encoder"]["encoder"]["relpos_bias"]
+    table["rel_embedding"] = jnp.zeros_like(table["rel_embedding"])
+    np.testing.assert_allclose(
+        *(embeddings(model, params, t) for t in (forwards, backwards)), atol=5e-6
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rescaled_initialisation_gives_the_same_outputs(kind):
+    standard, rescaled = (
+        tiny_t5_model(t5=tiny_t5(initialization=i, rms_norm_epsilon=1e-12, **KINDS[kind]))
+        for i in T5Initialization
+    )
+    params, scaled = (quick_init(m) for m in (standard, rescaled))
+    np.testing.assert_allclose(
+        embeddings(rescaled, scaled, tiny_tokens()),
+        embeddings(standard, params, tiny_tokens()),
+        atol=1e-4,
+    )
+    ratios = jax.tree.map(
+        lambda a, b: round(float(jnp.abs(a).sum() / jnp.abs(b).sum()), 3), params, scaled
+    )
+    tower = ratios["encoder"]
+    assert tower["token_embedder"]["embedding"] == 100
+    for stack, attention in (
+        ("encoder", "attention"),
+        ("decoder", "self_attention"),
+        ("decoder", "encoder_decoder_attention"),
+    ):
+        layer = tower[stack]["layers_1"]
+        assert [layer[attention][n]["kernel"] for n in ("query", "key", "value", "out")] == [
+            *(1, 1, 1),
+            100,
+        ]
+        expected = {"wi": 10, "wo": 10} if kind == "t5" else {"wi_0": 1, "wi_1": 10, "wo": 10}
+        assert {n: p["kernel"] for n, p in layer["mlp"].items()} == expected
+        assert tower[stack]["relpos_bias"]["rel_embedding"] == 1
+
+
+def test_what_one_position_does_not_use_gets_no_gradient():
+    model = tiny_t5_model()
+    params = random_t5_params(model)
+
+    def total(p):
+        return encode(model, p, tiny_tokens(), Role.QUERY).embeddings[:, 0].sum()
+
+    gradient = quick_jit(jax.grad(total))(params)["encoder"]
+    decoder = gradient["decoder"]
+    unused = [decoder["relpos_bias"]["rel_embedding"]] + [
+        decoder[f"layers_{i}"]["self_attention"][name]["kernel"]
+        for i in range(2)
+        for name in ("query", "key")
+    ]
+    assert not any(leaf.any() for leaf in unused)
+    used = len(jax.tree.leaves(gradient)) - len(unused)
+    assert sum(bool(leaf.any()) for leaf in jax.tree.leaves(gradient)) == used
+
+
+def test_rematerialisation_changes_no_gradient():
+    models = [tiny_t5_model(t5=one_block(remat=r)) for r in Remat]
+    params = random_t5_params(models[0])
+
+    def gradient(model):
+        def total(p):
+            encoded = encode(model, p, tiny_tokens(), Role.QUERY, train=True, rngs=RNGS)
+            return encoded.embeddings[:, 0].sum()
+
+        return quick_jit(jax.grad(total))(params)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4),
+        *(gradient(model) for model in models),
+    )
+
+
+def test_bfloat16_activations_keep_float32_parameters_and_outputs():
+    model = tiny_t5_model(t5=tiny_t5(dtype="bfloat16"))
+    params = random_t5_params(model)
+    found = encode(model, params, tiny_tokens(), Role.QUERY).embeddings
+    assert {leaf.dtype for leaf in jax.tree.leaves(abstract_params(model))} == {jnp.dtype("f4")}
+    assert found.dtype == jnp.float32
+    difference = np.abs(found - embeddings(tiny_t5_model(), params, tiny_tokens()))
+    assert 1e-5 < difference.max() < 0.15
+
+
+def test_dropout_acts_in_training_only_and_differs_by_key():
+    model = tiny_t5_model(t5=tiny_t5(dropout_rate=0.5))
+    params = random_t5_params(model)
+    plain = embeddings(model, params, tiny_tokens())
+    keys = [{"dropout": jax.random.key(i)} for i in (1, 1, 2)]
+    first, again, other = (
+        embeddings(model, params, tiny_tokens(), train=True, rngs=rngs) for rngs in keys
+    )
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - plain).max() > 0.1
+    assert np.abs(first - other).max() > 0.1
+    kept = tiny_t5_model(t5=tiny_t5(dropout_rate=0.0))
+    undropped = embeddings(kept, params, tiny_tokens(), train=True)
+    np.testing.assert_allclose(undropped, plain, atol=1e-6)
+
+
+def test_own_position_tables_equal_a_shared_one_where_they_are_equal():
+    shared, own = (tiny_t5_model(t5=tiny_t5(position_bias=p)) for p in PositionBias)
+    params = random_t5_params(shared)["encoder"]
+    split = {**params}
+    for stack in ("encoder", "decoder"):
+        split[stack] = dict(params[stack])
+        table = split[stack].pop("relpos_bias")
+        for i in range(2):
+            split[stack][f"layers_{i}"] = {**split[stack][f"layers_{i}"], "relpos_bias": table}
+    np.testing.assert_allclose(
+        embeddings(own, {"encoder": split}, tiny_tokens()),
+        embeddings(shared, {"encoder": params}, tiny_tokens()),
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_heads": 0}, "num_heads is 0"),
+        ({"num_decoder_layers": -1}, "num_decoder_layers is -1"),
+        ({"num_buckets": 7}, "num_buckets is 7"),
+        ({"max_distance": 2}, "max_distance is 2"),
+        ({"dropout_rate": 1.0}, r"dropout_rate is 1\.0"),
+        ({"dtype": "float16"}, "float32 or bfloat16"),
+        ({"mlp_activations": ("silu", "linear")}, "(?s)mlp_activations.*'gelu', 'linear'"),
+        ({"mlp_activations": ()}, "mlp_activations"),
+    ],
+)
+def test_sizes_that_cannot_be(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny_t5(**changes)

@@ -1,0 +1,199 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_bert import encode, quick_jit, tiny_tokens
+from tiny_t5 import one_block, random_t5_params, tiny_t5, tiny_t5_model
+
+from taser_jax.batch import Role
+from taser_jax.errors import ConfigError
+from taser_jax.models.bert import Remat
+from taser_jax.models.build import (
+    build_model,
+    embedding_dim,
+    remat,
+    vocabulary_size,
+    with_vocabulary_size,
+)
+from taser_jax.models.dual_encoder import (
+    DualEncoder,
+    DualEncoderConfig,
+    TowerInit,
+    Towers,
+    abstract_params,
+    init_params,
+    logical_axes,
+)
+from taser_jax.models.t5_dual_encoder import (
+    Normalization,
+    T5DualEncoder,
+    T5DualEncoderConfig,
+    T5Embedding,
+)
+from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
+
+TASKS = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
+
+
+def leaf(tree, path):
+    for name in path.split("/"):
+        tree = tree[name]
+    return tree
+
+
+def test_parameters_have_t5x_names_and_logical_axes():
+    model = tiny_t5_model(projection_dim=10)
+    shapes, axes = abstract_params(model), logical_axes(model)
+    embed_heads, embed_mlp = ("embed", "heads", "kv"), ("embed", "mlp")
+    expected = {
+        "token_embedder/embedding": ((50, 16), ("vocab", "embed")),
+        "encoder/relpos_bias/rel_embedding": ((2, 8), ("heads", None)),
+        "encoder/layers_1/attention/query/kernel": ((16, 2, 6), embed_heads),
+        "encoder/layers_1/attention/out/kernel": ((2, 6, 16), ("heads", "kv", "embed")),
+        "encoder/layers_1/pre_attention_layer_norm/scale": ((16,), ("embed",)),
+        "encoder/layers_1/pre_mlp_layer_norm/scale": ((16,), ("embed",)),
+        "encoder/layers_1/mlp/wi/kernel": ((16, 24), embed_mlp),
+        "encoder/layers_1/mlp/wo/kernel": ((24, 16), ("mlp", "embed")),
+        "encoder/encoder_norm/scale": ((16,), ("embed",)),
+        "decoder/relpos_bias/rel_embedding": ((2, 8), ("heads", None)),
+        "decoder/layers_0/self_attention/value/kernel": ((16, 2, 6), embed_heads),
+        "decoder/layers_0/encoder_decoder_attention/key/kernel": ((16, 2, 6), embed_heads),
+        "decoder/layers_0/pre_self_attention_layer_norm/scale": ((16,), ("embed",)),
+        "decoder/layers_0/pre_cross_attention_layer_norm/scale": ((16,), ("embed",)),
+        "decoder/layers_0/pre_mlp_layer_norm/scale": ((16,), ("embed",)),
+        "decoder/decoder_norm/scale": ((16,), ("embed",)),
+        "projection_layer/kernel": ((16, 10), ("embed", None)),
+    }
+    for path, (shape, names) in expected.items():
+        assert leaf(shapes["encoder"], path).shape == shape
+        assert tuple(leaf(axes["encoder"], path)) == names
+    gated = abstract_params(tiny_t5_model(t5=tiny_t5(mlp_activations=("gelu", "linear"))))
+    assert gated["encoder"]["decoder"]["layers_0"]["mlp"].keys() == {"wi_0", "wi_1", "wo"}
+    mean = abstract_params(tiny_t5_model(embedding=T5Embedding.ENCODER_MEAN))
+    assert mean["encoder"].keys() == {"token_embedder", "encoder"}
+
+
+@pytest.mark.parametrize("tower_init", TowerInit)
+def test_towers_start_as_copies_or_apart(tower_init):
+    model = tiny_t5_model(t5=one_block(), tower_init=tower_init, **TASKS)
+    params = quick_jit(lambda key: init_params(model, key))(jax.random.key(0))
+    assert params.keys() == {"query_encoder_nq", "query_encoder_fever", "passage_encoder"}
+    tables = [p["token_embedder"]["embedding"] for p in params.values()]
+    copied = tower_init is TowerInit.COPIED
+    assert np.array_equal(tables[0], tables[1]) == copied
+    assert np.array_equal(tables[0], tables[2]) == copied
+    # The optimiser donates the state: two towers may not share a buffer.
+    assert len({t.unsafe_buffer_pointer() for t in tables}) == 3
+
+
+def test_a_tasks_queries_have_their_own_tower_and_passages_one():
+    model = tiny_t5_model(t5=one_block(), **TASKS)
+    params = random_t5_params(model)
+
+    def gradient(role, task):
+        def total(p):
+            return encode(model, p, tiny_tokens(), role, task=task).embeddings[:, 0].sum()
+
+        found = quick_jit(jax.grad(total))(params)
+        return {n for n, tree in found.items() if any(x.any() for x in jax.tree.leaves(tree))}
+
+    assert gradient(Role.QUERY, "nq") == {"query_encoder_nq"}
+    assert gradient(Role.QUERY, "fever") == {"query_encoder_fever"}
+    assert gradient(Role.PASSAGE, "nq") == {"passage_encoder"}
+    single = tiny_t5_model(t5=one_block())
+    alone = {"encoder": params["query_encoder_fever"]}
+    np.testing.assert_array_equal(
+        encode(model, params, tiny_tokens(), Role.QUERY, task="fever").embeddings,
+        encode(single, alone, tiny_tokens(), Role.QUERY).embeddings,
+    )
+
+
+def test_a_query_without_its_tasks_tower_is_refused():
+    model = tiny_t5_model(**TASKS)
+    params = abstract_params(model)
+    for task, message in ((None, "without a task"), ("trex", "of task 'trex'")):
+        with pytest.raises(ConfigError, match=f"(?s){message}.*nq, fever"):
+            jax.eval_shape(
+                lambda p, task=task: encode(model, p, tiny_tokens(), Role.QUERY, task=task), params
+            )
+
+
+def test_separate_and_tied_towers():
+    tied, separate = (tiny_t5_model(t5=one_block(), towers=towers) for towers in Towers)
+    assert abstract_params(tied).keys() == {"encoder"}
+    params = random_t5_params(separate)
+    assert params.keys() == {"query_encoder", "passage_encoder"}
+    by_role = [encode(separate, params, tiny_tokens(), role).embeddings for role in Role]
+    assert np.abs(np.subtract(*by_role)).max() > 0.1
+    one = {"encoder": params["query_encoder"]}
+    for role in Role:
+        np.testing.assert_array_equal(
+            encode(tied, one, tiny_tokens(), role, task="any").embeddings, by_role[0]
+        )
+
+
+def test_projection_and_norm_by_hand():
+    plain = tiny_t5_model(embedding=T5Embedding.ENCODER_MEAN)
+    model = tiny_t5_model(
+        embedding=T5Embedding.ENCODER_MEAN, projection_dim=3, normalization=Normalization.L2
+    )
+    params = random_t5_params(model)
+    without = {"encoder": {n: p for n, p in params["encoder"].items() if n != "projection_layer"}}
+    mean = np.asarray(encode(plain, without, tiny_tokens(), Role.QUERY).embeddings)
+    projected = mean @ np.asarray(params["encoder"]["projection_layer"]["kernel"])
+    expected = projected / np.linalg.norm(projected, axis=1, keepdims=True)
+    found = encode(model, params, tiny_tokens(), Role.QUERY).embeddings
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_sharded_equals_unsharded():
+    mesh = MeshConfig(data=2, fsdp=2, model=2)
+    model = tiny_t5_model(t5=one_block())
+    params = random_t5_params(model)
+    queries, passages = tiny_tokens(batch=8, seed=3), tiny_tokens(batch=8, seed=4)
+    rngs = {"dropout": jax.random.key(1)}
+
+    @quick_jit
+    def step(params, queries, passages):
+        def loss(params):
+            q, p = model.apply({"params": params}, queries, passages, train=True, rngs=rngs)
+            return -jnp.diag(jax.nn.log_softmax(0.1 * q.embeddings @ p.embeddings.T)).mean()
+
+        return jax.value_and_grad(loss)(params)
+
+    expected = step(params, queries, passages)
+    partitioner = Partitioner(make_mesh(mesh))
+    shardings = partitioner.param_shardings(logical_axes(model), abstract_params(model))
+    placed = jax.device_put(params, shardings)
+    found = step(placed, partitioner.put_batch(queries), partitioner.put_batch(passages))
+    kernel = placed["encoder"]["decoder"]["layers_0"]["mlp"]["wi"]["kernel"]
+    assert kernel.addressable_shards[0].data.size * 4 == kernel.size
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5, rtol=1e-4), found, expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query_tasks": ("nq",)}, "query_tasks with tied towers"),
+        ({**TASKS, "query_tasks": ("nq", "nq")}, "each once"),
+        ({**TASKS, "query_tasks": ("nq/dev",)}, "without a slash"),
+        ({"projection_dim": 0}, "projection_dim is 0"),
+        ({"t5": tiny_t5(num_decoder_layers=0)}, "(?s)num_decoder_layers is 0.*ENCODER_MEAN"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        T5DualEncoderConfig(**changes)
+
+
+def test_any_configuration_is_built_and_sized():
+    t5, bert = T5DualEncoderConfig(t5=tiny_t5(remat=Remat.BLOCK)), DualEncoderConfig()
+    assert isinstance(build_model(t5), T5DualEncoder)
+    assert isinstance(build_model(bert), DualEncoder)
+    assert (embedding_dim(t5), embedding_dim(bert)) == (16, 768)
+    assert embedding_dim(T5DualEncoderConfig(projection_dim=3)) == 3
+    assert (remat(t5), remat(bert)) == (Remat.BLOCK, Remat.NONE)
+    for config in (t5, bert):
+        assert vocabulary_size(with_vocabulary_size(config, 77)) == 77
