@@ -132,7 +132,6 @@ def config_to_json(config: BertConfig) -> dict[str, Any]:
         "initializer_range": config.initializer_stddev,
         "position_embedding_type": "absolute",
         "pad_token_id": 0,
-        "torch_dtype": "float32",
     }
 
 

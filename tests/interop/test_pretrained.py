@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -6,10 +7,17 @@ import numpy as np
 import pytest
 from bert_checkpoints import SIZES, random_tensors, write_checkpoint
 from legacy_t5x import write_legacy
+from safetensors.numpy import save_file
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.interop.bert import bert_config, encoder_from_tensors
+from taser_jax.interop.bert import (
+    bert_config,
+    config_to_json,
+    encoder_from_tensors,
+    encoder_to_tensors,
+)
+from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertConfig, Remat
@@ -126,6 +134,22 @@ def test_two_checkpoints_one_a_role(checkpoint, plain, tmp_path):
     tied = dataclasses.replace(config, towers=Towers.TIED)
     with pytest.raises(ConfigError, match="is not the passage encoder's"):
         loaded(checkpoint, tied, passage_source=other)
+
+
+@pytest.mark.parametrize("changes", [{"experts": EXPERTS}, {"towers": Towers.SEPARATE}, {}])
+def test_both_paths_through_files_and_back(checkpoint, tmp_path, changes):
+    config = DualEncoderConfig(bert=bert_config(checkpoint), **changes)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: rng.normal(0, 1, x.shape).astype(np.float32), drawn(config))
+    for role in Role:
+        directory = tmp_path / role.value
+        directory.mkdir()
+        tensors = encoder_to_tensors(plain_encoder(params, config, role), config.bert)
+        save_file(tensors, directory / "model.safetensors")
+        text = json.dumps(config_to_json(config.bert))
+        (directory / "config.json").write_text(text, encoding="utf-8")
+    found = loaded(tmp_path / "query", config, passage_source=tmp_path / "passage")
+    jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
 @pytest.mark.parametrize(
