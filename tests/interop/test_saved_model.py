@@ -32,7 +32,7 @@ from taser_jax.records import Passage
 MODELS = {
     "seq_r": {"experts": {"num_experts": 3, "routing": Routing.SEQUENCE}, "pooling": Pooling.MEAN},
     "tok_r": {"experts": {"num_experts": 2, "routing": Routing.TOKEN}},
-    "dpr": {"experts": DPR, "towers": Towers.SEPARATE},
+    "dpr": {"experts": DPR, "towers": Towers.SEPARATE, "kind": "sentencepiece"},
 }
 # TensorFlow and its tokenizer ops alone. (TensorFlow itself may import jax.)
 LOADER = """
@@ -58,11 +58,18 @@ assert not foreign, foreign
 """
 
 
-def exported(directory, **changes):
+def exported(directory, *, kind="wordpiece", normalization=QueryNormalization.NONE, **changes):
+    if kind == "sentencepiece":
+        changes["vocabulary"] = train_vocabulary(
+            ["undoing the city in france is a café", "paris: quick brown foxes jump lazy dogs"] * 4,
+            kind=kind,
+            size=64,
+            output_dir=directory / "trained",
+        )
     source = tiny_source(directory, **changes)
     output_dir = directory / "saved_model"
     output_dir.mkdir()
-    export_saved_model(source, output_dir)
+    export_saved_model(source, output_dir, normalization=normalization)
     return source, output_dir
 
 
@@ -90,6 +97,17 @@ def expected_passages(source, titles, texts):
 @pytest.fixture(scope="module")
 def det_r(tmp_path_factory):
     return exported(tmp_path_factory.mktemp("det_r"), experts=DETERMINISTIC)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Parameters that outweigh the graph, bfloat16, queries normalised."""
+    return exported(
+        tmp_path_factory.mktemp("wide"),
+        experts=DETERMINISTIC,
+        bert={"mlp_dim": 24 * 64, "dtype": "bfloat16"},
+        normalization=QueryNormalization.CURLY_APOSTROPHE,
+    )
 
 
 def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
@@ -123,7 +141,7 @@ def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_learned_routing_and_separate_towers(tmp_path, name):
+def test_learned_routing_separate_towers_and_sentencepiece(tmp_path, name):
     source, directory = exported(tmp_path, **MODELS[name])
     np.testing.assert_allclose(
         run(directory, Role.QUERY, TEXTS), expected_queries(source, TEXTS), rtol=1e-5, atol=1e-5
@@ -134,41 +152,6 @@ def test_learned_routing_and_separate_towers(tmp_path, name):
         rtol=1e-5,
         atol=1e-5,
     )
-
-
-def test_bfloat16_activations(tmp_path):
-    source, directory = exported(tmp_path, bert={"dtype": "bfloat16"})
-    found = run(directory, Role.QUERY, TEXTS)
-    np.testing.assert_allclose(found, expected_queries(source, TEXTS), atol=0.1)
-    assert found.dtype == np.float32
-
-
-def test_a_sentencepiece_vocabulary_travels_along(tmp_path):
-    texts = [
-        "undoing the city in france is a café",
-        "paris: quick brown foxes jump over lazy dogs",
-    ] * 4
-    vocabulary = train_vocabulary(
-        texts, kind="sentencepiece", size=64, output_dir=tmp_path / "trained"
-    )
-    source, directory = exported(tmp_path, vocabulary=vocabulary)
-    np.testing.assert_allclose(
-        run(directory, Role.PASSAGE, TITLES, TEXTS),
-        expected_passages(source, TITLES, TEXTS),
-        rtol=1e-5,
-        atol=1e-5,
-    )
-
-
-def test_query_normalization_is_inside(tmp_path):
-    source = tiny_source(tmp_path)
-    output_dir = tmp_path / "saved_model"
-    output_dir.mkdir()
-    curly = QueryNormalization.CURLY_APOSTROPHE
-    export_saved_model(source, output_dir, normalization=curly)
-    found = run(output_dir, Role.QUERY, ["paris’ city"])
-    np.testing.assert_allclose(found, expected_queries(source, ["paris' city"]), atol=1e-5)
-    assert np.abs(found - expected_queries(source, ["paris’ city"])).max() > 0.1
 
 
 def test_titles_and_texts_of_different_number_are_refused(det_r):
@@ -185,15 +168,23 @@ def test_parameters_lie_there_once_and_come_back_bit_for_bit(det_r):
     assert b"taser_jax/models" not in (directory / "saved_model.pb").read_bytes(), "local paths"
 
 
-def test_larger_weights_leave_the_graph_as_it_is(det_r, tmp_path):
-    _, larger = exported(tmp_path, experts=DETERMINISTIC, bert={"mlp_dim": 24 * 64})
-    size, larger_size = (
-        (directory / "saved_model.pb").stat().st_size for directory in (det_r[1], larger)
-    )
-    assert abs(larger_size - size) < 2_000
-    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(params_from_saved_model(larger)))
-    data = sum(path.stat().st_size for path in (larger / "variables").iterdir())
+def test_larger_weights_leave_the_graph_as_it_is(det_r, wide):
+    graphs = [(directory / "saved_model.pb").stat().st_size for _, directory in (det_r, wide)]
+    assert abs(graphs[0] - graphs[1]) < 20_000
+    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(wide[0].params))
+    assert parameters > 500_000
+    data = sum(path.stat().st_size for path in (wide[1] / "variables").iterdir())
     assert parameters < data < 1.1 * parameters
+
+
+def test_bfloat16_activations_and_normalized_queries(wide):
+    source, directory = wide
+    found = run(directory, Role.QUERY, ["paris’ city"])
+    expected, other = (expected_queries(source, [text]) for text in ("paris' city", "paris’ city"))
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, atol=0.05 * scale)
+    assert np.abs(found - other).max() > 0.1 * scale
+    assert found.dtype == np.float32
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,12 @@ def test_embeddings_equal_ours_at_every_batch_size(tmp_path, name):
     source, directory = exported(tmp_path, **MODELS[name])
     encoder = load_stablehlo(directory)
     for role in Role:
+        tokens = some_tokens(source, role, 5)
+        expected = embed(source, role, tokens)
         for count in (5, 1):
-            tokens = some_tokens(source, role, count)
-            found = encoder.encode(role, tokens.ids, tokens.mask)
-            expected = embed(source, role, tokens)
-            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=2e-6)
-    both = [np.asarray(encoder.encode(role, tokens.ids, tokens.mask)) for role in Role]
+            found = encoder.encode(role, tokens.ids[:count], tokens.mask[:count])
+            np.testing.assert_allclose(found, expected[:count], rtol=1e-6, atol=2e-6)
+    both = [encoder.encode(role, tokens.ids[:1], tokens.mask[:1]) for role in Role]
     # Learned routing and one tower treat both roles alike; experts by role and towers do not.
     assert np.allclose(*both, atol=1e-6) == (name in ("seq_r", "tok_r"))
 
