@@ -1,11 +1,9 @@
-"""T5, T5 1.1 and umT5 between other names and shapes and ours: Hugging Face's and T5X's."""
+"""T5's, T5 1.1's and umT5's parameters from and to Hugging Face's names, and from T5X's."""
 
 from __future__ import annotations
 
 import functools
-import json
 import math
-import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -17,26 +15,16 @@ import numpy as np
 from taser_jax.batch import Tokens
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.tensors import Tensors, listed
-from taser_jax.models.t5 import T5, PositionBias, T5Config
+from taser_jax.models.t5 import T5, T5Config
 
 Params = dict[str, Any]
 Path = tuple[str, ...]
 
-CONFIG_FILE = "config.json"
-# Field of ours -> Hugging Face's.
-_SIZES = {
-    "vocab_size": "vocab_size",
-    "embed_dim": "d_model",
-    "num_layers": "num_layers",
-    "num_decoder_layers": "num_decoder_layers",
-    "num_heads": "num_heads",
-    "head_dim": "d_kv",
-    "mlp_dim": "d_ff",
-    "num_buckets": "relative_attention_num_buckets",
-    "max_distance": "relative_attention_max_distance",
-}
-_FEED_FORWARDS = {"relu": ("relu",), "gated-gelu": ("gelu", "linear")}
-_POSITIONS = {"t5": PositionBias.SHARED, "umt5": PositionBias.PER_LAYER}
+# Sizes that arrays have.
+_SHAPING = (
+    *("vocab_size", "embed_dim", "num_layers", "num_decoder_layers", "num_heads", "head_dim"),
+    *("mlp_dim", "num_buckets"),
+)
 _TABLE = "shared.weight"
 # Places of a block's parts among Hugging Face's numbered layers.
 _PARTS = {
@@ -63,93 +51,6 @@ _LEFT = re.compile(
     r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight|"
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )
-
-
-def t5_config(directory: pathlib.Path, **overrides: Any) -> T5Config:
-    """The sizes and numerics that a Hugging Face checkpoint's `config.json` tells.
-
-    Args:
-        directory: of the checkpoint.
-        overrides: fields of `T5Config` in place of the checkpoint's.
-
-    Raises:
-        DataError: no config.json, not JSON, or a size is missing or no size.
-        ConfigError: another architecture, or a variant of T5 that is not ours.
-    """
-    path = pathlib.Path(directory) / CONFIG_FILE
-    if not path.is_file():
-        raise DataError(
-            "no such file",
-            where=str(path),
-            expected="the configuration of a Hugging Face T5",
-            fix="give the directory that the model's save_pretrained wrote",
-        )
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"no JSON: {error}", where=str(path), expected="a JSON object") from error
-    kind = value.get("model_type") if isinstance(value, dict) else None
-    if kind not in _POSITIONS:
-        raise ConfigError(
-            f"model_type is {kind!r}",
-            where=str(path),
-            expected=" or ".join(_POSITIONS),
-            fix="give a T5 checkpoint; BERT's are read by pretrained_bert",
-        )
-    value.setdefault("num_decoder_layers", value.get("num_layers"))
-    value.setdefault("relative_attention_num_buckets", 32)
-    value.setdefault("relative_attention_max_distance", 128)
-    if any(name.endswith("EncoderModel") for name in value.get("architectures") or ()):
-        value["num_decoder_layers"] = 0
-    feed_forward = value.get("feed_forward_proj", "relu")
-    if feed_forward not in _FEED_FORWARDS:
-        raise ConfigError(
-            f"feed_forward_proj is {feed_forward!r}",
-            where=str(path),
-            expected=" or ".join(_FEED_FORWARDS),
-            fix="no other feed-forward is implemented here; choose another checkpoint",
-        )
-    numbers = {
-        "dropout_rate": float(value.get("dropout_rate", 0.1)),
-        "rms_norm_epsilon": float(value.get("layer_norm_epsilon", 1e-6)),
-    }
-    fields: dict[str, Any] = {o: _size(value, theirs, path) for o, theirs in _SIZES.items()}
-    fields |= {"mlp_activations": _FEED_FORWARDS[feed_forward], "position_bias": _POSITIONS[kind]}
-    return T5Config(**(fields | numbers | overrides))
-
-
-def _size(value: Mapping[str, Any], name: str, path: pathlib.Path) -> int:
-    size = value.get(name)
-    if type(size) is not int or size < (0 if name == "num_decoder_layers" else 1):
-        raise DataError(f"{name} is {size!r}", where=str(path), expected="a positive integer")
-    return size
-
-
-def config_to_json(config: T5Config) -> dict[str, Any]:
-    """`config.json` of Hugging Face's T5Model, or T5EncoderModel where there is no decoder."""
-    kinds = {position: kind for kind, position in _POSITIONS.items()}
-    kind = kinds[config.position_bias]
-    family = {"t5": "T5", "umt5": "UMT5"}[kind]
-    feed_forwards = {value: name for name, value in _FEED_FORWARDS.items()}
-    if config.mlp_activations not in feed_forwards:
-        raise ConfigError(
-            f"mlp_activations are {config.mlp_activations}",
-            where="T5Config",
-            expected=" or ".join(map(str, feed_forwards)),
-        )
-    return {
-        "architectures": [f"{family}{'Model' if config.num_decoder_layers else 'EncoderModel'}"],
-        "model_type": kind,
-        **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
-        "num_decoder_layers": config.num_decoder_layers or config.num_layers,
-        "feed_forward_proj": feed_forwards[config.mlp_activations],
-        "dropout_rate": config.dropout_rate,
-        "layer_norm_epsilon": config.rms_norm_epsilon,
-        "is_encoder_decoder": bool(config.num_decoder_layers),
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "decoder_start_token_id": 0,
-    }
 
 
 def t5_from_tensors(tensors: Mapping[str, np.ndarray], config: T5Config, *, where: str) -> Params:
@@ -199,7 +100,7 @@ def t5_to_tensors(params: Params, config: T5Config) -> Tensors:
     """
     tensors: Tensors = {}
     for path, shape in t5_shapes(config).items():
-        value = _get(params, path)
+        value = find(params, path)
         if value is None or tuple(value.shape) != shape:
             found = "is absent" if value is None else f"has shape {tuple(value.shape)}"
             raise ConfigError(
@@ -216,55 +117,6 @@ def t5_to_tensors(params: Params, config: T5Config) -> Tensors:
     return tensors
 
 
-def t5x_t5_config(tree: Mapping[str, Any], *, where: str, **overrides: Any) -> T5Config:
-    """The sizes that the arrays of a T5X checkpoint tell, plain or scanned.
-
-    What no array tells, `max_distance` above all, has T5's value unless overridden.
-
-    Args:
-        tree: `target` of a T5X checkpoint.
-        where: the checkpoint, for messages.
-        overrides: fields of `T5Config`.
-
-    Raises:
-        ConfigError: the tree is no T5.
-    """
-    tree = _unscanned(tree)
-    table = _get(tree, ("token_embedder", "embedding"))
-    first = _get(tree, ("encoder", "layers_0"))
-    if table is None or not isinstance(first, Mapping) or "bias" in str(_paths(first)):
-        raise ConfigError(
-            f"no T5: the checkpoint has {listed(sorted('/'.join(p) for p in _paths(tree)))}",
-            where=where,
-            expected="token_embedder/embedding, encoder/layers_0/attention/query/kernel, ...",
-            fix="give a T5X checkpoint of a T5",
-        )
-    shared = _get(tree, ("encoder", "relpos_bias", "rel_embedding"))
-    own = _get(first, ("relpos_bias", "rel_embedding"))
-    positions, query = (own if shared is None else shared), _get(first, ("attention", "query"))
-    gated, mlp = "wi_0" in first.get("mlp", {}), _get(first, ("mlp", "wo", "kernel"))
-    if positions is None or query is None or mlp is None:
-        raise ConfigError(
-            f"a block without a part of T5's: it has {listed(sorted(first))}",
-            where=where,
-            expected="relpos_bias, attention and mlp",
-        )
-    heads, buckets = positions.shape
-    fields = {
-        "vocab_size": table.shape[0],
-        "embed_dim": table.shape[1],
-        "num_layers": _count_layers(tree["encoder"]),
-        "num_decoder_layers": _count_layers(tree.get("decoder", {})),
-        "num_heads": heads,
-        "head_dim": math.prod(query["kernel"].shape[1:]) // heads,
-        "mlp_dim": mlp.shape[0],
-        "num_buckets": buckets,
-        "mlp_activations": _FEED_FORWARDS["gated-gelu" if gated else "relu"],
-        "position_bias": PositionBias.PER_LAYER if shared is None else PositionBias.SHARED,
-    }
-    return T5Config(**(fields | overrides))
-
-
 def t5_from_t5x(tree: Mapping[str, Any], config: T5Config, *, where: str) -> Params:
     """Our parameters from a T5X tree, heads joined or not, layers scanned (axis 1) or not.
 
@@ -277,17 +129,17 @@ def t5_from_t5x(tree: Mapping[str, Any], config: T5Config, *, where: str) -> Par
         ConfigError: an array of another shape, or another number of layers, than `config` says.
         DataError: arrays are missing or hold NaN.
     """
-    tree = _unscanned(tree)
+    tree = unscanned(tree)
     for stack, layers in _stacks(config).items():
-        _check_layers(stack, _count_layers(tree.get(stack, {})), layers, where)
+        _check_layers(stack, count_layers(tree.get(stack, {})), layers, where)
     shapes = t5_shapes(config)
-    missing = ["/".join(path) for path in shapes if _get(tree, path) is None]
+    missing = ["/".join(path) for path in shapes if find(tree, path) is None]
     if missing:
         raise _missing(missing, len(shapes), where)
     params: Params = {}
     for path, shape in shapes.items():
         name = "/".join(path)
-        array = _weights(_get(tree, path), name, where)
+        array = _weights(find(tree, path), name, where)
         joined = shape if _same_orientation(path) else _tensor_shape(path, shape)[::-1]
         if array.shape not in (shape, joined):
             raise _shape_error(name, array.shape, joined, config, where)
@@ -351,7 +203,7 @@ def _stacks(config: T5Config) -> dict[str, int]:
     return {name: layers for name, layers in stacks.items() if layers}
 
 
-def _unscanned(tree: Mapping[str, Any]) -> dict[str, Any]:
+def unscanned(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tree with `layers_i` in place of an `encoder/encoder` with layers along axis 1."""
     result = dict(tree)
     for stack in ("encoder", "decoder"):
@@ -367,14 +219,16 @@ def _unscanned(tree: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _count_layers(stack: Mapping[str, Any]) -> int:
+def count_layers(stack: Mapping[str, Any]) -> int:
+    """How many `layers_i` an encoder or decoder has."""
     return sum(bool(re.fullmatch(r"layers_\d+", name)) for name in stack)
 
 
-def _paths(tree: Any, path: Path = ()) -> list[Path]:
+def paths(tree: Any, path: Path = ()) -> list[Path]:
+    """The path of every leaf."""
     if not isinstance(tree, Mapping):
         return [path]
-    return [leaf for name, node in tree.items() for leaf in _paths(node, (*path, str(name)))]
+    return [leaf for name, node in tree.items() for leaf in paths(node, (*path, str(name)))]
 
 
 def _weights(array: Any, name: str, where: str) -> np.ndarray:
@@ -434,7 +288,7 @@ def _missing(names: list[str], count: int, where: str) -> DataError:
 def _shape_error(
     name: str, found: tuple[int, ...], expected: tuple[int, ...], config: T5Config, where: str
 ) -> ConfigError:
-    sizes = ", ".join(f"{n} {getattr(config, n)}" for n in _SIZES if n != "max_distance")
+    sizes = ", ".join(f"{name} {getattr(config, name)}" for name in _SHAPING)
     return ConfigError(
         f"{name} has shape {tuple(found)}",
         where=where,
@@ -443,7 +297,8 @@ def _shape_error(
     )
 
 
-def _get(tree: Any, path: Path) -> Any:
+def find(tree: Any, path: Path) -> Any:
+    """The node at a path, or None."""
     for name in path:
         if not isinstance(tree, Mapping) or name not in tree:
             return None

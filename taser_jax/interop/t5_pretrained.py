@@ -12,13 +12,8 @@ import numpy as np
 
 from taser_jax.errors import ConfigError
 from taser_jax.interop.hub import fetch
-from taser_jax.interop.t5 import (
-    CONFIG_FILE,
-    t5_config,
-    t5_from_t5x,
-    t5_from_tensors,
-    t5x_t5_config,
-)
+from taser_jax.interop.t5 import t5_from_t5x, t5_from_tensors
+from taser_jax.interop.t5_configs import CONFIG_FILE, t5_config, t5x_t5_config
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.models.bert import Remat

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from t5_parity import assert_parity, outputs
 
-from taser_jax.interop.t5 import config_to_json, t5_config, t5_from_tensors, t5_to_tensors
+from taser_jax.interop.t5 import t5_from_tensors, t5_to_tensors
+from taser_jax.interop.t5_configs import config_to_json, t5_config
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.models.t5_layers import relative_position_bucket
 

@@ -1,0 +1,167 @@
+"""T5's sizes from a Hugging Face configuration, and to one, and from T5X's arrays."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop.t5 import count_layers, find, paths, unscanned
+from taser_jax.interop.tensors import listed
+from taser_jax.models.t5 import PositionBias, T5Config
+
+CONFIG_FILE = "config.json"
+# Field of ours -> Hugging Face's.
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "embed_dim": "d_model",
+    "num_layers": "num_layers",
+    "num_decoder_layers": "num_decoder_layers",
+    "num_heads": "num_heads",
+    "head_dim": "d_kv",
+    "mlp_dim": "d_ff",
+    "num_buckets": "relative_attention_num_buckets",
+    "max_distance": "relative_attention_max_distance",
+}
+_FEED_FORWARDS = {"relu": ("relu",), "gated-gelu": ("gelu", "linear")}
+_POSITIONS = {"t5": PositionBias.SHARED, "umt5": PositionBias.PER_LAYER}
+
+
+def t5_config(directory: pathlib.Path, **overrides: Any) -> T5Config:
+    """The sizes and numerics that a Hugging Face checkpoint's `config.json` tells.
+
+    Args:
+        directory: of the checkpoint.
+        overrides: fields of `T5Config` in place of the checkpoint's.
+
+    Raises:
+        DataError: no config.json, not JSON, or a size is missing or no size.
+        ConfigError: another architecture, or a variant of T5 that is not ours.
+    """
+    path = pathlib.Path(directory) / CONFIG_FILE
+    if not path.is_file():
+        raise DataError(
+            "no such file",
+            where=str(path),
+            expected="the configuration of a Hugging Face T5",
+            fix="give the directory that the model's save_pretrained wrote",
+        )
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"no JSON: {error}", where=str(path), expected="a JSON object") from error
+    kind = value.get("model_type") if isinstance(value, dict) else None
+    if kind not in _POSITIONS:
+        raise ConfigError(
+            f"model_type is {kind!r}",
+            where=str(path),
+            expected=" or ".join(_POSITIONS),
+            fix="give a T5 checkpoint; BERT's are read by pretrained_bert",
+        )
+    value.setdefault("num_decoder_layers", value.get("num_layers"))
+    value.setdefault("relative_attention_num_buckets", 32)
+    value.setdefault("relative_attention_max_distance", 128)
+    if any(name.endswith("EncoderModel") for name in value.get("architectures") or ()):
+        value["num_decoder_layers"] = 0
+    feed_forward = value.get("feed_forward_proj", "relu")
+    if feed_forward not in _FEED_FORWARDS:
+        raise ConfigError(
+            f"feed_forward_proj is {feed_forward!r}",
+            where=str(path),
+            expected=" or ".join(_FEED_FORWARDS),
+            fix="no other feed-forward is implemented here; choose another checkpoint",
+        )
+    numbers = {
+        "dropout_rate": float(value.get("dropout_rate", 0.1)),
+        "rms_norm_epsilon": float(value.get("layer_norm_epsilon", 1e-6)),
+    }
+    fields: dict[str, Any] = {o: _size(value, theirs, path) for o, theirs in _SIZES.items()}
+    fields |= {"mlp_activations": _FEED_FORWARDS[feed_forward], "position_bias": _POSITIONS[kind]}
+    return T5Config(**(fields | numbers | overrides))
+
+
+def _size(value: Mapping[str, Any], name: str, path: pathlib.Path) -> int:
+    size = value.get(name)
+    if type(size) is not int or size < (0 if name == "num_decoder_layers" else 1):
+        raise DataError(f"{name} is {size!r}", where=str(path), expected="a positive integer")
+    return size
+
+
+def config_to_json(config: T5Config) -> dict[str, Any]:
+    """`config.json` of Hugging Face's T5Model, or T5EncoderModel where there is no decoder."""
+    kinds = {position: kind for kind, position in _POSITIONS.items()}
+    kind = kinds[config.position_bias]
+    family = {"t5": "T5", "umt5": "UMT5"}[kind]
+    feed_forwards = {value: name for name, value in _FEED_FORWARDS.items()}
+    if config.mlp_activations not in feed_forwards:
+        raise ConfigError(
+            f"mlp_activations are {config.mlp_activations}",
+            where="T5Config",
+            expected=" or ".join(map(str, feed_forwards)),
+        )
+    return {
+        "architectures": [f"{family}{'Model' if config.num_decoder_layers else 'EncoderModel'}"],
+        "model_type": kind,
+        **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
+        "num_decoder_layers": config.num_decoder_layers or config.num_layers,
+        "feed_forward_proj": feed_forwards[config.mlp_activations],
+        "dropout_rate": config.dropout_rate,
+        "layer_norm_epsilon": config.rms_norm_epsilon,
+        "is_encoder_decoder": bool(config.num_decoder_layers),
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
+
+
+def t5x_t5_config(tree: Mapping[str, Any], *, where: str, **overrides: Any) -> T5Config:
+    """The sizes that the arrays of a T5X checkpoint tell, plain or scanned.
+
+    What no array tells, `max_distance` above all, has T5's value unless overridden.
+
+    Args:
+        tree: `target` of a T5X checkpoint.
+        where: the checkpoint, for messages.
+        overrides: fields of `T5Config`.
+
+    Raises:
+        ConfigError: the tree is no T5.
+    """
+    tree = unscanned(tree)
+    table = find(tree, ("token_embedder", "embedding"))
+    first = find(tree, ("encoder", "layers_0"))
+    biased = any(path[-1:] == ("bias",) for path in paths(first))
+    if table is None or not isinstance(first, Mapping) or biased:
+        raise ConfigError(
+            f"no T5: the checkpoint has {listed(sorted('/'.join(p) for p in paths(tree)))}",
+            where=where,
+            expected="token_embedder/embedding, encoder/layers_0/attention/query/kernel, ...",
+            fix="give a T5X checkpoint of a T5",
+        )
+    shared = find(tree, ("encoder", "relpos_bias", "rel_embedding"))
+    own = find(first, ("relpos_bias", "rel_embedding"))
+    positions, query = (own if shared is None else shared), find(first, ("attention", "query"))
+    gated, mlp = "wi_0" in first.get("mlp", {}), find(first, ("mlp", "wo", "kernel"))
+    if positions is None or query is None or mlp is None:
+        raise ConfigError(
+            f"a block without a part of T5's: it has {listed(sorted(first))}",
+            where=where,
+            expected="relpos_bias, attention and mlp",
+        )
+    heads, buckets = positions.shape
+    fields = {
+        "vocab_size": table.shape[0],
+        "embed_dim": table.shape[1],
+        "num_layers": count_layers(tree["encoder"]),
+        "num_decoder_layers": count_layers(tree.get("decoder", {})),
+        "num_heads": heads,
+        "head_dim": math.prod(query["kernel"].shape[1:]) // heads,
+        "mlp_dim": mlp.shape[0],
+        "num_buckets": buckets,
+        "mlp_activations": _FEED_FORWARDS["gated-gelu" if gated else "relu"],
+        "position_bias": PositionBias.PER_LAYER if shared is None else PositionBias.SHARED,
+    }
+    return T5Config(**(fields | overrides))

@@ -1,0 +1,245 @@
+"""T5 from Hugging Face's and T5X's files into dual encoders; files that cannot be used."""
+
+import json
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from legacy_t5x import write_legacy
+from safetensors.numpy import save_file
+
+from taser_jax.batch import Role, Tokens
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop.t5 import t5_from_t5x, t5_shapes, t5_to_tensors
+from taser_jax.interop.t5_configs import config_to_json, t5_config, t5x_t5_config
+from taser_jax.interop.t5_pretrained import load_pretrained_t5, pretrained_t5
+from taser_jax.models.dual_encoder import Towers
+from taser_jax.models.t5 import PositionBias, T5Config, T5Initialization
+from taser_jax.models.t5_dual_encoder import (
+    T5DualEncoder,
+    T5DualEncoderConfig,
+    T5Embedding,
+)
+
+T5_CONFIG = T5Config(
+    vocab_size=11,
+    embed_dim=6,
+    num_layers=2,
+    num_decoder_layers=3,
+    num_heads=2,
+    head_dim=4,
+    mlp_dim=5,
+    num_buckets=8,
+    max_distance=128,
+)
+GATED = {"mlp_activations": ("gelu", "linear")}
+VARIANTS = {"t5": {}, "1.1": GATED, "umt5": GATED | {"position_bias": PositionBias.PER_LAYER}}
+
+
+def variant(name, **changes):
+    return T5Config(**{**vars(T5_CONFIG), **VARIANTS[name], **changes})
+
+
+def random_t5(config, seed=0):
+    rng = np.random.default_rng(seed)
+    tree = {}
+    for path, shape in t5_shapes(config).items():
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = rng.normal(size=shape).astype(np.float32)
+    return tree
+
+
+def write_hugging_face(directory, params, config, **changes):
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config_to_json(config)))
+    save_file({**t5_to_tensors(params, config), **changes}, directory / "model.safetensors")
+    return directory
+
+
+def joined_heads(tree, path=()):
+    """As T5X has them: heads and kv in one axis."""
+    if isinstance(tree, dict):
+        return {name: joined_heads(node, (*path, name)) for name, node in tree.items()}
+    if tree.ndim == 3:
+        return (
+            tree.reshape(-1, tree.shape[-1]) if path[-2] == "out" else tree.reshape(len(tree), -1)
+        )
+    return tree
+
+
+def scanned(tree):
+    """As T5X's scalable models have them: blocks stacked along axis 1."""
+    result = dict(tree)
+    for stack in ("encoder", "decoder"):
+        layers = [n for n in tree[stack] if n.startswith("layers_")]
+        result[stack] = {n: v for n, v in tree[stack].items() if n not in layers}
+        blocks = [tree[stack][f"layers_{i}"] for i in range(len(layers))]
+        result[stack][stack] = jax.tree.map(lambda *leaves: np.stack(leaves, 1), *blocks)
+    return result
+
+
+def assert_same(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_hugging_face_round_trip(name, tmp_path):
+    config = variant(name)
+    params = random_t5(config)
+    extra = {
+        "lm_head.weight": np.zeros((11, 6), np.float32),
+        "encoder.embed_tokens.weight": np.zeros((11, 6), np.float32),
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": np.zeros(
+            (8, 2), np.float32
+        ),
+    }
+    directory = write_hugging_face(tmp_path / "hf", params, config, **extra)
+    assert pretrained_t5(directory) == config
+    dual = T5DualEncoderConfig(t5=config, towers=Towers.SEPARATE, query_tasks=("a", "b"))
+    found = load_pretrained_t5(directory, config=dual, params={})
+    assert found.keys() == {"query_encoder_a", "query_encoder_b", "passage_encoder"}
+    for tower in found.values():
+        assert_same(tower, params)
+
+
+# T5X's scanned models have a position table in each block.
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [*((name, layout) for name in VARIANTS for layout in (joined_heads, dict)), ("umt5", scanned)],
+)
+def test_t5x_layouts(name, layout):
+    config = variant(name)
+    params = random_t5(config)
+    tree = {**layout(params)}
+    tree["decoder"] = {**tree["decoder"], "logits_dense": {"kernel": np.zeros((6, 11))}}
+    assert t5x_t5_config(tree, where="t5x") == config
+    assert_same(t5_from_t5x(tree, config, where="t5x"), params)
+
+
+def test_t5x_checkpoint_into_an_encoder_with_its_projection(tmp_path):
+    t5 = variant("1.1", num_decoder_layers=0)
+    params = random_t5(t5)
+    kernel = np.arange(18, dtype=np.float32).reshape(6, 3)
+    target = {**joined_heads(params), "projection_layer": {"kernel": kernel}}
+    half = jax.tree.map(lambda leaf: leaf.astype(ml_dtypes.bfloat16), target)
+    directory = write_legacy(tmp_path / "checkpoint_3", half)
+    t5 = pretrained_t5(tmp_path, initialization=T5Initialization.RESCALED)
+    config = T5DualEncoderConfig(t5=t5, embedding=T5Embedding.ENCODER_MEAN, projection_dim=3)
+    tower = load_pretrained_t5(directory, config=config, params={})["encoder"]
+    np.testing.assert_array_equal(tower["projection_layer"]["kernel"], kernel)
+    table, expected = tower["token_embedder"]["embedding"], params["token_embedder"]["embedding"]
+    assert table.dtype == np.float32
+    np.testing.assert_allclose(table * 100, expected, rtol=0.01)
+    tokens = Tokens(np.ones((1, 2), np.int32), np.ones((1, 2), bool))
+    shape = jax.eval_shape(
+        lambda p: T5DualEncoder(config).apply(
+            {"params": p}, tokens, role=Role.QUERY, method="encode"
+        ),
+        {"encoder": tower},
+    )
+    assert shape.embeddings.shape == (1, 3)
+    wider = T5DualEncoderConfig(t5=t5, embedding=T5Embedding.ENCODER_MEAN, projection_dim=4)
+    with pytest.raises(ConfigError, match=r"(?s)\(6, 3\).*\(6, 4\).*projection_dim=3"):
+        load_pretrained_t5(directory, config=wider, params={})
+
+
+def test_an_encoder_alone_takes_what_it_needs(tmp_path):
+    config = variant("t5")
+    params = random_t5(config)
+    directory = write_hugging_face(tmp_path / "hf", params, config)
+    dual = T5DualEncoderConfig(t5=config, embedding=T5Embedding.ENCODER_MEAN, projection_dim=2)
+    drawn = {"encoder": {"projection_layer": {"kernel": np.ones((6, 2))}}}
+    tower = load_pretrained_t5(directory, config=dual, params=drawn)["encoder"]
+    assert tower.keys() == {"token_embedder", "encoder", "projection_layer"}
+    assert_same(tower["encoder"], params["encoder"])
+    alone = variant("t5", num_decoder_layers=0)
+    directory = write_hugging_face(tmp_path / "alone", random_t5(alone), alone)
+    assert t5_config(directory).num_decoder_layers == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 12}, r"(?s)vocab_size 11.*vocab_size 12.*own vocabulary"),
+        ({"embed_dim": 8}, "(?s)embed_dim 6.*embed_dim 8"),
+        ({"num_layers": 4}, "(?s)num_layers 2.*num_layers 4.*pretrained_t5"),
+        ({"num_decoder_layers": 1}, "(?s)num_decoder_layers 3.*num_decoder_layers 1"),
+        (GATED, r"(?s)\('relu',\).*\('gelu', 'linear'\)"),
+        ({"position_bias": PositionBias.PER_LAYER}, "(?s)position_bias shared.*per_layer"),
+    ],
+)
+def test_a_model_of_other_sizes_is_refused(changes, message, tmp_path):
+    directory = write_hugging_face(tmp_path / "hf", random_t5(T5_CONFIG), T5_CONFIG)
+    config = T5DualEncoderConfig(t5=variant("t5", **changes))
+    with pytest.raises(ConfigError, match=message):
+        load_pretrained_t5(directory, config=config, params={})
+
+
+def test_files_that_contradict_their_configuration(tmp_path):
+    params = random_t5(T5_CONFIG)
+    directory = write_hugging_face(tmp_path / "hf", params, T5_CONFIG)
+    tensors = t5_to_tensors(params, T5_CONFIG)
+    name = "encoder.block.1.layer.1.DenseReluDense.wo.weight"
+
+    def load(**changes):
+        kept = {n: t for n, t in {**tensors, **changes}.items() if t is not None}
+        save_file(kept, directory / "model.safetensors")
+        load_pretrained_t5(directory, config=T5DualEncoderConfig(t5=T5_CONFIG), params={})
+
+    with pytest.raises(DataError, match=f"(?s)1 of .* parameters are missing: {name}"):
+        load(**{name: None})
+    with pytest.raises(ConfigError, match=r"(?s)shape \(6, 4\).*\(6, 5\).*mlp_dim 5"):
+        load(**{name: np.ones((6, 4), np.float32)})
+    with pytest.raises(DataError, match="NaN"):
+        load(**{name: np.full((6, 5), np.nan, np.float32)})
+    with pytest.raises(DataError, match="is int8"):
+        load(**{name: np.ones((6, 5), np.int8)})
+    with pytest.raises(DataError, match=r"(?s)lora_A.*merge adapters"):
+        load(**{f"{name.removesuffix('.weight')}.lora_A": np.ones((2, 2), np.float32)})
+    with pytest.raises(ConfigError, match=r"(?s)3 layers in the encoder.*expected: 2"):
+        load(**{name.replace("block.1", "block.2"): np.ones((6, 5), np.float32)})
+    with pytest.raises(ConfigError, match="no tensor is named shared"):
+        load(**{"shared.weight": None})
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"model_type": "bert"}, ConfigError, "model_type is 'bert'"),
+        ({"feed_forward_proj": "gated-silu"}, ConfigError, "gated-silu"),
+        ({"d_model": "wide"}, DataError, "d_model is 'wide'"),
+    ],
+)
+def test_configurations_that_cannot_be_used(changes, error, message, tmp_path):
+    value = config_to_json(T5_CONFIG) | changes
+    (tmp_path / "config.json").write_text(json.dumps(value))
+    with pytest.raises(error, match=message):
+        t5_config(tmp_path)
+
+
+def test_no_configuration(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        pretrained_t5(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(DataError, match="no JSON"):
+        pretrained_t5(tmp_path)
+
+
+def test_trees_that_are_no_t5():
+    params = random_t5(T5_CONFIG)
+    with pytest.raises(ConfigError, match=r"(?s)no T5.*embeddings/token"):
+        t5x_t5_config({"embeddings": {"token": np.ones(1)}}, where="t5x")
+    biased = {**params, "encoder": {**params["encoder"]}}
+    biased["encoder"]["layers_0"] = {"mlp": {"wi": {"bias": np.ones(5)}}}
+    with pytest.raises(ConfigError, match="no T5"):
+        t5x_t5_config(biased, where="t5x")
+    del params["encoder"]["layers_1"]["mlp"]["wo"]
+    with pytest.raises(DataError, match=r"1 of .* missing: encoder/layers_1/mlp/wo/kernel"):
+        t5_from_t5x(params, T5_CONFIG, where="t5x")
+    del params["encoder"]["layers_1"]
+    with pytest.raises(ConfigError, match=r"(?s)1 layers in the encoder.*expected: 2"):
+        t5_from_t5x(params, T5_CONFIG, where="t5x")
