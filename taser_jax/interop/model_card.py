@@ -11,12 +11,19 @@ import dataclasses
 import json
 import pathlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import taser_jax
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models import config_io
-from taser_jax.models.dual_encoder import Pooling, Towers, parameter_count
+from taser_jax.models.build import ModelConfig, embedding_dim
+from taser_jax.models.dual_encoder import (
+    DualEncoderConfig,
+    Pooling,
+    Towers,
+    parameter_count,
+)
 
 FORMAT_VERSION = 1
 CARD, METADATA = "README.md", "export.json"
@@ -70,10 +77,9 @@ def metadata(source: ExportSource, format: str) -> dict[str, Any]:
         "taser_jax": taser_jax.__version__,
         "fingerprints": fingerprints,
         "parameters": parameter_count(source.params),
-        "embedding_dim": source.config.bert.embed_dim,
+        "embedding_dim": embedding_dim(source.config),
         "query_length": source.query_length,
         "passage_length": source.passage_length,
-        "pooling": source.config.pooling.value,
         "score": "dot",
         "task": source.task,
         "metrics": dict(source.metrics),
@@ -91,7 +97,7 @@ def card(source: ExportSource, texts: CardTexts) -> str:
     """
     parts = [
         _front_matter(texts.tags),
-        f"# {_kind(source)}, a dense retriever\n",
+        f"# {_kind(source.config)}, a dense retriever\n",
         _summary(source),
         f"## How to load it\n\n{texts.contents.strip()}\n",
         f"In the directory of this file:\n\n```python\n{texts.code.strip()}\n```\n",
@@ -109,50 +115,67 @@ def _front_matter(tags: tuple[str, ...]) -> str:
     return "\n".join([*lines, "---", ""])
 
 
-def _kind(source: ExportSource) -> str:
-    if source.config.experts.num_experts > 1:
+def _kind(config: ModelConfig) -> str:
+    if not isinstance(config, DualEncoderConfig):
+        return "T5 dual encoder"
+    if config.experts.num_experts > 1:
         return "TASER"
-    return "DPR" if source.config.towers is Towers.SEPARATE else "Shared encoder"
+    return "DPR" if config.towers is Towers.SEPARATE else "Shared encoder"
 
 
 def _summary(source: ExportSource) -> str:
-    pooled = {Pooling.CLS: "the hidden state of [CLS]", Pooling.MEAN: "the mean of hidden states"}
     return (
         f"A passage's score for a query is the dot product of two embeddings of "
-        f"{source.config.bert.embed_dim} numbers, float32. An embedding is "
-        f"{pooled[source.config.pooling]}, neither projected nor normalised: do not normalise it, "
-        "and do not score by cosine.\n\n"
+        f"{embedding_dim(source.config)} numbers, float32. {_embedding(source.config)} Do not "
+        "normalise embeddings, and do not score by cosine.\n\n"
+        f"{_tokens(source)}\n"
+        "Lengths count special tokens. What is too long is cut at its end, of a passage a token at "
+        "a time from the longer of title and text.\n"
+    )
+
+
+def _embedding(config: ModelConfig) -> str:
+    if not isinstance(config, DualEncoderConfig):
+        words = config.embedding.value.replace("_", " ")
+        projected = "" if config.projection_dim is None else ", projected"
+        return (
+            f"An embedding is the {words}{projected}; normalisation: {config.normalization.value}."
+        )
+    pooled = {Pooling.CLS: "the hidden state of [CLS]", Pooling.MEAN: "the mean of hidden states"}
+    return (
+        f"An embedding is {pooled[config.pooling]}, neither projected nor normalised; "
+        "all tokens are of segment 0."
+    )
+
+
+def _tokens(source: ExportSource) -> str:
+    first, last = "[CLS] ", " [SEP]"
+    if not isinstance(source.config, DualEncoderConfig):
+        first, last = "", " </s>"
+    return (
         "| Role | Tokens | At most |\n|---|---|---|\n"
-        f"| query | `[CLS] text [SEP]` | {source.query_length} |\n"
-        f"| passage | `[CLS] title [SEP] text [SEP]`, without title `[CLS] text [SEP]` "
-        f"| {source.passage_length} |\n\n"
-        "Lengths count special tokens. Every token is of segment 0. What is too long is cut at its "
-        "end, of a passage a token at a time from the longer of title and text.\n"
+        f"| query | `{first}text{last}` | {source.query_length} |\n"
+        f"| passage | `{first}title{last} text{last}`, without title `{first}text{last}` "
+        f"| {source.passage_length} |\n"
     )
 
 
 def _model(source: ExportSource) -> str:
-    config = source.config
-    rows = [
-        ("parameters", f"{parameter_count(source.params):,}"),
-        ("towers", config.towers.value),
-        ("pooling", config.pooling.value),
-        ("score", "dot product"),
-        ("blocks", config.bert.num_layers),
-        ("width", config.bert.embed_dim),
-        ("heads", config.bert.num_heads),
-        ("feed-forward width", config.bert.mlp_dim),
-        ("positions", config.bert.max_length),
-        ("vocabulary", config.bert.vocab_size),
-    ]
-    if config.experts.num_experts > 1:
-        blocks = config.experts.specialized_blocks(config.bert.num_layers)
-        rows += [
-            ("experts in a specialised block", config.experts.num_experts),
-            ("specialised blocks", ", ".join(map(str, blocks))),
-            ("routing", config.experts.routing.value),
-        ]
-    return f"## Model\n\n{_table(rows)}"
+    config = json.loads(config_io.to_json(source.config))
+    del config["format_version"]
+    rows: list[tuple[str, Any]] = [("parameters", f"{parameter_count(source.params):,}")]
+    if isinstance(source.config, DualEncoderConfig):
+        blocks = source.config.experts.specialized_blocks(source.config.bert.num_layers)
+        rows.append(("specialised blocks", ", ".join(map(str, blocks)) or "none"))
+    return f"## Model\n\n{_table(rows + _flat(config))}"
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, part in value.items():
+        nested = isinstance(part, Mapping)
+        rows += _flat(part, f"{prefix}{name}.") if nested else [(prefix + name, part)]
+    return rows
 
 
 def _training(source: ExportSource) -> str:

@@ -18,9 +18,10 @@ from taser_jax.interop.model_card import CardTexts
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.sentence_transformers import check_plain, length_of, plain_paths
 from taser_jax.interop.tokenizer_files import write_tokenizer
-from taser_jax.models.dual_encoder import Pooling
+from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling
 
 MODEL = "model.onnx"
+_FORMAT = "onnx"
 INPUTS, OUTPUT = ("input_ids", "attention_mask"), "sentence_embedding"
 _PACKAGES = ("torch", "transformers", "onnx", "onnxscript")
 _OPSET = 18
@@ -57,22 +58,23 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
         DataError: the vocabulary is missing or is no WordPiece vocabulary.
     """
     check_packages()
-    check_plain(source.config, format="onnx")
-    for name, role in plain_paths(source.config).items():
+    config = check_plain(source.config, format=_FORMAT)
+    for name, role in plain_paths(config).items():
         directory = output_dir / name
         directory.mkdir(exist_ok=True)
         write_tokenizer(source.vocabulary_dir, directory, max_length=length_of(source, role))
-        _export(_embedder(source, role), directory / MODEL)
+        _export(_embedder(source, config, role), directory / MODEL)
 
 
 def card_texts(source: ExportSource) -> CardTexts:
     """What the model card says of this format."""
-    directories = list(plain_paths(source.config))
+    config = check_plain(source.config, format=_FORMAT)
+    directories = list(plain_paths(config))
     names = " and ".join(f"`{name}/`" for name in directories if name) or "this directory"
     contents = (
         f"In {names} lie `{MODEL}` and the tokenizer's files. Inputs are `input_ids` and "
         "`attention_mask` (int64, [batch, length]; both sizes are free), the output "
-        f"`{OUTPUT}` (float32, [batch, {source.config.bert.embed_dim}]) is pooled already. A "
+        f"`{OUTPUT}` (float32, [batch, {config.bert.embed_dim}]) is pooled already. A "
         "passage is a pair `(title, text)`, or `text` alone where it has no title.\n"
     )
     query, passage = (directories * 2)[:2]
@@ -106,10 +108,10 @@ query_embeddings = encode_queries(["on which river lies Paris"])
 passage_embeddings = encode_passages([("Paris", "Paris lies on the Seine."), "Without a title."])
 scores = query_embeddings @ passage_embeddings.T
 """
-    return CardTexts("onnx", contents, code, ("onnx", "feature-extraction"))
+    return CardTexts(_FORMAT, contents, code, ("onnx", "feature-extraction"))
 
 
-def _embedder(source: ExportSource, role: Role) -> Any:
+def _embedder(source: ExportSource, config: DualEncoderConfig, role: Role) -> Any:
     """A torch module: ids and mask to pooled embeddings."""
     import torch
     import transformers
@@ -121,15 +123,15 @@ def _embedder(source: ExportSource, role: Role) -> Any:
 
         def forward(self, input_ids: Any, attention_mask: Any) -> Any:
             hidden = self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
-            if source.config.pooling is Pooling.CLS:
+            if config.pooling is Pooling.CLS:
                 return hidden[:, 0]
             weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
             return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1.0)
 
-    bert = source.config.bert
+    bert = config.bert
     settings = {**config_to_json(bert), "attn_implementation": "eager"}
     encoder = transformers.BertModel(transformers.BertConfig(**settings), add_pooling_layer=False)
-    params = plain_encoder(source.params, source.config, role)
+    params = plain_encoder(source.params, config, role)
     tensors = encoder_to_tensors(params, bert)
     encoder.load_state_dict({name: torch.tensor(value) for name, value in tensors.items()})
     return Embedder(encoder).eval()

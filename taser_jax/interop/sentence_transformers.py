@@ -24,9 +24,11 @@ from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.tokenizer_files import write_tokenizer
+from taser_jax.models.build import ModelConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig, Towers
 
 WEIGHTS = "model.safetensors"
+_FORMAT = "sentence_transformers"
 _TRANSFORMER = "sentence_transformers.models.Transformer"
 _POOLING = "sentence_transformers.models.Pooling"
 _ROUTER = "sentence_transformers.models.Router"
@@ -49,16 +51,26 @@ def plain_paths(config: DualEncoderConfig) -> Mapping[str, Role]:
     return {role.value: role for role in Role}
 
 
-def check_plain(config: DualEncoderConfig, *, format: str) -> None:
+def check_plain(config: ModelConfig, *, format: str) -> DualEncoderConfig:
     """Refuses, before anything is computed, what no plain BERT can hold.
 
     Args:
         config: the dual encoder.
         format: what was asked for, for the message.
 
+    Returns:
+        The same configuration: a BERT's.
+
     Raises:
-        ConfigError: learned routing, or heads that BertModel cannot have.
+        ConfigError: another architecture, learned routing, or heads that BertModel cannot have.
     """
+    if not isinstance(config, DualEncoderConfig):
+        raise ConfigError(
+            f"format {format!r} of a {type(config).__name__.removesuffix('DualEncoderConfig')}",
+            where="FORMATS",
+            expected="a BERT: this format holds nothing else",
+            fix="export it as saved_model or stablehlo",
+        )
     if config.experts.learned:
         raise ConfigError(
             f"format {format!r} of a model with {config.experts.routing.value!r} routing",
@@ -68,6 +80,7 @@ def check_plain(config: DualEncoderConfig, *, format: str) -> None:
             fix="export it as saved_model or stablehlo, which hold the router",
         )
     config_to_json(config.bert)
+    return config
 
 
 def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path) -> None:
@@ -85,28 +98,12 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
         ConfigError: learned routing, or heads that BertModel cannot have.
         DataError: the vocabulary is missing or is no WordPiece vocabulary.
     """
-    check_plain(source.config, format="sentence_transformers")
-    paths = plain_paths(source.config)
+    config = check_plain(source.config, format=_FORMAT)
+    paths = plain_paths(config)
     for name, role in paths.items():
-        _write_model(source, role, output_dir / name, serves_both=len(paths) == 1)
+        _write_model(source, config, role, output_dir / name, serves_both=len(paths) == 1)
     if len(paths) > 1:
         _write_router(output_dir)
-
-
-def write_bert(source: ExportSource, role: Role, directory: pathlib.Path) -> None:
-    """Writes what transformers loads: config.json, weights and tokenizer of a role's encoder.
-
-    Args:
-        source: what to export.
-        role: whose encoder.
-        directory: made where absent.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    bert = source.config.bert
-    params = plain_encoder(source.params, source.config, role)
-    _write_json(directory / "config.json", config_to_json(bert))
-    save_file(encoder_to_tensors(params, bert), directory / WEIGHTS, metadata={"format": "pt"})
-    write_tokenizer(source.vocabulary_dir, directory, max_length=length_of(source, role))
 
 
 def length_of(source: ExportSource, role: Role) -> int:
@@ -116,7 +113,8 @@ def length_of(source: ExportSource, role: Role) -> int:
 
 def card_texts(source: ExportSource) -> CardTexts:
     """What the model card says of this format."""
-    paths = plain_paths(source.config)
+    config = check_plain(source.config, format=_FORMAT)
+    paths = plain_paths(config)
     contents = (
         "For [sentence-transformers](https://sbert.net) 6. A passage is a pair `(title, text)`, or "
         "`text` alone where it has no title. `encode_query` and `encode_document` cut each to its "
@@ -148,17 +146,27 @@ tokenizer = AutoTokenizer.from_pretrained("{directory}")
 encoder = AutoModel.from_pretrained("{directory}", add_pooling_layer=False)
 tokens = {tokens}, return_tensors="pt")
 hidden = encoder(**tokens).last_hidden_state
-first_passage_embedding = {pooled[source.config.pooling.value]}
+first_passage_embedding = {pooled[config.pooling.value]}
 """
     tags = ("sentence-transformers", "transformers", "feature-extraction")
-    return CardTexts("sentence_transformers", contents, code, tags)
+    return CardTexts(_FORMAT, contents, code, tags)
 
 
 def _write_model(
-    source: ExportSource, role: Role, directory: pathlib.Path, *, serves_both: bool
+    source: ExportSource,
+    config: DualEncoderConfig,
+    role: Role,
+    directory: pathlib.Path,
+    *,
+    serves_both: bool,
 ) -> None:
     """A model of sentence-transformers: BERT, then pooling, and nothing that normalises."""
-    write_bert(source, role, directory)
+    directory.mkdir(exist_ok=True)
+    params = plain_encoder(source.params, config, role)
+    tensors = encoder_to_tensors(params, config.bert)
+    _write_json(directory / "config.json", config_to_json(config.bert))
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    write_tokenizer(source.vocabulary_dir, directory, max_length=length_of(source, role))
     settings: dict[str, Any] = {
         "max_seq_length": length_of(source, role),
         "do_lower_case": False,
@@ -173,8 +181,8 @@ def _write_model(
     _write_json(
         directory / _POOLING_DIR / "config.json",
         {
-            "embedding_dimension": source.config.bert.embed_dim,
-            "pooling_mode": source.config.pooling.value,
+            "embedding_dimension": config.bert.embed_dim,
+            "pooling_mode": config.pooling.value,
             "include_prompt": True,
         },
     )

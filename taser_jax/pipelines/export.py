@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,8 @@ from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.results import read_results
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts, write_card
-from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.interop.serving_cards import saved_model_card, stablehlo_card
+from taser_jax.models.build import ModelConfig
 from taser_jax.pipelines.models import RUN_FILE, VOCABULARY, load_model, read_model_config
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.artifacts import replacing
@@ -125,8 +125,22 @@ class _Exporter:
 
 def _exporter(format: ExportFormat) -> _Exporter:
     """Imported only when asked for: each format has packages of its own."""
-    module = importlib.import_module(f"taser_jax.interop.{format.value}")
-    return _Exporter(getattr(module, f"export_{format.value}"), module.card_texts)
+    if format is ExportFormat.SENTENCE_TRANSFORMERS:
+        from taser_jax.interop import sentence_transformers
+
+        export = sentence_transformers.export_sentence_transformers
+        return _Exporter(export, sentence_transformers.card_texts)
+    if format is ExportFormat.ONNX:
+        from taser_jax.interop import onnx
+
+        return _Exporter(onnx.export_onnx, onnx.card_texts)
+    if format is ExportFormat.SAVED_MODEL:
+        from taser_jax.interop.saved_model import export_saved_model
+
+        return _Exporter(export_saved_model, saved_model_card)
+    from taser_jax.interop.stablehlo import export_stablehlo
+
+    return _Exporter(export_stablehlo, stablehlo_card)
 
 
 def _formats(formats: Sequence[str | ExportFormat]) -> list[ExportFormat]:
@@ -154,7 +168,7 @@ def _check_empty(directory: pathlib.Path) -> None:
         )
 
 
-def _check_formats(formats: Sequence[ExportFormat], config: DualEncoderConfig) -> None:
+def _check_formats(formats: Sequence[ExportFormat], config: ModelConfig) -> None:
     for format in formats:
         if format in _PLAIN:
             from taser_jax.interop.sentence_transformers import check_plain

@@ -25,6 +25,7 @@ from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.pretrained import load_pretrained
 from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 
 st = pytest.importorskip("sentence_transformers")
 transformers = pytest.importorskip("transformers")
@@ -207,6 +208,12 @@ def test_learned_routing_is_refused_with_the_formats_that_can(format):
     config = dataclasses.replace(ten_steps.tiny_config("shared"), experts=experts)
     with pytest.raises(ConfigError, match="saved_model or stablehlo"):
         sentence_transformers.check_plain(config, format=format)
+
+
+@pytest.mark.parametrize("format", ["sentence_transformers", "onnx"])
+def test_t5_is_refused_with_the_formats_that_can(format):
+    with pytest.raises(ConfigError, match="saved_model or stablehlo"):
+        sentence_transformers.check_plain(T5DualEncoderConfig(), format=format)
 
 
 def test_heads_that_bert_model_cannot_have_are_refused():

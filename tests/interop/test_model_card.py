@@ -1,0 +1,128 @@
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from taser_jax.interop.export_source import ExportSource
+from taser_jax.interop.model_card import CardTexts, card, metadata, without_folders, write_card
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling, Towers
+from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+
+TEXTS = CardTexts("stablehlo", "Programs.", "answer = 6 * 7", ("jax",))
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "vocabulary.json").write_text(json.dumps({"fingerprint": "77b1"}))
+    return ExportSource(
+        config=DualEncoderConfig(
+            bert=BertConfig(embed_dim=24, num_layers=6), experts=ExpertConfig(num_experts=2)
+        ),
+        params={"encoder": {"a": np.zeros((3, 4)), "b": np.zeros(5)}},
+        vocabulary_dir=tmp_path,
+        query_length=32,
+        passage_length=100,
+        fingerprint="0f3a",
+        facts={"data_fingerprint": "d474", "negatives_per_query": "31 = 16 x 2 - 1"},
+        metrics={"nq R@20": 0.81234},
+        config_text="TOKEN_STORE = '/home/someone/tokens'\nLEARNING_RATE = 2e-05\n",
+    )
+
+
+def test_card_tells_model_lengths_data_metrics_and_how_to_load_it(source):
+    text = card(source, TEXTS)
+    for line in (
+        "# TASER, a dense retriever",
+        "- jax",
+        "| query | `[CLS] text [SEP]` | 32 |",
+        "| passage | `[CLS] title [SEP] text [SEP]`, without title `[CLS] text [SEP]` | 100 |",
+        "```python\nanswer = 6 * 7\n```",
+        "| parameters | 17 |",
+        "| specialised blocks | 3, 6 |",
+        "| bert.embed_dim | 24 |",
+        "| experts.routing | deterministic |",
+        "| model fingerprint | `0f3a` |",
+        "| vocabulary fingerprint | `77b1` |",
+        "| data fingerprint | d474 |",
+        "| negatives per query | 31 = 16 x 2 - 1 |",
+        "| nq R@20 | 0.8123 |",
+        "TOKEN_STORE = 'tokens'\nLEARNING_RATE = 2e-05\n",
+    ):
+        assert line in text
+    assert "embeddings of 24 numbers" in text
+    assert "the hidden state of [CLS]" in text
+    assert text.startswith("---\n")
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "embedding"),
+    [
+        (DualEncoderConfig(towers=Towers.SEPARATE), "DPR", "hidden state of [CLS]"),
+        (DualEncoderConfig(pooling=Pooling.MEAN), "Shared encoder", "mean of hidden states"),
+        (
+            DualEncoderConfig(experts=ExpertConfig(num_experts=2, routing=Routing.TOKEN)),
+            "TASER",
+            "hidden state of [CLS]",
+        ),
+        (T5DualEncoderConfig(), "T5 dual encoder", "first decoder output"),
+    ],
+)
+def test_card_says_which_model_it_is(source, config, kind, embedding):
+    text = card(dataclasses.replace(source, config=config), TEXTS)
+    assert f"# {kind}, a dense" in text
+    assert embedding in text
+
+
+def test_a_card_without_metrics_and_configuration_says_so(source):
+    text = card(dataclasses.replace(source, metrics={}, config_text=""), TEXTS)
+    assert "None were given to the export." in text
+    assert "Configuration of the training" not in text
+
+
+def test_metadata_holds_the_whole_of_it(source):
+    found = metadata(source, "onnx")
+    assert found.pop("model")["experts"]["num_experts"] == 2
+    assert found.pop("training") == source.facts
+    assert found.pop("taser_jax")
+    assert found == {
+        "format_version": 1,
+        "format": "onnx",
+        "fingerprints": {"model": "0f3a", "vocabulary": "77b1", "data": "d474"},
+        "parameters": 17,
+        "embedding_dim": 24,
+        "query_length": 32,
+        "passage_length": 100,
+        "score": "dot",
+        "task": None,
+        "metrics": {"nq R@20": 0.81234},
+    }
+
+
+def test_files_are_the_two_texts(source, tmp_path):
+    write_card(source, tmp_path, TEXTS)
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == card(source, TEXTS)
+    facts = json.loads((tmp_path / "export.json").read_text(encoding="utf-8"))
+    assert facts == metadata(source, "stablehlo")
+
+
+def test_a_vocabulary_that_says_nothing_of_itself_is_unknown(source):
+    elsewhere = dataclasses.replace(source, vocabulary_dir=pathlib.Path("nowhere"))
+    assert metadata(elsewhere, "onnx")["fingerprints"]["vocabulary"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A = '/data/me/tokens'", "A = 'tokens'"),
+        ('A = ["/data/me/", "gs://bucket/runs/x"]', 'A = ["me", "x"]'),
+        ("include 'models/bert.gin'", "include 'models/bert.gin'"),
+        ("A = 'a/b and c'  # 'it'", "A = 'a/b and c'  # 'it'"),
+        ("A = {'/x/y': 1}", "A = {'y': 1}"),
+    ],
+)
+def test_folders_are_not_published(text, expected):
+    assert without_folders(text) == expected
