@@ -21,7 +21,8 @@ import numpy as np
 
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.exact import ExactSearcher
-from taser_jax.retrieval.scann_index import ScannConfig, Structure, build_scann
+from taser_jax.retrieval.scann_index import build_scann
+from taser_jax.retrieval.scann_shards import ScannConfig, Structure
 from taser_jax.retrieval.searcher import EmbeddingRows, Searcher, measure_recall
 
 

@@ -18,6 +18,7 @@ WITHOUT_TENSORFLOW = (
     "training",
     "partitioning",
     "data.token_store",
+    "data.token_store_writer",
     "data.batching",
     "data.mixing",
     "data.prefetch",

@@ -7,7 +7,8 @@ import pathlib
 import numpy as np
 
 from taser_jax.data.batching import BatchingConfig
-from taser_jax.data.token_store import TokenStore, TokenStoreWriter
+from taser_jax.data.token_store import TokenStore
+from taser_jax.data.token_store_writer import TokenStoreWriter
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.routing import ExpertConfig

@@ -23,7 +23,8 @@ from taser_jax.data.tasks import (
     retrieval_tasks,
     use_data,
 )
-from taser_jax.data.token_store import TokenStore, TokenStoreWriter
+from taser_jax.data.token_store import TokenStore
+from taser_jax.data.token_store_writer import TokenStoreWriter
 from taser_jax.data.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.fingerprint import fingerprint

@@ -15,7 +15,7 @@ from taser_jax.progress import logger, phase
 from taser_jax.retrieval.embeddings import EncodeConfig, encode_queries
 from taser_jax.retrieval.exact import ExactConfig
 from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index
-from taser_jax.retrieval.scann_index import ScannConfig
+from taser_jax.retrieval.scann_shards import ScannConfig
 
 # Keeps the draw of sample queries apart from every other use of their number.
 _PURPOSE = 0x1DE7

@@ -17,7 +17,8 @@ from taser_jax.retrieval.artifacts import METADATA, follow_plan, kind_of, read_m
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.exact import ExactConfig, ExactSearcher
 from taser_jax.retrieval.scann_index import KIND as SCANN_KIND
-from taser_jax.retrieval.scann_index import ScannConfig, ScannSearcher, build_scann
+from taser_jax.retrieval.scann_index import ScannSearcher, build_scann
+from taser_jax.retrieval.scann_shards import ScannConfig
 from taser_jax.retrieval.searcher import Searcher
 
 _EXACT_KIND = "exact index"

@@ -11,9 +11,6 @@ ICML 2020.
 from __future__ import annotations
 
 import dataclasses
-import enum
-import itertools
-import json
 import math
 import os
 import pathlib
@@ -35,87 +32,24 @@ from taser_jax.retrieval.artifacts import (
     write_json,
 )
 from taser_jax.retrieval.exact import ExactSearcher
-from taser_jax.retrieval.runs import NO_ROW, SearchResult, merge
+from taser_jax.retrieval.runs import SearchResult
+from taser_jax.retrieval.scann_shards import (
+    ScannConfig,
+    SearchEffort,
+    Shards,
+    Structure,
+    build_shard,
+    largest,
+    num_leaves_for,
+    shard_bounds,
+    shard_name,
+    structure_for,
+)
 from taser_jax.retrieval.searcher import EmbeddingRows, check_search, measure_recall
 
 KIND = "scann index"
 _VERSION = 1
 _SEED = 20221010
-# ScaNN's guide (docs/algorithms.md): brute force below 20,000, no tree below 100,000. Hashing pays
-# earlier than that on few cores, and its quantiser needs some thousands to be trained.
-_BRUTE_FORCE_BELOW = 5_000
-_TREE_FROM = 100_000
-
-
-class Structure(enum.Enum):
-    """What a shard is made of; AUTO takes the first that its size needs."""
-
-    AUTO = "auto"
-    BRUTE_FORCE = "brute_force"
-    HASHED = "hashed"
-    TREE = "tree"
-
-
-@dataclasses.dataclass(frozen=True)
-class ScannConfig:
-    """How the index is built; everything has a default from the number of passages.
-
-    Attributes:
-        structure: brute force, hashed passages, or a tree of hashed passages.
-        num_leaves: of each shard's tree; 0: the square root of its passages.
-        dimensions_per_block: dimensions of the embedding that share one 4-bit code.
-        anisotropic_threshold: T of the paper, relative to the norm; errors along a passage's own
-            direction weigh more the higher it is.
-        training_passages: passages that leaves and codes are trained on.
-        shard_passages: most passages a shard; one float32 shard is in memory while it is built.
-        recall_target: share of the exact top k that shall be found.
-        recall_k: k of that share.
-        recall_queries: queries it is measured on.
-        threads: for building; 0: all cores.
-    """
-
-    structure: Structure = Structure.AUTO
-    num_leaves: int = 0
-    dimensions_per_block: int = 2
-    anisotropic_threshold: float = 0.2
-    training_passages: int = 250_000
-    shard_passages: int = 3_000_000
-    recall_target: float = 0.95
-    recall_k: int = 100
-    recall_queries: int = 500
-    threads: int = 0
-
-    def __post_init__(self) -> None:
-        wrong = [
-            name
-            for name in ("dimensions_per_block", "training_passages", "shard_passages", "recall_k")
-            if getattr(self, name) < 1
-        ]
-        if wrong or not 0 < self.recall_target <= 1 or self.recall_queries < 1:
-            raise ConfigError(
-                f"{self}",
-                where="ScannConfig",
-                expected="sizes of at least 1 and a recall target in (0, 1]",
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        """As written to the index's plan."""
-        return {**vars(self), "structure": self.structure.value}
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchEffort:
-    """How much of an index a search looks at.
-
-    Attributes:
-        leaves: leaves searched in each shard's tree; 0 where there is none.
-        reorder: candidates of each shard scored exactly; 0 where all are.
-        recall: share of the exact top `recall_k` found, measured when the index was built.
-    """
-
-    leaves: int
-    reorder: int
-    recall: float
 
 
 class ScannSearcher:
@@ -134,7 +68,7 @@ class ScannSearcher:
         self.metadata = read_metadata(directory, KIND, _VERSION)
         self.fingerprints: dict[str, str] = self.metadata["fingerprints"]
         self.effort = SearchEffort(**self.metadata["effort"])
-        self._shards = _Shards(
+        self._shards = Shards(
             self.directory,
             num_passages=self.metadata["num_passages"],
             shard_passages=self.metadata["config"]["shard_passages"],
@@ -216,15 +150,15 @@ def build_scann(
     if (directory / METADATA).exists():
         return ScannSearcher(directory)
 
-    bounds = _shard_bounds(num_passages, config.shard_passages)
-    structure = structure_for(_largest(bounds), config)
+    bounds = shard_bounds(num_passages, config.shard_passages)
+    structure = structure_for(largest(bounds), config)
     for shard, (start, stop) in enumerate(track(bounds, "ScaNN build", unit="shard")):
-        path = directory / _shard_name(shard, len(bounds))
+        path = directory / shard_name(shard, len(bounds))
         if path.exists():
             continue
         began = time.monotonic()
         rows = np.asarray(embeddings.rows(start, stop)).astype(np.float32)
-        built = _build_shard(rows, structure, config)
+        built = build_shard(rows, structure, config)
         with replacing(path) as scratch:
             scratch.mkdir()
             built.serialize(str(scratch), relative_path=True)
@@ -232,7 +166,7 @@ def build_scann(
             write_json(scratch / "shard.json", {"start": start, "stop": stop, "seconds": seconds})
         del rows, built
 
-    shards = _Shards(
+    shards = Shards(
         directory,
         num_passages=num_passages,
         shard_passages=config.shard_passages,
@@ -256,97 +190,6 @@ def build_scann(
     return ScannSearcher(directory)
 
 
-class _Shards:
-    """The serialised shards of one index, loaded as they are searched."""
-
-    def __init__(
-        self,
-        directory: pathlib.Path,
-        *,
-        num_passages: int,
-        shard_passages: int,
-        resident_bytes: int,
-    ) -> None:
-        self.bounds = _shard_bounds(num_passages, shard_passages)
-        count = len(self.bounds)
-        self._paths = [directory / _shard_name(shard, count) for shard in range(count)]
-        size = sum(file.stat().st_size for path in self._paths for file in path.iterdir())
-        self._keep = size <= resident_bytes
-        self._loaded: dict[int, Any] = {}
-
-    def build_seconds(self) -> float:
-        """Time all shards took to build, over all runs that did."""
-        return sum(json.loads((path / "shard.json").read_text())["seconds"] for path in self._paths)
-
-    def search(self, queries: np.ndarray, k: int, effort: SearchEffort) -> SearchResult:
-        """Top k of all shards; ScaNN's padding, id 0 with a NaN score, becomes row -1."""
-        queries = np.ascontiguousarray(queries, np.float32)
-        if not len(queries):
-            return SearchResult(np.zeros((0, k), np.int32), np.zeros((0, k), np.float32))
-        results = []
-        for shard, (start, stop) in enumerate(self.bounds):
-            limit = min(k, stop - start)
-            ids, scores = self._load(shard).search_batched_parallel(
-                queries,
-                final_num_neighbors=limit,
-                pre_reorder_num_neighbors=(
-                    min(max(effort.reorder, limit), stop - start) if effort.reorder else None
-                ),
-                leaves_to_search=effort.leaves or None,
-            )
-            rows = np.where(np.isnan(scores), NO_ROW, ids.astype(np.int64) + start)
-            results.append(SearchResult(rows.astype(np.int32), scores.astype(np.float32)))
-        return merge(results, k)
-
-    def _load(self, shard: int) -> Any:
-        if shard in self._loaded:
-            return self._loaded[shard]
-        from scann.scann_ops.py import scann_ops_pybind
-
-        loaded = scann_ops_pybind.load_searcher(str(self._paths[shard]))
-        if self._keep:
-            self._loaded[shard] = loaded
-        return loaded
-
-
-def structure_for(num_passages: int, config: ScannConfig) -> Structure:
-    """What a shard of this many passages is made of."""
-    if config.structure is not Structure.AUTO:
-        return config.structure
-    if num_passages < _BRUTE_FORCE_BELOW:
-        return Structure.BRUTE_FORCE
-    return Structure.HASHED if num_passages < _TREE_FROM else Structure.TREE
-
-
-def num_leaves_for(num_passages: int, config: ScannConfig) -> int:
-    """Leaves of a shard's tree."""
-    return min(config.num_leaves or math.isqrt(num_passages), num_passages)
-
-
-def _build_shard(rows: np.ndarray, structure: Structure, config: ScannConfig) -> Any:
-    # Imported where it is used: it loads TensorFlow, which exact search does not need.
-    from scann.scann_ops.py import scann_ops_pybind
-
-    builder = scann_ops_pybind.builder(rows, min(config.recall_k, len(rows)), "dot_product")
-    builder = builder.set_n_training_threads(config.threads or os.cpu_count() or 1)
-    if structure is Structure.BRUTE_FORCE:
-        return builder.score_brute_force().build()
-    sample = min(config.training_passages, len(rows))
-    if structure is Structure.TREE:
-        leaves = num_leaves_for(len(rows), config)
-        builder = builder.tree(
-            num_leaves=leaves,
-            num_leaves_to_search=max(1, leaves // 20),
-            training_sample_size=sample,
-        )
-    builder = builder.score_ah(
-        config.dimensions_per_block,
-        anisotropic_quantization_threshold=config.anisotropic_threshold,
-        training_sample_size=sample,
-    )
-    return builder.reorder(min(2 * config.recall_k, len(rows))).build()
-
-
 def _some_passages(embeddings: EmbeddingRows, config: ScannConfig) -> np.ndarray:
     rows = np.random.default_rng([_SEED, embeddings.shape[0]]).integers(
         0, embeddings.shape[0], config.recall_queries
@@ -356,7 +199,7 @@ def _some_passages(embeddings: EmbeddingRows, config: ScannConfig) -> np.ndarray
 
 def _choose_effort(
     embeddings: EmbeddingRows,
-    shards: _Shards,
+    shards: Shards,
     config: ScannConfig,
     queries: np.ndarray,
 ) -> tuple[SearchEffort, list[dict[str, Any]]]:
@@ -391,32 +234,17 @@ def _choose_effort(
     return effort, measured
 
 
-def _ladder(shards: _Shards, config: ScannConfig, k: int) -> list[tuple[int, int]]:
+def _ladder(shards: Shards, config: ScannConfig, k: int) -> list[tuple[int, int]]:
     """Efforts to try, rising: (leaves, reordered), both doubling from step to step."""
-    largest = _largest(shards.bounds)
-    structure = structure_for(largest, config)
+    most = largest(shards.bounds)
+    structure = structure_for(most, config)
     if structure is Structure.BRUTE_FORCE:
         return [(0, 0)]
-    leaves = num_leaves_for(largest, config) if structure is Structure.TREE else 0
+    leaves = num_leaves_for(most, config) if structure is Structure.TREE else 0
     steps = []
     searched, reorder = max(1, leaves // 64) if leaves else 0, 2 * k
     while True:
-        steps.append((min(searched, leaves), min(reorder, largest)))
-        if searched >= leaves and (reorder >= largest or reorder >= 64 * k):
+        steps.append((min(searched, leaves), min(reorder, most)))
+        if searched >= leaves and (reorder >= most or reorder >= 64 * k):
             return steps
         searched, reorder = 2 * searched, min(2 * reorder, 64 * k)
-
-
-def _shard_name(shard: int, count: int) -> str:
-    return f"shard-{shard:05d}-of-{count:05d}"
-
-
-def _largest(bounds: list[tuple[int, int]]) -> int:
-    return max(stop - start for start, stop in bounds)
-
-
-def _shard_bounds(num_passages: int, shard_passages: int) -> list[tuple[int, int]]:
-    """Shards of nearly equal size: a small last one would be a poorer index."""
-    count = -(-num_passages // shard_passages)
-    edges = [num_passages * shard // count for shard in range(count + 1)]
-    return list(itertools.pairwise(edges))

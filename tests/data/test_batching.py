@@ -12,7 +12,8 @@ from taser_jax.data.batching import (
     FalseNegatives,
     PositiveChoice,
 )
-from taser_jax.data.token_store import Ragged, TokenStoreWriter
+from taser_jax.data.token_arrays import Ragged
+from taser_jax.data.token_store_writer import TokenStoreWriter
 from taser_jax.errors import ConfigError, DataError, FingerprintError
 
 NUM_PASSAGES = 40

@@ -3,7 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from taser_jax.data.token_store import Ragged, TokenizedQueries, TokenStore, TokenStoreWriter
+from taser_jax.data.token_arrays import Ragged, TokenizedQueries
+from taser_jax.data.token_store import TokenStore
+from taser_jax.data.token_store_writer import TokenStoreWriter
 from taser_jax.errors import ConfigError, DataError, StorageError
 
 PASSAGES = [[2, 7, 3], [2, 3], [2, 9, 8, 7, 3]]

@@ -9,12 +9,11 @@ from taser_jax.errors import ConfigError, DataError, FingerprintError
 from taser_jax.retrieval import scann_index
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.runs import SearchResult
-from taser_jax.retrieval.scann_index import (
+from taser_jax.retrieval.scann_index import ScannSearcher, build_scann
+from taser_jax.retrieval.scann_shards import (
     ScannConfig,
-    ScannSearcher,
     SearchEffort,
     Structure,
-    build_scann,
     structure_for,
 )
 from taser_jax.retrieval.searcher import measure_recall
@@ -105,7 +104,7 @@ def test_fewer_passages_than_k(tmp_path):
 def test_built_once_and_reused(clustered, tmp_path, monkeypatch):
     embeddings, queries = clustered
     first = build(embeddings, tmp_path / "index", queries, structure=Structure.HASHED)
-    monkeypatch.setattr(scann_index, "_build_shard", None)
+    monkeypatch.setattr(scann_index, "build_shard", None)
     again = build(embeddings, tmp_path / "index", queries, structure=Structure.HASHED)
     opened = ScannSearcher.open(tmp_path / "index", fingerprints=FINGERPRINTS)
     streamed = ScannSearcher.open(tmp_path / "index", resident_bytes=0)
@@ -118,7 +117,7 @@ def test_built_once_and_reused(clustered, tmp_path, monkeypatch):
 def test_a_killed_build_keeps_its_finished_shards(clustered, tmp_path, monkeypatch):
     embeddings, queries = clustered
     sizes = []
-    real = scann_index._build_shard
+    real = scann_index.build_shard
 
     def killed_at_the_third(rows, structure, config):
         if len(sizes) == 2:
@@ -126,13 +125,13 @@ def test_a_killed_build_keeps_its_finished_shards(clustered, tmp_path, monkeypat
         sizes.append(len(rows))
         return real(rows, structure, config)
 
-    monkeypatch.setattr(scann_index, "_build_shard", killed_at_the_third)
+    monkeypatch.setattr(scann_index, "build_shard", killed_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         build(embeddings, tmp_path / "index", queries, shard_passages=1000)
     with pytest.raises(DataError, match="no finished scann index"):
         ScannSearcher.open(tmp_path / "index")
     monkeypatch.setattr(
-        scann_index, "_build_shard", lambda rows, *rest: sizes.append(0) or real(rows, *rest)
+        scann_index, "build_shard", lambda rows, *rest: sizes.append(0) or real(rows, *rest)
     )
     build(embeddings, tmp_path / "index", queries, shard_passages=1000)
     assert sizes == [1000, 1000, 0]

@@ -1,0 +1,202 @@
+"""The shards of a ScaNN index: how each is built, how large it is, and searching all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import itertools
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from taser_jax.errors import ConfigError
+from taser_jax.retrieval.runs import NO_ROW, SearchResult, merge
+
+# ScaNN's guide (docs/algorithms.md): brute force below 20,000, no tree below 100,000. Hashing pays
+# earlier than that on few cores, and its quantiser needs some thousands to be trained.
+_BRUTE_FORCE_BELOW = 5_000
+_TREE_FROM = 100_000
+
+
+class Structure(enum.Enum):
+    """What a shard is made of; AUTO takes the first that its size needs."""
+
+    AUTO = "auto"
+    BRUTE_FORCE = "brute_force"
+    HASHED = "hashed"
+    TREE = "tree"
+
+
+@dataclasses.dataclass(frozen=True)
+class ScannConfig:
+    """How the index is built; everything has a default from the number of passages.
+
+    Attributes:
+        structure: brute force, hashed passages, or a tree of hashed passages.
+        num_leaves: of each shard's tree; 0: the square root of its passages.
+        dimensions_per_block: dimensions of the embedding that share one 4-bit code.
+        anisotropic_threshold: T of the paper, relative to the norm; errors along a passage's own
+            direction weigh more the higher it is.
+        training_passages: passages that leaves and codes are trained on.
+        shard_passages: most passages a shard; one float32 shard is in memory while it is built.
+        recall_target: share of the exact top k that shall be found.
+        recall_k: k of that share.
+        recall_queries: queries it is measured on.
+        threads: for building; 0: all cores.
+    """
+
+    structure: Structure = Structure.AUTO
+    num_leaves: int = 0
+    dimensions_per_block: int = 2
+    anisotropic_threshold: float = 0.2
+    training_passages: int = 250_000
+    shard_passages: int = 3_000_000
+    recall_target: float = 0.95
+    recall_k: int = 100
+    recall_queries: int = 500
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        wrong = [
+            name
+            for name in ("dimensions_per_block", "training_passages", "shard_passages", "recall_k")
+            if getattr(self, name) < 1
+        ]
+        if wrong or not 0 < self.recall_target <= 1 or self.recall_queries < 1:
+            raise ConfigError(
+                f"{self}",
+                where="ScannConfig",
+                expected="sizes of at least 1 and a recall target in (0, 1]",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """As written to the index's plan."""
+        return {**vars(self), "structure": self.structure.value}
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchEffort:
+    """How much of an index a search looks at.
+
+    Attributes:
+        leaves: leaves searched in each shard's tree; 0 where there is none.
+        reorder: candidates of each shard scored exactly; 0 where all are.
+        recall: share of the exact top `recall_k` found, measured when the index was built.
+    """
+
+    leaves: int
+    reorder: int
+    recall: float
+
+
+class Shards:
+    """The serialised shards of one index, loaded as they are searched."""
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        *,
+        num_passages: int,
+        shard_passages: int,
+        resident_bytes: int,
+    ) -> None:
+        self.bounds = shard_bounds(num_passages, shard_passages)
+        count = len(self.bounds)
+        self._paths = [directory / shard_name(shard, count) for shard in range(count)]
+        size = sum(file.stat().st_size for path in self._paths for file in path.iterdir())
+        self._keep = size <= resident_bytes
+        self._loaded: dict[int, Any] = {}
+
+    def build_seconds(self) -> float:
+        """Time all shards took to build, over all runs that did."""
+        return sum(json.loads((path / "shard.json").read_text())["seconds"] for path in self._paths)
+
+    def search(self, queries: np.ndarray, k: int, effort: SearchEffort) -> SearchResult:
+        """Top k of all shards; ScaNN's padding, id 0 with a NaN score, becomes row -1."""
+        queries = np.ascontiguousarray(queries, np.float32)
+        if not len(queries):
+            return SearchResult(np.zeros((0, k), np.int32), np.zeros((0, k), np.float32))
+        results = []
+        for shard, (start, stop) in enumerate(self.bounds):
+            limit = min(k, stop - start)
+            ids, scores = self._load(shard).search_batched_parallel(
+                queries,
+                final_num_neighbors=limit,
+                pre_reorder_num_neighbors=(
+                    min(max(effort.reorder, limit), stop - start) if effort.reorder else None
+                ),
+                leaves_to_search=effort.leaves or None,
+            )
+            rows = np.where(np.isnan(scores), NO_ROW, ids.astype(np.int64) + start)
+            results.append(SearchResult(rows.astype(np.int32), scores.astype(np.float32)))
+        return merge(results, k)
+
+    def _load(self, shard: int) -> Any:
+        if shard in self._loaded:
+            return self._loaded[shard]
+        from scann.scann_ops.py import scann_ops_pybind
+
+        loaded = scann_ops_pybind.load_searcher(str(self._paths[shard]))
+        if self._keep:
+            self._loaded[shard] = loaded
+        return loaded
+
+
+def structure_for(num_passages: int, config: ScannConfig) -> Structure:
+    """What a shard of this many passages is made of."""
+    if config.structure is not Structure.AUTO:
+        return config.structure
+    if num_passages < _BRUTE_FORCE_BELOW:
+        return Structure.BRUTE_FORCE
+    return Structure.HASHED if num_passages < _TREE_FROM else Structure.TREE
+
+
+def num_leaves_for(num_passages: int, config: ScannConfig) -> int:
+    """Leaves of a shard's tree."""
+    return min(config.num_leaves or math.isqrt(num_passages), num_passages)
+
+
+def build_shard(rows: np.ndarray, structure: Structure, config: ScannConfig) -> Any:
+    """A ScaNN searcher of these embeddings, [passages, dim] float32, in memory."""
+    # Imported where it is used: it loads TensorFlow, which exact search does not need.
+    from scann.scann_ops.py import scann_ops_pybind
+
+    builder = scann_ops_pybind.builder(rows, min(config.recall_k, len(rows)), "dot_product")
+    builder = builder.set_n_training_threads(config.threads or os.cpu_count() or 1)
+    if structure is Structure.BRUTE_FORCE:
+        return builder.score_brute_force().build()
+    sample = min(config.training_passages, len(rows))
+    if structure is Structure.TREE:
+        leaves = num_leaves_for(len(rows), config)
+        builder = builder.tree(
+            num_leaves=leaves,
+            num_leaves_to_search=max(1, leaves // 20),
+            training_sample_size=sample,
+        )
+    builder = builder.score_ah(
+        config.dimensions_per_block,
+        anisotropic_quantization_threshold=config.anisotropic_threshold,
+        training_sample_size=sample,
+    )
+    return builder.reorder(min(2 * config.recall_k, len(rows))).build()
+
+
+def shard_name(shard: int, count: int) -> str:
+    """The directory of one shard."""
+    return f"shard-{shard:05d}-of-{count:05d}"
+
+
+def largest(bounds: list[tuple[int, int]]) -> int:
+    """Passages of the largest shard."""
+    return max(stop - start for start, stop in bounds)
+
+
+def shard_bounds(num_passages: int, shard_passages: int) -> list[tuple[int, int]]:
+    """Shards of nearly equal size: a small last one would be a poorer index."""
+    count = -(-num_passages // shard_passages)
+    edges = [num_passages * shard // count for shard in range(count + 1)]
+    return list(itertools.pairwise(edges))
