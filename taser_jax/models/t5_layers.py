@@ -208,7 +208,7 @@ class FirstCrossAttention(_Projections):
 
     One query needs no key or value of each token: q·(Wₖ h) = (Wₖᵀ q)·h and Σ p (Wᵥ h) = Wᵥ Σ p h.
     The products with the encoder's states are then of `heads` rows in place of heads·kv, which
-    takes about an eighth off T5-base's arithmetic.
+    takes about a seventh off T5-base's arithmetic.
     """
 
     @nn.compact
