@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.models.build import ModelConfig
 
 Params = Any
 
@@ -29,7 +29,7 @@ class ExportSource:
         task: whose query encoder, where encoders differ by task.
     """
 
-    config: DualEncoderConfig
+    config: ModelConfig
     params: Params
     vocabulary_dir: pathlib.Path
     query_length: int

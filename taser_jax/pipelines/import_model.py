@@ -8,19 +8,23 @@ from collections.abc import Mapping
 
 import jax
 
-from taser_jax.data.vocabularies import load_vocabulary
+from taser_jax.data.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.errors import ConfigError
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.pretrained import pretrained_bert
+from taser_jax.interop.t5_pretrained import pretrained_t5
+from taser_jax.interop.tokenizer_files import checkpoint_vocabulary
 from taser_jax.models.bert import BertConfig
+from taser_jax.models.build import ModelConfig, build_model
 from taser_jax.models.dual_encoder import (
-    DualEncoder,
     DualEncoderConfig,
     init_params,
     logical_axes,
     parameter_count,
 )
 from taser_jax.models.routing import ExpertConfig
+from taser_jax.models.t5 import T5Config
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
 from taser_jax.pipelines.models import VOCABULARY
 from taser_jax.pipelines.pretrained import Pretrained, place_pretrained, read_pretrained
@@ -36,7 +40,7 @@ from taser_jax.training.state import TrainState
 def import_model(
     *,
     model_dir: str,
-    model: DualEncoderConfig,
+    model: ModelConfig,
     pretrained: Pretrained,
     vocabulary: str | None = None,
     feature_lengths: Mapping[str, int] = types.MappingProxyType({"query": 32, "passage": 256}),
@@ -73,10 +77,10 @@ def import_model(
             expected="an empty or new directory",
             fix="choose another MODEL_DIR",
         )
-    module = DualEncoder(model)
+    module = build_model(model)
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()[:1]))
     params = init_params(module, named_key(seed, "init"))
-    known = load_vocabulary(vocabulary or fetch(pretrained.source))
+    known = _vocabulary(vocabulary, fetch(pretrained.source))
     with storage_errors(directory):
         known.save(str(directory / VOCABULARY))
     loaded = read_pretrained(
@@ -114,6 +118,15 @@ def import_model(
     return parameter_count(params)
 
 
+def _vocabulary(path: str | None, checkpoint: pathlib.Path) -> Vocabulary:
+    if path is not None:
+        return load_vocabulary(path)
+    sentencepiece = checkpoint / "spiece.model"
+    if sentencepiece.is_file():
+        return load_vocabulary(sentencepiece)
+    return checkpoint_vocabulary(checkpoint)
+
+
 CONFIGURABLES = (
     BertConfig,
     DualEncoderConfig,
@@ -121,5 +134,8 @@ CONFIGURABLES = (
     LogicalRules,
     MeshConfig,
     Pretrained,
+    T5Config,
+    T5DualEncoderConfig,
     pretrained_bert,
+    pretrained_t5,
 )

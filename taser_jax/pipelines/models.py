@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 
@@ -17,9 +18,8 @@ from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.fingerprint import Fingerprint, require_equal
 from taser_jax.models import config_io
+from taser_jax.models.build import ModelConfig, build_model
 from taser_jax.models.dual_encoder import (
-    DualEncoder,
-    DualEncoderConfig,
     abstract_params,
     parameter_count,
 )
@@ -46,7 +46,7 @@ class LoadedModel:
         partitioner: this host's devices.
     """
 
-    model: DualEncoder
+    model: nn.Module
     params: Any
     fingerprint: str
     vocabulary_dir: pathlib.Path
@@ -92,7 +92,7 @@ class LoadedModel:
 # At module level, so that what is compiled serves every task, split and round of a comparison.
 @functools.partial(jax.jit, static_argnames=("model", "role", "task"))
 def _embed(
-    params: Any, tokens: Tokens, *, model: DualEncoder, role: Role, task: str | None
+    params: Any, tokens: Tokens, *, model: nn.Module, role: Role, task: str | None
 ) -> jax.Array:
     encoded: Any = model.apply({"params": params}, tokens, role=role, task=task, method="encode")
     return encoded.embeddings
@@ -107,7 +107,7 @@ def load_model(model_dir: str | pathlib.Path, *, step: int | None = None) -> Loa
     """
     model_dir = pathlib.Path(model_dir)
     config = read_model_config(model_dir)
-    model = DualEncoder(config)
+    model = build_model(config)
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()))
     shapes = abstract_params(model)
     placed = jax.tree.map(
@@ -131,7 +131,7 @@ def load_model(model_dir: str | pathlib.Path, *, step: int | None = None) -> Loa
     )
 
 
-def read_model_config(model_dir: str | pathlib.Path) -> DualEncoderConfig:
+def read_model_config(model_dir: str | pathlib.Path) -> ModelConfig:
     """The configuration in a model directory's model.json."""
     path = pathlib.Path(model_dir) / MODEL_FILE
     if not path.is_file():

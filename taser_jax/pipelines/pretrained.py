@@ -13,7 +13,9 @@ import numpy as np
 from taser_jax.errors import ConfigError
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.pretrained import load_pretrained
-from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.interop.t5_pretrained import load_pretrained_t5
+from taser_jax.models.build import ModelConfig
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.progress import phase
 
 Params = Any
@@ -25,8 +27,8 @@ class Pretrained:
     """Weights that encoders start from.
 
     Attributes:
-        source: a Hugging Face directory or an id on its hub.
-        num_layers: keep so many of its first blocks; None keeps all.
+        source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
+        num_layers: keep so many of its first blocks (BERT only); None keeps all.
         layers: keep these blocks, numbered from 0, in place of `num_layers`.
         passage_source: another checkpoint for passages, where roles have weights of their own.
     """
@@ -40,7 +42,7 @@ class Pretrained:
 def read_pretrained(
     pretrained: Pretrained,
     *,
-    config: DualEncoderConfig,
+    config: ModelConfig,
     params: Params,
     vocabulary: pathlib.Path | None,
 ) -> Params:
@@ -61,14 +63,17 @@ def read_pretrained(
         DataError: missing or damaged files.
     """
     with phase(f"read {pretrained.source}"):
-        loaded = load_pretrained(
-            pretrained.source,
-            config=config,
-            params=params,
-            num_layers=pretrained.num_layers,
-            layers=pretrained.layers,
-            passage_source=pretrained.passage_source,
-        )
+        if isinstance(config, T5DualEncoderConfig):
+            loaded = load_pretrained_t5(pretrained.source, config=config, params=params)
+        else:
+            loaded = load_pretrained(
+                pretrained.source,
+                config=config,
+                params=params,
+                num_layers=pretrained.num_layers,
+                layers=pretrained.layers,
+                passage_source=pretrained.passage_source,
+            )
     if vocabulary is not None:
         _check_vocabulary(fetch(pretrained.source), vocabulary)
     return loaded

@@ -13,7 +13,7 @@ import jax
 from taser_jax.data.batching import BatchingConfig, BatchStream
 from taser_jax.data.token_store import TokenStore
 from taser_jax.models import config_io
-from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.models.build import ModelConfig
 from taser_jax.pipelines.models import MODEL_FILE, RUN_FILE, VOCABULARY
 
 
@@ -43,7 +43,7 @@ def batch_facts(batching: BatchingConfig) -> dict[str, Any]:
 def write_run_record(
     model_dir: pathlib.Path,
     *,
-    model_config: DualEncoderConfig,
+    model_config: ModelConfig,
     facts: Mapping[str, Any],
     parameter_table: str,
     config_text: str,

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.models.build import ModelConfig
 from taser_jax.pipelines.evaluate import EvaluationConfig
 from taser_jax.pipelines.train import TrainingConfig
 from taser_jax.retrieval.bm25 import Bm25Config
@@ -29,7 +29,7 @@ class System:
         learning_rate: None takes the training's; models of other shapes may want their own.
     """
 
-    model: DualEncoderConfig
+    model: ModelConfig
     objective: ObjectiveConfig | None = None
     learning_rate: float | None = None
 

@@ -16,10 +16,11 @@ from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.fingerprint import fingerprint
 from taser_jax.interop.pretrained import pretrained_bert
+from taser_jax.interop.t5_pretrained import pretrained_t5
 from taser_jax.models import config_io
 from taser_jax.models.bert import BertConfig
+from taser_jax.models.build import ModelConfig, build_model
 from taser_jax.models.dual_encoder import (
-    DualEncoder,
     DualEncoderConfig,
     abstract_params,
     init_params,
@@ -29,6 +30,8 @@ from taser_jax.models.dual_encoder import (
 from taser_jax.models.flops import StepShape, training_flops
 from taser_jax.models.memory import activation_bytes
 from taser_jax.models.routing import ExpertConfig
+from taser_jax.models.t5 import T5Config
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, build_schedule, trainable
 from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
 from taser_jax.pipelines.hardware import peak_flops
@@ -107,7 +110,7 @@ def train(
     *,
     model_dir: str,
     token_store: str,
-    model: DualEncoderConfig,
+    model: ModelConfig,
     training: TrainingConfig,
     tasks: Sequence[str] | None = None,
     negatives_dirs: Sequence[str] = (),
@@ -157,7 +160,7 @@ def _train(
     *,
     model_dir: pathlib.Path | None,
     store: TokenStore | None,
-    model_config: DualEncoderConfig,
+    model_config: ModelConfig,
     training: TrainingConfig,
     task_names: Sequence[str] | None,
     negatives_dirs: Sequence[str],
@@ -174,7 +177,7 @@ def _train(
     )
     query_length, passage_length = lengths(store, feature_lengths)
     model_config = fit_vocabulary(model_config, store)
-    model = DualEncoder(model_config)
+    model = build_model(model_config)
     share = partitioner.host_share
     stream = validation_tasks = None
     if store is not None:
@@ -335,7 +338,7 @@ def _step_shape(
     )
 
 
-def _step_cost(model_config: DualEncoderConfig, shape: StepShape) -> loop.StepCost:
+def _step_cost(model_config: ModelConfig, shape: StepShape) -> loop.StepCost:
     return loop.StepCost(
         tokens=shape.queries * shape.query_length + shape.passages * shape.passage_length,
         flops=float(training_flops(model_config, shape)),
@@ -378,8 +381,11 @@ CONFIGURABLES = (
     PoolConfig,
     Pretrained,
     RoutingRegularizer,
+    T5Config,
+    T5DualEncoderConfig,
     TrainingConfig,
     ValidationConfig,
     loop.LoopConfig,
     pretrained_bert,
+    pretrained_t5,
 )

@@ -17,7 +17,7 @@ from taser_jax.data.prefetch import prefetch
 from taser_jax.data.token_arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.models.build import ModelConfig, vocabulary_size, with_vocabulary_size
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
 
@@ -136,18 +136,19 @@ def lengths(store: TokenStore | None, given: Mapping[str, int]) -> tuple[int, in
     return found["query"], found["passage"]
 
 
-def fit_vocabulary(config: DualEncoderConfig, store: TokenStore | None) -> DualEncoderConfig:
+def fit_vocabulary(config: ModelConfig, store: TokenStore | None) -> ModelConfig:
     """Checks the vocabulary's size, or takes it where the configuration leaves it open."""
     if store is None:
         return config
     size = store.metadata.vocabulary_size
-    if config.bert.vocab_size == 1:
-        return dataclasses.replace(config, bert=dataclasses.replace(config.bert, vocab_size=size))
-    if config.bert.vocab_size < size:
+    known = vocabulary_size(config)
+    if known == 1:
+        return with_vocabulary_size(config, size)
+    if known < size:
         raise ConfigError(
             f"the token store's vocabulary has {size} entries",
             where="VOCAB_SIZE",
-            expected=f"at most the model's {config.bert.vocab_size}",
+            expected=f"at most the model's {known}",
             fix=f"set VOCAB_SIZE={size}, or tokenize with the model's vocabulary",
         )
     return config

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 
@@ -14,7 +15,6 @@ from taser_jax.data.batching import BatchingConfig, BatchStream
 from taser_jax.data.token_arrays import TokenizedQueries
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.partitioning import Partitioner
 from taser_jax.training.step import ObjectiveConfig, make_eval_step
 from taser_jax.training.validation import PoolConfig, mean_over_batches, rank_in_pool, select_pool
@@ -56,7 +56,7 @@ class Validator:
 
     def __init__(
         self,
-        model: DualEncoder,
+        model: nn.Module,
         store: TokenStore,
         tasks: Mapping[str, TokenizedQueries],
         config: ValidationConfig,
@@ -160,7 +160,7 @@ def _usable(size: int, partitioner: Partitioner) -> int:
 
 
 def _encoder(
-    model: DualEncoder, role: Role, partitioner: Partitioner
+    model: nn.Module, role: Role, partitioner: Partitioner
 ) -> Callable[[Any, Tokens], jax.Array]:
     def apply(params: Any, tokens: Tokens) -> jax.Array:
         encoded: Any = model.apply({"params": params}, tokens, role=role, method="encode")
