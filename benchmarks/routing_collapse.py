@@ -31,6 +31,7 @@ import numpy as np
 from taser_jax.batch import Role
 from taser_jax.data.batching import BatchingConfig
 from taser_jax.data.token_store import TokenStore
+from taser_jax.expert_use import expert_shares, role_information
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.routing import (
@@ -38,8 +39,6 @@ from taser_jax.models.routing import (
     GateGradient,
     Routing,
     RoutingStatistics,
-    expert_shares,
-    routing_mutual_information,
 )
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.pipelines.models import LoadedModel, load_model
@@ -136,7 +135,10 @@ def report(case: Case, statistics: Mapping[Role, Any], validation: Mapping[str, 
         statistics: of queries and passages, at inference.
         validation: metrics after the last step.
     """
-    query, passage = (expert_shares(statistics[role]) for role in (Role.QUERY, Role.PASSAGE))
+    sides = [statistics[role] for role in (Role.QUERY, Role.PASSAGE)]
+    # In float64, where three digits are written as three.
+    query, passage = (np.asarray(expert_shares(side), np.float64) for side in sides)
+    information = np.asarray(role_information(*sides), np.float64)
     largest = ((query + passage) / 2).max(-1)
     entropy = [
         np.asarray(side.entropy_sum, np.float64) / np.asarray(side.count)
@@ -153,9 +155,7 @@ def report(case: Case, statistics: Mapping[Role, Any], validation: Mapping[str, 
         "largest_share": np.round(largest, 3).tolist(),
         "collapsed_blocks": int((largest >= COLLAPSED).sum()),
         "blocks": len(largest),
-        "mutual_information": np.round(
-            routing_mutual_information(statistics[Role.QUERY], statistics[Role.PASSAGE]), 3
-        ).tolist(),
+        "mutual_information": np.round(information, 3).tolist(),
         "per_input_entropy": np.round(np.mean(entropy, axis=0), 3).tolist(),
         "validation_mrr": round(float(validation["mrr"]), 4),
     }

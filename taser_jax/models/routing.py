@@ -9,7 +9,6 @@ from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from taser_jax.batch import Role
@@ -258,35 +257,3 @@ def group_gates(
     """One-hot gates drawn uniformly for each sequence: Det-R's training with I > 2."""
     experts = jax.random.randint(key, (batch_size, 1), 0, group_size)
     return jax.nn.one_hot(experts, group_size, dtype=jnp.float32)
-
-
-def expert_shares(statistics: RoutingStatistics) -> Float[np.ndarray, "blocks experts"]:
-    """Share of inputs that argmax sends to each expert; rows sum to 1."""
-    counts = np.asarray(statistics.choice_count, np.float64)
-    return counts / np.maximum(counts.sum(-1, keepdims=True), 1.0)
-
-
-def routing_mutual_information(
-    query_stats: RoutingStatistics, passage_stats: RoutingStatistics
-) -> Float[np.ndarray, " blocks"]:
-    """I(role; expert) of each block in nats, from argmax choices, both roles weighing the same.
-
-    MI = ½ Σ_role Σ_e p(e|role)·ln(p(e|role) / p(e)), p(e) = ½(p(e|query) + p(e|passage)): 0 where
-    both roles use the experts alike, ln 2 where they never meet (as Det-R does). Weighing roles
-    equally keeps it independent of how many passages (or tokens) there are for a query.
-
-    Example:
-        Queries go 3 : 1, passages 1 : 3, so p(e) = (½, ½) and
-        MI = ¾·ln 1.5 + ¼·ln 0.5 = 0.1308 nats.
-
-    Args:
-        query_stats: statistics of queries.
-        passage_stats: statistics of passages.
-
-    Returns:
-        One value a specialised block, 0 to 0.6931.
-    """
-    by_role = np.stack([expert_shares(query_stats), expert_shares(passage_stats)])
-    marginal = by_role.mean(0, keepdims=True)
-    ratio = np.divide(by_role, marginal, out=np.ones_like(by_role), where=by_role > 0)
-    return 0.5 * (by_role * np.log(ratio)).sum((0, 2))

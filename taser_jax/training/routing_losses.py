@@ -1,32 +1,15 @@
-"""Entropy of expert choice, as a regulariser and as metrics, from sums over inputs."""
+"""Entropy of expert choice, as a regulariser."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-
-@runtime_checkable
-class RoutingSums(Protocol):
-    """What a learned router adds up over its inputs (sequences, or non-padding tokens).
-
-    All are float32 sums, so statistics of chunks and of devices add up to those of the batch.
-
-    Attributes:
-        probability_sum: Σ_x P(expert | x). Shape [blocks, experts].
-        entropy_sum: Σ_x H(P(· | x)), in nats. Shape [blocks].
-        choice_count: inputs that argmax P sends to each expert. Shape [blocks, experts].
-        count: number of inputs. Shape [blocks].
-    """
-
-    probability_sum: Any
-    entropy_sum: Any
-    choice_count: Any
-    count: Any
+from taser_jax import expert_use
+from taser_jax.expert_use import RoutingSums
 
 
 class EntropyKind(enum.Enum):
@@ -83,7 +66,7 @@ def routing_entropy(statistics: RoutingSums, kind: EntropyKind) -> Float[Array, 
     count = jnp.maximum(statistics.count, 1.0)
     if kind is EntropyKind.PER_INPUT:
         return jnp.mean(statistics.entropy_sum / count)
-    return jnp.mean(_entropy(statistics.probability_sum / count[:, None]))
+    return jnp.mean(expert_use.entropy(statistics.probability_sum / count[:, None]))
 
 
 def regularization(
@@ -107,35 +90,3 @@ def regularization(
     )
     sign = -1.0 if regularizer.direction is Direction.MAXIMIZE else 1.0
     return sign * regularizer.weight * entropy
-
-
-def mutual_information(queries: RoutingSums, passages: RoutingSums) -> Float[Array, ""]:
-    """I(input; expert) = H(mean_x P) − mean_x H(P(· | x)) over all inputs, mean over blocks.
-
-    0 where every input is routed alike (collapse, or a router that does not look); ln(experts)
-    where choices are certain and the experts evenly used.
-
-    Args:
-        queries: sums over the batch's queries.
-        passages: sums over the batch's passages.
-
-    Returns:
-        Nats.
-    """
-    count = jnp.maximum(queries.count + passages.count, 1.0)
-    marginal = (queries.probability_sum + passages.probability_sum) / count[:, None]
-    conditional = (queries.entropy_sum + passages.entropy_sum) / count
-    return jnp.mean(_entropy(marginal) - conditional)
-
-
-def expert_shares(statistics: RoutingSums) -> Float[Array, " experts"]:
-    """Share of inputs that argmax P sends to each expert, mean over blocks; sums to 1."""
-    count = jnp.maximum(statistics.count, 1.0)
-    return jnp.mean(statistics.choice_count / count[:, None], axis=0)
-
-
-def _entropy(probabilities: Float[Array, "blocks experts"]) -> Float[Array, " blocks"]:
-    # 0·log 0 = 0, and its gradient must not be NaN: both branches stay finite.
-    positive = probabilities > 0
-    logs = jnp.log(jnp.where(positive, probabilities, 1.0))
-    return -jnp.sum(jnp.where(positive, probabilities * logs, 0.0), axis=-1)

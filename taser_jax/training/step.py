@@ -12,15 +12,13 @@ import optax
 
 from taser_jax.batch import Batch, Role, Tokens
 from taser_jax.errors import ConfigError
+from taser_jax.expert_use import RoutingSums, expert_shares, input_information
 from taser_jax.training.grad_cache import encode_in_chunks
 from taser_jax.training.keys import named_key
 from taser_jax.training.losses import contrastive_loss
 from taser_jax.training.routing_losses import (
     EntropyKind,
     RoutingRegularizer,
-    RoutingSums,
-    expert_shares,
-    mutual_information,
     regularization,
     routing_entropy,
 )
@@ -282,9 +280,9 @@ def _routing_metrics(queries: RoutingSums, passages: RoutingSums) -> StepMetrics
     entropies = [routing_entropy(side, EntropyKind.PER_INPUT) for side in sides.values()]
     metrics = {
         "routing/entropy": jnp.mean(jnp.stack(entropies)),
-        "routing/mutual_information": mutual_information(queries, passages),
+        "routing/mutual_information": jnp.mean(input_information(queries, passages)),
     }
     for name, side in sides.items():
-        for expert, share in enumerate(expert_shares(side)):
+        for expert, share in enumerate(expert_shares(side).mean(0)):
             metrics[f"routing/{name}/expert_{expert}_share"] = share
     return metrics

@@ -12,9 +12,6 @@ from taser_jax.models.routing import (
     GateGradient,
     GateSharing,
     Routing,
-    RoutingStatistics,
-    expert_shares,
-    routing_mutual_information,
     routing_statistics,
     straight_through_gates,
 )
@@ -183,19 +180,3 @@ def test_drawn_experts_depend_on_the_routing_key_alone():
 
     np.testing.assert_array_equal(embeddings(0, 0), embeddings(1, 0))
     assert np.abs(np.asarray(embeddings(0, 0) - embeddings(0, 1))).max() > 1e-3
-
-
-def counts(*rows):
-    choice = np.array(rows, np.float32)
-    return RoutingStatistics(choice, choice.sum(-1), choice, choice.sum(-1))
-
-
-def test_mutual_information_by_hand():
-    # Blocks: never meet; always the same; 3 : 1 against 1 : 3 (passages twice as many).
-    queries = counts([10, 0], [10, 0], [3, 1])
-    passages = counts([0, 20], [20, 0], [2, 6])
-    expected = [np.log(2), 0.0, 0.75 * np.log(1.5) + 0.25 * np.log(0.5)]
-    np.testing.assert_allclose(
-        routing_mutual_information(queries, passages), expected, rtol=1e-6, atol=1e-12
-    )
-    np.testing.assert_allclose(expert_shares(queries), [[1, 0], [1, 0], [0.75, 0.25]])

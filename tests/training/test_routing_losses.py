@@ -8,8 +8,6 @@ from taser_jax.training.routing_losses import (
     Direction,
     EntropyKind,
     RoutingRegularizer,
-    expert_shares,
-    mutual_information,
     regularization,
     routing_entropy,
 )
@@ -102,17 +100,3 @@ def test_gradient_is_finite_where_an_expert_is_never_chosen():
         return routing_entropy(sums_of(p), EntropyKind.BATCH_MARGINAL)
 
     assert np.isfinite(jax.grad(marginal)(jnp.array(COLLAPSED))).all()
-
-
-def test_mutual_information_and_shares_by_hand():
-    query_0 = sums_of([[[1.0, 0.0]]])
-    passages_1 = sums_of([[[0.0, 1.0], [0.0, 1.0]]])
-    thirds = entropy64([1 / 3, 2 / 3])
-    assert mutual_information(query_0, passages_1) == pytest.approx(thirds, rel=1e-5)
-    undecided = sums_of(UNDECIDED)
-    assert mutual_information(undecided, undecided) == pytest.approx(0.0, abs=1e-6)
-    collapsed = sums_of(COLLAPSED)
-    assert mutual_information(collapsed, collapsed) == pytest.approx(0.0, abs=1e-6)
-    np.testing.assert_allclose(expert_shares(sums_of(CERTAIN)), [0.5, 0.5])
-    np.testing.assert_allclose(expert_shares(sums_of(COLLAPSED)), [1.0, 0.0])
-    np.testing.assert_allclose(expert_shares(sums_of(CERTAIN + COLLAPSED)), [0.75, 0.25])
