@@ -140,7 +140,7 @@ def gradnorm(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _chosen(tree: Any, layers: str | None) -> list[jax.Array]:
+def _chosen(tree: Any, layers: str | None) -> list[Any]:
     """Leaves whose path the expression matches as a whole."""
     paths = jax.tree_util.tree_leaves_with_path(tree)
     try:

@@ -92,7 +92,7 @@ def combine(
 
 def check_task_gradients(
     task_grads: Any, params: Any, losses: Any, tasks: Sequence[str], trainable: Any | None = None
-) -> list[jax.Array]:
+) -> list[Any]:
     """Trainable leaves of gradients with a leading task axis.
 
     Raises:

@@ -1,0 +1,90 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from task_problem import TASKS, TRAINABLE, flatten, on_eight_devices, permuted, run, steps, tree
+
+from taser_jax.errors import ConfigError
+from taser_jax.optim.cgd import CgdConfig, cgd
+
+PARAMS = tree(np.random.default_rng(9))
+SHARP = CgdConfig(temperature=2.0)
+
+
+def make(config=SHARP, tasks=TASKS):
+    return cgd(config, tasks=tasks, trainable=TRAINABLE)
+
+
+def oracle(config, problem):
+    num_tasks = len(problem[0][1])
+    w = np.full(num_tasks, 1 / num_tasks)
+    combined = []
+    for gradients, losses in problem:
+        g = flatten(gradients)
+        losses = losses.astype(np.float64)
+        unit = g / np.linalg.norm(g, axis=1, keepdims=True)
+        r = np.zeros(num_tasks)
+        for i in range(num_tasks):
+            for j in range(num_tasks):
+                r[i] += (losses[i] * losses[j]) ** config.loss_exponent * (unit[i] @ unit[j])
+        w = w * np.exp(r / config.temperature)
+        w = w / w.sum()
+        w = np.maximum(w, config.weight_floor)
+        combined.append(w @ g)
+    return combined, w
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SHARP,
+        CgdConfig(),
+        CgdConfig(loss_exponent=0.5, temperature=1.0),
+        CgdConfig(temperature=0.3, weight_floor=0.05),
+    ],
+    ids=["sharp", "taco-dr", "paper exponent", "floor"],
+)
+def test_it_equals_the_formulas_in_float64_over_several_steps(config):
+    problem = steps(6)
+    combined, state = run(make(config), PARAMS, problem)
+    expected, weights = oracle(config, problem)
+    for found, wanted in zip(combined, expected, strict=True):
+        np.testing.assert_allclose(flatten(found), wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(found["encoder"]["frozen"], 0)
+    np.testing.assert_allclose(state.report.weights, weights, rtol=1e-4)
+    assert not np.allclose(weights, 1 / 3, atol=1e-4)
+
+
+def test_worked_example():
+    params = {"w": jnp.zeros(2)}
+    combiner = cgd(CgdConfig(loss_exponent=0.5, temperature=1.0), tasks=("a", "b"))
+    updates, state = combiner.update(
+        {"w": jnp.array([[3.0, 4.0], [0.0, 2.0]])},
+        combiner.init(params),
+        params,
+        losses=jnp.array([4.0, 1.0]),
+    )
+    np.testing.assert_allclose(state.report.weights, [0.9526, 0.0474], atol=5e-5)
+    np.testing.assert_allclose(updates["w"], [2.8577, 3.9051], atol=2e-4)
+
+
+def test_devices_order_and_a_single_task():
+    problem, order = steps(3), [1, 2, 0]
+    one, _ = run(make(), PARAMS, problem)
+    eight, _ = run(make(), *on_eight_devices(PARAMS, problem))
+    other, _ = run(make(), PARAMS, permuted(problem, order))
+    for wanted, sharded, moved in zip(one, eight, other, strict=True):
+        np.testing.assert_allclose(flatten(sharded), flatten(wanted), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(flatten(moved), flatten(wanted), rtol=1e-5, atol=1e-6)
+    alone = steps(2, tasks=1)
+    combined, _ = run(make(tasks=("a",)), PARAMS, alone)
+    np.testing.assert_array_equal(flatten(combined[1]), flatten(alone[1][0])[0])
+
+
+def test_no_gradient_and_impossible_numbers():
+    zeros = jax.tree.map(np.zeros_like, steps(1)[0][0])
+    combined, state = run(make(), PARAMS, [(zeros, np.ones(3, np.float32))])
+    assert not flatten(combined[0]).any()
+    np.testing.assert_allclose(state.report.weights, 1 / 3, rtol=1e-6)
+    with pytest.raises(ConfigError, match="temperature 0"):
+        CgdConfig(temperature=0.0)

@@ -1,0 +1,110 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from task_problem import TASKS, TRAINABLE, flatten, on_eight_devices, permuted, run, steps, tree
+
+from taser_jax.errors import ConfigError
+from taser_jax.optim.gradnorm import GradNormConfig, gradnorm
+
+PARAMS = tree(np.random.default_rng(9))
+QUICK = GradNormConfig(learning_rate=0.2)
+
+
+def make(config=QUICK, tasks=TASKS):
+    return gradnorm(config, tasks=tasks, trainable=TRAINABLE)
+
+
+def oracle(config, problem, over=flatten):
+    """Chen et al.'s Algorithm 1 in float64, with an Adam written out."""
+    num_tasks = len(problem[0][1])
+    w, m, v = np.ones(num_tasks), np.zeros(num_tasks), np.zeros(num_tasks)
+    first = problem[0][1].astype(np.float64)
+    combined, history = [], []
+    for t, (gradients, losses) in enumerate(problem, start=1):
+        combined.append(w @ flatten(gradients))
+        history.append(w)
+        norms = np.linalg.norm(over(gradients), axis=1)
+        ratio = losses / first
+        r = ratio / ratio.mean()
+        target = (w * norms).mean() * r**config.alpha
+        slope = np.sign(w * norms - target) * norms
+        m, v = 0.9 * m + 0.1 * slope, 0.999 * v + 0.001 * slope**2
+        step = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        w = np.maximum(w - config.learning_rate * step, 0)
+        w = w * num_tasks / w.sum()
+    return combined, history
+
+
+def only_bias(gradients):
+    return np.asarray(gradients["encoder"]["bias"], np.float64)
+
+
+@pytest.mark.parametrize("layers", [None, ".*/bias"])
+@pytest.mark.parametrize("alpha", [0.0, 1.5])
+def test_it_equals_the_paper_in_float64_over_several_steps(layers, alpha):
+    config = GradNormConfig(alpha=alpha, learning_rate=0.2, layers=layers)
+    problem = steps(8)
+    combined, state = run(make(config), PARAMS, problem)
+    expected, history = oracle(config, problem, flatten if layers is None else only_bias)
+    for found, wanted in zip(combined, expected, strict=True):
+        np.testing.assert_allclose(flatten(found), wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(found["encoder"]["frozen"], 0)
+    np.testing.assert_allclose(state.report.weights, history[-1], rtol=1e-4)
+    assert float(jnp.sum(state.weights)) == pytest.approx(3, rel=1e-6)
+    assert not np.allclose(history[-1], 1, atol=0.1)
+
+
+def test_worked_example():
+    params = {"w": jnp.zeros(2)}
+    combiner = gradnorm(GradNormConfig(), tasks=("a", "b"))
+    updates, state = combiner.update(
+        {"w": jnp.array([[4.0, 0.0], [0.0, 2.0]])},
+        combiner.init(params),
+        params,
+        losses=jnp.array([3.0, 5.0]),
+    )
+    np.testing.assert_allclose(updates["w"], [4.0, 2.0], rtol=1e-6)
+    np.testing.assert_allclose(state.weights, [0.975, 1.025], rtol=1e-5)
+
+
+def test_weights_even_out_the_norms_where_tasks_learn_alike():
+    """The broken port's weights stay 1; here w·‖g‖ becomes one number."""
+    params = {"w": jnp.zeros(2)}
+    combiner = gradnorm(GradNormConfig(learning_rate=0.01), tasks=("a", "b"))
+    gradients = {"w": jnp.array([[3.0, 0.0], [0.0, 1.0]])}
+
+    def step(_, state):
+        return combiner.update(gradients, state, params, losses=jnp.ones(2))[1]
+
+    state = jax.lax.fori_loop(0, 300, step, combiner.init(params))
+    np.testing.assert_allclose(state.weights, [0.5, 1.5], atol=0.03)
+
+
+def test_a_task_that_learns_slower_gets_more_weight():
+    params = {"w": jnp.zeros(2)}
+    combiner = gradnorm(GradNormConfig(), tasks=("slow", "fast"))
+    gradients = {"w": jnp.eye(2)}
+    state = combiner.init(params)
+    for losses in ([1.0, 1.0], [0.9, 0.3], [0.9, 0.2]):
+        _, state = combiner.update(gradients, state, params, losses=jnp.array(losses))
+    assert state.weights[0] > 1 > state.weights[1]
+
+
+def test_devices_order_and_a_single_task():
+    problem, order = steps(3), [1, 2, 0]
+    one, _ = run(make(), PARAMS, problem)
+    eight, _ = run(make(), *on_eight_devices(PARAMS, problem))
+    other, _ = run(make(), PARAMS, permuted(problem, order))
+    for wanted, sharded, moved in zip(one, eight, other, strict=True):
+        np.testing.assert_allclose(flatten(sharded), flatten(wanted), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(flatten(moved), flatten(wanted), rtol=1e-5, atol=1e-6)
+    alone = steps(3, tasks=1)
+    combined, _ = run(make(tasks=("a",)), PARAMS, alone)
+    np.testing.assert_allclose(flatten(combined[2]), flatten(alone[2][0])[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("layers", ["nothing", ".*/frozen", "("])
+def test_layers_that_match_nothing_trainable(layers):
+    with pytest.raises(ConfigError, match=r"GradNormConfig\.layers"):
+        make(GradNormConfig(layers=layers)).init(PARAMS)

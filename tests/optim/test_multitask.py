@@ -1,0 +1,134 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from task_problem import TASKS, TRAINABLE, flatten, permuted, run, steps, tree
+
+from taser_jax.errors import ConfigError
+from taser_jax.optim.multitask import (
+    Combiner,
+    MultitaskConfig,
+    build_combiner,
+    build_multitask_optimizer,
+)
+from taser_jax.optim.naive import NaiveConfig, Reduction, naive
+from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer
+from taser_jax.optim.skipping import skip_non_finite
+from taser_jax.optim.task_gradients import check_combined, find_report
+
+PARAMS = tree(np.random.default_rng(9))
+OPTIMIZER = OptimizerConfig(
+    learning_rate=0.1,
+    floor=0.5,
+    updates=((".*/frozen", Update.FREEZE), (".*/(kernel|bias|scalar)", Update.TRAIN)),
+)
+
+
+def test_naive_is_the_sum_and_its_worked_example():
+    params = {"w": jnp.zeros(2)}
+    gradients = {"w": jnp.array([[1.0, 2.0], [3.0, -1.0]])}
+    for reduction, wanted in ((Reduction.SUM, [4.0, 1.0]), (Reduction.MEAN, [2.0, 0.5])):
+        combiner = naive(NaiveConfig(reduction), tasks=("a", "b"))
+        state = combiner.init(params)
+        updates, _ = combiner.update(gradients, state, params, losses=jnp.ones(2))
+        np.testing.assert_allclose(updates["w"], wanted)
+
+
+def test_naive_equals_float64_over_several_steps_and_orders():
+    problem = steps(3)
+    combiner = naive(NaiveConfig(), tasks=TASKS, trainable=TRAINABLE)
+    combined, _ = run(combiner, PARAMS, problem)
+    moved, _ = run(combiner, PARAMS, permuted(problem, [2, 1, 0]))
+    for found, other, (gradients, _) in zip(combined, moved, problem, strict=True):
+        wanted = flatten(gradients).sum(0)
+        np.testing.assert_allclose(flatten(found), wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(flatten(other), wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(found["encoder"]["frozen"], 0)
+
+
+@pytest.mark.parametrize("combiner", Combiner)
+def test_every_combiner_trains_from_its_configuration_and_skips_what_is_not_finite(combiner):
+    config = MultitaskConfig(combiner=combiner)
+    optimizer = build_multitask_optimizer(config, OPTIMIZER, PARAMS, tasks=TASKS, total_steps=10)
+    update = jax.jit(optimizer.update)
+    state = optimizer.init(PARAMS)
+    params = {"encoder": PARAMS["encoder"] | {"scalar": np.float32(-0.0)}}
+
+    def step(params, state, gradients, losses):
+        updates, state = update(
+            gradients, state, params, losses=jnp.asarray(losses), key=jax.random.key(0)
+        )
+        return jax.tree.map(np.asarray, optax.apply_updates(params, updates)), state
+
+    (gradients, losses), (second, _), _ = steps(3)
+    params, state = step(params, state, gradients, losses)
+    assert not np.array_equal(params["encoder"]["kernel"], PARAMS["encoder"]["kernel"])
+    np.testing.assert_array_equal(params["encoder"]["frozen"], PARAMS["encoder"]["frozen"])
+    assert find_report(state).weights.shape == (3,)
+
+    bad = jax.tree.map(np.copy, second)
+    bad["encoder"]["bias"][1, 3] = np.inf
+    for number, (broken, loss) in enumerate([(bad, losses), (second, losses * np.nan)], start=1):
+        kept, skipped = step(params, state, broken, loss)
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(_bits(a), _bits(b)), kept, params)
+        jax.tree.map(np.testing.assert_array_equal, skipped.inner, state.inner)
+        state = skipped
+        assert (int(state.in_a_row), int(state.total)) == (number, number)
+    _, state = step(params, state, second, losses)
+    assert (int(state.in_a_row), int(state.total)) == (0, 2)
+
+
+def _bits(array):
+    return np.asarray(array, np.float32).view(np.int32)
+
+
+def test_one_task_gives_the_plain_optimisers_update():
+    plain = build_optimizer(OPTIMIZER, PARAMS, total_steps=5)
+    problem = steps(3, tasks=1)
+    for combiner in Combiner:
+        optimizer = build_multitask_optimizer(
+            MultitaskConfig(combiner=combiner), OPTIMIZER, PARAMS, tasks=("a",), total_steps=5
+        )
+        state, plain_state = optimizer.init(PARAMS), plain.init(PARAMS)
+        for gradients, losses in problem:
+            found, state = jax.jit(optimizer.update)(
+                gradients, state, PARAMS, losses=jnp.asarray(losses), key=jax.random.key(0)
+            )
+            alone = jax.tree.map(lambda g: g[0], gradients)
+            wanted, plain_state = plain.update(alone, plain_state, PARAMS)
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, wanted
+            )
+
+
+def test_a_forgotten_combiner_is_an_error():
+    chain = skip_non_finite(optax.chain(check_combined(), optax.adam(0.1)))
+    gradients, losses = steps(1)[0]
+    with pytest.raises(ConfigError, match=r"bias has shape \(3, 16\)"):
+        chain.update(gradients, chain.init(PARAMS), PARAMS, losses=losses)
+
+
+@pytest.mark.parametrize("combiner", Combiner)
+def test_gradients_without_a_task_axis_and_missing_losses_are_errors(combiner):
+    chain = build_combiner(MultitaskConfig(combiner), tasks=TASKS, total_steps=1)
+    state = chain.init(PARAMS)
+    gradients, losses = steps(1)[0]
+    key = jax.random.key(0)
+    alone = jax.tree.map(lambda g: g[0], gradients)
+    with pytest.raises(ConfigError, match="a leading task axis"):
+        chain.update(alone, state, PARAMS, losses=losses, key=key)
+    with pytest.raises(ConfigError, match="one loss for each of nq, fever, wow"):
+        chain.update(gradients, state, PARAMS, losses=losses[:2], key=key)
+    with pytest.raises(ConfigError, match="no parameters"):
+        chain.update(gradients, state, losses=losses, key=key)
+
+
+def test_tasks_must_be_named_once_and_numbers_possible():
+    for tasks in ((), ("a", "a")):
+        with pytest.raises(ConfigError, match="each once"):
+            build_combiner(MultitaskConfig(), tasks=tasks, total_steps=1)
+    with pytest.raises(ConfigError, match="max_skipped_steps"):
+        dataclasses.replace(MultitaskConfig(), max_skipped_steps=0)

@@ -1,0 +1,251 @@
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from task_problem import (
+    TASKS,
+    TRAINABLE,
+    flatten,
+    on_eight_devices,
+    permuted,
+    run,
+    steps,
+    tree,
+)
+
+from taser_jax.errors import ConfigError
+from taser_jax.optim.median import MedianOver
+from taser_jax.optim.task_gradients import find_report
+from taser_jax.optim.tsage import (
+    AverageDtype,
+    BiasCorrection,
+    BurnInScale,
+    CombinedScale,
+    TemperatureSchedule,
+    TSageConfig,
+    temperature_of,
+    tsage,
+)
+
+PARAMS = tree(np.random.default_rng(9))
+QUICK = TSageConfig(beta=0.6, temperature=1.5, burn_in_share=0.2, report_period=1)
+
+
+def make(config=QUICK, tasks=TASKS, total_steps=10, trainable=TRAINABLE):
+    return tsage(config, tasks=tasks, total_steps=total_steps, trainable=trainable)
+
+
+def oracle(config, problem, total_steps):
+    """Algorithm 1 on flat float64 vectors, with a sort for the median."""
+    theta = flatten(PARAMS)
+    num_tasks = len(problem[0][1])
+    average = np.zeros((num_tasks, len(theta)))
+    combined, weights = [], []
+    for number, (gradients, _) in enumerate(problem):
+        g = flatten(gradients)
+        sensitivity = np.abs(g * theta)
+        if config.median_over is MedianOver.NONZERO:
+            rows = [np.sort(row[row > 0]) for row in sensitivity]
+        else:
+            rows = list(np.sort(sensitivity, axis=1))
+        medians = np.array([row[(len(row) - 1) // 2] for row in rows])
+        sensitivity /= medians[:, None]
+        average = config.beta * average + (1 - config.beta) * sensitivity
+        scores = average / config.temperature
+        if config.bias_correction is BiasCorrection.ADAM:
+            scores = scores / (1 - config.beta ** (number + 1))
+        u = np.exp(scores - scores.max(0))
+        u /= u.sum(0)
+        if number < int(total_steps * config.burn_in_share):
+            u = np.full_like(u, 1 if config.burn_in_scale is BurnInScale.SUM else 1 / num_tasks)
+        if config.combined_scale is CombinedScale.PER_TASK:
+            u = u / num_tasks
+        combined.append((u * g).sum(0))
+        weights.append(u)
+    return combined, average, weights
+
+
+OPTIONS = {
+    "the paper's": {},
+    "burn-in sum": {"burn_in_scale": BurnInScale.SUM},
+    "released code": {
+        "burn_in_scale": BurnInScale.SUM,
+        "combined_scale": CombinedScale.PER_TASK,
+    },
+    "bias correction": {"bias_correction": BiasCorrection.ADAM},
+    "nonzero": {"median_over": MedianOver.NONZERO},
+    "no momentum": {"beta": 0.0, "burn_in_share": 0.0},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_it_equals_algorithm_1_in_float64_over_several_steps(name):
+    config = dataclasses.replace(QUICK, **OPTIONS[name])
+    problem = steps(5)
+    for gradients, _ in problem:
+        gradients["encoder"]["kernel"][:, :3] = 0  # rows of unseen words
+    combined, state = run(make(config), PARAMS, problem)
+    expected, average, weights = oracle(config, problem, 10)
+    for found, wanted in zip(combined, expected, strict=True):
+        np.testing.assert_allclose(flatten(found), wanted, rtol=3e-5, atol=1e-6)
+        np.testing.assert_array_equal(found["encoder"]["frozen"], 0)
+    kept = {"encoder": {**state.average["encoder"], "frozen": None}}
+    np.testing.assert_allclose(flatten(kept), average, rtol=1e-5)
+    if name == "the paper's":
+        report = find_report(("anything", (state,)))
+        np.testing.assert_allclose(report.weights, weights[-1].mean(1), rtol=1e-5)
+        entropy = -(weights[-1] * np.log(weights[-1])).sum(0).mean()
+        assert float(report.scalars["task_entropy"]) == pytest.approx(entropy, rel=1e-5)
+
+
+def test_worked_example():
+    config = TSageConfig(beta=0.0, temperature=1.0, burn_in_share=0.0)
+    params = {"w": jnp.array([1.0, 2.0])}
+    combiner = tsage(config, tasks=("a", "b"), total_steps=1)
+    updates, _ = combiner.update(
+        {"w": jnp.array([[1.0, 2.0], [3.0, 1.0]])},
+        combiner.init(params),
+        params,
+        losses=jnp.ones(2),
+        key=jax.random.key(0),
+    )
+    np.testing.assert_allclose(updates["w"], [2.2449, 1.9526], atol=5e-5)
+
+
+def test_released_code_scales_gradients_down_t_times_once_burn_in_ends():
+    """Consequences the docstrings name: 1 -> 1/T of the gradients' sum, each 1/T again."""
+    config = TSageConfig(
+        temperature_schedule=TemperatureSchedule.INFINITE,
+        burn_in_share=0.5,
+        burn_in_scale=BurnInScale.SUM,
+        combined_scale=CombinedScale.PER_TASK,
+    )
+    problem = steps(1) * 2
+    (before, after), _ = run(make(config, total_steps=2), PARAMS, problem)
+    np.testing.assert_allclose(
+        flatten(before), flatten(problem[0][0]).mean(0), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(flatten(after), flatten(before) / 3, rtol=1e-5, atol=1e-6)
+
+
+def test_frozen_parameters_do_not_count_in_the_median():
+    problem = steps(3)
+    louder = steps(3)
+    for gradients, _ in louder:
+        gradients["encoder"]["frozen"] *= 1e6
+    one, state = run(make(), PARAMS, problem)
+    other, _ = run(make(), PARAMS, louder)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert len(jax.tree.leaves(state.average)) == 3
+    everything, _ = run(make(trainable=None), PARAMS, problem)
+    assert not np.allclose(flatten(everything[-1]), flatten(one[-1]))
+
+
+def test_eight_devices_give_what_one_gives_with_the_same_medians():
+    problem = steps(4)
+    one, state = run(make(), PARAMS, problem)
+    eight, sharded = run(make(), *on_eight_devices(PARAMS, problem))
+    np.testing.assert_array_equal(state.median_bits, sharded.median_bits)
+    for found, wanted in zip(eight, one, strict=True):
+        np.testing.assert_allclose(flatten(found), flatten(wanted), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(sharded.report.weights, state.report.weights, rtol=1e-6)
+    kernel = sharded.average["encoder"]["kernel"]
+    assert kernel.addressable_shards[0].data.shape == (3, 4, 4)
+
+
+def test_the_order_of_tasks_does_not_matter():
+    problem, order = steps(4), [2, 0, 1]
+    one, state = run(make(), PARAMS, problem)
+    other, moved = run(make(), PARAMS, permuted(problem, order))
+    for found, wanted in zip(other, one, strict=True):
+        np.testing.assert_allclose(flatten(found), flatten(wanted), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(moved.median_bits, np.asarray(state.median_bits)[order])
+
+
+def test_one_task_alone_is_plain_training():
+    problem = steps(3, tasks=1)
+    combined, _ = run(make(tasks=("only",)), PARAMS, problem)
+    for found, (gradients, _) in zip(combined, problem, strict=True):
+        np.testing.assert_array_equal(flatten(found), flatten(gradients)[0].astype(np.float32))
+
+
+def test_scaling_a_task_leaves_weights_as_they_are():
+    problem = steps(4)
+    louder = [
+        (jax.tree.map(lambda g: np.concatenate([g[:1] * 64, g[1:]]), gradients), losses)
+        for gradients, losses in problem
+    ]
+    _, one = run(make(), PARAMS, problem)
+    _, other = run(make(), PARAMS, louder)
+    np.testing.assert_allclose(one.report.weights, other.report.weights, rtol=1e-5)
+
+
+def test_a_bfloat16_average_follows_the_float32_one():
+    """Rounded to the nearest it would stand still: each step moves it by less than half a bit."""
+    config = dataclasses.replace(QUICK, beta=0.999, burn_in_share=0.0, report_period=1000)
+    rounded = dataclasses.replace(config, average_dtype=AverageDtype.BFLOAT16)
+    params = {"w": jnp.asarray(np.random.default_rng(0).uniform(1, 2, 4000), jnp.float32)}
+    averages = {}
+    for name, options in (("float32", config), ("bfloat16", rounded)):
+        combiner = tsage(options, tasks=("a", "b"), total_steps=300)
+
+        def step(number, state, combiner=combiner):
+            key = jax.random.fold_in(jax.random.key(1), number)
+            noise = jax.random.uniform(key, (2, 4000), minval=0.5, maxval=1.5)
+            return combiner.update({"w": noise}, state, params, losses=jnp.ones(2), key=key)[1]
+
+        start = combiner.init(params)
+        filled = jnp.full_like(start.average["w"], 2.0)
+        start = start._replace(average={"w": filled})
+        averages[name] = jax.jit(lambda s, step=step: jax.lax.fori_loop(0, 300, step, s))(start)
+    exact = np.asarray(averages["float32"].average["w"], np.float64)
+    found = averages["bfloat16"].average["w"]
+    assert found.dtype == jnp.bfloat16
+    found = np.asarray(found.astype(jnp.float32), np.float64)
+    # From 2 toward 1: 300 steps make 26% of the way.
+    assert 1.6 < exact.mean() < 1.8
+    assert found.mean() == pytest.approx(exact.mean(), abs=0.005)
+    assert np.abs(found - exact).mean() < 0.1
+
+
+def test_temperatures_of_episodes():
+    annealed = TSageConfig(temperature_schedule=TemperatureSchedule.ANNEALED)
+    found = [temperature_of(dataclasses.replace(annealed, episode=e)) for e in range(3, 8)]
+    assert found == [math.inf, 64, 32, 16, 8]
+    assert temperature_of(TSageConfig()) == 2
+    infinite = TSageConfig(temperature_schedule=TemperatureSchedule.INFINITE)
+    assert temperature_of(infinite) == math.inf
+
+
+def test_infinite_temperature_weighs_all_tasks_alike_and_keeps_the_average():
+    config = dataclasses.replace(
+        QUICK, temperature_schedule=TemperatureSchedule.INFINITE, burn_in_share=0.0
+    )
+    problem = steps(2)
+    combined, state = run(make(config), PARAMS, problem)
+    np.testing.assert_allclose(
+        flatten(combined[1]), flatten(problem[1][0]).mean(0), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(state.report.weights, 1 / 3, rtol=1e-5)
+    assert float(state.report.scalars["task_entropy"]) == pytest.approx(math.log(3), rel=1e-5)
+    assert float(jnp.min(state.average["encoder"]["bias"])) > 0
+
+
+def test_a_task_without_gradient_or_with_median_zero_stays_finite():
+    gradients = tree(np.random.default_rng(0), 3)
+    gradients = jax.tree.map(lambda g: g * np.float32(0), gradients)
+    gradients["encoder"]["kernel"][1, 0, 0] = 1e30
+    combined, state = run(make(), PARAMS, [(gradients, np.ones(3, np.float32))] * 4)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(combined))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.average))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"beta": 1.0}, {"temperature": 0.0}, {"burn_in_share": 1.5}, {"episode": -1}]
+)
+def test_impossible_numbers(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        TSageConfig(**wrong)

@@ -1,0 +1,264 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tiny_encoder import TinyEncoder, init, make_batch
+
+from taser_jax.errors import ConfigError
+from taser_jax.optim.multitask import Combiner, MultitaskConfig, build_multitask_optimizer
+from taser_jax.optim.naive import NaiveConfig
+from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
+from taser_jax.optim.schedules import ScheduleKind
+from taser_jax.optim.skipping import skip_non_finite
+from taser_jax.optim.task_gradients import check_combined
+from taser_jax.optim.tsage import TSageConfig
+from taser_jax.training.keys import named_key
+from taser_jax.training.multitask_step import (
+    TaskGradients,
+    make_multitask_train_step,
+    task_seed,
+)
+from taser_jax.training.state import TrainState, init_state, state_shardings
+from taser_jax.training.step import make_loss, make_train_step
+
+MODEL = TinyEncoder()
+PLAIN = TinyEncoder(dropout=0.0, routed=False)
+TASKS = ("nq", "fever", "wow")
+BATCHES = {
+    "nq": make_batch(16, seed=1),
+    "fever": make_batch(8, length=9, seed=2),
+    "wow": make_batch(8, negatives=2, length=3, seed=3),
+}
+ADAM = OptimizerConfig(learning_rate=2e-2, schedule=ScheduleKind.CONSTANT, clip_norm=1.0)
+TSAGE = MultitaskConfig(tsage=TSageConfig(burn_in_share=0.25, report_period=1))
+
+
+def shapes(model=MODEL):
+    return jax.eval_shape(functools.partial(init, model), jax.random.key(0))
+
+
+def build(config=TSAGE, model=MODEL, tasks=TASKS):
+    return build_multitask_optimizer(config, ADAM, shapes(model), tasks=tasks, total_steps=8)
+
+
+def fresh(optimizer, model=MODEL, **kwargs) -> TrainState:
+    return init_state(functools.partial(init, model), optimizer, jax.random.key(0), **kwargs)
+
+
+@functools.cache
+def default_step():
+    return make_multitask_train_step(
+        MODEL, build(), tasks=TASKS, seed=3, schedule=lambda s: 0.5 / (1 + s), max_skipped_steps=2
+    )
+
+
+def assert_close(a, b, rtol=1e-4, atol=1e-6):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol), a, b)
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_training_learns_and_reports_every_task():
+    step, state = default_step(), fresh(build())
+    history = []
+    for _ in range(20):
+        state, metrics = step(state, BATCHES)
+        history.append({name: float(value) for name, value in metrics.items()})
+    first, last = history[0], history[-1]
+    assert last["loss"] < 0.8 * first["loss"]
+    assert first["loss"] == pytest.approx(sum(first[f"loss/{task}"] for task in TASKS), rel=1e-5)
+    norms = [first[f"grad_norm/{task}"] for task in TASKS]
+    assert first["grad_norm"] == pytest.approx(np.linalg.norm(norms), rel=1e-5)
+    for task in TASKS:
+        assert {f"nll/{task}", f"accuracy/{task}", f"mrr/{task}"} <= set(first)
+        assert first[f"weight/{task}"] == pytest.approx(1 / 3, rel=1e-5)
+    assert sum(last[f"weight/{task}"] for task in TASKS) == pytest.approx(1, rel=1e-4)
+    assert last["task_entropy"] < first["task_entropy"] == pytest.approx(np.log(3), rel=1e-5)
+    assert history[3]["learning_rate"] == pytest.approx(0.125)
+    assert first["finite"] == 1
+    assert int(state.step) == 20
+
+
+def test_gradients_losses_and_key_are_what_the_combiner_is_told():
+    """By a combiner that writes down what it gets, against the tasks' own gradients."""
+
+    def combiner():
+        def init_fn(params):
+            return {
+                "grads": jax.tree.map(lambda p: jnp.zeros((3, *p.shape)), params),
+                "losses": jnp.zeros(3),
+                "key": jnp.zeros(2, jnp.uint32),
+            }
+
+        def update_fn(updates, state, params=None, *, losses, key, **extra):
+            seen = {"grads": updates, "losses": losses, "key": jax.random.key_data(key)}
+            return jax.tree.map(lambda g: g[0], updates), seen
+
+        return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+    optimizer = skip_non_finite(optax.chain(combiner(), check_combined(), optax.sgd(0.1)))
+    state = fresh(optimizer)
+    after, _ = make_multitask_train_step(MODEL, optimizer, tasks=TASKS, seed=3)(state, BATCHES)
+    seen = after.opt_state.inner[0]
+    params = fresh(optimizer).params
+    for place, task in enumerate(TASKS):
+        loss_fn = make_loss(MODEL, seed=task_seed(3, task))
+        objective = functools.partial(loss_fn, batch=BATCHES[task], step=jnp.int32(0), task=task)
+        (loss, _), grads = jax.jit(jax.value_and_grad(objective, has_aux=True))(params)
+        assert_close(jax.tree.map(lambda g, t=place: g[t], seen["grads"]), grads)
+        assert float(seen["losses"][place]) == pytest.approx(float(loss), rel=1e-5)
+    wanted = jax.random.fold_in(named_key(3, "optimizer"), 0)
+    np.testing.assert_array_equal(seen["key"], jax.random.key_data(wanted))
+
+
+def test_draws_depend_on_seed_task_and_step_alone():
+    assert len({task_seed(s, t) for s in (0, 1) for t in TASKS}) == 6
+    step = default_step()
+
+    def losses(start):
+        state = fresh(build())
+        _, metrics = step(TrainState(jnp.int32(start), state.params, state.opt_state), BATCHES)
+        return [float(metrics[f"loss/{task}"]) for task in TASKS]
+
+    assert losses(4) == losses(4)
+    assert all(a != b for a, b in zip(losses(4), losses(5), strict=True))
+
+
+def test_the_order_of_tasks_does_not_matter():
+    order = ("wow", "nq", "fever")
+    one, metrics = default_step()(fresh(build()), BATCHES)
+    optimizer = build(tasks=order)
+    step = make_multitask_train_step(MODEL, optimizer, tasks=order, seed=3)
+    other, moved = step(fresh(optimizer), BATCHES)
+    for name in ("loss", "loss/wow", "accuracy/nq", "grad_norm", "weight/fever"):
+        assert float(metrics[name]) == pytest.approx(float(moved[name]), rel=1e-5), name
+    assert_close(adam(other).mu, adam(one).mu)
+
+
+def adam(state):
+    return optax.tree_utils.tree_get(state.opt_state, "ScaleByAdamState")
+
+
+def test_one_task_is_plain_training():
+    plain_optimizer = build_optimizer(ADAM, shapes(PLAIN), total_steps=8)
+    plain_step = make_train_step(PLAIN, plain_optimizer)
+    optimizer = build(model=PLAIN, tasks=("nq",))
+    step = make_multitask_train_step(PLAIN, optimizer, tasks=("nq",))
+    plain, state = fresh(plain_optimizer, PLAIN), fresh(optimizer, PLAIN)
+    for _ in range(3):
+        plain, wanted = plain_step(plain, BATCHES["nq"])
+        state, metrics = step(state, {"nq": BATCHES["nq"]})
+        assert float(metrics["loss"]) == pytest.approx(float(wanted["loss"]), rel=1e-5)
+        assert float(metrics["grad_norm"]) == pytest.approx(float(wanted["grad_norm"]), rel=1e-4)
+    assert_close(state.params, plain.params, rtol=1e-4, atol=1e-5)
+
+
+def test_summed_gradients_and_chunks_give_the_naive_step():
+    config = MultitaskConfig(Combiner.NAIVE, naive=NaiveConfig())
+    optimizer = build(config, PLAIN)
+    stacked, metrics = make_multitask_train_step(PLAIN, optimizer, tasks=TASKS)(
+        fresh(optimizer, PLAIN), BATCHES
+    )
+    plain = skip_non_finite(build_optimizer(ADAM, shapes(PLAIN), total_steps=8))
+    step = make_multitask_train_step(
+        PLAIN, plain, tasks=TASKS, gradients=TaskGradients.SUMMED, num_chunks=2
+    )
+    summed, other = step(fresh(plain, PLAIN), BATCHES)
+    assert_close(adam(summed).mu, adam(stacked).mu)
+    assert float(other["grad_norm"]) == pytest.approx(float(metrics["grad_norm"]), rel=1e-4)
+    assert "weight/nq" in metrics
+    assert "weight/nq" not in other
+
+
+def test_eight_devices_do_not_change_a_step():
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    optimizer = build(TSAGE, PLAIN)
+    shardings = jax.tree.map(lambda _: replicated, shapes(PLAIN))
+    shardings["wi"]["kernel"] = NamedSharding(mesh, PartitionSpec(None, "model"))
+    shardings["wo"]["kernel"] = NamedSharding(mesh, PartitionSpec("model", None))
+    state = fresh(optimizer, PLAIN, param_shardings=shardings)
+    step = make_multitask_train_step(
+        PLAIN, optimizer, tasks=TASKS, state_shardings=state_shardings(state, shardings)
+    )
+    batches = jax.device_put(BATCHES, NamedSharding(mesh, PartitionSpec("data")))
+    plain_step = make_multitask_train_step(PLAIN, optimizer, tasks=TASKS)
+    plain = fresh(optimizer, PLAIN)
+    for _ in range(3):
+        state, metrics = step(state, batches)
+        plain, wanted = plain_step(plain, BATCHES)
+    # Gradients differ by rounding, so the search for their median may take other paths.
+    for name in set(wanted) - {"median_passes"}:
+        value = wanted[name]
+        assert float(metrics[name]) == pytest.approx(float(value), rel=1e-3, abs=1e-5), name
+    average = state.opt_state.inner[0].average["wi"]["kernel"]
+    assert average.sharding.spec == PartitionSpec(None, None, "model")
+    assert average.addressable_shards[0].data.shape == (3, 8, 8)
+    # Adam's first steps are signs of gradients, so compare moments, not parameters.
+    assert_close(adam(state).mu, adam(plain).mu, rtol=1e-2, atol=1e-4)
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted_until_training_stops():
+    step = default_step()
+    state, _ = step(fresh(build()), BATCHES)
+    good = jax.tree.map(np.asarray, state.params)
+    bad = jax.tree.map(jnp.copy, state.params)
+    bad["wi"]["bias"] = bad["wi"]["bias"].at[0].set(jnp.nan)
+    state = TrainState(state.step, bad, state.opt_state)
+    before = jax.tree.map(np.asarray, state)
+    seen = []
+    for _ in range(2):
+        state, metrics = step(state, BATCHES)
+        seen.append([float(metrics[n]) for n in ("skipped", "skipped_in_a_row", "finite")])
+    assert seen == [[1, 1, 1], [1, 2, 0]]
+    assert int(state.step) == int(before.step) + 2
+    assert_same(state.params, before.params)
+    assert_same(state.opt_state.inner, before.opt_state.inner)
+    state, metrics = step(TrainState(state.step, good, state.opt_state), BATCHES)
+    names = ("skipped", "skipped_in_a_row", "skipped_total", "finite")
+    assert [float(metrics[n]) for n in names] == [0, 0, 2, 1]
+
+
+def compiled(num_tasks, optimizer=None, gradients=TaskGradients.SUMMED):
+    """A step of equal tasks whose activations are far larger than the parameters."""
+    tasks = tuple("abc"[:num_tasks])
+    optimizer = optimizer or skip_non_finite(optax.sgd(0.1))
+    step = make_multitask_train_step(MODEL, optimizer, tasks=tasks, gradients=gradients)
+    state = jax.eval_shape(lambda: fresh(optimizer))
+    batch = make_batch(32, length=32)
+    return step.lower(state, dict.fromkeys(tasks, batch)).compile()
+
+
+def test_activations_are_one_tasks_at_a_time_and_flops_the_sum_of_the_tasks():
+    one, three = compiled(1), compiled(3)
+    single = one.memory_analysis().temp_size_in_bytes
+    params = sum(leaf.size * 4 for leaf in jax.tree.leaves(shapes()))
+    assert single > 50 * params
+    assert three.memory_analysis().temp_size_in_bytes < 1.1 * single
+    flops = one.cost_analysis()["flops"]
+    assert three.cost_analysis()["flops"] == pytest.approx(3 * flops, rel=0.02)
+    plain = make_train_step(MODEL, optax.sgd(0.1))
+    state = jax.eval_shape(lambda: fresh(optax.sgd(0.1)))
+    plain = plain.lower(state, make_batch(32, length=32)).compile()
+    assert flops == pytest.approx(plain.cost_analysis()["flops"], rel=0.01)
+    # T-SAGE's own arithmetic is small beside the model's.
+    tsage = compiled(3, build(tasks=tuple("abc")), TaskGradients.STACKED)
+    assert tsage.cost_analysis()["flops"] == pytest.approx(3 * flops, rel=0.05)
+    assert tsage.memory_analysis().temp_size_in_bytes < 1.1 * single + 3 * 3 * params
+
+
+def test_wrong_batches_and_optimisers_are_errors():
+    with pytest.raises(ConfigError, match="one batch of each of nq, fever, wow"):
+        default_step()(fresh(build()), {"nq": BATCHES["nq"]})
+    bare = optax.adam(0.1)
+    with pytest.raises(ConfigError, match="SkipState"):
+        make_multitask_train_step(MODEL, bare, tasks=TASKS)(fresh(bare), BATCHES)
+    forgotten = skip_non_finite(bare)
+    with pytest.raises(ConfigError, match="a combiner removes the task axis"):
+        make_multitask_train_step(MODEL, forgotten, tasks=TASKS)(fresh(forgotten), BATCHES)
