@@ -32,7 +32,8 @@ MODEL_FILE = f"{EXTRA}/model.json"
 _VARIABLES = "variables/variables"
 _VARIABLE_PATH = "params/"
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-# 10 adds only the choice of a partitioner of sharded programs: 9 reads the same, since TF 2.16.
+# 10 (TensorFlow builds since May 2025) adds the choice of a partitioner for sharded programs;
+# these are not sharded, and read the same as 9.
 _CALLING_CONVENTION = 9
 
 
