@@ -67,11 +67,11 @@ def assert_same(a, b):
 def test_training_learns_and_reports_every_task():
     step, state = default_step(), fresh(build())
     history = []
-    for _ in range(20):
+    for _ in range(40):
         state, metrics = step(state, BATCHES)
         history.append({name: float(value) for name, value in metrics.items()})
     first, last = history[0], history[-1]
-    assert last["loss"] < 0.8 * first["loss"]
+    assert last["loss"] < 0.9 * first["loss"]
     assert first["loss"] == pytest.approx(sum(first[f"loss/{task}"] for task in TASKS), rel=1e-5)
     norms = [first[f"grad_norm/{task}"] for task in TASKS]
     assert first["grad_norm"] == pytest.approx(np.linalg.norm(norms), rel=1e-5)
@@ -82,7 +82,7 @@ def test_training_learns_and_reports_every_task():
     assert last["task_entropy"] < first["task_entropy"] == pytest.approx(np.log(3), rel=1e-5)
     assert history[3]["learning_rate"] == pytest.approx(0.125)
     assert first["finite"] == 1
-    assert int(state.step) == 20
+    assert int(state.step) == 40
 
 
 def test_gradients_losses_and_key_are_what_the_combiner_is_told():

@@ -1,0 +1,46 @@
+"""benchmarks/multitask_step.py runs at toy size and prints what it promises."""
+
+import importlib.util
+import json
+import pathlib
+import sys
+
+import pytest
+
+PATH = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "multitask_step.py"
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("multitask_step_benchmark", PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_it_prints_a_line_a_figure(monkeypatch, capsys):
+    flags = "--layers 1 --embed_dim 8 --heads 1 --head_dim 8 --mlp_dim 16 --vocab_size 64 --tasks 2"
+    flags += " --batch_share 0.1 --passage_length 6 --max_query_length 5 --steps 1"
+    flags += " --bandwidth_megabytes 1 --methods plain tsage"
+    monkeypatch.setattr(sys, "argv", ["multitask_step.py", *flags.split()])
+    load().main()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["figure"] for line in lines] == ["bandwidth", "plain", "tsage"]
+    _, plain, tsage = lines
+    assert plain["ratio_to_plain"] == 1
+    parameters = plain["parameters"]
+    # Adam has two moments; T-SAGE's average is two tasks more.
+    assert plain["state_bytes"] == pytest.approx(8 * parameters, rel=0.02)
+    assert tsage["state_bytes"] - plain["state_bytes"] == pytest.approx(8 * parameters, rel=0.02)
+    assert tsage["median_passes"] >= 1
+    assert tsage["traffic_milliseconds"] > 0
+
+
+def test_traffic_by_hand():
+    """10 parameters, 2 tasks: a stack of gradients is 80 bytes, a vector 40."""
+    traffic = load().traffic_bytes
+    sizes = {"tasks": 2, "parameters": 10, "average_bytes": 4}
+    assert traffic("plain", passes=0, **sizes) == 0
+    assert traffic("naive", passes=0, **sizes) == 80 + 80 + 40
+    assert traffic("pcgrad", passes=0, **sizes) == 80 + 80 + 80 + 40
+    # Stack, three passes of 120, then 80 + 80 + 80 and 80 + 160 + 40.
+    assert traffic("tsage", passes=3, **sizes) == 80 + 360 + 240 + 280
