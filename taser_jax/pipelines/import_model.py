@@ -27,7 +27,12 @@ from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
 from taser_jax.pipelines.models import VOCABULARY
-from taser_jax.pipelines.pretrained import Pretrained, place_pretrained, read_pretrained
+from taser_jax.pipelines.pretrained import (
+    SENTENCEPIECE_FILE,
+    Pretrained,
+    place_pretrained,
+    read_pretrained,
+)
 from taser_jax.pipelines.run_record import write_run_record
 from taser_jax.progress import logger, phase
 from taser_jax.storage import storage_errors
@@ -121,7 +126,7 @@ def import_model(
 def _vocabulary(path: str | None, checkpoint: pathlib.Path) -> Vocabulary:
     if path is not None:
         return load_vocabulary(path)
-    sentencepiece = checkpoint / "spiece.model"
+    sentencepiece = checkpoint / SENTENCEPIECE_FILE
     if sentencepiece.is_file():
         return load_vocabulary(sentencepiece)
     return checkpoint_vocabulary(checkpoint)

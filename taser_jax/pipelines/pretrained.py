@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from taser_jax.progress import phase
 
 Params = Any
 VOCAB_FILE = "vocab.txt"
+SENTENCEPIECE_FILE = "spiece.model"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +100,34 @@ def place_pretrained(loaded: Params, *, params: Params) -> Params:
 
 
 def _check_vocabulary(checkpoint: pathlib.Path, vocabulary: pathlib.Path) -> None:
-    """Refuses texts that were split by another WordPiece vocabulary than the weights know."""
+    """Refuses texts that were split otherwise than for the pretrained weights.
+
+    Only files are compared, since a training machine has no tokeniser.
+    """
+    fix = f"tokenize with --gin.VOCABULARY={checkpoint}"
     theirs, ours = checkpoint / VOCAB_FILE, vocabulary / VOCAB_FILE
-    if not (theirs.is_file() and ours.is_file()):
-        return
+    if theirs.is_file() and ours.is_file():
+        _check_words(theirs, ours, fix=fix)
+    theirs, ours = checkpoint / SENTENCEPIECE_FILE, vocabulary / "sentencepiece.model"
+    if theirs.is_file() and ours.is_file() and theirs.read_bytes() != ours.read_bytes():
+        raise ConfigError(
+            "the token store's SentencePiece model is another than the pretrained weights'",
+            where=str(ours),
+            expected=str(theirs),
+            fix=f"tokenize with --gin.VOCABULARY={theirs}",
+        )
+    known = _setting(checkpoint / "tokenizer_config.json", "do_lower_case")
+    used = _setting(vocabulary / "vocabulary.json", "lower_case")
+    if None not in (known, used) and known != used:
+        raise ConfigError(
+            f"the token store's texts were tokenised with lower_case {used}",
+            where=str(vocabulary / "vocabulary.json"),
+            expected=f"{known}, as the pretrained weights know them",
+            fix=fix,
+        )
+
+
+def _check_words(theirs: pathlib.Path, ours: pathlib.Path, *, fix: str) -> None:
     known = theirs.read_text(encoding="utf-8").splitlines()
     used = ours.read_text(encoding="utf-8").splitlines()
     if known == used:
@@ -115,5 +141,10 @@ def _check_vocabulary(checkpoint: pathlib.Path, vocabulary: pathlib.Path) -> Non
         "on",
         where=str(ours),
         expected=f"the {len(known):,} entries that the pretrained weights know ({theirs})",
-        fix=f"tokenize with --gin.VOCABULARY={checkpoint}",
+        fix=fix,
     )
+
+
+def _setting(path: pathlib.Path, name: str) -> Any:
+    """A field of a JSON file; None where there is no such file or field."""
+    return json.loads(path.read_text(encoding="utf-8")).get(name) if path.is_file() else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import jax
 import numpy as np
@@ -148,6 +149,22 @@ def test_texts_of_another_vocabulary_are_refused_with_both_sizes(checkpoint, tmp
             token_store=str(store_dir),
             model=taser(checkpoint),
             training=training(checkpoint),
+        )
+
+
+def test_texts_of_another_casing_are_refused(checkpoint, tmp_path):
+    store_dir = tmp_path / "tokens"
+    tiny_training.write_token_store(store_dir)
+    saved = TokenStore.open(store_dir).vocabulary_directory / "vocabulary.json"
+    saved.write_text(json.dumps({"lower_case": True}), encoding="utf-8")
+    cased = shutil.copytree(checkpoint, tmp_path / "cased")
+    (cased / "tokenizer_config.json").write_text('{"do_lower_case": false}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"(?s)lower_case True.*False"):
+        train(
+            model_dir=str(tmp_path / "model"),
+            token_store=str(store_dir),
+            model=taser(cased),
+            training=training(cased),
         )
 
 
