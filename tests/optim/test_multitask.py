@@ -7,7 +7,10 @@ import optax
 import pytest
 from task_problem import TASKS, TRAINABLE, flatten, permuted, run, steps, tree
 
+from taser_jax import configuration
 from taser_jax.errors import ConfigError
+from taser_jax.optim.cgd import CgdConfig
+from taser_jax.optim.gradnorm import GradNormConfig
 from taser_jax.optim.multitask import (
     Combiner,
     MultitaskConfig,
@@ -16,8 +19,10 @@ from taser_jax.optim.multitask import (
 )
 from taser_jax.optim.naive import NaiveConfig, Reduction, naive
 from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer
+from taser_jax.optim.pcgrad import PCGradConfig
 from taser_jax.optim.skipping import skip_non_finite
 from taser_jax.optim.task_gradients import check_combined, find_report
+from taser_jax.optim.tsage import TSageConfig
 
 PARAMS = tree(np.random.default_rng(9))
 OPTIMIZER = OptimizerConfig(
@@ -132,3 +137,19 @@ def test_tasks_must_be_named_once_and_numbers_possible():
             build_combiner(MultitaskConfig(), tasks=tasks, total_steps=1)
     with pytest.raises(ConfigError, match="max_skipped_steps"):
         dataclasses.replace(MultitaskConfig(), max_skipped_steps=0)
+
+
+def take(multitask: MultitaskConfig) -> MultitaskConfig:
+    """What a command does with the Gin files."""
+    return multitask
+
+
+@pytest.mark.parametrize("combiner", Combiner)
+def test_the_gin_file_of_every_combiner_is_its_defaults(combiner):
+    flags = configuration.GinFlags(
+        files=(f"optim/{combiner.value}.gin",), bindings=("take.multitask = %MULTITASK",)
+    )
+    kinds = (MultitaskConfig, NaiveConfig, PCGradConfig, CgdConfig, GradNormConfig, TSageConfig)
+    resolved = configuration.resolve(take, configurables=kinds, flags=flags)
+    assert not resolved.unused
+    assert resolved.function() == MultitaskConfig(combiner)
