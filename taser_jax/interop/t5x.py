@@ -19,6 +19,7 @@ from taser_jax.errors import DataError
 from taser_jax.progress import track
 
 _INDEX_FILE = "checkpoint"
+_ORBAX_FILE = "_METADATA"
 _STEP_DIRECTORY = re.compile(r"checkpoint_(\d+)")
 _TENSORFLOW_MARK = b"model_checkpoint_path"
 _PLACEHOLDER = "PLACEHOLDER://"
@@ -64,18 +65,22 @@ def read_t5x_checkpoint(directory: str | pathlib.Path) -> T5XCheckpoint:
     Raises:
         DataError: no checkpoint, a TensorFlow checkpoint, missing or truncated files.
     """
-    directory = _step_directory(pathlib.Path(directory))
-    for candidate in (directory / "state", directory):
-        if (candidate / "_METADATA").is_file():
-            return _read_orbax(candidate)
-    return _read_msgpack(directory)
+    root = _step_root(pathlib.Path(directory))
+    return _read_orbax(root) if (root / _ORBAX_FILE).is_file() else _read_msgpack(root)
 
 
 def is_t5x_checkpoint(directory: str | pathlib.Path) -> bool:
     """Whether `read_t5x_checkpoint` is the reader for a directory."""
     directory = pathlib.Path(directory)
-    found = (directory / "state" / "_METADATA", directory / "_METADATA", directory / _INDEX_FILE)
-    return any(path.is_file() for path in found) or bool(_steps(directory))
+    return _root(directory) is not None or bool(_steps(directory))
+
+
+def _root(directory: pathlib.Path) -> pathlib.Path | None:
+    """Where the tree of one step lies: orbax has it one directory down."""
+    for root in (directory / "state", directory):
+        if any((root / name).is_file() for name in (_ORBAX_FILE, _INDEX_FILE)):
+            return root
+    return None
 
 
 def _steps(directory: pathlib.Path) -> dict[int, pathlib.Path]:
@@ -85,21 +90,21 @@ def _steps(directory: pathlib.Path) -> dict[int, pathlib.Path]:
     return {int(match[1]): path for match, path in matches if match and path.is_dir()}
 
 
-def _step_directory(directory: pathlib.Path) -> pathlib.Path:
+def _step_root(directory: pathlib.Path) -> pathlib.Path:
     if not directory.is_dir():
         raise DataError("no such directory", where=str(directory), expected="a T5X checkpoint")
-    own = (directory / "state" / "_METADATA", directory / "_METADATA", directory / _INDEX_FILE)
-    if any(path.is_file() for path in own):
-        return directory
+    root = _root(directory)
+    if root is not None:
+        return root
     steps = _steps(directory)
     if steps:
-        return _step_directory(steps[max(steps)])
+        return _step_root(steps[max(steps)])
     if any(directory.glob("*.index")):
         raise _tensorflow_error(directory)
     raise DataError(
         "no T5X checkpoint here",
         where=str(directory),
-        expected=f'a file "{_INDEX_FILE}" (legacy), or "_METADATA" or "state/_METADATA" (orbax)',
+        expected=f'a file "{_INDEX_FILE}" (legacy) or "{_ORBAX_FILE}" (orbax), here or in "state"',
         fix="name the directory of one step, checkpoint_<step>, copied as a whole",
     )
 

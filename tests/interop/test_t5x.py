@@ -80,7 +80,9 @@ def test_bfloat16_before_and_since_version_3(tmp_path, version):
     assert_same(read_t5x(directory), {"inline": {"scale": values}, "file": {"kernel": values}})
 
 
-def test_placeholders_of_early_orbax(tmp_path):
+@pytest.mark.parametrize("inner", ["", "state"])
+def test_placeholders_of_early_orbax(tmp_path, inner):
+    tmp_path = tmp_path / inner
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     write_zarr(tmp_path / "_optimizer.target.kernel", array, [2, 3])
     write_zarr(tmp_path / "_optimizer.state.step", np.asarray(5, np.int32), [])
@@ -92,7 +94,7 @@ def test_placeholders_of_early_orbax(tmp_path):
         "flax_mutables": None,
     }
     write_index(tmp_path, tree)
-    found = read_t5x_checkpoint(tmp_path)
+    found = read_t5x_checkpoint(tmp_path.parent if inner else tmp_path)
     assert_same(found.target, {"kernel": array})
     assert found.step == 5
 
