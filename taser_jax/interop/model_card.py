@@ -20,6 +20,7 @@ from taser_jax.models import config_io
 from taser_jax.models.build import ModelConfig, embedding_dim
 from taser_jax.models.dual_encoder import (
     DualEncoderConfig,
+    Normalization,
     Pooling,
     Towers,
     parameter_count,
@@ -124,11 +125,13 @@ def _kind(config: ModelConfig) -> str:
 
 
 def _summary(source: ExportSource) -> str:
+    scored = "do not normalise embeddings, and do not score by cosine"
+    if source.config.normalization is Normalization.L2:
+        scored = "embeddings have length 1 already, so that this is their cosine"
     return (
         f"A passage's score for a query is the dot product of two embeddings of "
-        f"{embedding_dim(source.config)} numbers, float32. {_embedding(source.config)} Do not "
-        "normalise embeddings, and do not score by cosine.\n\n"
-        f"{_tokens(source)}\n"
+        f"{embedding_dim(source.config)} numbers, float32; {scored}. "
+        f"{_embedding(source.config)}\n\n{_tokens(source)}\n"
         "Lengths count special tokens. What is too long is cut at its end, of a passage a token at "
         "a time from the longer of title and text.\n"
     )
@@ -138,14 +141,9 @@ def _embedding(config: ModelConfig) -> str:
     if not isinstance(config, DualEncoderConfig):
         words = config.embedding.value.replace("_", " ")
         projected = "" if config.projection_dim is None else ", projected"
-        return (
-            f"An embedding is the {words}{projected}; normalisation: {config.normalization.value}."
-        )
+        return f"An embedding is the {words}{projected}."
     pooled = {Pooling.CLS: "the hidden state of [CLS]", Pooling.MEAN: "the mean of hidden states"}
-    return (
-        f"An embedding is {pooled[config.pooling]}, neither projected nor normalised; "
-        "all tokens are of segment 0."
-    )
+    return f"An embedding is {pooled[config.pooling]}; all tokens are of segment 0."
 
 
 def _tokens(source: ExportSource) -> str:

@@ -18,7 +18,7 @@ from taser_jax.interop.model_card import CardTexts
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.sentence_transformers import check_plain, length_of, plain_paths
 from taser_jax.interop.tokenizer_files import write_tokenizer
-from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import DualEncoderConfig, Normalization, Pooling
 
 MODEL = "model.onnx"
 _FORMAT = "onnx"
@@ -74,7 +74,7 @@ def card_texts(source: ExportSource) -> CardTexts:
     contents = (
         f"In {names} lie `{MODEL}` and the tokenizer's files. Inputs are `input_ids` and "
         "`attention_mask` (int64, [batch, length]; both sizes are free), the output "
-        f"`{OUTPUT}` (float32, [batch, {config.bert.embed_dim}]) is pooled already. A "
+        f"`{OUTPUT}` (float32, [batch, {config.bert.embed_dim}]) is pooled and ready to score. A "
         "passage is a pair `(title, text)`, or `text` alone where it has no title.\n"
     )
     query, passage = (directories * 2)[:2]
@@ -124,9 +124,13 @@ def _embedder(source: ExportSource, config: DualEncoderConfig, role: Role) -> An
         def forward(self, input_ids: Any, attention_mask: Any) -> Any:
             hidden = self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
             if config.pooling is Pooling.CLS:
-                return hidden[:, 0]
-            weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
-            return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1.0)
+                pooled = hidden[:, 0]
+            else:
+                weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
+                pooled = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1.0)
+            if config.normalization is Normalization.L2:
+                pooled = torch.nn.functional.normalize(pooled, dim=-1)
+            return pooled
 
     bert = config.bert
     settings = {**config_to_json(bert), "attn_implementation": "eager"}

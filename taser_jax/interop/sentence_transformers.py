@@ -25,14 +25,15 @@ from taser_jax.interop.model_card import CardTexts
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.build import ModelConfig
-from taser_jax.models.dual_encoder import DualEncoderConfig, Towers
+from taser_jax.models.dual_encoder import DualEncoderConfig, Normalization, Pooling, Towers
 
 WEIGHTS = "model.safetensors"
 _FORMAT = "sentence_transformers"
 _TRANSFORMER = "sentence_transformers.models.Transformer"
 _POOLING = "sentence_transformers.models.Pooling"
 _ROUTER = "sentence_transformers.models.Router"
-_POOLING_DIR = "1_Pooling"
+_NORMALIZE = "sentence_transformers.models.Normalize"
+_POOLING_DIR, _NORMALIZE_DIR = "1_Pooling", "2_Normalize"
 # sentence-transformers' name of a route -> the role's directory.
 _ROUTES = {"query": Role.QUERY, "document": Role.PASSAGE}
 
@@ -103,7 +104,7 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
     for name, role in paths.items():
         _write_model(source, config, role, output_dir / name, serves_both=len(paths) == 1)
     if len(paths) > 1:
-        _write_router(output_dir)
+        _write_router(config, output_dir)
 
 
 def length_of(source: ExportSource, role: Role) -> int:
@@ -128,7 +129,10 @@ def card_texts(source: ExportSource) -> CardTexts:
             "`SentenceTransformer` and transformers' `AutoModel` load.\n"
         )
     directory = "passage" if len(paths) > 1 else "."
-    pooled = {"cls": "hidden[0, 0]", "mean": "hidden[0].mean(0)  # without padding"}
+    embedding = "hidden[:, 0]" if config.pooling is Pooling.CLS else "hidden.mean(1)"
+    if config.normalization is Normalization.L2:
+        embedding = f"normalize({embedding})"
+    imports = "from torch.nn.functional import normalize\n" if "normalize" in embedding else ""
     code = f"""
 from sentence_transformers import SentenceTransformer
 
@@ -140,13 +144,13 @@ passage_embeddings = model.encode_document(passages)
 scores = model.similarity(query_embeddings, passage_embeddings)  # dot products
 
 # The same with transformers alone.
-from transformers import AutoModel, AutoTokenizer
+{imports}from transformers import AutoModel, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{directory}")
 encoder = AutoModel.from_pretrained("{directory}", add_pooling_layer=False)
 tokens = {tokens}, return_tensors="pt")
 hidden = encoder(**tokens).last_hidden_state
-first_passage_embedding = {pooled[config.pooling.value]}
+first_passage_embedding = {embedding}
 """
     tags = ("sentence-transformers", "transformers", "feature-extraction")
     return CardTexts(_FORMAT, contents, code, tags)
@@ -160,7 +164,7 @@ def _write_model(
     *,
     serves_both: bool,
 ) -> None:
-    """A model of sentence-transformers: BERT, then pooling, and nothing that normalises."""
+    """A model of sentence-transformers: BERT, pooling, and normalisation where the model has it."""
     directory.mkdir(exist_ok=True)
     params = plain_encoder(source.params, config, role)
     tensors = encoder_to_tensors(params, config.bert)
@@ -177,7 +181,8 @@ def _write_model(
         settings["query_length"] = source.query_length
         settings["document_length"] = source.passage_length
     _write_json(directory / "sentence_bert_config.json", settings)
-    (directory / _POOLING_DIR).mkdir()
+    for name in _modules(config):
+        (directory / name).mkdir(exist_ok=True)
     _write_json(
         directory / _POOLING_DIR / "config.json",
         {
@@ -186,24 +191,32 @@ def _write_model(
             "include_prompt": True,
         },
     )
-    _write_modules(directory, {"": _TRANSFORMER, _POOLING_DIR: _POOLING})
+    if _NORMALIZE_DIR in _modules(config):
+        _write_json(directory / _NORMALIZE_DIR / "config.json", {})
+    _write_modules(directory, _modules(config))
 
 
-def _write_router(directory: pathlib.Path) -> None:
+def _modules(config: DualEncoderConfig) -> dict[str, str]:
+    """Directory -> type, in order."""
+    modules = {"": _TRANSFORMER, _POOLING_DIR: _POOLING}
+    if config.normalization is Normalization.L2:
+        modules[_NORMALIZE_DIR] = _NORMALIZE
+    return modules
+
+
+def _write_router(config: DualEncoderConfig, directory: pathlib.Path) -> None:
     """Routes queries and documents to the roles' directories as they are, copying nothing."""
     structure = {
-        route: [role.value, f"{role.value}/{_POOLING_DIR}"] for route, role in _ROUTES.items()
-    }
-    types = {
-        module: kind
-        for modules in structure.values()
-        for module, kind in zip(modules, (_TRANSFORMER, _POOLING), strict=True)
+        route: {f"{role.value}/{name}".rstrip("/"): kind for name, kind in _modules(config).items()}
+        for route, role in _ROUTES.items()
     }
     _write_json(
         directory / "router_config.json",
         {
-            "types": types,
-            "structure": structure,
+            "types": {
+                name: kind for modules in structure.values() for name, kind in modules.items()
+            },
+            "structure": {route: list(modules) for route, modules in structure.items()},
             "parameters": {"default_route": "document", "allow_empty_key": True},
         },
     )

@@ -24,6 +24,7 @@ from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import (
     DualEncoder,
     DualEncoderConfig,
+    Normalization,
     Pooling,
     Towers,
     init_params,
@@ -71,7 +72,7 @@ class Trained:
 
 
 def tiny_config(kind: str) -> DualEncoderConfig:
-    """A "taser" or "shared" with [CLS], or a "dpr" with mean pooling; of two blocks."""
+    """A "taser" with [CLS], a "dpr" with mean pooling, or a normalised "shared"; of two blocks."""
     bert = BertConfig(
         vocab_size=len(PIECES),
         embed_dim=16,
@@ -88,6 +89,7 @@ def tiny_config(kind: str) -> DualEncoderConfig:
         experts=ExpertConfig(num_experts=2, blocks=(2,)) if kind == "taser" else ExpertConfig(),
         towers=Towers.SEPARATE if kind == "dpr" else Towers.TIED,
         pooling=Pooling.MEAN if kind == "dpr" else Pooling.CLS,
+        normalization=Normalization.L2 if kind == "shared" else Normalization.NONE,
     )
 
 

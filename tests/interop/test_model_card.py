@@ -8,7 +8,7 @@ import pytest
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts, card, metadata, without_folders, write_card
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling, Towers
+from taser_jax.models.dual_encoder import DualEncoderConfig, Normalization, Pooling, Towers
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 
@@ -75,6 +75,12 @@ def test_card_says_which_model_it_is(source, config, kind, embedding):
     text = card(dataclasses.replace(source, config=config), TEXTS)
     assert f"# {kind}, a dense" in text
     assert embedding in text
+
+
+def test_a_card_of_normalised_embeddings_does_not_warn_of_cosines(source):
+    config = dataclasses.replace(source.config, normalization=Normalization.L2)
+    assert "do not score by cosine" in card(source, TEXTS)
+    assert "this is their cosine" in card(dataclasses.replace(source, config=config), TEXTS)
 
 
 def test_a_card_without_metrics_and_configuration_says_so(source):
