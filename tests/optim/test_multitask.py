@@ -145,11 +145,11 @@ def take(multitask: MultitaskConfig) -> MultitaskConfig:
 
 
 @pytest.mark.parametrize("combiner", Combiner)
-def test_the_gin_file_of_every_combiner_is_its_defaults(combiner):
-    flags = configuration.GinFlags(
-        files=(f"optim/{combiner.value}.gin",), bindings=("take.multitask = %MULTITASK",)
-    )
+def test_the_gin_file_of_every_combiner_is_its_defaults(combiner, tmp_path):
+    command = tmp_path / "take.gin"
+    command.write_text(f"include 'optim/{combiner.value}.gin'\ntake.multitask = %MULTITASK\n")
     kinds = (MultitaskConfig, NaiveConfig, PCGradConfig, CgdConfig, GradNormConfig, TSageConfig)
+    flags = configuration.GinFlags(files=(str(command),))
     resolved = configuration.resolve(take, configurables=kinds, flags=flags)
     assert not resolved.unused
     assert resolved.function() == MultitaskConfig(combiner)
