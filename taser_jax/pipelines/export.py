@@ -17,6 +17,7 @@ from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts, write_card
 from taser_jax.interop.serving_cards import saved_model_card, stablehlo_card
 from taser_jax.models.build import ModelConfig
+from taser_jax.models.dual_encoder import DualEncoderConfig
 from taser_jax.pipelines.models import RUN_FILE, VOCABULARY, load_model, read_model_config
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.artifacts import replacing
@@ -89,9 +90,10 @@ def export_model(
     config = read_model_config(model_dir)
     facts = _facts(pathlib.Path(model_dir))
     _check_formats(wanted, config)
-    _check_vocabulary(pathlib.Path(model_dir) / VOCABULARY)
+    _check_vocabulary(pathlib.Path(model_dir) / VOCABULARY, wanted)
     query_length = _length("query_length", query_length, facts, model_dir)
     passage_length = _length("passage_length", passage_length, facts, model_dir)
+    _check_positions(config, query_length=query_length, passage_length=passage_length)
     measured = {**_metrics(results_dir, system), **(metrics or {})}
     with phase("read the model"):
         model = load_model(model_dir, step=step)
@@ -180,7 +182,7 @@ def _check_formats(formats: Sequence[ExportFormat], config: ModelConfig) -> None
             check_packages()
 
 
-def _check_vocabulary(directory: pathlib.Path) -> None:
+def _check_vocabulary(directory: pathlib.Path, formats: Sequence[ExportFormat]) -> None:
     if not any((directory / name).is_file() for name in _VOCABULARY_FILES):
         raise DataError(
             "the model's vocabulary is missing",
@@ -188,6 +190,29 @@ def _check_vocabulary(directory: pathlib.Path) -> None:
             expected=f"{' or '.join(_VOCABULARY_FILES)}: an export carries its tokenizer",
             fix="copy the vocabulary directory there that the model was trained with",
         )
+
+    path = directory / "vocabulary.json"
+    kind = json.loads(path.read_text(encoding="utf-8")).get("kind") if path.is_file() else None
+    plain = [format.value for format in formats if format in _PLAIN]
+    if plain and kind not in (None, "wordpiece"):
+        raise ConfigError(
+            f"format {plain[0]!r} of a model with a {kind} vocabulary",
+            where=str(path),
+            expected="WordPiece, the one tokenizer of Hugging Face's BERT",
+            fix="export it as saved_model or stablehlo, which take any vocabulary",
+        )
+
+
+def _check_positions(config: ModelConfig, **lengths: int) -> None:
+    limit = config.bert.max_length if isinstance(config, DualEncoderConfig) else None
+    for name, length in lengths.items():
+        if limit is not None and not 4 <= length <= limit:
+            raise ConfigError(
+                f"{name} is {length}",
+                where="taser export",
+                expected=f"4 to {limit}, the rows of the model's position table",
+                fix=f"--gin.{name.upper()}=..., as in training",
+            )
 
 
 def _facts(model_dir: pathlib.Path) -> dict[str, Any]:

@@ -186,6 +186,24 @@ def test_lengths_that_nothing_tells_are_refused(capsys, tmp_path, nothing_is_rea
     assert "--gin.PASSAGE_LENGTH" in message
 
 
+def test_lengths_beyond_the_position_table_are_refused(
+    capsys, tmp_path, model_dir, nothing_is_read
+):
+    message = refused(capsys, *arguments(model_dir, tmp_path / "out", PASSAGE_LENGTH=13))
+    assert "passage_length is 13" in message
+    assert "4 to 12" in message
+
+
+def test_a_vocabulary_that_no_bert_has_is_refused(capsys, tmp_path, nothing_is_read):
+    make_model(tmp_path / "model")
+    path = tmp_path / "model" / "vocabulary" / "vocabulary.json"
+    path.write_text(path.read_text().replace('"wordpiece"', '"sentencepiece"'))
+    formats = ["stablehlo", "onnx"]
+    message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out", formats))
+    assert "'onnx' of a model with a sentencepiece vocabulary" in message
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_unknown_format_is_refused_with_those_there_are(
     capsys, tmp_path, model_dir, nothing_is_read
 ):
