@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import export
@@ -17,7 +19,9 @@ from taser_jax.errors import ConfigError
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import Remat
-from taser_jax.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params
+from taser_jax.models.build import ModelConfig, build_model
+from taser_jax.models.dual_encoder import abstract_params
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 # The first version with a promise of compatibility: consumers older than this JAX read it too
@@ -31,18 +35,32 @@ _PASSES = (
 )
 
 
+class Lengths(enum.Enum):
+    """Which sequences a program takes: of one length, or of any up to it."""
+
+    FIXED = "fixed"
+    UP_TO = "up_to"
+
+
 def lower_encoder(
-    config: DualEncoderConfig, role: Role, *, length: int | None, task: str | None = None
+    config: ModelConfig,
+    role: Role,
+    *,
+    length: int,
+    lengths: Lengths = Lengths.FIXED,
+    task: str | None = None,
 ) -> export.Exported:
     """Lowers (params, ids, mask) -> embeddings of one role, as at inference.
 
-    The attention kernel becomes EINSUM, since cuDNN's exists on one platform only; values agree to
-    rounding. The dtype of activations stays.
+    BERT's attention kernel becomes EINSUM, since cuDNN's exists on one platform only; values agree
+    to rounding. The dtype of activations stays. T5's relative positions are laid out while
+    tracing: its program of UP_TO pads to `length`, and a shorter sequence costs as much.
 
     Args:
         config: the dual encoder.
         role: static: picks the tower, and the experts of Det-R.
-        length: tokens of every sequence; None for any, up to the position table's length.
+        length: tokens of every sequence, or the most tokens.
+        lengths: which of the two.
         task: whose encoder, where encoders differ by task.
 
     Returns:
@@ -50,16 +68,19 @@ def lower_encoder(
         mask bool [batch, length], embeddings float32 [batch, dim].
     """
     model = _portable_model(config)
+    pads = lengths is Lengths.UP_TO and isinstance(config, T5DualEncoderConfig)
 
     def encode(params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        tokens = Tokens(ids=ids, mask=mask)
+        if pads:
+            rest = ((0, 0), (0, length - ids.shape[1]))
+            ids, mask = jnp.pad(ids, rest), jnp.pad(mask, rest)
         encoded: Any = model.apply(
-            {"params": params}, tokens, role=role, task=task, method="encode"
+            {"params": params}, Tokens(ids=ids, mask=mask), role=role, task=task, method="encode"
         )
         return encoded.embeddings
 
-    if length is None:
-        limit = f"length <= {config.bert.max_length}"
+    if lengths is Lengths.UP_TO:
+        limit = f"length <= {length}"
         shape = export.symbolic_shape("batch, length", constraints=[limit])
     else:
         shape = (*export.symbolic_shape("batch"), length)
@@ -73,23 +94,42 @@ def lower_encoder(
     )
 
 
+def max_length(config: ModelConfig) -> int | None:
+    """Rows of the position table; None where positions are relative."""
+    return None if isinstance(config, T5DualEncoderConfig) else config.bert.max_length
+
+
 def check_source(source: ExportSource) -> None:
-    """Refuses lengths that the model cannot take and parameters that are not the model's.
+    """Refuses lengths that the model cannot take, no task, and parameters not the model's.
 
     Raises:
         ConfigError: naming what was found and what was expected.
     """
-    limit = source.config.bert.max_length
+    check_task(source.config, source.task)
+    limit = max_length(source.config)
     for name in ("query_length", "passage_length"):
         length = getattr(source, name)
-        if not 1 <= length <= limit:
-            raise ConfigError(
-                f"{name} is {length}",
-                where="export",
-                expected=f"1 to {limit}, the rows of the model's position table",
-            )
+        if length < 1 or (limit is not None and length > limit):
+            many = "1 or more" if limit is None else f"1 to {limit}, the rows of the position table"
+            raise ConfigError(f"{name} is {length}", where="export", expected=many)
     expected = abstract_params(_portable_model(source.config))
     check_params(source.params, expected, where="export, parameters")
+
+
+def check_task(config: ModelConfig, task: str | None) -> None:
+    """Refuses a model with a query encoder a task without a task that has one.
+
+    Raises:
+        ConfigError: naming the tasks.
+    """
+    tasks = config.query_tasks if isinstance(config, T5DualEncoderConfig) else ()
+    if tasks and task not in tasks:
+        raise ConfigError(
+            "no task" if task is None else f"task {task!r}",
+            where="TASK",
+            expected=f"one of {', '.join(tasks)}: each has a query encoder, an export holds one",
+            fix=f"--gin.TASK={tasks[0]!r}",
+        )
 
 
 def check_params(params: Any, expected: Any, *, where: str) -> None:
@@ -129,9 +169,12 @@ def nested(leaves: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _portable_model(config: DualEncoderConfig) -> DualEncoder:
+def _portable_model(config: ModelConfig) -> nn.Module:
+    if isinstance(config, T5DualEncoderConfig):
+        t5 = dataclasses.replace(config.t5, remat=Remat.NONE)
+        return build_model(dataclasses.replace(config, t5=t5))
     bert = dataclasses.replace(config.bert, attention=AttentionKernel.EINSUM, remat=Remat.NONE)
-    return DualEncoder(dataclasses.replace(config, bert=bert))
+    return build_model(dataclasses.replace(config, bert=bert))
 
 
 def _kind(leaf: Any) -> str:

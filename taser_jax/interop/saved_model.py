@@ -25,6 +25,7 @@ from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.lowering import check_source, lower_encoder, named_leaves, nested
 from taser_jax.models import config_io
+from taser_jax.models.build import vocabulary_size
 
 # SavedModel's place for files that TensorFlow does not read.
 EXTRA = "assets.extra"
@@ -65,11 +66,12 @@ def export_saved_model(
     for length in (source.query_length, source.passage_length):
         check_length(length)
     vocabulary = load_vocabulary(source.vocabulary_dir)
-    if vocabulary.size > source.config.bert.vocab_size:
+    rows = vocabulary_size(source.config)
+    if vocabulary.size > rows:
         raise ConfigError(
             f"the vocabulary has {vocabulary.size} ids",
             where=str(source.vocabulary_dir),
-            expected=f"at most {source.config.bert.vocab_size}, the rows of the model's table",
+            expected=f"at most {rows}, the rows of the model's table",
         )
     variables = {
         name: tf.Variable(np.asarray(leaf), trainable=False)

@@ -23,13 +23,16 @@ from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.lowering import (
     PLATFORMS,
     STABLEHLO_VERSION,
+    Lengths,
     check_params,
     check_source,
     lower_encoder,
+    max_length,
     named_leaves,
     nested,
 )
 from taser_jax.models import config_io
+from taser_jax.models.build import vocabulary_size
 
 FORMAT_VERSION = 1
 SIGNATURE_FILE = "signature.json"
@@ -89,7 +92,7 @@ class StableHloEncoder:
         Raises:
             ConfigError: shapes that the program cannot take.
         """
-        limit = self.signature["max_length"]
+        limit = self.signature["functions"][f"encode_{role.value}"]["max_length"]
         if ids.ndim != 2 or ids.shape != mask.shape or not 1 <= ids.shape[1] <= limit:
             raise ConfigError(
                 f"ids {list(ids.shape)} and mask {list(mask.shape)}",
@@ -107,7 +110,8 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
 
     The programs hold no weights: both take those of `params.safetensors`, under taser_jax's
     parameter paths. They run on cpu, cuda and tpu, for any batch size of 1 or more and any length
-    up to the position table's. Text becomes ids outside, with the vocabulary beside them.
+    up to the position table's, or T5's up to that of training. Text becomes ids outside, with the
+    vocabulary beside them.
 
     Args:
         source: the model; learned routing is exported as it routes at inference.
@@ -128,10 +132,17 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     lengths = {Role.QUERY: source.query_length, Role.PASSAGE: source.passage_length}
     functions = {}
     for role, length in lengths.items():
-        program = lower_encoder(source.config, role, length=None, task=source.task)
+        limit = max_length(source.config) or length
+        program = lower_encoder(
+            source.config, role, length=limit, lengths=Lengths.UP_TO, task=source.task
+        )
         file = output_dir / f"encode_{role.value}.stablehlo"
         file.write_bytes(program.serialize())
-        functions[f"encode_{role.value}"] = {"file": file.name, "length": length}
+        functions[f"encode_{role.value}"] = {
+            "file": file.name,
+            "length": length,
+            "max_length": limit,
+        }
         (embeddings,) = program.out_avals
     signature = {
         "format_version": FORMAT_VERSION,
@@ -148,7 +159,6 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
             "shape": ["batch", int(embeddings.shape[1])],
             "dtype": str(embeddings.dtype),
         },
-        "max_length": source.config.bert.max_length,
         "vocabulary": {"directory": VOCABULARY, **vocabulary},
         "model_fingerprint": source.fingerprint,
     }
@@ -210,11 +220,12 @@ def _vocabulary_metadata(source: ExportSource) -> dict[str, Any]:
             expected="the vocabulary that the model was trained with",
             fix="copy it into the model directory's vocabulary/, or make it with `taser vocab`",
         ) from error
-    if size > source.config.bert.vocab_size:
+    rows = vocabulary_size(source.config)
+    if size > rows:
         raise ConfigError(
             f"the vocabulary has {size} ids",
             where=str(path),
-            expected=f"at most {source.config.bert.vocab_size}, the rows of the model's table",
+            expected=f"at most {rows}, the rows of the model's table",
         )
     return {"kind": kind, "size": size, "fingerprint": metadata.get("fingerprint")}
 
