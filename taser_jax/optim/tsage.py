@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, UInt32
 
@@ -256,9 +257,9 @@ def tsage(
         sharpness = jnp.where(in_burn_in, 0.0, inverse_temperature) * correction
         factor = jnp.where(in_burn_in, burn_in_factor * scale, scale)
 
-        def weights_of(gradients: Any, param: Any, average: Any) -> list[jax.Array]:
+        def parts_of(gradients: Any, param: Any, average: Any) -> list[jax.Array]:
             # Written out over tasks, all of this is one loop that reads its inputs once.
-            return _softmax(
+            return _softmax_parts(
                 [
                     sharpness
                     * _moved(config.beta, average[t], gradients[t], param, inverse_median[t])
@@ -267,8 +268,9 @@ def tsage(
             )
 
         def of_leaf(gradients: Any, param: Any, average: Any) -> jax.Array:
-            weights = weights_of(gradients, param, average)
-            return factor * sum(weight * gradients[t] for t, weight in enumerate(weights))
+            parts = parts_of(gradients, param, average)
+            weighted = sum(part * gradients[t] for t, part in enumerate(parts))
+            return factor * weighted / functools.reduce(operator.add, parts)
 
         kept = keep_trainable(params, trainable)
         combined = combine(of_leaf, updates, params, kept, state.average, trainable=trainable)
@@ -287,7 +289,7 @@ def tsage(
 
         def report() -> tuple[jax.Array, jax.Array]:
             # From the old averages again: the new ones then are written in place, and once.
-            return _means(list(map(weights_of, leaves, factors, averages)))
+            return _means(list(map(parts_of, leaves, factors, averages)))
 
         weights, task_entropy = jax.lax.cond(
             state.step % config.report_period == 0,
@@ -310,21 +312,40 @@ def _moved(
     return beta * average.astype(jnp.float32) + (1.0 - beta) * sensitivity
 
 
-def _softmax(scores: Sequence[jax.Array]) -> list[jax.Array]:
+def _softmax_parts(scores: Sequence[jax.Array]) -> list[jax.Array]:
+    """Numerators of a softmax; the largest is 1."""
     highest = functools.reduce(jnp.maximum, scores)
-    parts = [jnp.exp(score - highest) for score in scores]
-    inverse = 1.0 / functools.reduce(operator.add, parts)
-    return [part * inverse for part in parts]
+    return [jnp.exp(score - highest) for score in scores]
 
 
 def _means(
-    weights: Sequence[Sequence[jax.Array]],
+    parts: Sequence[Sequence[jax.Array]],
 ) -> tuple[Float[Array, " task"], Float[Array, ""]]:
     """Means over all parameters of the tasks' weights and of their entropy."""
-    size = sum(tasks[0].size for tasks in weights)
-    sums = [jnp.stack([jnp.sum(task) for task in tasks]) for tasks in weights]
-    entropies = [jnp.sum(jax.scipy.special.entr(task)) for tasks in weights for task in tasks]
-    return jnp.sum(jnp.stack(sums), axis=0) / size, jnp.sum(jnp.stack(entropies)) / size
+    size = sum(tasks[0].size for tasks in parts)
+    sums = []
+    for tasks in parts:
+        total = functools.reduce(operator.add, tasks)
+        weights = [part / total for part in tasks]
+        spread = sum(jax.scipy.special.entr(weight) for weight in weights)
+        sums.append(_sums([*weights, spread]))
+    *means, entropy = jnp.sum(jnp.stack(sums), axis=0) / size
+    return jnp.stack(means), entropy
+
+
+def _sums(arrays: Sequence[Any]) -> Float[Array, " sums"]:
+    """Sums of arrays of one shape in one pass, which stores none of them.
+
+    Along the last axis first: one running float32 sum over millions of entries would lose digits.
+    """
+    axes = (arrays[0].ndim - 1,) if arrays[0].ndim else ()
+    rows = jax.lax.reduce(
+        tuple(arrays),
+        (np.float32(0),) * len(arrays),
+        lambda left, right: tuple(x + y for x, y in zip(left, right, strict=True)),
+        axes,
+    )
+    return jnp.stack([jnp.sum(row) for row in rows])
 
 
 def _noise(
