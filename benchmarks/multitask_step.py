@@ -196,7 +196,7 @@ def main() -> None:
         memory = compiled.memory_analysis()
         state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state))
         times, passes = [], 0.0
-        # The first step has no last median, and the report is of every twentieth step.
+        # The first step has no last median.
         for number in range(arguments.steps + 1):
             start = time.perf_counter()
             state, metrics = compiled(state, batches)

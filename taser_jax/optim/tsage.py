@@ -30,6 +30,11 @@ _LARGEST = 1e30
 """Bound of a normalised sensitivity: finite also where a median is 0 and epsilon tiny."""
 
 
+_REPORTED_WHOLE = 65536
+_REPORTED_SHARE = 16
+"""Reported means are over whole parameters up to this size, and a 16th of the larger ones' rows."""
+
+
 class TemperatureSchedule(enum.Enum):
     """The softmax temperature over ANCE episodes, counted from 0.
 
@@ -107,7 +112,6 @@ class TSageConfig:
         median_over: which entries the median is of. `NONZERO` is not in the paper; it is for small
             models, most of whose parameters are rows of the vocabulary that a batch does not touch.
         median_epsilon: added to the median, as in the released code.
-        report_period: steps between reports of the mean weights, which read the average again.
     """
 
     beta: float = 0.999
@@ -121,7 +125,6 @@ class TSageConfig:
     average_dtype: AverageDtype = AverageDtype.FLOAT32
     median_over: MedianOver = MedianOver.ALL
     median_epsilon: float = 1e-12
-    report_period: int = 20
 
     def __post_init__(self) -> None:
         problems = {
@@ -130,7 +133,6 @@ class TSageConfig:
             "episode": self.episode < 0,
             "burn_in_share": not 0 <= self.burn_in_share <= 1,
             "median_epsilon": not self.median_epsilon > 0,
-            "report_period": self.report_period < 1,
         }
         for name, is_wrong in problems.items():
             if is_wrong:
@@ -138,7 +140,7 @@ class TSageConfig:
                     f"{name} is {getattr(self, name)}",
                     where="TSageConfig",
                     expected="0 <= beta < 1; temperature, median_epsilon > 0; "
-                    "0 <= burn_in_share <= 1; episode >= 0; report_period >= 1",
+                    "0 <= burn_in_share <= 1; episode >= 0",
                     fix=f"correct {name}; the paper has beta 0.999, temperature 2, share 0.1",
                 )
 
@@ -163,8 +165,8 @@ class TSageState(NamedTuple):
         step: steps done.
         average: moving average of the normalised sensitivities, [tasks, *shape] a parameter.
         median_bits: the last medians' bit patterns, where the next search starts.
-        report: mean weights, `task_entropy` (mean over parameters, nats) of the last reported step,
-            and `median_passes` of the last step.
+        report: mean weights and `task_entropy` (nats), over a sample of large parameters, and
+            `median_passes`, of the last step.
     """
 
     step: Array
@@ -287,15 +289,10 @@ def tsage(
             new_leaves.append(moved)
         average = jax.tree.unflatten(jax.tree.structure(state.average), new_leaves)
 
-        def report() -> tuple[jax.Array, jax.Array]:
-            # From the old averages again: the new ones then are written in place, and once.
-            return _means(list(map(parts_of, leaves, factors, averages)))
-
-        weights, task_entropy = jax.lax.cond(
-            state.step % config.report_period == 0,
-            report,
-            lambda: (state.report.weights, state.report.scalars["task_entropy"]),
+        sampled = zip(
+            map(_sample, leaves), map(_sample_param, factors), map(_sample, averages), strict=True
         )
+        weights, task_entropy = _means([parts_of(*arrays) for arrays in sampled])
         scalars = {
             "task_entropy": task_entropy,
             "median_passes": median.passes.astype(jnp.float32),
@@ -318,10 +315,24 @@ def _softmax_parts(scores: Sequence[jax.Array]) -> list[jax.Array]:
     return [jnp.exp(score - highest) for score in scores]
 
 
+def _sample(array: jax.Array) -> jax.Array:
+    """The middle rows of a large parameter, [tasks, rows, ...]: all would cost a step."""
+    rows = array.shape[1] if array.ndim > 1 else 1
+    if array.size <= len(array) * _REPORTED_WHOLE or rows < 2 * _REPORTED_SHARE:
+        return array
+    kept = rows // _REPORTED_SHARE
+    start = (rows - kept) // 2
+    return jax.lax.slice_in_dim(array, start, start + kept, axis=1)
+
+
+def _sample_param(param: jax.Array) -> jax.Array:
+    return _sample(param[None])[0]
+
+
 def _means(
     parts: Sequence[Sequence[jax.Array]],
 ) -> tuple[Float[Array, " task"], Float[Array, ""]]:
-    """Means over all parameters of the tasks' weights and of their entropy."""
+    """Means over parameters of the tasks' weights and of their entropy."""
     size = sum(tasks[0].size for tasks in parts)
     sums = []
     for tasks in parts:

@@ -31,7 +31,7 @@ from taser_jax.optim.tsage import (
 )
 
 PARAMS = tree(np.random.default_rng(9))
-QUICK = TSageConfig(beta=0.6, temperature=1.5, burn_in_share=0.2, report_period=1)
+QUICK = TSageConfig(beta=0.6, temperature=1.5, burn_in_share=0.2)
 
 
 def make(config=QUICK, tasks=TASKS, total_steps=10, trainable=TRAINABLE):
@@ -185,7 +185,7 @@ def test_scaling_a_task_leaves_weights_as_they_are():
 
 def test_a_bfloat16_average_follows_the_float32_one():
     """Rounded to the nearest it would stand still: each step moves it by less than half a bit."""
-    config = dataclasses.replace(QUICK, beta=0.999, burn_in_share=0.0, report_period=1000)
+    config = dataclasses.replace(QUICK, beta=0.999, burn_in_share=0.0)
     rounded = dataclasses.replace(config, average_dtype=AverageDtype.BFLOAT16)
     params = {"w": jnp.asarray(np.random.default_rng(0).uniform(1, 2, 4000), jnp.float32)}
     averages = {}
@@ -209,6 +209,25 @@ def test_a_bfloat16_average_follows_the_float32_one():
     assert 1.6 < exact.mean() < 1.8
     assert found.mean() == pytest.approx(exact.mean(), abs=0.005)
     assert np.abs(found - exact).mean() < 0.1
+
+
+def test_reported_weights_of_a_large_parameter_are_of_its_middle_rows():
+    rows, middle = 640, slice(300, 340)
+    params = {"w": jnp.ones((rows, 128))}
+    gradients = np.full((2, rows, 128), 1.0, np.float32)
+    gradients[0, middle] = 3.0
+    config = TSageConfig(beta=0.0, temperature=1.0, burn_in_share=0.0)
+    combiner = tsage(config, tasks=("a", "b"), total_steps=1)
+    _, state = jax.jit(combiner.update)(
+        {"w": gradients},
+        combiner.init(params),
+        params,
+        losses=jnp.ones(2),
+        key=jax.random.key(0),
+    )
+    # Medians are 1, so the middle's scores are 3 and 1, and everywhere else 1 and 1.
+    share = 1 / (1 + math.exp(-2))
+    np.testing.assert_allclose(state.report.weights, [share, 1 - share], rtol=1e-5)
 
 
 def test_temperatures_of_episodes():

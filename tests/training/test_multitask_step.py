@@ -34,7 +34,7 @@ BATCHES = {
     "wow": make_batch(8, negatives=2, length=3, seed=3),
 }
 ADAM = OptimizerConfig(learning_rate=2e-2, schedule=ScheduleKind.CONSTANT, clip_norm=1.0)
-TSAGE = MultitaskConfig(tsage=TSageConfig(burn_in_share=0.25, report_period=1))
+TSAGE = MultitaskConfig(tsage=TSageConfig(burn_in_share=0.25))
 
 
 def shapes(model=MODEL):
