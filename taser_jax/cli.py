@@ -57,6 +57,9 @@ COMMANDS: dict[str, Command] = {
     "prepare tsv": Command(
         "prepare", "prepare_tsv", "plain TSV passages and queries", "runs/prepare_tsv.gin"
     ),
+    "prepare kilt": Command(
+        "kilt", "prepare_kilt", "KILT's passages and queries", "runs/prepare_kilt.gin"
+    ),
     "vocab": Command("vocab", "vocab", "train a vocabulary on a collection", "runs/vocab.gin"),
     "tokenize": Command(
         "tokenize", "tokenize", "run SeqIO tasks once into a token store", "runs/tokenize.gin"

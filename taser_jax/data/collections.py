@@ -134,6 +134,7 @@ class QuerySet:
     """
 
     def __init__(self, directory: epath.Path) -> None:
+        self.directory = directory
         self._records = record_dataset.RecordDataset(directory)
         metadata = self._records.metadata
         self.task: str = metadata["task"]

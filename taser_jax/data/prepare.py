@@ -228,8 +228,7 @@ def _prepare(
 ) -> PreparedCollection:
     files = _checked_tasks(tasks, [source.label for source in sources])
     inputs = _inputs_fingerprint(sources, files, options)
-    receipt = epath.Path(data_dir) / collection / _RECEIPT
-    if (done := _already_prepared(receipt, inputs, data_dir, collection)) is not None:
+    if (done := already_prepared(data_dir, collection, inputs)) is not None:
         return done
     merger = PassageMerger(sources)
     store = write_collection(
@@ -260,13 +259,7 @@ def _prepare(
         fingerprint=store.fingerprint,
         splits=tuple(splits),
     )
-    content = {
-        "format_version": _FORMAT_VERSION,
-        "inputs": inputs,
-        "prepared": dataclasses.asdict(prepared),
-    }
-    with storage_errors(receipt):
-        receipt.write_text(json.dumps(content, indent=1))
+    write_receipt(data_dir, prepared, inputs)
     return prepared
 
 
@@ -337,9 +330,21 @@ def _fields(options: PrepareOptions) -> dict[str, enum.Enum]:
     return {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
 
 
-def _already_prepared(
-    receipt: epath.Path, inputs: str, data_dir: FilePath, collection: str
-) -> PreparedCollection | None:
+def write_receipt(data_dir: FilePath, prepared: PreparedCollection, inputs: str) -> None:
+    """Notes what was prepared, and from what, for `already_prepared`."""
+    receipt = epath.Path(data_dir) / prepared.collection / _RECEIPT
+    content = {
+        "format_version": _FORMAT_VERSION,
+        "inputs": inputs,
+        "prepared": dataclasses.asdict(prepared),
+    }
+    with storage_errors(receipt):
+        receipt.write_text(json.dumps(content, indent=1))
+
+
+def already_prepared(data_dir: FilePath, collection: str, inputs: str) -> PreparedCollection | None:
+    """What was prepared from the same inputs before, if it is all there still."""
+    receipt = epath.Path(data_dir) / collection / _RECEIPT
     if not receipt.exists():
         return None
     content = json.loads(receipt.read_text())

@@ -43,21 +43,32 @@ def normalize_queries(texts: tf.Tensor, normalization: QueryNormalization) -> tf
     return texts
 
 
-def query_ids(texts: tf.Tensor, vocabulary: Vocabulary, length: int | None) -> tf.RaggedTensor:
-    """`[CLS] text [SEP]`, the text cut so that [SEP] stays last.
+def query_ids(
+    texts: tf.Tensor, vocabulary: Vocabulary, length: int | None, *, prompt: Sequence[int] = ()
+) -> tf.RaggedTensor:
+    """`[CLS] prompt text [SEP]`, the text cut so that [SEP] stays last.
 
     Args:
         texts: strings. Shape [queries].
         vocabulary: what they are split by; one without [CLS] puts nothing first.
-        length: tokens at most, special ones included; None cuts nothing.
+        length: tokens at most, special ones and the prompt included; None cuts nothing.
+        prompt: ids put before every text; they are never cut.
 
     Returns:
         Ids. Shape [queries, (tokens)], int32.
+
+    Raises:
+        ConfigError: the prompt leaves no room for the text.
     """
     tokens = vocabulary.encode_tf(texts)
     if length is not None:
-        room = check_length(length) - 1 - (vocabulary.cls_id is not None)
+        room = query_room(vocabulary, length, prompt=prompt)
         tokens = _keep_first(tokens, tf.minimum(tokens.row_lengths(), room))
+    if prompt:
+        before = tf.RaggedTensor.from_tensor(
+            tf.tile(tf.constant([list(prompt)], tf.int32), [tokens.nrows(), 1])
+        )
+        tokens = tf.concat([before, tokens], axis=1)
     return _frame([tokens], vocabulary)
 
 
@@ -121,6 +132,23 @@ def encode_passages(
             passage_ids(_strings(shown), _strings([p.text for p in batch]), vocabulary, length)
         )
     return _pad(parts, length)
+
+
+def query_room(vocabulary: Vocabulary, length: int, *, prompt: Sequence[int] = ()) -> int:
+    """Tokens that are left for a query's own text.
+
+    Raises:
+        ConfigError: none are.
+    """
+    room = check_length(length) - 1 - (vocabulary.cls_id is not None) - len(prompt)
+    if room < 1:
+        raise ConfigError(
+            f"the prompt of {len(prompt)} tokens leaves no room for the query",
+            where=f"query length {length}",
+            expected=f"{length - room + 1} tokens or more, special tokens included",
+            fix="raise the query length of the task, or shorten its prompt",
+        )
+    return room
 
 
 def check_length(length: int) -> int:

@@ -104,6 +104,11 @@ class SentencePieceVocabulary:
         """The text of ids, without padding and control pieces such as [CLS]."""
         return self._processor.decode([int(i) for i in ids])
 
+    def id_of(self, piece: str) -> int | None:
+        """Id of a piece by its name, such as "<extra_id_1>"; None where there is none."""
+        found = self._processor.piece_to_id(piece)
+        return found if self._processor.id_to_piece(found) == piece else None
+
     def save(self, directory: str) -> None:
         """Writes `sentencepiece.model` and `vocabulary.json`."""
         save_directory(

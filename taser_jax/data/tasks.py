@@ -28,7 +28,8 @@ import tensorflow as tf
 
 from taser_jax.data import preprocessors
 from taser_jax.data.collections import SPLITS, PassageStore, QuerySet, list_tasks
-from taser_jax.data.preprocessors import QueryNormalization, Titles
+from taser_jax.data.preprocessors import QueryNormalization, Titles, check_length
+from taser_jax.data.prompts import TaskPrompt
 from taser_jax.data.vocabularies import Vocabulary
 from taser_jax.errors import ConfigError
 
@@ -67,6 +68,8 @@ def add_retrieval_task(
     task: str | None = None,
     normalization: QueryNormalization = QueryNormalization.NONE,
     query_preprocessors: Sequence[Preprocessor] = (),
+    prompt: TaskPrompt = TaskPrompt(),
+    query_length: int | None = None,
 ) -> seqio.Task:
     """Registers a task of a collection, and the collection's passages if nobody has yet.
 
@@ -79,17 +82,25 @@ def add_retrieval_task(
         task: the task's name in the collection (a folder under `queries/`); `name` if None.
         normalization: what is done to its queries first.
         query_preprocessors: functions from data set to data set, run on examples whose `query` is
-            still text: prompts, filters.
+            still text: filters, other words before the query.
+        prompt: token ids put before its queries; a long query never pushes them out.
+        query_length: tokens its queries are cut and padded to in a token store, special tokens and
+            prompt included; None takes the store's.
 
     Returns:
         The SeqIO task.
+
+    Raises:
+        ConfigError: a length that leaves no room for special tokens.
     """
+    if query_length is not None:
+        check_length(query_length)
     if passages_task(collection) not in seqio.TaskRegistry.names():
         add_passages_task(passages_task(collection), collection=collection)
     return seqio.TaskRegistry.add(
         name,
-        source=QuerySource(collection, name if task is None else task),
-        preprocessors=[*query_preprocessors, _QueryTokenizer(normalization)],
+        source=QuerySource(collection, name if task is None else task, query_length=query_length),
+        preprocessors=[*query_preprocessors, _QueryTokenizer(normalization, prompt)],
         output_features={"query": _TOKENS},
     )
 
@@ -108,13 +119,45 @@ def add_passages_task(name: str, *, collection: str, titles: Titles = Titles.INC
     )
 
 
+def add_retrieval_mixture(
+    name: str,
+    tasks: Sequence[str | tuple[str, Any]],
+    *,
+    default_rate: Any = seqio.mixing_rate_num_examples,
+) -> seqio.Mixture:
+    """Registers a mixture, after checking that its tasks are registered.
+
+    Args:
+        name: name in SeqIO's registry.
+        tasks: their names, or (name, rate).
+        default_rate: rate of the others; their number of queries unless told otherwise.
+
+    Returns:
+        The SeqIO mixture.
+
+    Raises:
+        ConfigError: there is no task, or one is not registered; names the nearest.
+    """
+    if not tasks:
+        raise ConfigError("no task", where=f"mixture {name!r}", expected="one or more")
+    for task in tasks:
+        find_mixture_or_task(task if isinstance(task, str) else task[0], where=f"mixture {name!r}")
+    return seqio.MixtureRegistry.add(name, list(tasks), default_rate=default_rate)
+
+
 def passages_task(collection: str) -> str:
     """Name of a collection's passages in SeqIO's registry."""
     return f"{collection}_passages"
 
 
-def find_mixture_or_task(name: str) -> seqio.Mixture | seqio.Task:
+def find_mixture_or_task(
+    name: str, *, where: str = "MIXTURE_OR_TASK_NAME"
+) -> seqio.Mixture | seqio.Task:
     """A registered mixture or task.
+
+    Args:
+        name: name in SeqIO's registry.
+        where: what names it, for the message.
 
     Raises:
         ConfigError: there is none of that name; names the nearest.
@@ -124,7 +167,7 @@ def find_mixture_or_task(name: str) -> seqio.Mixture | seqio.Task:
         nearest = difflib.get_close_matches(name, registered, n=3)
         raise ConfigError(
             f"no mixture or task {name!r} is registered",
-            where="MIXTURE_OR_TASK_NAME",
+            where=where,
             expected=f"one of {', '.join(sorted(registered)) or '(none is registered)'}",
             fix=f"did you mean {' or '.join(map(repr, nearest))}?"
             if nearest
@@ -168,6 +211,26 @@ def retrieval_tasks(name: str) -> list[seqio.Task]:
     return tasks
 
 
+def check_query_room(task: seqio.Task, length: int) -> None:
+    """Refuses a length that a task's prompt uses up; inside `use_data`.
+
+    Raises:
+        ConfigError: naming the task.
+    """
+    vocabulary = _context().vocabulary
+    for step in task.preprocessors:
+        if isinstance(step, _QueryTokenizer):
+            try:
+                preprocessors.query_room(vocabulary, length, prompt=step.prompt.ids(vocabulary))
+            except ConfigError as error:
+                raise ConfigError(
+                    error.found,
+                    where=f"task {task.name!r}, {error.where}",
+                    expected=error.expected,
+                    fix=error.fix,
+                ) from error
+
+
 def mixture_collection(name: str) -> str:
     """The collection that a mixture's or task's queries point into."""
     return retrieval_tasks(name)[0].source.collection
@@ -188,8 +251,8 @@ def mixture_rates(name: str) -> dict[str, float]:
 class QuerySource(seqio.FunctionDataSource):
     """The queries of one task of a collection, in row order."""
 
-    def __init__(self, collection: str, task: str) -> None:
-        self.collection, self.task = collection, task
+    def __init__(self, collection: str, task: str, *, query_length: int | None = None) -> None:
+        self.collection, self.task, self.query_length = collection, task, query_length
         super().__init__(self._dataset, SPLITS)
 
     @property
@@ -302,15 +365,17 @@ class _QueryTokenizer:
     """Preprocessor: `query` from text to ids, the text kept as `query_pretokenized`."""
 
     normalization: QueryNormalization
+    prompt: TaskPrompt = TaskPrompt()
     # SeqIO sets fields of this name to the lengths that a data set is asked for with.
     sequence_length: Mapping[str, int] | None = None
 
     def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         vocabulary, length = _context().vocabulary, (self.sequence_length or {}).get("query")
+        prompt = self.prompt.ids(vocabulary)
 
         def tokenize(batch: dict[str, Any]) -> dict[str, Any]:
             texts = preprocessors.normalize_queries(batch["query"], self.normalization)
-            ids = preprocessors.query_ids(texts, vocabulary, length)
+            ids = preprocessors.query_ids(texts, vocabulary, length, prompt=prompt)
             return {**batch, "query": ids, "query_pretokenized": batch["query"]}
 
         return _map_batches(dataset, tokenize)

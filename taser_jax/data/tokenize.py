@@ -18,6 +18,7 @@ from taser_jax.data.preprocessors import PREPROCESSING_VERSION, check_length
 from taser_jax.data.tasks import (
     PASSAGES_SPLIT,
     PassageSource,
+    check_query_room,
     find_mixture_or_task,
     passages_task,
     retrieval_tasks,
@@ -56,7 +57,8 @@ def tokenize_collection(
         data_dir: folder that holds collections.
         mixture_or_task: name in SeqIO's registry; its tasks must be of one collection.
         vocabulary: a vocabulary, or the path of one.
-        query_length: tokens a query is padded and cut to, special tokens included.
+        query_length: tokens a query is padded and cut to, special tokens included, where its task
+            sets no length of its own.
         passage_length: the same of passages.
         output_dir: where the store goes.
         splits: those of each task that are tokenised where the task has them.
@@ -84,6 +86,8 @@ def tokenize_collection(
     with use_data(data_dir=os.fspath(data_dir), vocabulary=vocabulary):
         store = passage_task.source.open()
         work = _work(tasks, splits, os.fspath(data_dir))
+        for task in tasks:
+            check_query_room(task, task.source.query_length or query_length)
         inputs: dict[str, Any] = {
             "preprocessing_version": PREPROCESSING_VERSION,
             "mixture_or_task": mixture_or_task,
@@ -96,6 +100,9 @@ def tokenize_collection(
                 for task, split in work
             },
         }
+        # Only where there are any, so that stores of tasks without remain as good as they were.
+        if own := {task.name: n for task in tasks if (n := task.source.query_length) is not None}:
+            inputs["query_lengths"] = own
         reused = _reuse(output_dir, inputs)
         if reused is not None:
             return reused
@@ -183,6 +190,8 @@ def _write_queries(
 ) -> None:
     columns: dict[str, list] = {"query": [], "positives": [], "hard_negatives": []}
     query_ids: list[str] = []
+    if (length := task.source.query_length) is not None:
+        lengths = {**lengths, "query": length}
     for batch in _batches(task, split, lengths, total=len(task.source.open(split))):
         for name, column in columns.items():
             column += batch[name].to_list()
@@ -194,6 +203,7 @@ def _write_queries(
         tokens=columns["query"],
         positives=columns["positives"],
         hard_negatives=columns["hard_negatives"],
+        length=length,
     )
 
 

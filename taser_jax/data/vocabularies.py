@@ -62,6 +62,10 @@ class Vocabulary(Protocol):
         """The text of ids, without padding, [CLS] and [SEP]."""
         ...
 
+    def id_of(self, piece: str) -> int | None:
+        """Id of a piece by its name, such as "[unused1]"; None where there is none."""
+        ...
+
     def save(self, directory: str) -> None:
         """Writes a directory that `load_vocabulary` reads."""
         ...

@@ -58,7 +58,7 @@ class WordPieceVocabulary:
     ) -> None:
         self.pieces = tuple(pieces)
         self.lower_case = lower_case
-        ids = _index(self.pieces, where)
+        self._ids = ids = _index(self.pieces, where)
         self.unk_id, self.cls_id, self.sep_id = (ids[name] for name in SPECIAL_TOKENS[1:4])
         self._special_ids = {ids[name] for name in ("[PAD]", "[CLS]", "[SEP]")}
         self._tokenizer = tf_text.FastWordpieceTokenizer(
@@ -123,6 +123,10 @@ class WordPieceVocabulary:
         """The text of ids in words joined by spaces, without padding, [CLS] and [SEP]."""
         pieces = (self.pieces[i] for i in map(int, ids) if i not in self._special_ids)
         return " ".join(pieces).replace(" ##", "")
+
+    def id_of(self, piece: str) -> int | None:
+        """Id of a piece by its name, such as "[unused1]"; None where there is none."""
+        return self._ids.get(piece)
 
     def save(self, directory: str) -> None:
         """Writes `vocab.txt` and `vocabulary.json`."""

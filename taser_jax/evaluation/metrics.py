@@ -10,6 +10,7 @@ Names of measures, as in the tables of the papers reproduced here:
     MRR@k     1 / rank of the first hit, 0 where it is deeper than k; trec_eval's recip_rank.
     nDCG@k    gain = grade, discount log2(1 + rank); trec_eval's ndcg_cut_k. By qrels only.
     P@k, MAP  trec_eval's P_k and map (MAP@k: map_cut_k). By qrels only.
+    Rprec     share of the R relevant passages among the first R; trec_eval's Rprec. By qrels only.
 
 A run is ranked once, score descending and row ascending, and ir_measures gets strictly decreasing
 scores, since its providers break ties in different ways.
@@ -41,9 +42,11 @@ _BY_QRELS: dict[str, ir_measures.measures.Measure] = {
     "nDCG": ir_measures.nDCG,
     "P": ir_measures.P,
     "MAP": ir_measures.AP,
+    "Rprec": ir_measures.Rprec,
 }
 _BY_HITS = ("R", "Success", "MRR")
-_WITHOUT_CUTOFF = ("MRR", "nDCG", "MAP")
+_WITHOUT_CUTOFF = ("MRR", "nDCG", "MAP", "Rprec")
+_NEVER_CUT = ("Rprec",)
 # Queries handed to ir_measures at once: its dictionaries of a whole run would outgrow the run.
 _BLOCK = 1_000
 
@@ -327,12 +330,16 @@ def _by_query(run: Run, wanted: Iterable[str], measures: Sequence[str]) -> dict[
 def _split(name: str, families: Sequence[str]) -> tuple[str, int | None]:
     """'R@20' -> ('R', 20); 'MRR' -> ('MRR', None)."""
     family, at, cutoff = name.partition("@")
-    good_cutoff = cutoff.isdecimal() and int(cutoff) > 0 if at else family in _WITHOUT_CUTOFF
+    if at:
+        good_cutoff = cutoff.isdecimal() and int(cutoff) > 0 and family not in _NEVER_CUT
+    else:
+        good_cutoff = family in _WITHOUT_CUTOFF
     if family not in families or not good_cutoff:
         raise ConfigError(
             f"measure {name!r}",
             where="measures",
-            expected="one of " + ", ".join(f"{known}@k" for known in families),
+            expected="one of "
+            + ", ".join(known if known in _NEVER_CUT else f"{known}@k" for known in families),
             fix="write for example 'R@20'; nDCG and Recall need qrels",
         )
     return family, int(cutoff) if at else None

@@ -27,15 +27,20 @@ from taser_jax.evaluation.results import (
     write_result,
 )
 from taser_jax.pipelines.common import answer_matcher, read_task_run, tasks_with
+from taser_jax.pipelines.kilt import judge_kilt, write_kilt_predictions
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.runs import Run
 
 
 class Judge(enum.Enum):
-    """What makes a passage right: being a positive of the query, or containing an answer."""
+    """What makes a passage right: being a positive of the query, or containing an answer.
+
+    KILT: being of a gold page, for measures that start with Page; being a positive, for others.
+    """
 
     QRELS = "qrels"
     ANSWERS = "answers"
+    KILT = "kilt"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +48,10 @@ class EvaluationConfig:
     """How runs are scored.
 
     Attributes:
-        judge: positives, or answers in the passage's body.
+        judge: positives, answers in the passage's body, or KILT's pages and positives.
         measures: R@k is the share of queries with a hit at rank k or better (DPR's top-k
-            accuracy, "Recall@k" in the papers' tables); also MRR@k, nDCG@k, Recall@k, MAP.
+            accuracy, "Recall@k" in the papers' tables); also MRR@k, nDCG@k, Recall@k, MAP, Rprec;
+            by KILT's pages PageRprec, PageRecall@k and PageP@k.
         match: how answers are looked for; regex for CuratedTREC.
     """
 
@@ -76,7 +82,8 @@ def evaluate(
         runs_dir: run files of the split.
         data_dir: where collections lie.
         collection: the collection.
-        output_dir: gets results/<system>.json, per-query values and table.md, .csv, .png.
+        output_dir: gets results/<system>.json, per-query values and table.md, .csv, .png; judged
+            by KILT's pages also kilt/*.jsonl, predictions that KILT's own script reads.
         system: the row's name.
         split: whose queries.
         tasks: which tasks; None means all that have the split.
@@ -100,6 +107,9 @@ def evaluate(
         if dpr_results:
             path = pathlib.Path(output_dir) / "dpr_results" / f"{name}.json"
             _write_dpr_results(path, run, queries, store, config)
+        if config.judge is Judge.KILT:
+            path = pathlib.Path(output_dir) / "kilt" / f"{name}.jsonl"
+            write_kilt_predictions(path, run, queries, store)
         evaluations[task] = evaluation
     results = {task: TaskResult.of(evaluation) for task, evaluation in evaluations.items()}
     result = SystemResult(
@@ -127,10 +137,13 @@ def judge_run(
     """Scores one run.
 
     Raises:
-        ConfigError: answers are asked for and no query has any.
+        ConfigError: answers are asked for and no query has any, or KILT's pages and the task was
+            not prepared from KILT's files.
     """
     if config.judge is Judge.QRELS:
         return evaluate_qrels(run, qrels_of(queries), config.measures)
+    if config.judge is Judge.KILT:
+        return judge_kilt(run, queries, store, config.measures)
     answers = {query.id: query.answers for query in queries}
     if not any(answers.values()):
         raise ConfigError(

@@ -52,7 +52,7 @@ def prepare_pydocs(
     return store.fingerprint
 
 
-def _reporting(
+def reporting(
     function: Callable[..., PreparedCollection],
 ) -> Callable[..., PreparedCollection]:
     """The same function; what it prepared is also printed."""
@@ -89,8 +89,8 @@ def _report(prepared: PreparedCollection) -> PreparedCollection:
     return prepared
 
 
-prepare_beir = _reporting(prepare.prepare_beir)
-prepare_dpr = _reporting(prepare.prepare_dpr)
-prepare_tsv = _reporting(prepare.prepare_tsv)
+prepare_beir = reporting(prepare.prepare_beir)
+prepare_dpr = reporting(prepare.prepare_dpr)
+prepare_tsv = reporting(prepare.prepare_tsv)
 
 CONFIGURABLES = (PrepareOptions, QuestionFiles)

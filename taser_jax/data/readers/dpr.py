@@ -190,7 +190,7 @@ def _contexts(record: Mapping[str, Any], name: str, where: str) -> tuple[Context
 
 
 def _located_passages(path: FilePath) -> Iterator[tuple[int, Passage]]:
-    rows = _csv_rows(path)
+    rows = csv_rows(path)
     header_line, header = next(rows)
     header = [name.strip() for name in header]
     for name in _REQUIRED_COLUMNS:
@@ -215,7 +215,7 @@ def _located_passages(path: FilePath) -> Iterator[tuple[int, Passage]]:
         yield line, Passage(row[id_at], row[text_at], row[title_at], page)
 
 
-def _csv_rows(path: FilePath) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(path: FilePath) -> Iterator[tuple[int, list[str]]]:
     """Yields (line a row starts on, columns); a quoted column may span lines."""
     csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.reader((line for _, line in numbered_lines(path)), delimiter="\t")

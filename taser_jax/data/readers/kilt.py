@@ -1,0 +1,388 @@
+"""KILT's formats: query JSONL, knowledge source JSONL, and passage TSV with page ids.
+
+Formats as published with Petroni et al., 2021, and Maillard et al., 2021 (the TSV).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from taser_jax.data.collection_content import EmptyPassages
+from taser_jax.data.files import FilePath, json_lines
+from taser_jax.data.id_index import RepeatFinder
+from taser_jax.data.readers import dpr
+from taser_jax.data.readers.located import checked_passages, id_field, string_field
+from taser_jax.errors import DataError
+from taser_jax.records import Passage
+
+# Paragraph and character in it. Characters run to here where a paragraph is meant as a whole.
+Position = tuple[int, int]
+PARAGRAPH_END = (1 << 31) - 1
+
+_COLUMNS = ("id", "text", "title")
+_PAGE = "wikipedia_id"
+_PARAGRAPH = "paragraph_id"
+
+
+class Outputs(enum.Enum):
+    """Whether a query must have outputs; KILT's blind test sets have none."""
+
+    REQUIRED = "required"
+    OPTIONAL = "optional"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of a page, from `start` up to and without `end`.
+
+    Attributes:
+        start: paragraph and character of the first character.
+        end: paragraph and character after the last one.
+    """
+
+    start: Position
+    end: Position
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether the two share a character."""
+        return self.start < other.end and other.start < self.end
+
+    def whole_paragraphs(self) -> Span:
+        """The paragraphs that the span touches."""
+        return Span((self.start[0], 0), (self.end[0], PARAGRAPH_END))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KiltPassage:
+    """A passage with its place in its page.
+
+    Attributes:
+        passage: with the page's id.
+        span: where it lies in the page; None where the file does not say.
+    """
+
+    passage: Passage
+    span: Span | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where evidence for an output lies.
+
+    Attributes:
+        page_id: the Wikipedia page; empty where the file has null.
+        title: of the page.
+        passage_id: id of the passage, where the file gives it (KILT's own files do not).
+        span: paragraphs, and characters where given; None where only the page is known.
+    """
+
+    page_id: str
+    title: str = ""
+    passage_id: str = ""
+    span: Span | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Output:
+    """One right output of a query.
+
+    Attributes:
+        answer: the answer, or None where the output is provenance alone.
+        provenance: the set of evidence for it; None where the field is absent.
+    """
+
+    answer: str | None
+    provenance: tuple[Provenance, ...] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KiltQuery:
+    """One line of a query file.
+
+    Attributes:
+        where: file:line it was read from.
+        id: its id.
+        text: the field `input`.
+        outputs: the right outputs.
+        record: the line as it was, for writing it again.
+    """
+
+    where: str
+    id: str
+    text: str
+    outputs: tuple[Output, ...]
+    record: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Page:
+    """One line of a knowledge source.
+
+    Attributes:
+        where: file:line it was read from.
+        id: the page's `wikipedia_id`.
+        title: its `wikipedia_title`.
+        paragraphs: its `text`; KILT's first paragraph is the title.
+    """
+
+    where: str
+    id: str
+    title: str
+    paragraphs: tuple[str, ...]
+
+
+def read_queries(path: FilePath, *, outputs: Outputs = Outputs.REQUIRED) -> Iterator[KiltQuery]:
+    """Queries of a KILT file: {id, input, output: [{answer, provenance: [...]}]} a line.
+
+    Args:
+        path: local or gs://, `.gz` or not.
+        outputs: whether a line without outputs is an error.
+
+    Yields:
+        Queries in the file's order.
+
+    Raises:
+        DataError: names file:line, the field and what to do; also for an id that came before.
+    """
+    line_of_id: dict[str, int] = {}
+    for line, record in json_lines(path):
+        where = f"{os.fspath(path)}:{line}"
+        id = id_field(record, "id", where=where)
+        if not id:
+            raise DataError(
+                "no id", where=f"{where}, field 'id'", expected="an id of its own for each query"
+            )
+        if id in line_of_id:
+            raise DataError(
+                f"the id {id!r} was already used on line {line_of_id[id]}",
+                where=f"{where}, field 'id'",
+                expected="an id of its own for each query",
+                fix="remove the duplicate or rename it",
+            )
+        line_of_id[id] = line
+        text = string_field(record, "input", where)
+        if not text.strip():
+            raise DataError(
+                "the input is empty",
+                where=f"{where}, field 'input'",
+                expected="the question, claim, mention or dialogue",
+                fix="remove the line",
+            )
+        yield KiltQuery(where, id, text, _outputs(record, where, outputs), record)
+
+
+def read_passages(
+    path: FilePath, *, empty: EmptyPassages = EmptyPassages.ERROR
+) -> Iterator[KiltPassage]:
+    """Passages of a TSV with a header: id, text, title and the page's id, then perhaps more.
+
+    Maillard's files have six columns, the last two of which are not used here; kilt_mini has five,
+    the last of which, paragraph_id, tells a passage's place in its page. The page's id is the
+    column wikipedia_id, or the fourth where none is called so.
+
+    Args:
+        path: local or gs://, `.gz` or not.
+        empty: what to do with passages without text.
+
+    Yields:
+        Passages in the file's order, as they are read.
+
+    Raises:
+        DataError: names file:line, the field and what to do.
+    """
+    places: list[Span | None] = [None]
+    readings = itertools.count()
+
+    def located() -> Iterator[tuple[int, Passage]]:
+        # The checks may read the file once more, for a message: that shall not move the place.
+        current: list[Span | None] = places if next(readings) == 0 else [None]
+        for line, one in _located_passages(path):
+            current[0] = one.span
+            yield line, one.passage
+
+    for passage in checked_passages(path, located, empty):
+        yield KiltPassage(passage, places[0])
+
+
+def read_pages(path: FilePath) -> Iterator[Page]:
+    """Pages of a knowledge source: {wikipedia_id, wikipedia_title, text: [paragraphs]} a line.
+
+    Args:
+        path: local or gs://, `.gz` or not.
+
+    Yields:
+        Pages in the file's order.
+
+    Raises:
+        DataError: names file:line, the field and what to do; also for an id that came before.
+    """
+    finder = RepeatFinder()
+    for line, record in json_lines(path):
+        where = f"{os.fspath(path)}:{line}"
+        id = id_field(record, "wikipedia_id", "_id", where=where)
+        if not id:
+            raise DataError(
+                "no page id",
+                where=f"{where}, field 'wikipedia_id'",
+                expected="a KILT knowledge source: wikipedia_id, wikipedia_title, text",
+                fix="a file of passages is read as TSV: give it as passages",
+            )
+        if (repeated := finder.add(id)) is not None:
+            _raise_if_repeated(path, repeated)
+        paragraphs = record.get("text")
+        if not isinstance(paragraphs, list) or not all(isinstance(p, str) for p in paragraphs):
+            raise DataError(
+                f"found a {type(paragraphs).__name__}",
+                where=f"{where}, field 'text'",
+                expected="a list of paragraphs, each a string",
+            )
+        yield Page(where, id, string_field(record, "wikipedia_title", where), tuple(paragraphs))
+    if (repeated := finder.flush()) is not None:
+        _raise_if_repeated(path, repeated)
+
+
+def _raise_if_repeated(path: FilePath, id: str) -> None:
+    # Only on this path to an error: the finder keeps hashes, so the lines are looked for here.
+    lines = [
+        line
+        for line, record in json_lines(path)
+        if id_field(record, "wikipedia_id", "_id", where=f"{os.fspath(path)}:{line}") == id
+    ]
+    if len(lines) > 1:
+        raise DataError(
+            f"the page {id!r} was already on line {lines[0]}",
+            where=f"{os.fspath(path)}:{lines[1]}, field 'wikipedia_id'",
+            expected="each page once",
+            fix="remove the duplicate",
+        )
+
+
+def _outputs(record: Mapping[str, Any], where: str, outputs: Outputs) -> tuple[Output, ...]:
+    value = record.get("output")
+    if value is not None and not isinstance(value, list):
+        raise DataError(
+            f"found a {type(value).__name__}",
+            where=f"{where}, field 'output'",
+            expected="a list of {answer, provenance}",
+        )
+    if not value:
+        if outputs is Outputs.OPTIONAL:
+            return ()
+        raise DataError(
+            "no output",
+            where=f"{where}, field 'output'",
+            expected="one or more of {answer, provenance}",
+            fix="remove the line, or say outputs = 'optional' for a blind test set",
+        )
+    return tuple(_output(item, f"{where}, output[{i}]") for i, item in enumerate(value))
+
+
+def _output(item: Any, where: str) -> Output:
+    if not isinstance(item, dict):
+        raise DataError(
+            f"found a {type(item).__name__}", where=where, expected="{answer, provenance}"
+        )
+    answer = item.get("answer")
+    if answer is not None and not isinstance(answer, str):
+        raise DataError(f"found {answer!r}", where=f"{where}, field 'answer'", expected="a string")
+    provenance = item.get("provenance")
+    if provenance is None:
+        return Output(answer, None)
+    if not isinstance(provenance, list):
+        raise DataError(
+            f"found a {type(provenance).__name__}",
+            where=f"{where}, field 'provenance'",
+            expected="a list of {wikipedia_id, title, ...}",
+        )
+    return Output(
+        answer,
+        tuple(_provenance(one, f"{where}.provenance[{i}]") for i, one in enumerate(provenance)),
+    )
+
+
+def _provenance(item: Any, where: str) -> Provenance:
+    if not isinstance(item, dict):
+        raise DataError(
+            f"found a {type(item).__name__}", where=where, expected="{wikipedia_id, title, ...}"
+        )
+    title = item.get("title")
+    return Provenance(
+        page_id=id_field(item, "wikipedia_id", where=where).strip(),
+        title="" if title is None else string_field(item, "title", where),
+        passage_id=id_field(item, "passage_id", where=where),
+        span=_span(item, where),
+    )
+
+
+def _span(item: Mapping[str, Any], where: str) -> Span | None:
+    first, last = _place(item, "start_paragraph_id", where), _place(item, "end_paragraph_id", where)
+    if first is None:
+        return None
+    last = first if last is None else last
+    if last < first:
+        raise DataError(
+            f"paragraphs {first} to {last}",
+            where=f"{where}, field 'end_paragraph_id'",
+            expected="a paragraph not before start_paragraph_id",
+        )
+    start, end = _place(item, "start_character", where), _place(item, "end_character", where)
+    span = Span((first, start or 0), (last, PARAGRAPH_END if end is None else end))
+    return span if span.start < span.end else span.whole_paragraphs()
+
+
+def _place(item: Mapping[str, Any], name: str, where: str) -> int | None:
+    value = item.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise DataError(
+            f"found {value!r}", where=f"{where}, field {name!r}", expected="a whole number"
+        )
+    # KILT writes -1 where a place is not known.
+    return None if value is None or value < 0 else value
+
+
+def _located_passages(path: FilePath) -> Iterator[tuple[int, KiltPassage]]:
+    rows = dpr.csv_rows(path)
+    header_line, header = next(rows)
+    header = [name.strip() for name in header]
+    if len(header) < 4 or any(name not in header[:4] for name in _COLUMNS):
+        raise DataError(
+            f"columns {', '.join(header)[:120]}",
+            where=f"{os.fspath(path)}:{header_line}",
+            expected="a first line naming tab-separated columns id, text, title, wikipedia_id "
+            "and perhaps more",
+            fix="add the header and the page's id, or prepare the file with `taser prepare dpr`",
+        )
+    id_at, text_at, title_at = (header.index(name) for name in _COLUMNS)
+    page_at = header.index(_PAGE) if _PAGE in header else 3
+    paragraph_at = header.index(_PARAGRAPH) if _PARAGRAPH in header else None
+    for line, row in rows:
+        where = f"{os.fspath(path)}:{line}"
+        if len(row) != len(header):
+            raise DataError(
+                f"{len(row)} tab-separated columns",
+                where=where,
+                expected=f"{len(header)}: {', '.join(header)}",
+                fix="check for a missing tab, or an opening quote that is not closed",
+            )
+        page = row[page_at].strip()
+        if not page:
+            raise DataError(
+                "the page's id is empty",
+                where=f"{where}, field {header[page_at]!r}",
+                expected="the wikipedia_id that provenance names",
+            )
+        span = None if paragraph_at is None else _paragraph_span(row[paragraph_at], where)
+        yield line, KiltPassage(Passage(row[id_at], row[text_at], row[title_at], page), span)
+
+
+def _paragraph_span(text: str, where: str) -> Span:
+    if not text.strip().isdecimal():
+        raise DataError(
+            f"found {text!r}", where=f"{where}, field {_PARAGRAPH!r}", expected="a whole number"
+        )
+    return Span((int(text), 0), (int(text), PARAGRAPH_END))

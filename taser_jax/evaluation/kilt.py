@@ -1,0 +1,321 @@
+"""KILT's page-level measures, and prediction files that KILT's own script accepts.
+
+A query has evidence sets, one for each right output; each is the set of pages that an output needs.
+Passages count as their pages, each page once, at its best rank.
+
+    PageRprec      R = size of a set; share of the set among the first R pages; the best over the
+                   sets; mean over the queries.
+    PageRecall@k   each distinct set is one point of the rank, at the place of its last page, and
+                   until then one place, moved down, that counts as no hit; a page of no set is one
+                   place. Sets complete within k, over the number of distinct sets.
+    PageP@k        sets complete within k, over k.
+
+Source: Petroni et al., 2021, and its eval_retrieval.py.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from taser_jax.data.files import json_lines
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.retrieval.artifacts import replacing
+from taser_jax.retrieval.runs import NO_ROW, Run, top_k
+
+PAGE_MEASURES = ("PageRprec", "PageRecall@5")
+
+# The pages each right output needs; None for an output that names no evidence.
+EvidenceSets = Sequence[Collection[str] | None]
+
+logger = logging.getLogger("taser")
+
+
+def page_r_precision(pages: Sequence[str], evidence: EvidenceSets) -> float:
+    """R-precision of ranked pages: the best over the evidence sets.
+
+    Example:
+        >>> page_r_precision(["2", "5", "7"], [{"1", "2"}, {"5"}])
+        0.5
+
+    Args:
+        pages: best first, each once.
+        evidence: one set a right output.
+    """
+    wanted = [frozenset(pages_of_set or ()) for pages_of_set in evidence]
+    scores = [len(one.intersection(pages[: len(one)])) / len(one) for one in wanted if one]
+    return max(scores, default=0.0)
+
+
+def page_recall(pages: Sequence[str], evidence: EvidenceSets, k: int) -> float:
+    """Share of the distinct evidence sets that are complete within the first k places.
+
+    Example:
+        >>> page_recall(["2", "5", "7", "1"], [{"1", "2"}, {"5"}], 2)
+        0.5
+
+    Args:
+        pages: best first, each once.
+        evidence: one set a right output.
+        k: places of the rank to look at.
+    """
+    hits, sets = _rank(pages, evidence)
+    return sum(hits[:k]) / sets if sets else 0.0
+
+
+def page_precision(pages: Sequence[str], evidence: EvidenceSets, k: int) -> float:
+    """Evidence sets that are complete within the first k places, over k.
+
+    Args:
+        pages: best first, each once.
+        evidence: one set a right output.
+        k: places of the rank to look at.
+    """
+    return sum(_rank(pages, evidence)[0][:k]) / k
+
+
+def ranked_pages(run: Run, pages_of: Callable[[Sequence[int]], Sequence[str]]) -> dict[str, list]:
+    """Query id -> pages of its passages, best first, each once.
+
+    Args:
+        run: retrieved rows; their order comes from scores, then rows.
+        pages_of: pages of rows, in their order.
+
+    Raises:
+        DataError: a passage without a page.
+    """
+    return {
+        query_id: list(passages) for query_id, passages in _best_passages(run, pages_of).items()
+    }
+
+
+def evaluate_pages(
+    pages: Mapping[str, Sequence[str]],
+    gold: Mapping[str, EvidenceSets],
+    measures: Sequence[str] = PAGE_MEASURES,
+) -> Evaluation:
+    """Page-level measures over every query of the gold; one without pages counts as zero.
+
+    Args:
+        pages: query id -> pages, best first, each once.
+        gold: query id -> evidence sets.
+        measures: PageRprec, PageRecall@k, PageP@k.
+
+    Raises:
+        ConfigError: a measure that is not known.
+        DataError: no gold, none with evidence, or no query in common.
+    """
+    functions = {name: _measure(name) for name in measures}
+    if not any(evidence for sets in gold.values() for evidence in sets):
+        raise DataError(
+            f"none of {len(gold)} queries has a gold page",
+            where="evaluation by KILT's pages",
+            fix="evaluate a split with outputs; KILT's test sets are scored by its server",
+        )
+    if gold.keys().isdisjoint(pages):
+        raise DataError(
+            f"none of the {len(gold)} queries to evaluate is among the run's {len(pages)}",
+            where="evaluation by KILT's pages",
+            expected="a run of the same task and split",
+        )
+    _warn_if_short(pages, gold, measures)
+    values = {
+        name: np.array([function(pages.get(id, ()), gold[id]) for id in gold], np.float64)
+        for name, function in functions.items()
+    }
+    return Evaluation(tuple(gold), values)
+
+
+def is_page_measure(name: str) -> bool:
+    """Whether a measure is one of this module's, by its name."""
+    return name.startswith("Page")
+
+
+def write_predictions(
+    path: str | os.PathLike[str],
+    run: Run,
+    *,
+    inputs: Mapping[str, str],
+    pages_of: Callable[[Sequence[int]], Sequence[str]],
+    titles_of: Callable[[Sequence[int]], Sequence[str]],
+    ids: Sequence[str],
+) -> None:
+    """Writes a KILT prediction file: one line a query, in the order of `inputs`, best page first.
+
+    A line is {id, input, output: [{provenance: [{wikipedia_id, title, passage_id, score}]}]}, with
+    each page once, by its best passage. A query that found nothing has no provenance.
+
+    Args:
+        path: the file.
+        run: retrieved rows.
+        inputs: query id -> text of all queries, in the order of the gold file.
+        pages_of: pages of rows, in their order.
+        titles_of: titles of rows, in their order.
+        ids: passage id of each row.
+
+    Raises:
+        DataError: a passage without a page.
+        StorageError: the file cannot be written.
+    """
+    best = _best_passages(run, pages_of)
+    with replacing(path) as scratch, open(scratch, "w", encoding="utf-8") as file:
+        for query_id, text in inputs.items():
+            found = best.get(query_id, {})
+            titles = titles_of([row for row, _ in found.values()])
+            provenance = [
+                {"wikipedia_id": page, "title": title, "passage_id": ids[row], "score": score}
+                for (page, (row, score)), title in zip(found.items(), titles, strict=True)
+            ]
+            record = {"id": query_id, "input": text, "output": [{"provenance": provenance}]}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def read_predictions(
+    path: str | os.PathLike[str], query_ids: Sequence[str]
+) -> dict[str, list[str]]:
+    """Pages of a KILT prediction file, held to what KILT's own script asks of one.
+
+    Args:
+        path: the file.
+        query_ids: those of the gold file, in its order.
+
+    Returns:
+        Query id -> pages, best first, each once.
+
+    Raises:
+        DataError: with file:line, for other ids or another order than the gold's, for fewer or more
+            lines, for none or several outputs where one is expected, and for provenance without
+            pages.
+    """
+    pages: dict[str, list[str]] = {}
+    line = 0
+    for line, record in json_lines(path):
+        where = f"{os.fspath(path)}:{line}"
+        if len(pages) == len(query_ids):
+            raise DataError(f"more lines than the {len(query_ids)} of the gold file", where=where)
+        expected = query_ids[len(pages)]
+        if str(record.get("id")).strip() != expected:
+            raise DataError(
+                f"the id is {record.get('id')!r}",
+                where=f"{where}, field 'id'",
+                expected=f"{expected!r}: the ids of the gold file in its order",
+            )
+        pages[expected] = _predicted(record, where)
+    if len(pages) < len(query_ids):
+        raise DataError(
+            f"{len(pages)} lines",
+            where=f"{os.fspath(path)}:{line}",
+            expected=f"{len(query_ids)}, as in the gold file",
+            fix="predict for every query; one without results keeps an empty provenance",
+        )
+    return pages
+
+
+def _rank(pages: Sequence[str], evidence: EvidenceSets) -> tuple[list[bool], int]:
+    """Places of the rank, True where an evidence set is complete; and how many sets there are."""
+    sets: list[set[str]] = []
+    for one in evidence:
+        if one is not None and set(one) not in sets:
+            sets.append(set(one))
+    missing = [set(one) for one in sets]
+    # A place is True, False, or the number of an evidence set that is not complete yet.
+    places: list[tuple[bool, int | None]] = []
+    for page in pages:
+        touched = [number for number, one in enumerate(missing) if page in one]
+        for number in touched:
+            if (False, number) in places:
+                places.remove((False, number))
+            missing[number].discard(page)
+            places.append((False, number) if missing[number] else (True, None))
+        if not touched:
+            places.append((False, None))
+    return [complete for complete, _ in places], len(sets)
+
+
+def _best_passages(
+    run: Run, pages_of: Callable[[Sequence[int]], Sequence[str]]
+) -> dict[str, dict[str, tuple[int, float]]]:
+    """Query id -> page -> its best passage's row and score, best first."""
+    ranked = top_k(run.rows, run.scores, run.rows.shape[1])
+    unique = np.unique(ranked.rows[ranked.rows != NO_ROW])
+    page_of = dict(zip(unique.tolist(), pages_of(unique.tolist()), strict=True))
+    if without := [row for row, page in page_of.items() if not page]:
+        raise DataError(
+            f"passage row {without[0]} has no page",
+            where="collection",
+            expected="passages with page ids",
+            fix="prepare the collection from KILT's files with `taser prepare kilt`",
+        )
+    best: dict[str, dict[str, tuple[int, float]]] = {}
+    for query_id, rows, scores in zip(
+        run.query_ids, ranked.rows.tolist(), ranked.scores.tolist(), strict=True
+    ):
+        found = best.setdefault(query_id, {})
+        for row, score in zip(rows, scores, strict=True):
+            if row != NO_ROW:
+                found.setdefault(page_of[row], (row, score))
+    return best
+
+
+def _measure(name: str) -> Callable[[Sequence[str], EvidenceSets], float]:
+    family, at, cutoff = name.partition("@")
+    if family == "PageRprec" and not at:
+        return page_r_precision
+    by_cutoff = {"PageRecall": page_recall, "PageP": page_precision}
+    if family not in by_cutoff or not cutoff.isdecimal() or int(cutoff) < 1:
+        raise ConfigError(
+            f"measure {name!r}",
+            where="measures",
+            expected="PageRprec, PageRecall@k or PageP@k",
+        )
+    return lambda pages, evidence: by_cutoff[family](pages, evidence, int(cutoff))
+
+
+def _warn_if_short(
+    pages: Mapping[str, Sequence[str]],
+    gold: Mapping[str, EvidenceSets],
+    measures: Sequence[str],
+) -> None:
+    deepest = max((int(name.partition("@")[2] or 0) for name in measures), default=0)
+    if short := sum(len(pages.get(query_id, ())) < deepest for query_id in gold):
+        logger.warning(
+            "%d of %d queries have fewer than %d pages: retrieve more passages for a recall that "
+            "can be compared",
+            short,
+            len(gold),
+            deepest,
+        )
+
+
+def _predicted(record: Mapping[str, Any], where: str) -> list[str]:
+    outputs = record.get("output")
+    if not isinstance(outputs, list) or len(outputs) != 1:
+        count = len(outputs) if isinstance(outputs, list) else "no"
+        raise DataError(
+            f"{count} outputs",
+            where=f"{where}, field 'output'",
+            expected="exactly one, with all provenance, best first",
+            fix="join the outputs' provenance into one list",
+        )
+    provenance = outputs[0].get("provenance") if isinstance(outputs[0], dict) else None
+    if not isinstance(provenance, list):
+        raise DataError(
+            "no provenance", where=f"{where}, output[0]", expected="a list of {wikipedia_id, ...}"
+        )
+    found: dict[str, None] = {}
+    for place, one in enumerate(provenance):
+        page = one.get("wikipedia_id") if isinstance(one, dict) else None
+        if not isinstance(page, str) or not page.strip():
+            raise DataError(
+                f"found {page!r}",
+                where=f"{where}, output[0].provenance[{place}], field 'wikipedia_id'",
+                expected="the page's id, as a string",
+            )
+        found[page.strip()] = None
+    return list(found)

@@ -1,0 +1,33 @@
+"""KILT's eight tasks with the lengths and prompts of TACO-DR (Table 5).
+
+`taser prepare kilt` makes the collection "kilt", with the tasks below. Three mixtures, by what is
+put before the queries: "kilt" nothing, "kilt_name" the task's name, "kilt_marker" its family's
+marker.
+"""
+
+from taser_jax.data.prompts import Family, Prompt, TaskPrompt
+from taser_jax.data.tasks import add_retrieval_mixture, add_retrieval_task
+
+# Task of the collection -> name in its prompt, family, tokens of a query.
+TASKS = {
+    "nq": ("NQ", Family.QUESTION_ANSWERING, 32),
+    "tqa": ("TQA", Family.QUESTION_ANSWERING, 32),
+    "hopo": ("HOPO", Family.QUESTION_ANSWERING, 36),
+    "wow": ("WOW", Family.DIALOGUE, 256),
+    "trex": ("TREX", Family.SLOT_FILLING, 32),
+    "fever": ("FEVER", Family.FACT_CHECKING, 64),
+    "zsre": ("ZSRE", Family.SLOT_FILLING, 32),
+    "aida": ("AIDA", Family.ENTITY_LINKING, 128),
+}
+
+for _prompt in Prompt:
+    _mixture = "kilt" if _prompt is Prompt.NONE else f"kilt_{_prompt.value}"
+    for _task, (_name, _family, _length) in TASKS.items():
+        add_retrieval_task(
+            f"{_mixture}_{_task}",
+            collection="kilt",
+            task=_task,
+            prompt=TaskPrompt(_prompt, name=_name, family=_family),
+            query_length=_length,
+        )
+    add_retrieval_mixture(_mixture, [f"{_mixture}_{_task}" for _task in TASKS])
