@@ -58,18 +58,6 @@ class Exported:
         return self.trained.queries if role is Role.QUERY else self.trained.passages
 
 
-@pytest.fixture(scope="module")
-def train_once(tmp_path_factory):
-    @functools.cache
-    def train(kind):
-        directory = tmp_path_factory.mktemp(kind)
-        if kind == "minilm":
-            return ten_steps.from_minilm(directory)
-        return ten_steps.from_scratch(directory, kind)
-
-    return train
-
-
 @pytest.fixture(scope="module", params=KINDS)
 def exported(request, train_once, tmp_path_factory):
     trained = train_once(request.param)

@@ -1,0 +1,114 @@
+"""Ten steps of training, `taser export`, and the result in TensorFlow and as StableHLO.
+
+The same of the formats of plain BERTs is in test_plain_exports, which needs PyTorch.
+"""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import ten_steps
+import tensorflow as tf
+
+from taser_jax import cli
+from taser_jax.batch import Role
+from taser_jax.data.preprocessors import encode_passages, encode_queries
+from taser_jax.data.vocabularies import load_vocabulary
+from taser_jax.interop.saved_model import params_from_saved_model
+from taser_jax.interop.stablehlo import load_stablehlo, params_from_stablehlo_export
+from taser_jax.pipelines.run_record import write_run_record
+from taser_jax.records import Passage
+from taser_jax.training.checkpoints import Checkpoints
+from taser_jax.training.state import TrainState
+
+KINDS = ("taser", "minilm")
+TITLES, TEXTS = zip(*ten_steps.PASSAGES, strict=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    trained: ten_steps.Trained
+    saved_model: pathlib.Path
+    stablehlo: pathlib.Path
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def exported(request, train_once, tmp_path_factory):
+    trained = train_once(request.param)
+    directory = tmp_path_factory.mktemp("program")
+    write_model(trained, directory / "model")
+    bindings = {
+        "MODEL_DIR": directory / "model",
+        "EXPORT_DIR": directory / "out",
+        "FORMATS": ["saved_model", "stablehlo"],
+    }
+    arguments = [f"--gin.{name}={value}" for name, value in bindings.items()]
+    assert cli.run(["export", *arguments]) == 0
+    return Exported(trained, directory / "out" / "saved_model", directory / "out" / "stablehlo")
+
+
+def write_model(trained, directory):
+    """What `taser train` leaves."""
+    source = trained.source
+    checkpoints = Checkpoints(directory)
+    state = TrainState(jnp.asarray(10, jnp.int32), jax.tree.map(jnp.asarray, source.params), ())
+    checkpoints.save(state, step=10, about={})
+    checkpoints.close()
+    lengths = {"query_length": source.query_length, "passage_length": source.passage_length}
+    write_run_record(
+        directory,
+        model_config=source.config,
+        facts={**source.facts, **lengths},
+        parameter_table="",
+        config_text=source.config_text,
+        vocabulary=source.vocabulary_dir,
+    )
+
+
+def same(found, expected):
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=1e-5)
+
+
+def test_tensorflow_gives_the_models_own_embeddings_of_strings(exported):
+    signatures = tf.saved_model.load(str(exported.saved_model)).signatures
+    queries = signatures["encode_query"](queries=tf.constant(ten_steps.QUERIES))["embedding"]
+    passages = signatures["encode_passage"](titles=tf.constant(TITLES), texts=tf.constant(TEXTS))
+    check(exported.trained, queries, passages["embedding"])
+
+
+def test_stablehlo_gives_the_models_own_embeddings(exported):
+    encoder = load_stablehlo(exported.stablehlo)
+    vocabulary = load_vocabulary(exported.stablehlo / "vocabulary")
+    functions = encoder.signature["functions"]
+    lengths = [functions[f"encode_{role.value}"]["length"] for role in Role]
+    queries = encode_queries(ten_steps.QUERIES, vocabulary, length=lengths[0])
+    passages = [Passage("", text, title) for title, text in ten_steps.PASSAGES]
+    passages = encode_passages(passages, vocabulary, length=lengths[1])
+    check(
+        exported.trained,
+        encoder.encode(Role.QUERY, queries.ids, queries.mask),
+        encoder.encode(Role.PASSAGE, passages.ids, passages.mask),
+    )
+
+
+def check(trained, queries, passages):
+    same(queries, trained.queries)
+    same(passages, trained.passages)
+    # Texts do differ, or the comparison would show nothing.
+    assert np.abs(np.diff(trained.queries, axis=0)).max() > 1e-3
+
+
+def test_import_of_the_export_gives_back_the_same_parameters(exported):
+    for found in (
+        params_from_saved_model(exported.saved_model),
+        params_from_stablehlo_export(exported.stablehlo),
+    ):
+        jax.tree.map(np.testing.assert_array_equal, found, exported.trained.source.params)
+    for directory in (exported.saved_model, exported.stablehlo):
+        facts = json.loads((directory / "export.json").read_text(encoding="utf-8"))
+        assert facts["training"]["checkpoint_step"] == 10
+        assert facts["fingerprints"]["data"] == "fedcba9876543210"
