@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import pathlib
 import re
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop.json_files import read_json_object
 from taser_jax.interop.tensors import Tensors, listed
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.layers import Activation
@@ -341,13 +341,7 @@ def _read_config(path: pathlib.Path) -> dict[str, Any]:
             expected=f"a Hugging Face directory with {CONFIG_FILE} and weights",
             fix="give the directory that the model's save_pretrained wrote",
         )
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"not JSON ({error})", where=str(path)) from error
-    if not isinstance(value, dict):
-        raise DataError(f"{type(value).__name__}", where=str(path), expected="a JSON object")
-    return value
+    return read_json_object(path)
 
 
 def _check_architecture(value: Mapping[str, Any], where: str) -> None:

@@ -12,6 +12,7 @@ from taser_jax.errors import ConfigError
 from taser_jax.interop.bert import CONFIG_FILE, bert_config, encoder_from_tensors
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.plain import from_plain_encoders
+from taser_jax.interop.sizes import check_sizes
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
 from taser_jax.interop.t5x_bert import t5x_bert_config, t5x_encoder, t5x_encoder_tree
 from taser_jax.interop.tensors import read_tensors
@@ -154,7 +155,17 @@ def _read(
 ) -> Params:
     kept = _kept(checkpoint.config, num_layers, layers, where=checkpoint.where)
     found = dataclasses.replace(checkpoint.config, num_layers=len(kept))
-    _check_sizes(found, config, checkpoint.where)
+    check_sizes(
+        found,
+        config,
+        names=_MUST_MATCH,
+        where=checkpoint.where,
+        fix="take the sizes from the checkpoint: bert = pretrained_bert(source)",
+        fixes={
+            "vocab_size": "tokenize with the checkpoint's own vocabulary",
+            "num_layers": "say num_layers or layers to keep some of its blocks only",
+        },
+    )
     return checkpoint.read(kept)
 
 
@@ -174,26 +185,3 @@ def _kept(
             expected=f"at least one, all within 0..{checkpoint.num_layers - 1}",
         )
     return tuple(layers)
-
-
-def _check_sizes(checkpoint: BertConfig, config: BertConfig, where: str) -> None:
-    differing = [n for n in _MUST_MATCH if getattr(checkpoint, n) != getattr(config, n)]
-    if not differing:
-        return
-    found = ", ".join(f"{name} {_shown(getattr(checkpoint, name))}" for name in differing)
-    expected = ", ".join(f"{name} {_shown(getattr(config, name))}" for name in differing)
-    fix = "take the sizes from the checkpoint: bert = pretrained_bert(source)"
-    if "vocab_size" in differing:
-        fix += "; tokenize with the checkpoint's own vocabulary"
-    if "num_layers" in differing:
-        fix += "; say num_layers or layers to keep some of its blocks only"
-    raise ConfigError(
-        f"the checkpoint has {found}",
-        where=where,
-        expected=f"{expected}, as the model is configured",
-        fix=fix,
-    )
-
-
-def _shown(value: Any) -> str:
-    return str(getattr(value, "value", value))

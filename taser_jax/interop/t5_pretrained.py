@@ -12,6 +12,7 @@ import numpy as np
 
 from taser_jax.errors import ConfigError
 from taser_jax.interop.hub import fetch
+from taser_jax.interop.sizes import check_sizes
 from taser_jax.interop.t5 import t5_from_t5x, t5_from_tensors
 from taser_jax.interop.t5_configs import CONFIG_FILE, t5_config, t5x_t5_config
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
@@ -87,7 +88,14 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
         checkpoint.config,
         num_decoder_layers=wanted.num_decoder_layers and checkpoint.config.num_decoder_layers,
     )
-    _check_sizes(found, wanted, checkpoint.where)
+    check_sizes(
+        found,
+        wanted,
+        names=_MUST_MATCH,
+        where=checkpoint.where,
+        fix="take the sizes from the checkpoint: t5 = pretrained_t5(source)",
+        fixes={"vocab_size": "tokenize with the checkpoint's own vocabulary"},
+    )
     t5 = rescale(checkpoint.read(wanted), wanted.initialization)
     towers = {}
     for name in config.tower_names:
@@ -142,24 +150,3 @@ def _open(source: Source) -> _Checkpoint:
         where,
         None if kernel is None else np.asarray(kernel, np.float32),
     )
-
-
-def _check_sizes(checkpoint: T5Config, config: T5Config, where: str) -> None:
-    differing = [n for n in _MUST_MATCH if getattr(checkpoint, n) != getattr(config, n)]
-    if not differing:
-        return
-    found = ", ".join(f"{name} {_shown(getattr(checkpoint, name))}" for name in differing)
-    expected = ", ".join(f"{name} {_shown(getattr(config, name))}" for name in differing)
-    fix = "take the sizes from the checkpoint: t5 = pretrained_t5(source)"
-    if "vocab_size" in differing:
-        fix += "; tokenize with the checkpoint's own vocabulary"
-    raise ConfigError(
-        f"the checkpoint has {found}",
-        where=where,
-        expected=f"{expected}, as the model is configured",
-        fix=fix,
-    )
-
-
-def _shown(value: Any) -> str:
-    return str(getattr(value, "value", value))

@@ -10,6 +10,7 @@ from taser_jax.data.vocabularies import load_vocabulary
 from taser_jax.data.vocabulary_files import METADATA
 from taser_jax.data.wordpiece import VOCAB_FILE, WordPieceVocabulary
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop.json_files import read_json_object
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -204,12 +205,4 @@ def _pieces(tokenizer: dict[str, Any], path: pathlib.Path) -> list[str]:
 
 
 def _read_json(path: pathlib.Path, *, absent: dict[str, Any]) -> dict[str, Any]:
-    if not path.is_file():
-        return absent
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"not JSON ({error})", where=str(path)) from error
-    if not isinstance(value, dict):
-        raise DataError(f"{type(value).__name__}", where=str(path), expected="a JSON object")
-    return value
+    return read_json_object(path) if path.is_file() else absent

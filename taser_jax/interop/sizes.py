@@ -1,0 +1,49 @@
+"""A checkpoint's sizes against a model's: what differs is told with both numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from taser_jax.errors import ConfigError
+
+
+def check_sizes(
+    checkpoint: Any,
+    model: Any,
+    *,
+    names: Sequence[str],
+    where: str,
+    fix: str,
+    fixes: Mapping[str, str],
+) -> None:
+    """Refuses weights of other sizes than the model's.
+
+    Example:
+        "the checkpoint has mlp_dim 24, num_layers 4; expected: mlp_dim 48, num_layers 2, as the
+        model is configured"
+
+    Args:
+        checkpoint: configuration that the checkpoint tells.
+        model: configuration of the model; of the same kind.
+        names: fields that must be equal.
+        where: the checkpoint.
+        fix: what helps in any case.
+        fixes: field -> what helps besides, where that field differs.
+
+    Raises:
+        ConfigError: naming every field that differs.
+    """
+    differing = [name for name in names if getattr(checkpoint, name) != getattr(model, name)]
+    if differing:
+        raise ConfigError(
+            f"the checkpoint has {_sizes(checkpoint, differing)}",
+            where=where,
+            expected=f"{_sizes(model, differing)}, as the model is configured",
+            fix="; ".join([fix, *(fixes[name] for name in differing if name in fixes)]),
+        )
+
+
+def _sizes(config: Any, names: Sequence[str]) -> str:
+    values = {name: getattr(config, name) for name in names}
+    return ", ".join(f"{name} {getattr(v, 'value', v)}" for name, v in values.items())
