@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop.json_files import read_json_object
 from taser_jax.interop.t5 import count_layers, find, paths, unscanned
 from taser_jax.interop.tensors import listed
 from taser_jax.models.t5 import PositionBias, T5Config
@@ -49,11 +49,8 @@ def t5_config(directory: pathlib.Path, **overrides: Any) -> T5Config:
             expected="the configuration of a Hugging Face T5",
             fix="give the directory that the model's save_pretrained wrote",
         )
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"no JSON: {error}", where=str(path), expected="a JSON object") from error
-    kind = value.get("model_type") if isinstance(value, dict) else None
+    value = read_json_object(path)
+    kind = value.get("model_type")
     if kind not in _POSITIONS:
         raise ConfigError(
             f"model_type is {kind!r}",
