@@ -225,7 +225,7 @@ def test_no_configuration(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         pretrained_t5(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(DataError, match="no JSON"):
+    with pytest.raises(DataError, match="not JSON"):
         pretrained_t5(tmp_path)
 
 
