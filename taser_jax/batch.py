@@ -20,6 +20,30 @@ class Role(enum.Enum):
     PASSAGE = "passage"
 
 
+@dataclasses.dataclass(frozen=True)
+class HostShare:
+    """Which of a global batch's equal parts a host makes.
+
+    On a pod the parts need not be neighbours: devices are ordered by their links, not by host.
+
+    Example:
+        >>> HostShare(parts=(0, 3), count=4).rows(8)
+        array([0, 1, 6, 7])
+
+    Attributes:
+        parts: the host's, in ascending order; several hosts may make the same.
+        count: parts of the global batch.
+    """
+
+    parts: tuple[int, ...] = (0,)
+    count: int = 1
+
+    def rows(self, num_rows: int) -> Int[np.ndarray, " rows"]:
+        """Which rows of a global batch of `num_rows`, a multiple of `count`, the host makes."""
+        size = num_rows // self.count
+        return (np.array(self.parts)[:, None] * size + np.arange(size)).reshape(-1)
+
+
 # JAX rebuilds pytrees with leaves that are no arrays (shapes, shardings, scan and vmap slices), so
 # the shapes here are told, not checked.
 @no_type_check

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -18,6 +18,7 @@ from flax.core import meta
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from taser_jax.batch import HostShare
 from taser_jax.errors import ConfigError
 
 MESH_AXES = ("replica", "data", "fsdp", "model")
@@ -37,12 +38,23 @@ class MeshConfig:
         data: parts of the batch; parameters are copied along it.
         fsdp: parts of the batch and of the parameters.
         model: parts of the parameters and of the matrix products with them.
+        across_slices: the axis that spans the slices of a multi-slice TPU job, whose links are
+            slow; every other axis stays inside a slice.
     """
 
     replica: int = 1
     data: int = -1
     fsdp: int = 1
     model: int = 1
+    across_slices: str = "replica"
+
+    def __post_init__(self) -> None:
+        if self.across_slices not in MESH_AXES:
+            raise ConfigError(
+                f"mesh axis {self.across_slices!r}",
+                where="MeshConfig.across_slices",
+                expected=f"one of {', '.join(MESH_AXES)}",
+            )
 
     def shape(self, num_devices: int) -> tuple[int, int, int, int]:
         """Devices along (replica, data, fsdp, model).
@@ -50,7 +62,7 @@ class MeshConfig:
         Raises:
             ConfigError: the axes do not multiply to `num_devices`.
         """
-        sizes = dataclasses.asdict(self)
+        asked = sizes = {name: getattr(self, name) for name in MESH_AXES}
         for name, size in sizes.items():
             if size < 1 and size != -1:
                 raise ConfigError(
@@ -63,16 +75,33 @@ class MeshConfig:
             )
         known = math.prod(size for size in sizes.values() if size != -1)
         if free and num_devices % known == 0:
-            sizes[free[0]] = num_devices // known
+            sizes = {**sizes, free[0]: num_devices // known}
         if math.prod(sizes.values()) != num_devices:
-            axes = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            nearest = _axes_text(_nearest_shape(asked, num_devices))
             raise ConfigError(
-                f"a mesh of {known} devices{' or a multiple' if free else ''} ({axes})",
+                f"a mesh of {known} devices{' or a multiple' if free else ''} "
+                f"({_axes_text(asked)})",
                 where="mesh",
                 expected=f"a mesh of the {num_devices} devices there are",
-                fix=f"let the axes multiply to {num_devices}; an axis of -1 takes what is left",
+                fix=f"{nearest} would fit; an axis of -1 takes what is left",
             )
         return sizes["replica"], sizes["data"], sizes["fsdp"], sizes["model"]
+
+
+def _axes_text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())
+
+
+def _nearest_shape(asked: Mapping[str, int], num_devices: int) -> dict[str, int]:
+    """Axes as near below those asked for as the devices allow; `data` takes what is left."""
+    sizes = dict.fromkeys(MESH_AXES, 1)
+    left = num_devices
+    for name in ("model", "fsdp", "replica"):
+        most = left if asked[name] == -1 else min(asked[name], left)
+        sizes[name] = next(size for size in range(most, 0, -1) if left % size == 0)
+        left //= sizes[name]
+    sizes["data"] = left
+    return sizes
 
 
 def make_mesh(
@@ -80,17 +109,55 @@ def make_mesh(
 ) -> Mesh:
     """A mesh with axes (replica, data, fsdp, model), neighbours along the last.
 
+    On several TPU slices `config.across_slices` spans them and the other axes lie inside one.
+
     Args:
         config: devices along each axis; None puts all on `data`.
         devices: all of `jax.devices()` where None.
 
     Raises:
-        ConfigError: the axes do not multiply to the number of devices.
+        ConfigError: the axes do not multiply to the number of devices, or do not fit its slices.
     """
     devices = jax.devices() if devices is None else devices
-    shape = (config or MeshConfig()).shape(len(devices))
-    grid = mesh_utils.create_device_mesh(shape, devices)
+    grid = device_grid(config or MeshConfig(), devices)
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def device_grid(config: MeshConfig, devices: Sequence[Any]) -> np.ndarray:
+    """The devices of a mesh, [replica, data, fsdp, model]; see `make_mesh`."""
+    shape = config.shape(len(devices))
+    # GPUs and CPUs may name their hosts as slices, but have one network.
+    on_tpu = devices[0].platform == "tpu"
+    slices = len({getattr(device, "slice_index", 0) for device in devices}) if on_tpu else 1
+    if slices == 1:
+        return _grid(mesh_utils.create_device_mesh, shape, devices)
+    across = MESH_AXES.index(config.across_slices)
+    if shape[across] % slices:
+        raise ConfigError(
+            f"{shape[across]} devices along {config.across_slices}, which is to span "
+            f"{slices} slices",
+            where="mesh",
+            expected=f"a multiple of {slices} along {config.across_slices}",
+            fix=f"set {config.across_slices} to {slices}, or let MeshConfig.across_slices name "
+            "another axis",
+        )
+    inside, between = list(shape), [1] * len(shape)
+    inside[across], between[across] = shape[across] // slices, slices
+    return _grid(
+        lambda inner, devices, **options: mesh_utils.create_hybrid_device_mesh(
+            inner, between, devices, **options
+        ),
+        inside,
+        devices,
+    )
+
+
+def _grid(make: Callable[..., np.ndarray], shape: Sequence[int], devices: Sequence[Any]) -> Any:
+    try:
+        return make(shape, devices)
+    except NotImplementedError:
+        # Two mesh axes along one axis of the torus: neighbours are fewer, but there is a mesh.
+        return make(shape, devices, allow_split_physical_axes=True)
 
 
 DEFAULT_RULES: tuple[tuple[str, MeshAxes], ...] = (
@@ -183,14 +250,6 @@ class LogicalRules:
         return PartitionSpec(*spec)
 
 
-@dataclasses.dataclass(frozen=True)
-class HostShare:
-    """Which contiguous part of each global batch a host makes: part `index` of `count`."""
-
-    index: int
-    count: int
-
-
 class Partitioner:
     """Shardings of parameters, state and batches on one mesh.
 
@@ -230,15 +289,19 @@ class Partitioner:
 
     @property
     def host_share(self) -> HostShare:
-        """This host's part of the global batch, for `BatchStream`; hosts may share a part.
+        """This host's parts of the global batch, for `BatchStream`; hosts may share parts."""
+        return self.share_of(jax.process_index())
 
-        Raises:
-            ConfigError: the host's devices hold no contiguous part.
-        """
+    def share_of(self, process: int) -> HostShare:
+        """The parts of the global batch that a host's devices hold."""
         batch_first = [*self._batch_axes, *(a for a in MESH_AXES if a not in self._batch_axes)]
         grid = self.mesh.devices.transpose([MESH_AXES.index(axis) for axis in batch_first])
-        processes = np.array([device.process_index for device in grid.flat])
-        return _host_share(processes.reshape(self.batch_devices, -1), jax.process_index())
+        parts = [
+            part
+            for part, devices in enumerate(grid.reshape(self.batch_devices, -1))
+            if any(device.process_index == process for device in devices)
+        ]
+        return HostShare(tuple(parts), self.batch_devices)
 
     def param_shardings(self, logical_axes: Any, shapes: Any) -> Any:
         """Sharding of each parameter.
@@ -272,7 +335,11 @@ class Partitioner:
 
         With B queries divisible, so are their B·(1+N) passages.
         """
-        _check_divisible("queries in a batch", batch_size, self.batch_devices)
+        parts = self.batch_devices
+        mesh = ""
+        if batch_size > 0 and (fits := math.gcd(batch_size, parts)) < parts:
+            mesh = f"; or let {' · '.join(self._batch_axes)} be {fits} and model the rest"
+        _check_divisible("queries in a batch", batch_size, parts, otherwise=mesh)
 
     def put_batch(self, batch: T) -> T:
         """The global batch, on the devices, from this host's share of it.
@@ -284,17 +351,25 @@ class Partitioner:
             ConfigError: an array whose first axis the devices cannot share equally.
         """
         share = self.host_share
-        devices = self.batch_devices // share.count
+        place = {part: number for number, part in enumerate(share.parts)}
 
         def put(path: tuple[Any, ...], array: np.ndarray) -> jax.Array:
-            _check_divisible(f"rows of {_path_name(path)} on this host", len(array), devices)
-            shape = (len(array) * share.count, *array.shape[1:])
-            return jax.make_array_from_process_local_data(self.batch_sharding, array, shape)
+            what = f"rows of {_path_name(path)} on this host"
+            _check_divisible(what, len(array), len(share.parts))
+            size = len(array) // len(share.parts)
+
+            def part(index: tuple[slice, ...] | None) -> np.ndarray:
+                assert index is not None
+                start = place[(index[0].start or 0) // size] * size
+                return array[start : start + size]
+
+            shape = (size * share.count, *array.shape[1:])
+            return jax.make_array_from_callback(shape, self.batch_sharding, part)
 
         return jax.tree_util.tree_map_with_path(put, batch)
 
 
-def _check_divisible(what: str, size: int, devices: int) -> None:
+def _check_divisible(what: str, size: int, devices: int, *, otherwise: str = "") -> None:
     if size > 0 and size % devices == 0:
         return
     below, above = size // devices * devices, (size // devices + 1) * devices
@@ -303,26 +378,8 @@ def _check_divisible(what: str, size: int, devices: int) -> None:
         f"{size} {what} cannot be split evenly over {devices} devices",
         where="batch",
         expected=f"a multiple of {devices}",
-        fix=f"the nearest are {nearest}",
+        fix=f"the nearest are {nearest}{otherwise}",
     )
-
-
-def _host_share(parts: np.ndarray, process: int) -> HostShare:
-    """A process's share, from which process holds each part of the batch. [parts, devices]."""
-    owned: dict[int, tuple[int, ...]] = {}
-    for owner in np.unique(parts):
-        owned[int(owner)] = tuple(np.flatnonzero((parts == owner).any(axis=1)).tolist())
-    shares = sorted(set(owned.values()))
-    size = len(shares[0])
-    expected = [tuple(range(i, i + size)) for i in range(0, len(parts), size)]
-    if shares != expected:
-        raise ConfigError(
-            f"host {process} holds parts {owned[process]} of the batch's {len(parts)}",
-            where="mesh",
-            expected="equal, contiguous parts for all hosts",
-            fix="let replica · data · fsdp be a multiple or a divisor of the number of hosts",
-        )
-    return HostShare(shares.index(owned[process]), len(shares))
 
 
 def _as_tuple(axes: MeshAxes) -> tuple[str, ...]:

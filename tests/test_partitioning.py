@@ -1,4 +1,5 @@
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -6,15 +7,15 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from taser_jax.batch import Batch, Tokens
+from taser_jax.batch import Batch, HostShare, Tokens
 from taser_jax.errors import ConfigError
 from taser_jax.partitioning import (
     DEFAULT_RULES,
-    HostShare,
+    MESH_AXES,
     LogicalRules,
     MeshConfig,
     Partitioner,
-    _host_share,
+    device_grid,
     make_mesh,
 )
 
@@ -57,7 +58,12 @@ def test_mesh_shapes(config, shape):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (MeshConfig(model=3), r"3 devices or a multiple.*model 3\)\n.*8 devices"),
+        (
+            MeshConfig(model=3),
+            r"3 devices or a multiple.*data -1, .*model 3\)\n.*8 devices.*\n"
+            r".*replica 1, data 4, fsdp 1, model 2 would fit",
+        ),
+        (MeshConfig(fsdp=16), "replica 1, data 1, fsdp 8, model 1 would fit"),
         (MeshConfig(data=4), r"a mesh of 4 devices \(replica 1, data 4"),
         (MeshConfig(data=16), "a mesh of 16 devices"),
         (MeshConfig(fsdp=-1), "-1 for data and fsdp"),
@@ -145,7 +151,7 @@ def test_batches_are_whole_and_split(config):
         assert {shard.data.shape for shard in array.addressable_shards} == {
             (parts, *local.shape[1:])
         }
-    assert partitioner.host_share == HostShare(0, 1)
+    assert partitioner.host_share.rows(8).tolist() == list(range(8))
 
 
 def test_sharded_equals_unsharded():
@@ -187,31 +193,112 @@ def test_sharded_equals_unsharded():
 def test_batches_that_do_not_divide():
     partitioner = Partitioner(make_mesh(MeshConfig(fsdp=2)))
     partitioner.check_batch_size(16)
-    with pytest.raises(ConfigError, match=r"20 queries.* 8 devices\n(.*\n)*.*nearest are 16 or 24"):
+    begin, fits = (
+        r" queries.* 8 devices\n(.*\n)*.*",
+        "; or let replica · data · fsdp be 4 and model",
+    )
+    with pytest.raises(ConfigError, match=f"20{begin}nearest are 16 or 24{fits}"):
         partitioner.check_batch_size(20)
-    with pytest.raises(ConfigError, match=r"4 queries.* 8 devices\n(.*\n)*.*nearest are 8$"):
+    with pytest.raises(ConfigError, match=f"4{begin}nearest are 8{fits}"):
         partitioner.check_batch_size(4)
     Partitioner(make_mesh(MeshConfig(model=4))).check_batch_size(6)
     with pytest.raises(ConfigError, match="12 rows of queries/ids on this host"):
         partitioner.put_batch(make_batch(12))
 
 
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What JAX's mesh makers and we ask of a TPU."""
+
+    id: int
+    process_index: int
+    coords: tuple[int, int, int]
+    slice_index: int = 0
+    core_on_chip: int = 0
+    platform: str = "tpu"
+    device_kind: str = "TPU v5 lite"
+
+
+def pod(width=4, length=4, slices=1):
+    """Slices of v5e; a host has a square of two by two chips, as real ones have."""
+    found = []
+    for slice_index in range(slices):
+        for x in range(width):
+            for y in range(length):
+                host = (slice_index * (width // 2) + x // 2) * (length // 2) + y // 2
+                found.append(Chip(len(found), host, (x, y, 0), slice_index))
+    return found
+
+
+def chips_partitioner(config, devices):
+    partitioner = Partitioner(make_mesh())
+    partitioner.mesh = types.SimpleNamespace(
+        devices=device_grid(config, devices),
+        shape=dict(zip(MESH_AXES, config.shape(len(devices)), strict=True)),
+    )
+    return partitioner
+
+
 @pytest.mark.parametrize(
-    ("parts", "process", "share"),
+    ("config", "by_slice"),
     [
-        ([[0], [0], [1], [1]], 1, HostShare(1, 2)),
-        ([[1], [1], [0], [0]], 0, HostShare(1, 2)),
-        # The model axis spans two hosts: both hold the same part.
-        ([[0, 1], [2, 3]], 3, HostShare(1, 2)),
-        ([[0, 1, 2, 3]], 2, HostShare(0, 1)),
-        ([[0, 1], [1, 0]], 1, HostShare(0, 1)),
+        (MeshConfig(replica=2), [(0, 0), (1, 1)]),
+        (MeshConfig(replica=4, fsdp=4), [(0, 0), (1, 0), (2, 1), (3, 1)]),
+        (MeshConfig(replica=2, fsdp=4, model=2), [(0, 0), (1, 1)]),
     ],
 )
-def test_host_shares(parts, process, share):
-    assert _host_share(np.array(parts), process) == share
+def test_replicas_are_slices(config, by_slice):
+    grid = device_grid(config, pod(slices=2))
+    assert grid.shape == config.shape(32)
+    assert len(set(grid.flat)) == 32
+    for replica, slice_index in by_slice:
+        assert {chip.slice_index for chip in grid[replica].flat} == {slice_index}
 
 
-@pytest.mark.parametrize("parts", [[[0], [1], [0], [1]], [[0], [0], [0], [1]]])
-def test_hosts_without_a_part_of_their_own(parts):
-    with pytest.raises(ConfigError, match="contiguous"):
-        _host_share(np.array(parts), 0)
+def test_another_axis_may_span_the_slices():
+    grid = device_grid(MeshConfig(fsdp=4, across_slices="data"), pod(slices=2))
+    assert grid.shape == (1, 8, 4, 1)
+    for row in grid[0, :, :, 0]:
+        assert len({chip.slice_index for chip in row}) == 1
+    assert {chip.slice_index for chip in grid[0, :4].flat} == {0}
+
+
+def test_slices_that_the_axis_cannot_span():
+    message = r"1 devices along replica, which is to span 2 slices\n.*\n.*set replica to 2"
+    with pytest.raises(ConfigError, match=message):
+        device_grid(MeshConfig(), pod(slices=2))
+    with pytest.raises(ConfigError, match=r"mesh axis 'slices'\n.*replica, data, fsdp, model"):
+        MeshConfig(across_slices="slices")
+
+
+def test_other_devices_slices_are_no_slices():
+    """JAX numbers a GPU machine's hosts as slices."""
+    hosts = [dataclasses.replace(chip, platform="gpu") for chip in pod(slices=2)]
+    hosts = [dataclasses.replace(chip, device_kind="H100") for chip in hosts]
+    assert device_grid(MeshConfig(), hosts).shape == (1, 32, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [MeshConfig(), MeshConfig(fsdp=-1, data=1), MeshConfig(fsdp=4), MeshConfig(model=4),
+     MeshConfig(data=2, fsdp=2, model=4), MeshConfig(model=2), MeshConfig(model=8)],
+)  # fmt: skip
+def test_hosts_of_a_pod_hold_the_whole_batch(config):
+    """A host's chips are neighbours on the torus, and seldom neighbours in the mesh."""
+    partitioner = chips_partitioner(config, pod())
+    shares = [partitioner.share_of(host) for host in range(4)]
+    assert {share.count for share in shares} == {partitioner.batch_devices}
+    held = np.concatenate([share.rows(32) for share in shares])
+    assert set(held.tolist()) == set(range(32))
+    # Twice only where a part's devices belong to two hosts.
+    chips = {part: set() for part in range(partitioner.batch_devices)}
+    grid = partitioner.mesh.devices.reshape(partitioner.batch_devices, -1)
+    for part, devices in enumerate(grid):
+        chips[part] = {chip.process_index for chip in devices}
+    for host, share in enumerate(shares):
+        assert share.parts == tuple(part for part, hosts in chips.items() if host in hosts)
+
+
+def test_rows_of_scattered_parts():
+    assert HostShare((0, 3), 4).rows(8).tolist() == [0, 1, 6, 7]
+    assert HostShare().rows(3).tolist() == [0, 1, 2]

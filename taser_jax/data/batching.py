@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Bool, Int
 
-from taser_jax.batch import Batch
+from taser_jax.batch import Batch, HostShare
 from taser_jax.data import sampling
 from taser_jax.data.mixing import Purpose, Schedule, generator, task_number
 from taser_jax.data.token_arrays import Ragged, TokenizedQueries
@@ -108,8 +108,7 @@ class BatchStream:
         store: where passages' tokens are.
         tasks: task -> queries to train on.
         config: how to draw.
-        process_index: this host's place among those that share a batch.
-        process_count: hosts that share a batch; each makes an equal, contiguous part of it.
+        share: the part of each batch that this host makes.
 
     Raises:
         ConfigError: settings that no batch can be drawn from.
@@ -123,17 +122,12 @@ class BatchStream:
         tasks: Mapping[str, TokenizedQueries],
         config: BatchingConfig,
         *,
-        process_index: int = 0,
-        process_count: int = 1,
+        share: HostShare = HostShare(),
     ) -> None:
-        if not 0 <= process_index < process_count:
+        if config.batch_size % share.count:
             raise ConfigError(
-                f"process {process_index} of {process_count}", expected="an index below the count"
-            )
-        if config.batch_size % process_count:
-            raise ConfigError(
-                f"a batch of {config.batch_size} queries on {process_count} hosts",
-                expected=f"a multiple of {process_count}",
+                f"a batch of {config.batch_size} queries in {share.count} parts",
+                expected=f"a multiple of {share.count}",
             )
         self.config = config
         self._store = store
@@ -161,8 +155,8 @@ class BatchStream:
                     "from the whole store",
                     *(task, short, len(tasks[task]), config.num_negatives),
                 )
-        share = config.batch_size // process_count
-        self._share = slice(process_index * share, (process_index + 1) * share)
+        self._all = np.arange(config.batch_size)
+        self._share = share.rows(config.batch_size)
         # The last orders of all tasks at hand, and of those whose pass has just ended.
         self._order = functools.lru_cache(maxsize=2 * len(tasks))(self._make_order)
 
@@ -214,8 +208,8 @@ class BatchStream:
             task=rows.task,
             query_rows=rows.queries,
             passage_rows=rows.passages.reshape(-1),
-            positive_index=self._positive_index(slice(None)),
-            ignore=self._ignore(rows, slice(None)),
+            positive_index=self._positive_index(self._all),
+            ignore=self._ignore(rows, self._all),
             random_negatives=random_negatives,
         )
 
@@ -264,17 +258,18 @@ class BatchStream:
         rng = generator(self.config.seed, Purpose.QUERY_ORDER, task_number(task), whole_pass)
         return rng.permutation(len(self._tasks[task])).astype(np.int32)
 
-    def _positive_index(self, share: slice) -> Int[np.ndarray, " share"]:
+    def _positive_index(self, share: Int[np.ndarray, " share"]) -> Int[np.ndarray, " share"]:
         columns = np.arange(self.batch_size, dtype=np.int32) * (1 + self.config.num_negatives)
         return columns[share]
 
-    def _ignore(self, rows: _Rows, share: slice) -> Bool[np.ndarray, "share passages"]:
+    def _ignore(
+        self, rows: _Rows, share: Int[np.ndarray, " share"]
+    ) -> Bool[np.ndarray, "share passages"]:
         positive_index = self._positive_index(share)
         if self.config.false_negatives is FalseNegatives.KEEP:
             return np.zeros((len(positive_index), rows.passages.size), bool)
-        local = np.arange(self.batch_size)[share]
-        ignore = sampling.occurs(sampling.take(rows.positives, local), rows.passages.reshape(-1))
-        ignore[np.arange(len(local)), positive_index] = False
+        ignore = sampling.occurs(sampling.take(rows.positives, share), rows.passages.reshape(-1))
+        ignore[np.arange(len(share)), positive_index] = False
         return ignore
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from taser_jax.batch import Batch, Tokens
+from taser_jax.batch import Batch, HostShare, Tokens
 from taser_jax.data.batching import BatchingConfig, BatchStream, FalseNegatives, PositiveChoice
 from taser_jax.data.mixing import task_number
 from taser_jax.data.token_arrays import TokenizedQueries
@@ -127,8 +127,7 @@ class TaskBatchStream:
         config: how to draw.
         num_devices: devices that share a batch.
         num_chunks: GradCache chunks of each task's batch.
-        process_index: this host's place among those that share a batch.
-        process_count: hosts that share a batch.
+        share: the part of each task's batch that this host makes.
 
     Raises:
         ConfigError: as `task_batch_sizes` and `BatchStream`.
@@ -142,8 +141,7 @@ class TaskBatchStream:
         *,
         num_devices: int = 1,
         num_chunks: int = 1,
-        process_index: int = 0,
-        process_count: int = 1,
+        share: HostShare = HostShare(),
     ) -> None:
         self.config = config
         per_device = config.counted is BatchTotal.PER_DEVICE
@@ -172,8 +170,7 @@ class TaskBatchStream:
                     # Tasks draw apart from one another.
                     seed=(config.seed << _SEED_BITS) + task_number(task),
                 ),
-                process_index=process_index,
-                process_count=process_count,
+                share=share,
             )
             for task, queries in tasks.items()
         }

@@ -178,7 +178,6 @@ def _train(
     query_length, passage_length = lengths(store, feature_lengths)
     model_config = fit_vocabulary(model_config, store)
     model = build_model(model_config)
-    share = partitioner.host_share
     stream = validation_tasks = None
     if store is not None:
         queries = training_queries(store, task_names=task_names, negatives_dirs=negatives_dirs)
@@ -186,8 +185,7 @@ def _train(
             store,
             queries,
             with_mixture_rates(training.batching, store, queries),
-            process_index=share.index,
-            process_count=share.count,
+            share=partitioner.host_share,
         )
         if training.validation is not None:
             validation_tasks = training_queries(

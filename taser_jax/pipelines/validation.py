@@ -74,7 +74,6 @@ class Validator:
         self._config, self._store, self._partitioner = config, store, partitioner
         self._tasks = dict(tasks)
         self._eval_step = make_eval_step(model, objective=objective)
-        share = partitioner.host_share
         self._streams = {
             task: BatchStream(
                 store,
@@ -84,8 +83,7 @@ class Validator:
                     # Without hard negatives of their own, queries share each other's golds.
                     num_negatives=config.num_negatives if len(queries.hard_negatives.values) else 0,
                 ),
-                process_index=share.index,
-                process_count=share.count,
+                share=partitioner.host_share,
             )
             for task, queries in tasks.items()
         }
@@ -140,15 +138,13 @@ class Validator:
         rows: np.ndarray,
     ) -> np.ndarray:
         """Embeddings of rows, in blocks whose parts the hosts prepare."""
-        share = self._partitioner.host_share
         size = self._config.batch_size * 2
         size += -size % (self._partitioner.batch_devices)
-        part = size // share.count
+        mine = self._partitioner.host_share.rows(size)
         blocks = []
         for start in range(0, len(rows), size):
             block = np.resize(rows[start : start + size], size)
-            mine = block[share.index * part : (share.index + 1) * part]
-            tokens = self._partitioner.put_batch(tokens_of(mine))
+            tokens = self._partitioner.put_batch(tokens_of(block[mine]))
             blocks.append(np.asarray(self._encoders[role](params, tokens)))
         return np.concatenate(blocks)[: len(rows)]
 

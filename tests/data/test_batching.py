@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from taser_jax.batch import HostShare
 from taser_jax.data.batching import (
     BatchingConfig,
     BatchStream,
@@ -243,7 +244,7 @@ def test_hosts_together_make_the_batch_of_one(toy, count):
     store, tasks = toy
     whole = BatchStream(store, tasks, CONFIG)
     hosts = [
-        BatchStream(store, tasks, CONFIG, process_index=index, process_count=count)
+        BatchStream(store, tasks, CONFIG, share=HostShare((index,), count))
         for index in range(count)
     ]
     assert {host.fingerprint for host in hosts} == {whole.fingerprint}
@@ -252,6 +253,19 @@ def test_hosts_together_make_the_batch_of_one(toy, count):
         assert parts[0].ignore.shape == (8 // count, 32)
         joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
         assert same(joined, whole.batch(step))
+
+
+def test_a_hosts_parts_need_not_be_neighbours(toy):
+    store, tasks = toy
+    whole = BatchStream(store, tasks, CONFIG).batch(3)
+    ours = BatchStream(store, tasks, CONFIG, share=HostShare((1, 2), 4)).batch(3)
+    theirs = BatchStream(store, tasks, CONFIG, share=HostShare((0, 3), 4)).batch(3)
+    np.testing.assert_array_equal(ours.query_rows, whole.query_rows[2:6])
+    np.testing.assert_array_equal(ours.positive_index, whole.positive_index[2:6])
+    np.testing.assert_array_equal(theirs.query_rows, whole.query_rows[[0, 1, 6, 7]])
+    np.testing.assert_array_equal(theirs.ignore, whole.ignore[[0, 1, 6, 7]])
+    passages = whole.passages.ids.reshape(8, 4, -1)[[0, 1, 6, 7]]
+    np.testing.assert_array_equal(theirs.passages.ids, passages.reshape(16, -1))
 
 
 def test_a_set_smaller_than_a_batch(tmp_path):
@@ -323,7 +337,5 @@ def test_bad_data_is_named(toy, tmp_path):
 
 def test_bad_hosts(toy):
     store, tasks = toy
-    with pytest.raises(ConfigError, match="8 queries on 3 hosts"):
-        BatchStream(store, tasks, CONFIG, process_index=0, process_count=3)
-    with pytest.raises(ConfigError, match="process 2 of 2"):
-        BatchStream(store, tasks, CONFIG, process_index=2, process_count=2)
+    with pytest.raises(ConfigError, match="8 queries in 3 parts"):
+        BatchStream(store, tasks, CONFIG, share=HostShare((0,), 3))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tiny_training
 
+from taser_jax.batch import HostShare
 from taser_jax.data.task_batching import (
     BatchTotal,
     TaskBatchingConfig,
@@ -142,7 +143,7 @@ def test_two_hosts_share_every_tasks_batch(store):
     config = TaskBatchingConfig(total=16, num_negatives=1)
     whole = stream(store, config=config, num_devices=2).batch(3)
     halves = [
-        stream(store, config=config, num_devices=2, process_index=i, process_count=2).batch(3)
+        stream(store, config=config, num_devices=2, share=HostShare((i,), 2)).batch(3)
         for i in range(2)
     ]
     for task, batch in whole.items():

@@ -1,0 +1,84 @@
+"""The same losses on any number of devices and any mesh."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from tiny_encoder import VOCAB, make_batch
+
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import (
+    DualEncoder,
+    DualEncoderConfig,
+    abstract_params,
+    init_params,
+    logical_axes,
+)
+from taser_jax.models.routing import ExpertConfig
+from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
+from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
+from taser_jax.training.state import init_state
+from taser_jax.training.step import make_train_step
+
+# Dropout is on: it must not depend on the mesh either.
+BERT = BertConfig(
+    vocab_size=VOCAB, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, max_length=8
+)
+MODEL = DualEncoder(DualEncoderConfig(BERT, ExpertConfig(num_experts=2, blocks=(1,))))
+STEPS = 3
+
+
+def losses(config, num_devices):
+    partitioner = Partitioner(make_mesh(config, devices=jax.devices()[:num_devices]))
+    shapes = abstract_params(MODEL)
+    optimizer = build_optimizer(OptimizerConfig(learning_rate=3e-3), shapes, total_steps=10)
+    state = init_state(
+        functools.partial(init_params, MODEL),
+        optimizer,
+        jax.random.key(0),
+        param_shardings=partitioner.param_shardings(logical_axes(MODEL), shapes),
+    )
+    step = make_train_step(
+        MODEL, optimizer, state_shardings=jax.tree.map(lambda leaf: leaf.sharding, state)
+    )
+    found = []
+    with jax.set_mesh(partitioner.mesh):
+        for number in range(STEPS):
+            state, metrics = step(state, partitioner.put_batch(make_batch(16, seed=number)))
+            found.append([float(metrics[name]) for name in ("loss", "grad_norm")])
+    return np.array(found), state
+
+
+@pytest.fixture(scope="module")
+def on_one_device():
+    return losses(MeshConfig(), 1)[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "num_devices"),
+    [
+        (MeshConfig(), 2),
+        (MeshConfig(fsdp=4), 4),
+        (MeshConfig(model=2), 4),
+        (MeshConfig(replica=2, data=1, fsdp=2, model=2), 8),
+    ],
+    ids=str,
+)
+def test_losses_do_not_depend_on_the_mesh(config, num_devices, on_one_device, capfd):
+    found, state = losses(config, num_devices)
+    np.testing.assert_allclose(found, on_one_device, rtol=2e-5)
+    assert len(set(on_one_device[:, 0])) == STEPS
+    wi = state.params["encoder"]["layers_0"]["experts"]["wi"]["kernel"]
+    parts = max(config.fsdp, 1) * config.model
+    assert wi.addressable_shards[0].data.size * parts == wi.size
+    moments = [
+        leaf
+        for leaf in jax.tree.leaves(state.opt_state)
+        if leaf.shape == wi.shape and leaf.sharding.spec == wi.sharding.spec
+    ]
+    assert len(moments) == 2
+    assert wi.sharding.spec != PartitionSpec() or parts == 1
+    # The partitioner found no array that it could only reshard by copying it to every device.
+    assert "nvoluntary full rematerialization" not in capfd.readouterr().err
