@@ -16,6 +16,10 @@ RECIPES = {
         ("runs/taser_base.gin", "models/bert_pretrained.gin"),
         ("runs/train.gin", "models/t5_base.gin", "optim/adamw.gin"),
         ("runs/train.gin", "models/t5_base.gin", "optim/adamw.gin", "models/t5_pretrained.gin"),
+        *(
+            ("runs/taser_base.gin", f"optim/{combiner}.gin", "runs/multitask.gin")
+            for combiner in ("naive", "pcgrad", "cgd", "gradnorm", "tsage")
+        ),
     ),
     "pipeline taser": (("runs/open_qa.gin",), ("runs/open_qa_pretrained.gin",)),
     "quickstart": (("runs/quickstart_pretrained.gin",),),

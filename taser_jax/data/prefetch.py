@@ -5,27 +5,30 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from taser_jax.batch import Batch
 from taser_jax.errors import ConfigError
 
 
-class Stream(Protocol):
-    """Anything that makes the batch of a step."""
+BatchT = TypeVar("BatchT")
+BatchCo = TypeVar("BatchCo", covariant=True)
 
-    def batch(self, step: int) -> Batch:
+
+class Stream(Protocol[BatchCo]):
+    """Anything that makes the batch of a step, or its batches."""
+
+    def batch(self, step: int) -> BatchCo:
         """The batch of a step."""
 
 
 def prefetch(
-    stream: Stream,
+    stream: Stream[BatchT],
     start_step: int,
     stop_step: int,
-    put: Callable[[Batch], Batch],
+    put: Callable[[BatchT], BatchT],
     *,
     depth: int = 2,
-) -> Iterator[tuple[int, Batch]]:
+) -> Iterator[tuple[int, BatchT]]:
     """Yields (step, put(batch)) for the steps in order; a thread works ahead.
 
     The thread starts with the first `next`. Closing the iterator early (`close()`, or leaving
@@ -51,9 +54,9 @@ def prefetch(
 
 
 def _prefetched(
-    stream: Stream, steps: range, put: Callable[[Batch], Batch], depth: int
-) -> Iterator[tuple[int, Batch]]:
-    ready: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+    stream: Stream[BatchT], steps: range, put: Callable[[BatchT], BatchT], depth: int
+) -> Iterator[tuple[int, BatchT]]:
+    ready: queue.SimpleQueue[BatchT | BaseException] = queue.SimpleQueue()
     free = threading.Semaphore(depth)
     stopped = threading.Event()
 

@@ -8,10 +8,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 
-from taser_jax.batch import Batch, Tokens
-from taser_jax.data.batching import BatchingConfig, BatchStream
+from taser_jax.data.batching import BatchingConfig
+from taser_jax.data.task_batching import TaskBatchingConfig
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.fingerprint import fingerprint
@@ -32,31 +31,39 @@ from taser_jax.models.memory import activation_bytes
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
-from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, build_schedule, trainable
+from taser_jax.optim.cgd import CgdConfig
+from taser_jax.optim.gradnorm import GradNormConfig
+from taser_jax.optim.multitask import MultitaskConfig
+from taser_jax.optim.naive import NaiveConfig
+from taser_jax.optim.optimizers import OptimizerConfig, build_schedule, trainable
+from taser_jax.optim.pcgrad import PCGradConfig
+from taser_jax.optim.tsage import TSageConfig
 from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
+from taser_jax.pipelines.batch_plans import (
+    MultitaskTraining,
+    chunk_shapes,
+    make_plan,
+)
 from taser_jax.pipelines.hardware import peak_flops
 from taser_jax.pipelines.metric_writers import make_writers
 from taser_jax.pipelines.pretrained import Pretrained, place_pretrained, read_pretrained
-from taser_jax.pipelines.run_record import batch_facts, data_facts, write_run_record
+from taser_jax.pipelines.run_record import data_facts, write_run_record
 from taser_jax.pipelines.training_data import (
-    DeviceBatches,
     fit_vocabulary,
     lengths,
     open_store,
     training_queries,
-    with_mixture_rates,
 )
 from taser_jax.pipelines.validation import ValidationConfig, Validator
 from taser_jax.progress import logger, phase
 from taser_jax.storage import storage_errors
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, restore_params_from
-from taser_jax.training.grad_cache import check_chunks
 from taser_jax.training.keys import named_key
 from taser_jax.training.parameters import memory_estimate, parameter_table
 from taser_jax.training.routing_losses import RoutingRegularizer
 from taser_jax.training.state import init_state, state_shardings
-from taser_jax.training.step import ObjectiveConfig, make_train_step
+from taser_jax.training.step import ObjectiveConfig
 from taser_jax.training.validation import PoolConfig
 
 
@@ -75,6 +82,8 @@ class TrainingConfig:
         rules: logical axis -> mesh axis.
         num_chunks: GradCache chunks; 1 encodes the batch at once.
         pretrained: weights that encoders start from; None draws them.
+        multitask: a batch of every task in each step, and how their gradients become one, in place
+            of `batching`; None gives each batch to one task.
         seed: of weights, dropout and routing; batches have `batching.seed`.
     """
 
@@ -88,6 +97,7 @@ class TrainingConfig:
     rules: LogicalRules = LogicalRules()
     num_chunks: int = 1
     pretrained: Pretrained | None = None
+    multitask: MultitaskTraining | None = None
     seed: int = 0
 
 
@@ -171,22 +181,20 @@ def _train(
 ) -> TrainSummary | None:
     # 1. Everything that can be wrong is looked at before anything is computed.
     partitioner = Partitioner(make_mesh(training.mesh), training.rules)
-    partitioner.check_batch_size(training.batching.batch_size)
-    check_chunks(
-        training.batching.batch_size, training.num_chunks, num_shards=partitioner.batch_devices
-    )
     query_length, passage_length = lengths(store, feature_lengths)
     model_config = fit_vocabulary(model_config, store)
     model = build_model(model_config)
-    stream = validation_tasks = None
+    if initial_checkpoint and training.pretrained is not None:
+        raise ConfigError(
+            f"a checkpoint to start from, {initial_checkpoint}, and pretrained weights, "
+            f"{training.pretrained.source}",
+            where="INITIAL_CHECKPOINT_PATH",
+            expected="one of the two",
+            fix="drop PRETRAINED: a checkpoint of ours has all parameters",
+        )
+    queries, validation_tasks = {}, None
     if store is not None:
         queries = training_queries(store, task_names=task_names, negatives_dirs=negatives_dirs)
-        stream = BatchStream(
-            store,
-            queries,
-            with_mixture_rates(training.batching, store, queries),
-            share=partitioner.host_share,
-        )
         if training.validation is not None:
             validation_tasks = training_queries(
                 store,
@@ -196,23 +204,32 @@ def _train(
             )
     elif not dry_run:
         raise ConfigError("no token store", where="TOKEN_STORE", fix="run `taser tokenize` first")
+    plan = make_plan(
+        training.batching,
+        training.multitask,
+        num_chunks=training.num_chunks,
+        query_length=query_length,
+        passage_length=passage_length,
+        partitioner=partitioner,
+        store=store,
+        queries=queries,
+    )
 
     # 2. Shapes, shardings, the step: nothing is allocated yet.
     shapes = abstract_params(model)
     shardings = partitioner.param_shardings(logical_axes(model), shapes)
     total_steps = training.loop.train_steps
-    optimizer = build_optimizer(training.optimizer, shapes, total_steps=total_steps)
+    optimizer = plan.optimizer(training.optimizer, shapes, total_steps=total_steps)
     initialise = functools.partial(
         init_params, model, query_length=query_length, passage_length=passage_length
     )
     abstract_state = jax.eval_shape(
         lambda key: init_state(initialise, optimizer, key), jax.random.key(0)
     )
-    train_step = make_train_step(
+    train_step = plan.train_step(
         model,
         optimizer,
         objective=training.objective,
-        num_chunks=training.num_chunks,
         seed=training.seed,
         schedule=build_schedule(training.optimizer, total_steps),
         trainable=trainable(training.optimizer, shapes),
@@ -226,10 +243,10 @@ def _train(
         "passage_length": passage_length,
         "train_steps": total_steps,
         "jax": f"{jax.__version__} on {jax.devices()[0].device_kind}",
-        **batch_facts(training.batching),
+        **plan.facts,
     }
-    if stream is not None and store is not None:
-        facts |= data_facts(stream, store)
+    if store is not None:
+        facts |= data_facts(plan, store)
     for name, value in facts.items():
         logger.info("%s: %s", name.replace("_", " "), value)
     # Read before anything is allocated: weights that do not fit cost nothing but this message.
@@ -242,24 +259,23 @@ def _train(
             vocabulary=None if store is None else store.vocabulary_directory,
         )
     if dry_run:
-        batch = _abstract_batch(training.batching, query_length, passage_length)
-        jax.eval_shape(train_step, abstract_state, batch)
+        jax.eval_shape(train_step, abstract_state, plan.abstract_batch())
         print(table)
-        chunk = _step_shape(
-            training.batching, query_length, passage_length, num_chunks=training.num_chunks
+        # Tasks are computed one after another: the largest decides.
+        activations = max(
+            activation_bytes(model_config, shape, batch_devices=partitioner.batch_devices)
+            for shape in chunk_shapes(plan.shapes, training.num_chunks)
         )
-        activations = activation_bytes(model_config, chunk, batch_devices=partitioner.batch_devices)
         print(memory_estimate(shapes, shardings=shardings, activation_bytes=activations))
         return None
     assert store is not None
-    assert stream is not None
     assert model_dir is not None
 
     # 3. What a run leaves behind besides checkpoints, unless those here are another model's.
     checkpoints = Checkpoints(model_dir, training.checkpoints)
     resume_step = checkpoints.latest_step or 0
     about = {
-        "data": stream.fingerprint,
+        "data": plan.fingerprint,
         "model": fingerprint([config_io.to_json(model_config)]),
         "seed": training.seed,
     }
@@ -307,13 +323,11 @@ def _train(
         result = loop.train(
             state,
             train_step=train_step,
-            batches=DeviceBatches(stream, queries, partitioner),
+            batches=plan.device_batches(),
             checkpoints=checkpoints,
             config=training.loop,
             about=about,
-            cost=_step_cost(
-                model_config, _step_shape(training.batching, query_length, passage_length)
-            ),
+            cost=_step_cost(model_config, plan.shapes),
             validate=validator,
             writers=make_writers(model_dir, resume_step=resume_step, is_first_process=is_first),
         )
@@ -325,62 +339,40 @@ def _train(
     )
 
 
-def _step_shape(
-    batching: BatchingConfig, query_length: int, passage_length: int, *, num_chunks: int = 1
-) -> StepShape:
-    return StepShape(
-        queries=batching.batch_size // num_chunks,
-        query_length=query_length,
-        passages=batching.batch_size * (1 + batching.num_negatives) // num_chunks,
-        passage_length=passage_length,
-    )
-
-
-def _step_cost(model_config: ModelConfig, shape: StepShape) -> loop.StepCost:
+def _step_cost(model_config: ModelConfig, shapes: Sequence[StepShape]) -> loop.StepCost:
     return loop.StepCost(
-        tokens=shape.queries * shape.query_length + shape.passages * shape.passage_length,
-        flops=float(training_flops(model_config, shape)),
+        tokens=sum(
+            shape.queries * shape.query_length + shape.passages * shape.passage_length
+            for shape in shapes
+        ),
+        flops=float(sum(training_flops(model_config, shape) for shape in shapes)),
         peak_flops=peak_flops(),
     )
-
-
-def _abstract_batch(batching: BatchingConfig, query_length: int, passage_length: int) -> Batch:
-    queries = batching.batch_size
-    passages = queries * (1 + batching.num_negatives)
-
-    def make() -> Batch:
-        def tokens(count: int, length: int) -> Tokens:
-            return Tokens(
-                ids=jnp.zeros((count, length), jnp.int32), mask=jnp.zeros((count, length), bool)
-            )
-
-        return Batch(
-            queries=tokens(queries, query_length),
-            passages=tokens(passages, passage_length),
-            positive_index=jnp.zeros(queries, jnp.int32),
-            ignore=jnp.zeros((queries, passages), bool),
-            query_rows=jnp.zeros(queries, jnp.int32),
-            passage_rows=jnp.zeros(passages, jnp.int32),
-        )
-
-    return jax.eval_shape(make)
 
 
 CONFIGURABLES = (
     BatchingConfig,
     BertConfig,
+    CgdConfig,
     CheckpointConfig,
     DualEncoderConfig,
     ExpertConfig,
+    GradNormConfig,
     LogicalRules,
     MeshConfig,
+    MultitaskConfig,
+    MultitaskTraining,
+    NaiveConfig,
     ObjectiveConfig,
     OptimizerConfig,
+    PCGradConfig,
     PoolConfig,
     Pretrained,
     RoutingRegularizer,
     T5Config,
     T5DualEncoderConfig,
+    TSageConfig,
+    TaskBatchingConfig,
     TrainingConfig,
     ValidationConfig,
     loop.LoopConfig,

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import tiny_training
 
+from taser_jax.data.task_batching import TaskBatchingConfig
 from taser_jax.errors import ConfigError, FingerprintError, NonFiniteLossError, StorageError
 from taser_jax.models.dual_encoder import DualEncoder, abstract_params, parameter_count
 from taser_jax.optim.optimizers import OptimizerConfig
+from taser_jax.pipelines.batch_plans import MultitaskTraining
 from taser_jax.pipelines.models import load_model
 from taser_jax.pipelines.train import train
 from taser_jax.training.checkpoints import Checkpoints
@@ -174,3 +176,30 @@ def test_a_full_disk_under_the_metrics_is_told(tmp_path, tiny_store_dir, monkeyp
     with pytest.raises(StorageError, match="No space left on device") as error:
         start(tmp_path / "model", tiny_store_dir)
     assert "free some space" in str(error.value)
+
+
+def test_a_batch_of_every_task_with_t_sage(tiny_store_dir, tmp_path):
+    training = dataclasses.replace(
+        tiny_training.training_config(train_steps=12),
+        multitask=MultitaskTraining(batching=TaskBatchingConfig(total=16, num_negatives=1)),
+    )
+    start(tmp_path / "model", tiny_store_dir, training=training)
+    lines = (tmp_path / "model" / "metrics.jsonl").read_text().splitlines()
+    first, last = json.loads(lines[0]), json.loads(lines[-1])
+    assert last["step"] == 12
+    for task in ("first", "second"):
+        assert last[f"train/loss/{task}"] < first[f"train/loss/{task}"]
+        assert 0 < last[f"train/weight/{task}"] < 1
+    facts = json.loads((tmp_path / "model" / "run.json").read_text())
+    assert facts["combiner"] == "tsage"
+    assert facts["batch_sizes"] == {"first": 8, "second": 8}
+
+
+def test_every_task_in_a_step_needs_room_for_each_on_the_devices(tiny_store_dir, tmp_path):
+    training = dataclasses.replace(
+        tiny_training.training_config(train_steps=2),
+        multitask=MultitaskTraining(batching=TaskBatchingConfig(total=12)),
+    )
+    with pytest.raises(ConfigError, match="the next total that fits is 16"):
+        start(tmp_path / "model", tiny_store_dir, training=training)
+    assert not (tmp_path / "model").exists()

@@ -1,0 +1,402 @@
+"""What a training step takes: a batch of one task, or a batch of every task.
+
+`taser train` asks a plan for its batches, optimiser and step, and does not ask which it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from taser_jax.batch import Batch, Tokens
+from taser_jax.data.batching import BatchingConfig, BatchStream
+from taser_jax.data.prefetch import prefetch
+from taser_jax.data.task_batching import TaskBatchingConfig, TaskBatchStream
+from taser_jax.data.token_arrays import TokenizedQueries
+from taser_jax.data.token_store import TokenStore
+from taser_jax.errors import ConfigError
+from taser_jax.models.flops import StepShape
+from taser_jax.optim.multitask import MultitaskConfig, build_multitask_optimizer
+from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
+from taser_jax.partitioning import Partitioner
+from taser_jax.pipelines.training_data import DeviceBatches, with_mixture_rates
+from taser_jax.training.grad_cache import check_chunks
+from taser_jax.training.multitask_step import make_multitask_train_step
+from taser_jax.training.step import make_train_step
+
+Step = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class MultitaskTraining:
+    """Training on a batch of every task in each step.
+
+    Attributes:
+        batching: how many queries of each task, and how they are drawn.
+        combiner: how the tasks' gradients become one.
+    """
+
+    batching: TaskBatchingConfig = TaskBatchingConfig()
+    combiner: MultitaskConfig = MultitaskConfig()
+
+
+class BatchPlan(Protocol):
+    """What differs between the two kinds of step."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that decides the rows and tokens of a step."""
+        ...
+
+    @property
+    def batches_per_epoch(self) -> dict[str, int]:
+        """Task -> batches in one pass over it."""
+        ...
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a reader of run.json wants to know of the batches."""
+        ...
+
+    @property
+    def shapes(self) -> list[StepShape]:
+        """The arrays of a step's batches."""
+        ...
+
+    def abstract_batch(self) -> Any:
+        """Shapes and dtypes of what the step takes."""
+        ...
+
+    def optimizer(
+        self, config: OptimizerConfig, params: Any, *, total_steps: int
+    ) -> optax.GradientTransformationExtraArgs:
+        """The optax chain."""
+        ...
+
+    def train_step(
+        self, model: nn.Module, optimizer: optax.GradientTransformation, **options: Any
+    ) -> Step:
+        """The jitted step; `options` are those that `make_train_step` takes."""
+        ...
+
+    def device_batches(self) -> Any:
+        """Batches on the devices, for the training loop."""
+        ...
+
+
+class OneTaskPlan:
+    """Each step's batch is of one task, whose turn a schedule decides.
+
+    Args:
+        batching: how batches are drawn.
+        num_chunks: GradCache chunks.
+        query_length: tokens a query.
+        passage_length: tokens a passage.
+        partitioner: the devices.
+        store: tokens; None in a dry run without data.
+        queries: task -> queries to train on.
+    """
+
+    def __init__(
+        self,
+        batching: BatchingConfig,
+        *,
+        num_chunks: int,
+        query_length: int,
+        passage_length: int,
+        partitioner: Partitioner,
+        store: TokenStore | None,
+        queries: Mapping[str, TokenizedQueries],
+    ) -> None:
+        partitioner.check_batch_size(batching.batch_size)
+        check_chunks(batching.batch_size, num_chunks, num_shards=partitioner.batch_devices)
+        self._batching, self._num_chunks = batching, num_chunks
+        self._lengths = query_length, passage_length
+        self._partitioner, self._queries = partitioner, queries
+        self._stream = None
+        if store is not None:
+            self._stream = BatchStream(
+                store,
+                queries,
+                with_mixture_rates(batching, store, queries),
+                share=partitioner.host_share,
+            )
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the stream."""
+        assert self._stream is not None
+        return self._stream.fingerprint
+
+    @property
+    def batches_per_epoch(self) -> dict[str, int]:
+        """Of the stream."""
+        assert self._stream is not None
+        return self._stream.batches_per_epoch
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Negatives a query."""
+        batching = self._batching
+        passages = 1 + batching.num_negatives
+        return {
+            "negatives_per_query": (
+                f"{batching.batch_size * passages - 1} = "
+                f"{batching.batch_size} queries x {passages} passages - 1, {_devices()}"
+            ),
+            "false_negatives": batching.false_negatives.value,
+        }
+
+    @property
+    def shapes(self) -> list[StepShape]:
+        """One batch."""
+        return [_shape(self._batching.batch_size, self._batching.num_negatives, *self._lengths)]
+
+    def abstract_batch(self) -> Batch:
+        """One batch."""
+        return _abstract_batch(self.shapes[0])
+
+    def optimizer(
+        self, config: OptimizerConfig, params: Any, *, total_steps: int
+    ) -> optax.GradientTransformationExtraArgs:
+        """`build_optimizer`'s."""
+        return build_optimizer(config, params, total_steps=total_steps)
+
+    def train_step(
+        self, model: nn.Module, optimizer: optax.GradientTransformation, **options: Any
+    ) -> Step:
+        """`make_train_step`'s."""
+        return make_train_step(model, optimizer, num_chunks=self._num_chunks, **options)
+
+    def device_batches(self) -> DeviceBatches:
+        """The stream's batches."""
+        assert self._stream is not None
+        return DeviceBatches(self._stream, self._queries, self._partitioner)
+
+
+class EveryTaskPlan:
+    """Each step has a batch of every task; a combiner makes their gradients one.
+
+    Args:
+        multitask: batches and combiner.
+        num_chunks: GradCache chunks of each task's batch.
+        passage_length: tokens a passage.
+        partitioner: the devices.
+        store: tokens.
+        queries: task -> queries to train on, in the order of the task axis.
+    """
+
+    def __init__(
+        self,
+        multitask: MultitaskTraining,
+        *,
+        num_chunks: int,
+        passage_length: int,
+        partitioner: Partitioner,
+        store: TokenStore,
+        queries: Mapping[str, TokenizedQueries],
+    ) -> None:
+        self._multitask, self._num_chunks = multitask, num_chunks
+        self._passage_length = passage_length
+        self._partitioner, self._queries = partitioner, queries
+        self._stream = TaskBatchStream(
+            store,
+            queries,
+            multitask.batching,
+            num_devices=partitioner.batch_devices,
+            num_chunks=num_chunks,
+            share=partitioner.host_share,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the stream."""
+        return self._stream.fingerprint
+
+    @property
+    def batches_per_epoch(self) -> dict[str, int]:
+        """Of the stream."""
+        return self._stream.batches_per_epoch
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Each task's batch, and the combiner."""
+        batching = self._multitask.batching
+        return {
+            "combiner": self._multitask.combiner.combiner.value,
+            "queries_per_step": f"{self._stream.batch_size}, {_devices()}",
+            "batch_sizes": self._stream.batch_sizes,
+            "negatives_per_query": self._stream.negatives_per_query,
+            "padded_query_lengths": self._stream.query_lengths,
+            "false_negatives": batching.false_negatives.value,
+            "steps_per_epoch": self._stream.steps_per_epoch,
+        }
+
+    @property
+    def shapes(self) -> list[StepShape]:
+        """Each task's batch."""
+        return list(self._shapes().values())
+
+    def _shapes(self) -> dict[str, StepShape]:
+        return {
+            task: _shape(
+                size,
+                self._multitask.batching.num_negatives,
+                self._stream.query_lengths[task],
+                self._passage_length,
+            )
+            for task, size in self._stream.batch_sizes.items()
+        }
+
+    def abstract_batch(self) -> dict[str, Batch]:
+        """A batch of each task."""
+        return {task: _abstract_batch(shape) for task, shape in self._shapes().items()}
+
+    def optimizer(
+        self, config: OptimizerConfig, params: Any, *, total_steps: int
+    ) -> optax.GradientTransformationExtraArgs:
+        """`build_multitask_optimizer`'s."""
+        return build_multitask_optimizer(
+            self._multitask.combiner,
+            config,
+            params,
+            tasks=self._stream.tasks,
+            total_steps=total_steps,
+        )
+
+    def train_step(
+        self, model: nn.Module, optimizer: optax.GradientTransformation, **options: Any
+    ) -> Step:
+        """`make_multitask_train_step`'s."""
+        return make_multitask_train_step(
+            cast(Any, model),
+            optimizer,
+            tasks=self._stream.tasks,
+            num_chunks=self._num_chunks,
+            max_skipped_steps=self._multitask.combiner.max_skipped_steps,
+            **options,
+        )
+
+    def device_batches(self) -> DeviceTaskBatches:
+        """The stream's batches."""
+        return DeviceTaskBatches(self._stream, self._queries, self._partitioner)
+
+
+def make_plan(
+    batching: BatchingConfig,
+    multitask: MultitaskTraining | None,
+    *,
+    num_chunks: int,
+    query_length: int,
+    passage_length: int,
+    partitioner: Partitioner,
+    store: TokenStore | None,
+    queries: Mapping[str, TokenizedQueries],
+) -> BatchPlan:
+    """The plan of a configuration; see the classes for the arguments.
+
+    Raises:
+        ConfigError: batches that the devices or chunks cannot share, or a batch of every task
+            with no token store to tell the tasks.
+    """
+    if multitask is None:
+        return OneTaskPlan(
+            batching,
+            num_chunks=num_chunks,
+            query_length=query_length,
+            passage_length=passage_length,
+            partitioner=partitioner,
+            store=store,
+            queries=queries,
+        )
+    if store is None:
+        raise ConfigError(
+            "no token store, and a batch of every task in each step",
+            where="TOKEN_STORE",
+            expected="a token store, which says what the tasks are",
+            fix="run `taser tokenize` first",
+        )
+    return EveryTaskPlan(
+        multitask,
+        num_chunks=num_chunks,
+        passage_length=passage_length,
+        partitioner=partitioner,
+        store=store,
+        queries=queries,
+    )
+
+
+class DeviceTaskBatches:
+    """A batch of each task at every step, made ahead in a thread and placed on the devices."""
+
+    def __init__(
+        self,
+        stream: TaskBatchStream,
+        queries: Mapping[str, TokenizedQueries],
+        partitioner: Partitioner,
+    ) -> None:
+        self._stream, self._queries, self._partitioner = stream, queries, partitioner
+
+    def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, dict[str, Batch]]]:
+        """Batches on the devices, for steps start_step .. stop_step - 1."""
+        return prefetch(self._stream, start_step, stop_step, self._put)
+
+    def _put(self, batches: dict[str, Batch]) -> dict[str, Batch]:
+        return {task: self._partitioner.put_batch(batch) for task, batch in batches.items()}
+
+    def describe(self, step: int) -> str:
+        """First query ids of each task's batch."""
+        parts = []
+        for task, rows in self._stream.query_rows(step).items():
+            ids = self._queries[task].query_ids
+            shown = ", ".join(repr(ids[row]) for row in rows[:3])
+            parts.append(f"task {task!r}, queries {shown}, ...")
+        return "; ".join(parts)
+
+
+def chunk_shapes(shapes: Sequence[StepShape], num_chunks: int) -> list[StepShape]:
+    """What is encoded at once where each batch is cut into chunks."""
+    return [
+        dataclasses.replace(
+            shape, queries=shape.queries // num_chunks, passages=shape.passages // num_chunks
+        )
+        for shape in shapes
+    ]
+
+
+def _shape(queries: int, num_negatives: int, query_length: int, passage_length: int) -> StepShape:
+    return StepShape(
+        queries=queries,
+        query_length=query_length,
+        passages=queries * (1 + num_negatives),
+        passage_length=passage_length,
+    )
+
+
+def _abstract_batch(shape: StepShape) -> Batch:
+    def make() -> Batch:
+        def tokens(count: int, length: int) -> Tokens:
+            return Tokens(
+                ids=jnp.zeros((count, length), jnp.int32), mask=jnp.zeros((count, length), bool)
+            )
+
+        return Batch(
+            queries=tokens(shape.queries, shape.query_length),
+            passages=tokens(shape.passages, shape.passage_length),
+            positive_index=jnp.zeros(shape.queries, jnp.int32),
+            ignore=jnp.zeros((shape.queries, shape.passages), bool),
+            query_rows=jnp.zeros(shape.queries, jnp.int32),
+            passage_rows=jnp.zeros(shape.passages, jnp.int32),
+        )
+
+    return jax.eval_shape(make)
+
+
+def _devices() -> str:
+    return f"over {jax.device_count()} devices on {jax.process_count()} hosts"
