@@ -21,6 +21,7 @@ RECIPES = {
             for combiner in ("naive", "pcgrad", "cgd", "gradnorm", "tsage")
         ),
     ),
+    "prepare kilt": (("runs/kilt_mini_prepare.gin",), ("runs/kilt_full_prepare.gin",)),
     "pipeline taser": (("runs/open_qa.gin",), ("runs/open_qa_pretrained.gin",)),
     "quickstart": (("runs/quickstart_pretrained.gin",),),
 }

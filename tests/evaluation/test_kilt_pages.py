@@ -1,0 +1,221 @@
+import json
+import random
+
+import numpy as np
+import pytest
+
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.evaluation.kilt import (
+    evaluate_pages,
+    page_precision,
+    page_r_precision,
+    page_recall,
+    ranked_pages,
+    read_predictions,
+    write_predictions,
+)
+from taser_jax.evaluation.metrics import evaluate_qrels
+from taser_jax.retrieval.runs import Run
+
+# KILT's own test of its ranking measures.
+GOLD = [{"1", "2"}, {"5"}, {"7", "9", "11"}]
+GUESS = ["2", "5", "7", "33", "1", "9", "44", "88"]
+
+
+def test_kilts_own_vector():
+    assert page_r_precision(GUESS, GOLD) == 0.5
+    assert page_precision(GUESS, GOLD, 1) == 1.0
+    assert page_precision(GUESS, GOLD, 5) == pytest.approx(0.4)
+    assert page_recall(GUESS, GOLD, 5) == pytest.approx(2 / 3)
+    found = evaluate_pages(
+        {"q": GUESS}, {"q": GOLD}, ["PageRprec", "PageP@1", "PageP@5", "PageRecall@5"]
+    )
+    assert found.averages() == {
+        "PageRprec": 0.5,
+        "PageP@1": 1.0,
+        "PageP@5": pytest.approx(0.4),
+        "PageRecall@5": pytest.approx(2 / 3),
+    }
+
+
+def test_places_of_partial_sets_by_hand():
+    # 1 waits for 2: places are 9 (no), {1,2} at 2, 8 (no). Complete at place 2.
+    pages, gold = ["1", "9", "2", "8"], [{"1", "2"}]
+    assert [page_recall(pages, gold, k) for k in (1, 2, 3)] == [0.0, 1.0, 1.0]
+    # A set that is never complete holds one place: 7 is at place 2.
+    assert [page_recall(["1", "7"], [{"1", "2"}, {"7"}], k) for k in (1, 2)] == [0.0, 0.5]
+    # One page that completes two sets is two places.
+    assert page_precision(["1"], [{"1"}, {"1"}], 2) == 0.5
+    assert page_precision(["2", "1"], [{"1", "2"}, {"1"}], 2) == 1.0
+    # Evidence that is an empty list counts as a set; an output without the field does not.
+    assert page_recall(["1"], [{"1"}, set()], 5) == 0.5
+    assert page_recall(["1"], [{"1"}, None], 5) == 1.0
+    assert page_recall(["1"], [None], 5) == page_r_precision(["1"], [None, set()]) == 0.0
+    assert page_r_precision([], GOLD) == page_recall([], GOLD, 5) == 0.0
+
+
+def _oracle_places(pages: list[str], gold: list[set[str] | None]) -> tuple[list[bool], int]:
+    """The final rank, in closed form: a set stands where its last retrieved page stands."""
+    sets = list({frozenset(one): None for one in gold if one is not None})
+    events = [(i, -1, False) for i, p in enumerate(pages) if not any(p in one for one in sets)]
+    for number, one in enumerate(sets):
+        if places := [pages.index(p) for p in one if p in pages]:
+            events.append((max(places), number, len(places) == len(one)))
+    return [complete for _, _, complete in sorted(events)], len(sets)
+
+
+def _oracle_r_precision(pages: list[str], gold: list[set[str] | None]) -> float:
+    scores = [0.0]
+    for one in gold:
+        if one:
+            hits = np.isin(np.array(pages[: len(one)], str), sorted(one))
+            scores.append(float(hits.astype(np.float64).sum() / np.float64(len(one))))
+    return max(scores)
+
+
+def test_against_closed_forms_on_random_rankings():
+    rng = random.Random(0)
+    for _ in range(400):
+        pages = [str(page) for page in rng.sample(range(9), rng.randrange(10))]
+        gold: list[set[str] | None] = [
+            set(map(str, rng.sample(range(9), rng.randrange(4)))) if rng.random() < 0.9 else None
+            for _ in range(rng.randrange(1, 5))
+        ]
+        places, sets = _oracle_places(pages, gold)
+        assert page_r_precision(pages, gold) == pytest.approx(_oracle_r_precision(pages, gold))
+        for k in (1, 2, 5, 20):
+            recall = sum(places[:k]) / sets if sets else 0.0
+            assert page_recall(pages, gold, k) == pytest.approx(recall), (pages, gold, k)
+            assert page_precision(pages, gold, k) == pytest.approx(sum(places[:k]) / k)
+        shuffled = rng.sample(gold, len(gold))
+        assert page_r_precision(pages, shuffled) == page_r_precision(pages, gold)
+
+
+def test_with_single_pages_it_is_the_ordinary_r_precision_and_recall():
+    rng = random.Random(1)
+    pages, gold, qrels = {}, {}, {}
+    for i in range(50):
+        found = rng.sample(range(20), 10)
+        wanted = rng.sample(range(20), 4)
+        pages[f"q{i}"], gold[f"q{i}"] = list(map(str, found)), [set(map(str, wanted))]
+        qrels[f"q{i}"] = dict.fromkeys(wanted, 1)
+    rows = np.array([list(map(int, found)) for found in pages.values()], np.int32)
+    scores = np.tile(-np.arange(10, dtype=np.float32), (50, 1))
+    run = Run(list(pages), rows, scores)
+    by_page = evaluate_pages(pages, gold, ["PageRprec"]).values["PageRprec"]
+    np.testing.assert_allclose(by_page, evaluate_qrels(run, qrels, ["Rprec"]).values["Rprec"])
+    singles = {id: [{page} for page in sets[0]] for id, sets in gold.items()}
+    recall = evaluate_pages(pages, singles, ["PageRecall@5"]).values["PageRecall@5"]
+    np.testing.assert_allclose(recall, evaluate_qrels(run, qrels, ["Recall@5"]).values["Recall@5"])
+
+
+def test_rprec_has_no_cutoff():
+    run = Run(["q"], np.array([[1]], np.int32), np.array([[1.0]], np.float32))
+    with pytest.raises(ConfigError, match="Rprec@5"):
+        evaluate_qrels(run, {"q": {1: 1}}, ["Rprec@5"])
+
+
+# Row -> page.
+PAGES = ["7", "7", "8", "9", ""]
+
+
+def _pages_of(rows):
+    return [PAGES[row] for row in rows]
+
+
+def _run(*lines: list[tuple[int, float]]) -> Run:
+    depth = max(map(len, lines))
+    rows = np.full((len(lines), depth), -1, np.int32)
+    scores = np.full((len(lines), depth), -np.inf, np.float32)
+    for i, line in enumerate(lines):
+        for j, (row, score) in enumerate(line):
+            rows[i, j], scores[i, j] = row, score
+    return Run([f"q{i}" for i in range(len(lines))], rows, scores)
+
+
+def test_passages_count_as_their_pages_at_their_best_rank():
+    run = _run([(2, 1.0), (1, 3.0), (0, 2.0)], [])
+    assert ranked_pages(run, _pages_of) == {"q0": ["7", "8"], "q1": []}
+    # More passages of a page change nothing, nor does the order of the columns.
+    again = _run([(0, 3.5), (1, 3.0), (2, 1.0)], [])
+    assert ranked_pages(again, _pages_of) == ranked_pages(run, _pages_of)
+    with pytest.raises(DataError, match="row 4 has no page"):
+        ranked_pages(_run([(4, 1.0)]), _pages_of)
+
+
+def test_queries_without_results_count_as_zero(caplog):
+    found = evaluate_pages({"q0": ["7"]}, {"q0": [{"7"}], "q1": [{"8"}], "q2": [None]})
+    assert found.query_ids == ("q0", "q1", "q2")
+    assert found.values["PageRprec"].tolist() == [1.0, 0.0, 0.0]
+    assert "3 of 3 queries have fewer than 5 pages" in caplog.text
+
+
+def test_what_cannot_be_evaluated():
+    with pytest.raises(DataError, match="none of 1 queries has a gold page"):
+        evaluate_pages({"q": ["1"]}, {"q": [set(), None]})
+    with pytest.raises(DataError, match="none of the 1 queries to evaluate"):
+        evaluate_pages({"r": ["1"]}, {"q": [{"1"}]})
+    for name in ("PageRprec@3", "PageRecall", "PageRecall@0", "PageMRR@5", "Rprec"):
+        with pytest.raises(ConfigError, match=name):
+            evaluate_pages({"q": ["1"]}, {"q": [{"1"}]}, [name])
+
+
+def _write(path, run: Run, inputs: dict[str, str]):
+    write_predictions(
+        path,
+        run,
+        inputs=inputs,
+        pages_of=_pages_of,
+        titles_of=lambda rows: [f"title {row}" for row in rows],
+        ids=[f"p{row}" for row in range(5)],
+    )
+    return path
+
+
+def test_prediction_files_are_what_kilts_script_accepts(tmp_path):
+    run = _run([(2, 1.0), (1, 3.0), (0, 2.0)], [], [(3, 1.0)])
+    inputs = {"q2": "two?", "q0": "zero?", "q1": "one?"}
+    path = _write(tmp_path / "guess.jsonl", run, inputs)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    # What kilt_utils.validate_datapoint and eval_retrieval.py look at.
+    assert [record["id"] for record in records] == list(inputs)
+    for record in records:
+        assert isinstance(record["input"], str)
+        assert len(record["output"]) == 1
+        for provenance in record["output"][0]["provenance"]:
+            assert isinstance(provenance["wikipedia_id"], str)
+            assert isinstance(provenance["title"], str)
+    assert records[1]["output"][0]["provenance"] == [
+        {"wikipedia_id": "7", "title": "title 1", "passage_id": "p1", "score": 3.0},
+        {"wikipedia_id": "8", "title": "title 2", "passage_id": "p2", "score": 1.0},
+    ]
+    assert read_predictions(path, list(inputs)) == {"q2": ["9"], "q0": ["7", "8"], "q1": []}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([{"id": "a", "output": []}], r":1, field 'output': 0 outputs"),
+        (
+            [{"id": "a", "output": [{"provenance": []}, {"provenance": []}]}],
+            r":1, field 'output': 2 outputs",
+        ),
+        ([{"id": "a"}], r":1, field 'output': no outputs"),
+        ([{"id": "a", "output": [{"answer": "x"}]}], r":1, output\[0\]: no provenance"),
+        (
+            [{"id": "a", "output": [{"provenance": [{"wikipedia_id": 7}]}]}],
+            r":1, output\[0\].provenance\[0\], field 'wikipedia_id': found 7",
+        ),
+        ([{"id": "b", "output": [{"provenance": []}]}], r":1, field 'id': the id is 'b'"),
+        ([{"id": "a", "output": [{"provenance": []}]}], r":1: 1 lines"),
+        (
+            [{"id": i, "output": [{"provenance": []}]} for i in ("a", "b", "c")],
+            r":3: more lines than the 2",
+        ),
+    ],
+)
+def test_predictions_that_kilts_script_refuses(tmp_path, lines, message):
+    path = tmp_path / "guess.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(DataError, match=r"guess\.jsonl" + message):
+        read_predictions(path, ["a", "b"])
