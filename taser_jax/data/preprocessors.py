@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from taser_jax.batch import Tokens
+from taser_jax.data.text_settings import QueryNormalization, Titles
 from taser_jax.data.vocabularies import Vocabulary
 from taser_jax.errors import ConfigError
 from taser_jax.records import Passage
@@ -17,23 +17,6 @@ from taser_jax.records import Passage
 PREPROCESSING_VERSION = 1
 _MIN_LENGTH = 4
 _BATCH = 1024
-
-
-class QueryNormalization(enum.Enum):
-    """What is done to a query before it is tokenised.
-
-    CURLY_APOSTROPHE: ’ becomes ', as in DPR's `normalize_question`.
-    """
-
-    NONE = "none"
-    CURLY_APOSTROPHE = "curly_apostrophe"
-
-
-class Titles(enum.Enum):
-    """Whether a passage's title is put before its text."""
-
-    INCLUDE = "include"
-    OMIT = "omit"
 
 
 def normalize_queries(texts: tf.Tensor, normalization: QueryNormalization) -> tf.Tensor:

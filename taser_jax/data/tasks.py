@@ -28,8 +28,9 @@ import tensorflow as tf
 
 from taser_jax.data import preprocessors
 from taser_jax.data.collections import SPLITS, PassageStore, QuerySet, list_tasks
-from taser_jax.data.preprocessors import QueryNormalization, Titles, check_length
+from taser_jax.data.preprocessors import check_length
 from taser_jax.data.prompts import TaskPrompt
+from taser_jax.data.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.data.vocabularies import Vocabulary
 from taser_jax.errors import ConfigError
 
@@ -229,6 +230,20 @@ def check_query_room(task: seqio.Task, length: int) -> None:
                     expected=error.expected,
                     fix=error.fix,
                 ) from error
+
+
+def query_settings(task: seqio.Task) -> QuerySettings | None:
+    """How a task's queries become tokens, inside `use_data`; None where its own code does it."""
+    for step in task.preprocessors:
+        if isinstance(step, _QueryTokenizer):
+            return QuerySettings(step.normalization, tuple(step.prompt.ids(_context().vocabulary)))
+    return None
+
+
+def passage_titles(task: seqio.Task) -> Titles | None:
+    """Whether the passages' tokens have titles; None where its own code makes them."""
+    steps = [step for step in task.preprocessors if isinstance(step, _PassageTokenizer)]
+    return steps[0].titles if steps else None
 
 
 def mixture_collection(name: str) -> str:

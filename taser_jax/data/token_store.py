@@ -36,13 +36,25 @@ PathLike = str | os.PathLike[str]
 
 @dataclasses.dataclass(frozen=True)
 class QueriesEntry:
-    """What the metadata says of one task's split."""
+    """What the metadata says of one task's split.
+
+    Attributes:
+        task: the task's name.
+        split: "train", "validation" or "test".
+        count: number of queries.
+        length: tokens they are padded to.
+        fingerprint: of their content.
+        normalization: value of a `QueryNormalization`; None where it is not known.
+        prompt: token ids between [CLS] and text.
+    """
 
     task: str
     split: str
     count: int
     length: int
     fingerprint: str
+    normalization: str | None = None
+    prompt: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +73,7 @@ class TokenStoreMetadata:
         queries: one entry a task and split.
         fingerprint: of everything in the store.
         format_version: of the directory's layout.
+        titles: value of a `Titles`; None where it is not known.
     """
 
     collection: str
@@ -74,6 +87,7 @@ class TokenStoreMetadata:
     queries: tuple[QueriesEntry, ...]
     fingerprint: str
     format_version: int = FORMAT_VERSION
+    titles: str | None = None
 
 
 class TokenStore:
@@ -167,7 +181,10 @@ def _read_metadata(directory: pathlib.Path) -> TokenStoreMetadata:
                 expected=f"format version {FORMAT_VERSION}",
                 fix=_REMAKE,
             )
-        value["queries"] = tuple(QueriesEntry(**entry) for entry in value["queries"])
+        value["queries"] = tuple(
+            QueriesEntry(**{**entry, "prompt": tuple(entry.get("prompt", ()))})
+            for entry in value["queries"]
+        )
         return TokenStoreMetadata(**value)
     except (ValueError, KeyError, TypeError) as error:
         found = f"not a token store's metadata ({error})"

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from taser_jax.data.text_settings import QuerySettings, Titles
 from taser_jax.data.token_arrays import Ragged, TokenizedQueries, id_dtype, pack_tokens
 from taser_jax.data.token_store import (
     METADATA,
@@ -40,6 +41,7 @@ class TokenStoreWriter:
     Args:
         directory: made where absent; a finished store there becomes unfinished at once.
         collection: see `TokenStoreMetadata`, as all that follow.
+        titles: whether passages have them; None where that is not known.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class TokenStoreWriter:
         vocabulary_size: int,
         query_length: int,
         passage_length: int,
+        titles: Titles | None = None,
     ) -> None:
         for name, value in (
             ("vocabulary_size", vocabulary_size),
@@ -69,6 +72,8 @@ class TokenStoreWriter:
             "query_length": query_length,
             "passage_length": passage_length,
         }
+        # Not of the header, which the store's fingerprint is of: tokens say it already.
+        self._titles = None if titles is None else titles.value
         self._num_passages: int | None = None
         self._passages_fingerprint = ""
         self._entries: list[QueriesEntry] = []
@@ -128,6 +133,7 @@ class TokenStoreWriter:
         positives: Iterable[Sequence[int]],
         hard_negatives: Iterable[Sequence[int]] | None = None,
         length: int | None = None,
+        settings: QuerySettings | None = None,
     ) -> None:
         """Writes one task's split; one list of each kind a query.
 
@@ -139,6 +145,7 @@ class TokenStoreWriter:
             positives: rows of the passages, gold first; may be empty outside training.
             hard_negatives: rows of the passages; None means none.
             length: tokens this task's queries are padded to; the store's `query_length` where None.
+            settings: how texts became tokens; None where that is not known.
 
         Raises:
             DataError: lists that do not match, or tokens that do not fit.
@@ -167,9 +174,12 @@ class TokenStoreWriter:
             for name, array in arrays.items():
                 np.save(folder / f"{name}.npy", array)
             (folder / "query_ids.json").write_text(json.dumps(queries.query_ids), encoding="utf-8")
-        self._entries.append(
-            QueriesEntry(task, split, len(queries), queries.ids.shape[1], queries.fingerprint)
-        )
+        entry = QueriesEntry(task, split, len(queries), queries.ids.shape[1], queries.fingerprint)
+        if settings is not None:
+            entry = dataclasses.replace(
+                entry, normalization=settings.normalization.value, prompt=settings.prompt
+            )
+        self._entries.append(entry)
 
     def finish(self) -> TokenStore:
         """Writes `metadata.json` atomically and opens the store.
@@ -197,6 +207,7 @@ class TokenStoreWriter:
             passages_fingerprint=self._passages_fingerprint,
             queries=tuple(self._entries),
             fingerprint=content,
+            titles=self._titles,
         )
         path, partial = self.directory / METADATA, self.directory / f"{METADATA}.partial"
         with storage_errors(path):

@@ -20,7 +20,9 @@ from taser_jax.data.tasks import (
     PassageSource,
     check_query_room,
     find_mixture_or_task,
+    passage_titles,
     passages_task,
+    query_settings,
     retrieval_tasks,
     use_data,
 )
@@ -114,6 +116,7 @@ def tokenize_collection(
             vocabulary_size=vocabulary.size,
             query_length=query_length,
             passage_length=passage_length,
+            titles=passage_titles(passage_task),
         )
         vocabulary.save(str(writer.vocabulary_directory))
         with phase(f"tokenising {mixture_or_task}"):
@@ -204,6 +207,7 @@ def _write_queries(
         positives=columns["positives"],
         hard_negatives=columns["hard_negatives"],
         length=length,
+        settings=query_settings(task),
     )
 
 

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from taser_jax.data.text_settings import QuerySettings, Titles
 from taser_jax.models.build import ModelConfig
 
 Params = Any
@@ -27,6 +28,8 @@ class ExportSource:
         metrics: name -> value, for the model card; empty where nothing was measured.
         config_text: the Gin configuration it was trained with.
         task: whose query encoder, where encoders differ by task.
+        query_settings: how its queries became tokens.
+        titles: whether passages were encoded with theirs.
     """
 
     config: ModelConfig
@@ -39,3 +42,5 @@ class ExportSource:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     config_text: str = ""
     task: str | None = None
+    query_settings: QuerySettings = QuerySettings()
+    titles: Titles = Titles.INCLUDE

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import taser_jax
+from taser_jax.data.text_settings import QueryNormalization, Titles
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models import config_io
 from taser_jax.models.build import ModelConfig, embedding_dim
@@ -81,6 +82,9 @@ def metadata(source: ExportSource, format: str) -> dict[str, Any]:
         "embedding_dim": embedding_dim(source.config),
         "query_length": source.query_length,
         "passage_length": source.passage_length,
+        "query_normalization": source.query_settings.normalization.value,
+        "query_prompt": list(source.query_settings.prompt),
+        "titles": source.titles.value,
         "score": "dot",
         "task": source.task,
         "metrics": dict(source.metrics),
@@ -150,12 +154,36 @@ def _tokens(source: ExportSource) -> str:
     first, last = "[CLS] ", " [SEP]"
     if not isinstance(source.config, DualEncoderConfig):
         first, last = "", " </s>"
-    return (
+    settings = source.query_settings
+    prompt = "prompt " if settings.prompt else ""
+    passage = f"`{first}text{last}`"
+    if source.titles is Titles.INCLUDE:
+        passage = f"`{first}title{last} text{last}`, without title {passage}"
+    rows = (
         "| Role | Tokens | At most |\n|---|---|---|\n"
-        f"| query | `{first}text{last}` | {source.query_length} |\n"
-        f"| passage | `{first}title{last} text{last}`, without title `{first}text{last}` "
-        f"| {source.passage_length} |\n"
+        f"| query | `{first}{prompt}text{last}` | {source.query_length} |\n"
+        f"| passage | {passage} | {source.passage_length} |\n"
     )
+    if settings.normalization is QueryNormalization.CURLY_APOSTROPHE:
+        rows += "\nOf a query's text, ’ has become ' before."
+    if settings.prompt:
+        rows += f"\nThe prompt is the token ids {list(settings.prompt)}."
+    if source.titles is Titles.OMIT:
+        rows += "\nPassages were encoded without their titles."
+    return rows
+
+
+def left_to_the_reader(source: ExportSource) -> str:
+    """What a format that does not prepare texts itself says of it; empty where nothing is done."""
+    settings = source.query_settings
+    steps = []
+    if settings.normalization is QueryNormalization.CURLY_APOSTROPHE:
+        steps.append("replace ’ by ' in queries")
+    if settings.prompt:
+        steps.append(f"put the token ids {list(settings.prompt)} before a query's own")
+    if source.titles is Titles.OMIT:
+        steps.append("leave titles out")
+    return f"\nThis format does not do it by itself: {', '.join(steps)}.\n" if steps else ""
 
 
 def _model(source: ExportSource) -> str:

@@ -14,7 +14,7 @@ from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
 from taser_jax.interop.bert import config_to_json, encoder_to_tensors
 from taser_jax.interop.export_source import ExportSource
-from taser_jax.interop.model_card import CardTexts
+from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.sentence_transformers import check_plain, length_of, plain_paths
 from taser_jax.interop.tokenizer_files import write_tokenizer
@@ -76,7 +76,7 @@ def card_texts(source: ExportSource) -> CardTexts:
         "`attention_mask` (int64, [batch, length]; both sizes are free), the output "
         f"`{OUTPUT}` (float32, [batch, {config.bert.embed_dim}]) is pooled and ready to score. A "
         "passage is a pair `(title, text)`, or `text` alone where it has no title.\n"
-    )
+    ) + left_to_the_reader(source)
     query, passage = (directories * 2)[:2]
     code = f"""
 import numpy as np

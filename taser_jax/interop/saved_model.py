@@ -14,12 +14,13 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from taser_jax.batch import Role
 from taser_jax.data.preprocessors import (
-    QueryNormalization,
     check_length,
     normalize_queries,
     passage_ids,
     query_ids,
+    query_room,
 )
+from taser_jax.data.text_settings import Titles
 from taser_jax.data.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.export_source import ExportSource
@@ -38,34 +39,29 @@ _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _CALLING_CONVENTION = 9
 
 
-def export_saved_model(
-    source: ExportSource,
-    output_dir: pathlib.Path,
-    *,
-    normalization: QueryNormalization = QueryNormalization.NONE,
-) -> None:
+def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
     """Writes a SavedModel whose signatures take texts of any batch size.
 
     `encode_query` (and `serving_default`, the same): queries -> embedding [batch, dim].
     `encode_passage`: titles, texts -> embedding; a passage without a title has an empty one.
 
-    Texts are cut and padded to the lengths of training, so that TensorFlow compiles once a batch
-    size. Both signatures share the variables. The program runs on cpu, cuda and tpu. Tokenizer ops
-    are TensorFlow Text's: a Python process imports `tensorflow_text` before it loads the model.
+    Texts become tokens as in training: queries normalised and prompted, titles taken or left, cut
+    and padded to the lengths there, so that TensorFlow compiles once a batch size. Both signatures
+    share the variables. The program runs on cpu, cuda and tpu. Tokenizer ops are TensorFlow Text's:
+    a Python process imports `tensorflow_text` before it loads the model.
 
     Args:
         source: the model; learned routing is exported as it routes at inference.
         output_dir: an existing, empty directory.
-        normalization: of queries, where their task had one.
 
     Raises:
         ConfigError: lengths, parameters or vocabulary do not fit the model.
         DataError: there is no vocabulary, or it is damaged.
     """
     check_source(source)
-    for length in (source.query_length, source.passage_length):
-        check_length(length)
+    check_length(source.passage_length)
     vocabulary = load_vocabulary(source.vocabulary_dir)
+    query_room(vocabulary, source.query_length, prompt=source.query_settings.prompt)
     rows = vocabulary_size(source.config)
     if vocabulary.size > rows:
         raise ConfigError(
@@ -82,9 +78,7 @@ def export_saved_model(
     module.params = nested(variables)
     module.vocabulary = vocabulary.trackables
     signatures = {
-        f"encode_{role.value}": _signature(
-            source, tuple(variables.values()), vocabulary, role, normalization
-        )
+        f"encode_{role.value}": _signature(source, tuple(variables.values()), vocabulary, role)
         for role in Role
     }
     signatures["serving_default"] = signatures["encode_query"]
@@ -127,7 +121,6 @@ def _signature(
     variables: Sequence[tf.Variable],
     vocabulary: Vocabulary,
     role: Role,
-    normalization: QueryNormalization,
 ) -> Any:
     """Texts -> {"embedding": [batch, dim]} of one role, as a concrete function."""
     length = source.query_length if role is Role.QUERY else source.passage_length
@@ -135,14 +128,17 @@ def _signature(
     strings = tf.TensorSpec([None], tf.string)
 
     def encode_query(queries: tf.Tensor) -> dict[str, tf.Tensor]:
-        queries = normalize_queries(queries, normalization)
-        return embed(query_ids(queries, vocabulary, length))
+        settings = source.query_settings
+        queries = normalize_queries(queries, settings.normalization)
+        return embed(query_ids(queries, vocabulary, length, prompt=settings.prompt))
 
     def encode_passage(titles: tf.Tensor, texts: tf.Tensor) -> dict[str, tf.Tensor]:
         message = "titles and texts differ in number: a passage without a title has an empty one"
         same = tf.debugging.assert_equal(tf.size(titles), tf.size(texts), message)
         with tf.control_dependencies([same]):
             titles = tf.identity(titles)
+        if source.titles is Titles.OMIT:
+            titles = tf.zeros_like(titles)
         return embed(passage_ids(titles, texts, vocabulary, length))
 
     encode, inputs = {

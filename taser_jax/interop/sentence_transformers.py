@@ -21,7 +21,7 @@ from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
 from taser_jax.interop.bert import config_to_json, encoder_to_tensors
 from taser_jax.interop.export_source import ExportSource
-from taser_jax.interop.model_card import CardTexts
+from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.build import ModelConfig
@@ -121,7 +121,7 @@ def card_texts(source: ExportSource) -> CardTexts:
         "`text` alone where it has no title. `encode_query` and `encode_document` cut each to its "
         "length. A title that alone is longer than half a passage may keep one token less than "
         "in training.\n"
-    )
+    ) + left_to_the_reader(source)
     tokens = f"tokenizer(*passages[0], truncation=True, max_length={source.passage_length}"
     if len(paths) > 1:
         contents += (

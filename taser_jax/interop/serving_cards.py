@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taser_jax.interop.export_source import ExportSource
-from taser_jax.interop.model_card import CardTexts
+from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.models.build import embedding_dim
 
 
@@ -44,7 +44,7 @@ def stablehlo_card(source: ExportSource) -> CardTexts:
         "the same to programs. Texts become ids outside, by the vocabulary in `vocabulary/`; with "
         "taser_jax installed, by `taser_jax.data.preprocessors.encode_queries` and "
         "`encode_passages`.\n"
-    )
+    ) + left_to_the_reader(source)
     example = """
 import numpy as np
 

@@ -130,7 +130,7 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     shutil.copytree(source.vocabulary_dir, output_dir / VOCABULARY)
     config_io.save(source.config, output_dir / MODEL_FILE)
     lengths = {Role.QUERY: source.query_length, Role.PASSAGE: source.passage_length}
-    functions = {}
+    functions: dict[str, dict[str, Any]] = {}
     for role, length in lengths.items():
         limit = max_length(source.config) or length
         program = lower_encoder(
@@ -144,6 +144,9 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
             "max_length": limit,
         }
         (embeddings,) = program.out_avals
+    functions["encode_query"]["normalization"] = source.query_settings.normalization.value
+    functions["encode_query"]["prompt"] = list(source.query_settings.prompt)
+    functions["encode_passage"]["titles"] = source.titles.value
     signature = {
         "format_version": FORMAT_VERSION,
         "stablehlo_version": STABLEHLO_VERSION,

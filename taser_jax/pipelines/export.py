@@ -14,11 +14,13 @@ import jax
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.results import read_results
 from taser_jax.interop.export_source import ExportSource
+from taser_jax.interop.lowering import check_task
 from taser_jax.interop.model_card import CardTexts, write_card
 from taser_jax.interop.serving_cards import saved_model_card, stablehlo_card
 from taser_jax.models.build import ModelConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig
 from taser_jax.pipelines.models import RUN_FILE, VOCABULARY, load_model, read_model_config
+from taser_jax.pipelines.run_record import text_settings
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.artifacts import replacing
 
@@ -91,8 +93,12 @@ def export_model(
     facts = _facts(pathlib.Path(model_dir))
     _check_formats(wanted, config)
     _check_vocabulary(pathlib.Path(model_dir) / VOCABULARY, wanted)
-    query_length = _length("query_length", query_length, facts, model_dir)
-    passage_length = _length("passage_length", passage_length, facts, model_dir)
+    check_task(config, task)
+    texts = text_settings(facts, task)
+    query_length = _length("query_length", query_length, texts.query_length, model_dir)
+    passage_length = _length(
+        "passage_length", passage_length, facts.get("passage_length"), model_dir
+    )
     _check_positions(config, query_length=query_length, passage_length=passage_length)
     measured = {**_metrics(results_dir, system), **(metrics or {})}
     with phase("read the model"):
@@ -108,6 +114,8 @@ def export_model(
             metrics=measured,
             config_text=_config_text(pathlib.Path(model_dir)),
             task=task,
+            query_settings=texts.queries,
+            titles=texts.titles,
         )
     for format, directory in directories.items():
         with phase(f"export {format.value}"), replacing(directory) as scratch:
@@ -225,8 +233,8 @@ def _config_text(model_dir: pathlib.Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def _length(name: str, given: int | None, facts: Mapping[str, Any], model_dir: str) -> int:
-    length = facts.get(name) if given is None else given
+def _length(name: str, given: int | None, recorded: Any, model_dir: str) -> int:
+    length = recorded if given is None else given
     if type(length) is not int:
         raise ConfigError(
             f"{name} is not known: the model was trained before it was recorded",

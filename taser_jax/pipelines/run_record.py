@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 
 from taser_jax.data.batching import BatchingConfig, BatchStream
+from taser_jax.data.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.data.token_store import TokenStore
+from taser_jax.errors import ConfigError
 from taser_jax.models import config_io
 from taser_jax.models.build import ModelConfig
 from taser_jax.pipelines.models import MODEL_FILE, RUN_FILE, VOCABULARY
@@ -24,7 +27,81 @@ def data_facts(stream: BatchStream, store: TokenStore) -> dict[str, Any]:
         "data_fingerprint": stream.fingerprint,
         "collection": store.metadata.collection,
         "collection_fingerprint": store.metadata.collection_fingerprint,
+        **_text_facts(store, stream.batches_per_epoch),
     }
+
+
+def _text_facts(store: TokenStore, tasks: Iterable[str]) -> dict[str, Any]:
+    """How texts became tokens: one value, or one a task where tasks differ; unknown is left out."""
+    wanted = set(tasks)
+    entries = [e for e in store.metadata.queries if e.task in wanted and e.split == "train"]
+    facts: dict[str, Any] = {}
+    if any(entry.normalization is not None for entry in entries):
+        facts["query_normalization"] = _joined({e.task: e.normalization for e in entries})
+    if any(entry.prompt for entry in entries):
+        facts["query_prompt"] = _joined({e.task: list(e.prompt) for e in entries})
+    if any(entry.length != store.metadata.query_length for entry in entries):
+        facts["query_lengths"] = {entry.task: entry.length for entry in entries}
+    if store.metadata.titles is not None:
+        facts["titles"] = store.metadata.titles
+    return facts
+
+
+def _joined(by_task: Mapping[str, Any]) -> Any:
+    first, *others = by_task.values()
+    return first if all(other == first for other in others) else dict(by_task)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSettings:
+    """How a run's texts became tokens.
+
+    Attributes:
+        queries: of the task asked for.
+        query_length: tokens of its queries; None where nothing tells it.
+        titles: whether passages have them.
+    """
+
+    queries: QuerySettings
+    query_length: int | None
+    titles: Titles
+
+
+def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
+    """What run.json says of texts; what it does not say is as for a task without settings.
+
+    Args:
+        facts: run.json.
+        task: whose queries; needed where tasks differ.
+
+    Raises:
+        ConfigError: tasks differ, and `task` is none of them.
+    """
+    prompt = _of_task(facts, "query_prompt", task) or ()
+    lengths = facts.get("query_lengths")
+    length = _of_task(facts, "query_lengths", task) if lengths else facts.get("query_length")
+    return TextSettings(
+        queries=QuerySettings(
+            QueryNormalization(_of_task(facts, "query_normalization", task) or "none"),
+            tuple(prompt),
+        ),
+        query_length=length,
+        titles=Titles(facts.get("titles") or "include"),
+    )
+
+
+def _of_task(facts: Mapping[str, Any], name: str, task: str | None) -> Any:
+    value = facts.get(name)
+    if not isinstance(value, Mapping):
+        return value
+    if task not in value:
+        raise ConfigError(
+            f"{name} differs among the tasks, and the task is {task!r}",
+            where=RUN_FILE,
+            expected=f"one of {', '.join(value)}",
+            fix=f"--gin.TASK={next(iter(value))!r}",
+        )
+    return value[task]
 
 
 def batch_facts(batching: BatchingConfig) -> dict[str, Any]:

@@ -8,7 +8,9 @@ import tensorflow as tf
 from taser_jax.data import tasks as retrieval
 from taser_jax.data import tokenize
 from taser_jax.data.collections import write_collection, write_queries
-from taser_jax.data.preprocessors import Titles, encode_passages, encode_queries
+from taser_jax.data.preprocessors import encode_passages, encode_queries
+from taser_jax.data.prompts import Prompt, TaskPrompt
+from taser_jax.data.text_settings import QueryNormalization, Titles
 from taser_jax.data.token_store import TokenStore
 from taser_jax.data.vocabularies import load_vocabulary
 from taser_jax.data.wordpiece import WordPieceVocabulary
@@ -118,8 +120,38 @@ def test_other_passages_splits_and_an_open_vocabulary(settings, tmp_path):
     store = tokenize.tokenize_collection(**settings | changes, output_dir=tmp_path)
     expected = encode_passages(PASSAGES, vocabulary, length=16, titles=Titles.OMIT)
     np.testing.assert_array_equal(store.passages.ids, expected.ids)
+    assert store.metadata.titles == "omit"
     assert store.tasks == {"one": ["test"]}
     assert json.loads((tmp_path / tokenize.INPUTS).read_text())["mixture_or_task"] == "toy_one"
+
+
+def test_the_store_tells_what_was_done_to_texts(settings, tmp_path):
+    seqio.TaskRegistry.remove("toy_two")
+    retrieval.add_retrieval_task(
+        "toy_two",
+        collection="toy",
+        task="two",
+        normalization=QueryNormalization.CURLY_APOSTROPHE,
+        prompt=TaskPrompt(Prompt.NAME, name="b"),
+    )
+    only = settings | {"mixture_or_task": "toy_two"}
+    store = tokenize.tokenize_collection(**only, output_dir=tmp_path / "tokens")
+    found = {entry.task: (entry.normalization, entry.prompt) for entry in store.metadata.queries}
+    prompt = (PIECES.index("b"), PIECES.index("[SEP]"))
+    assert found == {"two": ("curly_apostrophe", prompt)}
+    assert store.queries("two", "train").ids[0, 1:3].tolist() == list(prompt)
+    assert store.metadata.titles == "include"
+
+    # A store from before this was recorded.
+    path = tmp_path / "tokens" / "metadata.json"
+    metadata = json.loads(path.read_text())
+    del metadata["titles"]
+    for entry in metadata["queries"]:
+        del entry["normalization"], entry["prompt"]
+    path.write_text(json.dumps(metadata))
+    old = TokenStore.open(tmp_path / "tokens").metadata
+    assert old.titles is None
+    assert {(entry.normalization, entry.prompt) for entry in old.queries} == {(None, ())}
 
 
 def test_preprocessors_must_keep_passages_in_order(settings, tmp_path):

@@ -5,8 +5,16 @@ import pathlib
 import numpy as np
 import pytest
 
+from taser_jax.data.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.interop.export_source import ExportSource
-from taser_jax.interop.model_card import CardTexts, card, metadata, without_folders, write_card
+from taser_jax.interop.model_card import (
+    CardTexts,
+    card,
+    left_to_the_reader,
+    metadata,
+    without_folders,
+    write_card,
+)
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig, Normalization, Pooling, Towers
 from taser_jax.models.routing import ExpertConfig, Routing
@@ -83,6 +91,26 @@ def test_a_card_of_normalised_embeddings_does_not_warn_of_cosines(source):
     assert "this is their cosine" in card(dataclasses.replace(source, config=config), TEXTS)
 
 
+def test_a_card_tells_what_is_done_to_texts(source):
+    assert left_to_the_reader(source) == ""
+    settings = QuerySettings(QueryNormalization.CURLY_APOSTROPHE, (7, 3))
+    changed = dataclasses.replace(source, query_settings=settings, titles=Titles.OMIT)
+    text = card(changed, TEXTS)
+    for line in (
+        "| query | `[CLS] prompt text [SEP]` | 32 |",
+        "| passage | `[CLS] text [SEP]` | 100 |",
+        "’ has become '",
+        "The prompt is the token ids [7, 3].",
+        "without their titles",
+    ):
+        assert line in text
+    todo = left_to_the_reader(changed)
+    assert all(step in todo for step in ("replace ’ by '", "[7, 3]", "leave titles out"))
+    found = metadata(changed, "onnx")
+    assert found["query_normalization"] == "curly_apostrophe"
+    assert (found["query_prompt"], found["titles"]) == ([7, 3], "omit")
+
+
 def test_a_card_without_metrics_and_configuration_says_so(source):
     text = card(dataclasses.replace(source, metrics={}, config_text=""), TEXTS)
     assert "None were given to the export." in text
@@ -102,6 +130,9 @@ def test_metadata_holds_the_whole_of_it(source):
         "embedding_dim": 24,
         "query_length": 32,
         "passage_length": 100,
+        "query_normalization": "none",
+        "query_prompt": [],
+        "titles": "include",
         "score": "dot",
         "task": None,
         "metrics": {"nq R@20": 0.81234},

@@ -19,7 +19,8 @@ from tiny_source import (
 )
 
 from taser_jax.batch import Role
-from taser_jax.data.preprocessors import QueryNormalization, encode_passages, encode_queries
+from taser_jax.data.preprocessors import encode_passages, encode_queries
+from taser_jax.data.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.data.vocabularies import load_vocabulary
 from taser_jax.data.vocabulary_training import train_vocabulary
 from taser_jax.errors import ConfigError, DataError
@@ -58,7 +59,7 @@ assert not foreign, foreign
 """
 
 
-def exported(directory, *, kind="wordpiece", normalization=QueryNormalization.NONE, **changes):
+def exported(directory, *, kind="wordpiece", texts=None, **changes):
     if kind == "sentencepiece":
         changes["vocabulary"] = train_vocabulary(
             ["undoing the city in france is a café", "paris: quick brown foxes jump lazy dogs"] * 4,
@@ -66,10 +67,10 @@ def exported(directory, *, kind="wordpiece", normalization=QueryNormalization.NO
             size=64,
             output_dir=directory / "trained",
         )
-    source = tiny_source(directory, **changes)
+    source = dataclasses.replace(tiny_source(directory, **changes), **(texts or {}))
     output_dir = directory / "saved_model"
     output_dir.mkdir()
-    export_saved_model(source, output_dir, normalization=normalization)
+    export_saved_model(source, output_dir)
     return source, output_dir
 
 
@@ -101,12 +102,14 @@ def det_r(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """Parameters that outweigh the graph, bfloat16, queries normalised."""
+    """Parameters that outweigh the graph, bfloat16, texts that are not taken as they are."""
+    prompt = (PIECES.index("the"),)
+    queries = QuerySettings(QueryNormalization.CURLY_APOSTROPHE, prompt)
     return exported(
         tmp_path_factory.mktemp("wide"),
         experts=DETERMINISTIC,
         bert={"mlp_dim": 24 * 64, "dtype": "bfloat16"},
-        normalization=QueryNormalization.CURLY_APOSTROPHE,
+        texts={"query_settings": queries, "titles": Titles.OMIT},
     )
 
 
@@ -177,13 +180,18 @@ def test_larger_weights_leave_the_graph_as_it_is(det_r, wide):
     assert parameters < data < 1.1 * parameters
 
 
-def test_bfloat16_activations_and_normalized_queries(wide):
+def test_bfloat16_activations_and_texts_as_in_training(wide):
     source, directory = wide
-    found = run(directory, Role.QUERY, ["paris’ city"])
-    expected, other = (expected_queries(source, [text]) for text in ("paris' city", "paris’ city"))
+    found = run(directory, Role.QUERY, ["’", "city’"])
+    expected = expected_queries(source, ["the '", "the city'"])
+    # The first keeps its curly apostrophe here, the second has no prompt.
+    other = expected_queries(source, ["the ’", "city'"])
     scale = np.abs(expected).max()
     np.testing.assert_allclose(found, expected, atol=0.05 * scale)
-    assert np.abs(found - other).max() > 0.1 * scale
+    assert (np.abs(found - other).max(axis=1) > 0.1 * scale).all()
+    passages = run(directory, Role.PASSAGE, TITLES, TEXTS)
+    expected = expected_passages(source, [""] * len(TEXTS), TEXTS)
+    np.testing.assert_allclose(passages, expected, atol=0.05 * np.abs(expected).max())
     assert found.dtype == np.float32
 
 

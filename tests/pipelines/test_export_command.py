@@ -194,6 +194,26 @@ def test_lengths_beyond_the_position_table_are_refused(
     assert "4 to 12" in message
 
 
+def test_texts_are_as_in_the_training_of_the_task(capsys, tmp_path):
+    by_task = {
+        "query_normalization": {"nq": "curly_apostrophe", "fever": "none"},
+        "query_prompt": {"nq": [6], "fever": []},
+        "query_lengths": {"nq": 7, "fever": 8},
+        "titles": "omit",
+    }
+    make_model(tmp_path / "model", facts={**FACTS, **by_task})
+    message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out"))
+    assert "differs among the tasks, and the task is None" in message
+    assert "--gin.TASK='nq'" in message
+    succeed(*arguments(tmp_path / "model", tmp_path / "out", ["stablehlo"], TASK="'nq'"))
+    directory = tmp_path / "out" / "stablehlo"
+    functions = json.loads((directory / "signature.json").read_text())["functions"]
+    query, passage = functions["encode_query"], functions["encode_passage"]
+    assert (query["normalization"], query["prompt"]) == ("curly_apostrophe", [6])
+    assert (query["length"], passage["titles"]) == (7, "omit")
+    assert "replace ’ by '" in (directory / "README.md").read_text(encoding="utf-8")
+
+
 def test_a_vocabulary_that_no_bert_has_is_refused(capsys, tmp_path, nothing_is_read):
     make_model(tmp_path / "model")
     path = tmp_path / "model" / "vocabulary" / "vocabulary.json"
