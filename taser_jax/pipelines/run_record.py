@@ -9,25 +9,23 @@ import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax
-
-from taser_jax.data.batching import BatchingConfig, BatchStream
 from taser_jax.data.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models import config_io
 from taser_jax.models.build import ModelConfig
+from taser_jax.pipelines.batch_plans import BatchPlan
 from taser_jax.pipelines.models import MODEL_FILE, RUN_FILE, VOCABULARY
 
 
-def data_facts(stream: BatchStream, store: TokenStore) -> dict[str, Any]:
+def data_facts(plan: BatchPlan, store: TokenStore) -> dict[str, Any]:
     """What the data of a run was."""
     return {
-        "batches_per_epoch": stream.batches_per_epoch,
-        "data_fingerprint": stream.fingerprint,
+        "batches_per_epoch": plan.batches_per_epoch,
+        "data_fingerprint": plan.fingerprint,
         "collection": store.metadata.collection,
         "collection_fingerprint": store.metadata.collection_fingerprint,
-        **_text_facts(store, stream.batches_per_epoch),
+        **_text_facts(store, plan.batches_per_epoch),
     }
 
 
@@ -102,19 +100,6 @@ def _of_task(facts: Mapping[str, Any], name: str, task: str | None) -> Any:
             fix=f"--gin.TASK={next(iter(value))!r}",
         )
     return value[task]
-
-
-def batch_facts(batching: BatchingConfig) -> dict[str, Any]:
-    """How many negatives a query sees, and from how many devices."""
-    passages = 1 + batching.num_negatives
-    return {
-        "negatives_per_query": (
-            f"{batching.batch_size * passages - 1} = "
-            f"{batching.batch_size} queries x {passages} passages - 1, "
-            f"over {jax.device_count()} devices on {jax.process_count()} hosts"
-        ),
-        "false_negatives": batching.false_negatives.value,
-    }
 
 
 def write_run_record(

@@ -38,8 +38,8 @@ def recorded(directory, settings, *, lengths=types.MappingProxyType({}), titles=
             length=lengths.get(task),
             settings=setting,
         )
-    stream = types.SimpleNamespace(batches_per_epoch=dict.fromkeys(settings, 1), fingerprint="f")
-    facts = data_facts(stream, writer.finish())
+    plan = types.SimpleNamespace(batches_per_epoch=dict.fromkeys(settings, 1), fingerprint="f")
+    facts = data_facts(plan, writer.finish())
     names = ("query_normalization", "query_prompt", "query_lengths", "titles")
     return {name: facts[name] for name in names if name in facts} | {"query_length": 4}
 
