@@ -9,7 +9,6 @@ from typing import Protocol, TypeVar
 
 from taser_jax.errors import ConfigError
 
-
 BatchT = TypeVar("BatchT")
 BatchCo = TypeVar("BatchCo", covariant=True)
 

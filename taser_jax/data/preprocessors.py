@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from taser_jax.batch import Tokens
-from taser_jax.data.text_settings import QueryNormalization, Titles
+from taser_jax.data.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.data.vocabularies import Vocabulary
 from taser_jax.errors import ConfigError
 from taser_jax.records import Passage
@@ -89,13 +89,13 @@ def encode_queries(
     vocabulary: Vocabulary,
     *,
     length: int,
-    normalization: QueryNormalization = QueryNormalization.NONE,
+    settings: QuerySettings = QuerySettings(),
 ) -> Tokens:
     """Token ids of questions, padded to `length`, as a token store would hold them."""
     parts = []
     for start in range(0, len(texts), _BATCH):
-        batch = normalize_queries(_strings(texts[start : start + _BATCH]), normalization)
-        parts.append(query_ids(batch, vocabulary, length))
+        batch = normalize_queries(_strings(texts[start : start + _BATCH]), settings.normalization)
+        parts.append(query_ids(batch, vocabulary, length, prompt=settings.prompt))
     return _pad(parts, length)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import textwrap
 from collections.abc import Sequence
 
@@ -14,7 +15,11 @@ from taser_jax.data.vocabularies import load_vocabulary
 from taser_jax.errors import ConfigError
 from taser_jax.pipelines.common import search_devices
 from taser_jax.pipelines.models import load_model
+from taser_jax.pipelines.run_record import read_facts, text_settings
 from taser_jax.retrieval.index import open_index
+
+# For models that were trained before their lengths were recorded.
+DEFAULT_QUERY_LENGTH = 32
 
 
 def ask(
@@ -24,7 +29,8 @@ def ask(
     index_dir: str,
     data_dir: str,
     collection: str,
-    query_length: int = 32,
+    query_length: int | None = None,
+    task: str | None = None,
     k: int = 3,
     step: int | None = None,
 ) -> list[list[str]]:
@@ -36,7 +42,8 @@ def ask(
         index_dir: an index of its embeddings.
         data_dir: where collections lie.
         collection: the collection.
-        query_length: tokens a question is cut to.
+        query_length: tokens a question is cut to; None takes the training's.
+        task: whose prompt, length and query encoder, where tasks differ.
         k: passages a question.
         step: which checkpoint; None means the best one.
 
@@ -53,6 +60,7 @@ def ask(
             expected="a list of questions, none of them empty",
             fix="""write --gin.QUESTIONS="['how do I sort a list']\"""",
         )
+    texts = text_settings(read_facts(pathlib.Path(model_dir)), task)
     store = PassageStore.open(data_dir, collection)
     model = load_model(model_dir, step=step)
     searcher = open_index(
@@ -61,8 +69,13 @@ def ask(
         devices=search_devices(),
     )
     vocabulary = load_vocabulary(model.vocabulary_dir)
-    tokens = encode_queries(questions, vocabulary, length=query_length)
-    result = searcher.search(np.asarray(model.encode_fn(Role.QUERY)(tokens)), k)
+    tokens = encode_queries(
+        questions,
+        vocabulary,
+        length=query_length or texts.query_length or DEFAULT_QUERY_LENGTH,
+        settings=texts.queries,
+    )
+    result = searcher.search(np.asarray(model.encode_fn(Role.QUERY, task=task)(tokens)), k)
     found = []
     for question, rows, scores in zip(questions, result.rows, result.scores, strict=True):
         print(f"\n? {question}")

@@ -20,7 +20,7 @@ from taser_jax.interop.serving_cards import saved_model_card, stablehlo_card
 from taser_jax.models.build import ModelConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig
 from taser_jax.pipelines.models import RUN_FILE, VOCABULARY, load_model, read_model_config
-from taser_jax.pipelines.run_record import text_settings
+from taser_jax.pipelines.run_record import read_facts, text_settings
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.artifacts import replacing
 
@@ -90,7 +90,7 @@ def export_model(
     for directory in directories.values():
         _check_empty(directory)
     config = read_model_config(model_dir)
-    facts = _facts(pathlib.Path(model_dir))
+    facts = read_facts(pathlib.Path(model_dir))
     _check_formats(wanted, config)
     _check_vocabulary(pathlib.Path(model_dir) / VOCABULARY, wanted)
     check_task(config, task)
@@ -221,11 +221,6 @@ def _check_positions(config: ModelConfig, **lengths: int) -> None:
                 expected=f"4 to {limit}, the rows of the model's position table",
                 fix=f"--gin.{name.upper()}=..., as in training",
             )
-
-
-def _facts(model_dir: pathlib.Path) -> dict[str, Any]:
-    path = model_dir / RUN_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _config_text(model_dir: pathlib.Path) -> str:

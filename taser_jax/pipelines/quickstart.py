@@ -105,7 +105,6 @@ def quickstart(
         index_dir=str(answers / "index"),
         data_dir=setting.data_dir,
         collection=COLLECTION,
-        query_length=query_length,
     )
     print(f"\nAll of it is under {root}: table.md, table.csv, table.png, runs, models, stages.")
     return table

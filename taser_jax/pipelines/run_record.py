@@ -65,6 +65,12 @@ class TextSettings:
     titles: Titles
 
 
+def read_facts(model_dir: pathlib.Path) -> dict[str, Any]:
+    """run.json; empty where a model was trained before it was written."""
+    path = model_dir / RUN_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
 def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
     """What run.json says of texts; what it does not say is as for a task without settings.
 

@@ -13,6 +13,7 @@ from taser_jax.data.preprocessors import (
     passage_ids,
     query_ids,
 )
+from taser_jax.data.text_settings import QuerySettings
 from taser_jax.data.vocabularies import Vocabulary
 from taser_jax.data.wordpiece import WordPieceVocabulary
 from taser_jax.errors import ConfigError
@@ -112,9 +113,12 @@ def test_normalisation_is_by_name(vocabulary):
     assert curly.numpy()[0].decode() == "who's a"
     assert normalize_queries(texts, QueryNormalization("none")).numpy()[0].decode() == "who’s a"
     tokens = encode_queries(
-        ["b’s"], vocabulary, length=6, normalization=QueryNormalization.CURLY_APOSTROPHE
+        ["b’s"],
+        vocabulary,
+        length=7,
+        settings=QuerySettings(QueryNormalization.CURLY_APOSTROPHE, prompt=(SEP,)),
     )
-    assert tokens.ids.tolist() == [[CLS, *ids("b ' s"), SEP, 0]]
+    assert tokens.ids.tolist() == [[CLS, SEP, *ids("b ' s"), SEP, 0]]
     assert encode_queries(["b’s"], vocabulary, length=6).ids[0, 2] == PIECES.index("’")
 
 
