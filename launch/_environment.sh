@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the launch scripts: makes or reuses .venv and installs this checkout into it.
 #
 # usage: . launch/_environment.sh; use_environment "[test]"
@@ -5,7 +6,7 @@
 use_environment() {
   local extra="$1" root python stamp wanted
   root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-  cd "$root"
+  cd "$root" || exit 2
   # An interpreter of the supported range: what PYTHON names, else the first found.
   python="${PYTHON:-}"
   if [ -z "$python" ]; then

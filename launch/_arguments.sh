@@ -1,0 +1,93 @@
+# Sourced by the launch scripts: --name=value arguments, checked, and commands that --dry_run prints.
+# The script that sources it defines `usage`.
+# shellcheck shell=bash
+
+fail() {
+  echo "error: $1" >&2
+  echo >&2
+  usage >&2
+  exit 2
+}
+
+# parse_arguments "options with a value" "switches" "$@": sets a variable for each, and the array
+# `rest` to what stands behind `--`. A value may follow `=` only.
+parse_arguments() {
+  # Underscores: a plain name would hide the script's variable of that name.
+  local _options=" $1 " _switches=" $2 dry_run " _word _key
+  shift 2
+  rest=()
+  while [ $# -gt 0 ]; do
+    _word="$1"
+    shift
+    _key="${_word#--}"
+    _key="${_key%%=*}"
+    case "$_word" in
+      -h | --help) usage; exit 0 ;;
+      --) rest=("$@"); return ;;
+      --*=*)
+        [[ "$_options" == *" $_key "* ]] || fail "unknown option $_word"
+        [ -n "${_word#*=}" ] || fail "--$_key has no value"
+        printf -v "$_key" '%s' "${_word#*=}"
+        ;;
+      --*)
+        [[ "$_options" != *" $_key "* ]] || fail "--$_key needs a value: --$_key=..."
+        [[ "$_switches" == *" $_key "* ]] || fail "unknown option $_word"
+        printf -v "$_key" '%s' yes
+        ;;
+      *) fail "unexpected argument '$_word'; what is to run stands behind --" ;;
+    esac
+  done
+}
+
+require() {
+  local _key
+  for _key in "$@"; do
+    [ -n "${!_key}" ] || fail "--$_key is missing"
+  done
+}
+
+require_number() {
+  local _key
+  for _key in "$@"; do
+    [[ "${!_key}" =~ ^[1-9][0-9]*$ ]] || fail "--$_key is '${!_key}', expected a number from 1 on"
+  done
+}
+
+require_program() {
+  [ -n "$dry_run" ] || command -v "$1" >/dev/null || {
+    echo "error: no $1 on the PATH" >&2
+    echo "  fix: $2" >&2
+    exit 2
+  }
+}
+
+# Runs a command, or prints it in a form that a shell reads back.
+step() {
+  if [ -n "$dry_run" ]; then
+    local word line=
+    for word in "$@"; do line+="$(printf '%q ' "$word")"; done
+    printf '%s\n' "${line% }"
+  else
+    "$@"
+  fi
+}
+
+# Checks a `taser` command line: its words, without --multihost, which the launchers add.
+require_taser_command() {
+  [ ${#rest[@]} -gt 0 ] || fail "no command; for example: -- train --gin_file=runs/taser_base.gin"
+  local word
+  for word in "${rest[@]}"; do
+    case "$word" in
+      --multihost) fail "leave --multihost out, it is added" ;;
+      --gin.MODEL_DIR=gs://*) ;;
+      --gin.MODEL_DIR=*)
+        echo "warning: $word is on each host's own disk and is lost with it; use gs://" >&2
+        ;;
+    esac
+  done
+}
+
+# Words as one string that a remote shell splits into the same words.
+quoted() {
+  printf '%q ' "$@"
+}

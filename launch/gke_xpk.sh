@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Runs taser as a workload of a GKE cluster that xpk made. The cluster restarts it after a
+# preemption; taser resumes from MODEL_DIR.
+set -euo pipefail
+
+usage() {
+  cat <<'USAGE'
+usage: launch/gke_xpk.sh --cluster=CLUSTER --workload=NAME --type=TYPE [options] -- COMMAND [FLAGS...]
+
+  launch/gke_xpk.sh --cluster=tpus --workload=taser-1 --type=v5litepod-64 -- \
+    train --gin_file=runs/taser_base.gin --gin.MODEL_DIR=gs://BUCKET/taser --gin.TOKEN_STORE=...
+
+  --cluster=CLUSTER    made by `xpk cluster create`
+  --workload=NAME      lower-case letters, digits and dashes; a new one for each run
+  --type=TYPE          TPU type of one slice: v5litepod-64
+  --slices=N           slices (1)
+  --zone=ZONE          the cluster's zone (xpk's own setting)
+  --project=PROJECT    its project (gcloud's own setting)
+  --image=IMAGE        base Docker image with Python 3.11 or 3.12 (python:3.11)
+  --retries=N          restarts after a preemption (100)
+  --dry_run            print the command, run nothing
+  COMMAND              of taser; --multihost is added, and to `train` --gin.MESH_REPLICA=N as by
+                       launch/tpu_multislice.sh
+USAGE
+}
+
+here="$(dirname "${BASH_SOURCE[0]}")"
+. "$here/_arguments.sh"
+cluster='' workload='' type='' slices=1 zone='' project='' image=python:3.11 retries=100 dry_run=''
+parse_arguments "cluster workload type slices zone project image retries" "" "$@"
+require cluster workload type
+require_number slices retries
+[[ "$workload" =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] ||
+  fail "--workload is '$workload', expected lower-case letters, digits and dashes"
+require_taser_command
+require_program xpk "install it: pip install xpk"
+if ((slices > 1)) && [ "${rest[0]}" = train ] &&
+  ! grep -qE 'MESH_REPLICA|across_slices' <<<"${rest[*]}"; then
+  rest+=("--gin.MESH_REPLICA=$slices")
+fi
+
+# The image holds this checkout as its working directory. 75 is taser's "preempted, run again".
+words="pip install --quiet '.[tpu]' && taser $(quoted "${rest[@]}" --multihost)"
+step xpk workload create "--cluster=$cluster" "--workload=$workload" "--tpu-type=$type" \
+  "--num-slices=$slices" ${zone:+"--zone=$zone"} ${project:+"--project=$project"} \
+  "--base-docker-image=$image" "--script-dir=$(cd "$here/.." && pwd)" \
+  "--max-restarts=$retries" --restart-on-exit-codes=75 "--command=${words% }"

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Trains a small TASER on eight fake devices of this machine: what a pod does, for trying out meshes
+# and configurations. Data are the built-in collection's, made on the first run.
+set -euo pipefail
+
+usage() {
+  cat <<'USAGE'
+usage: launch/local.sh [--directory=DIR] [--devices=N] [--steps=N] [--dry_run] [-- FLAGS...]
+
+  --directory=DIR  where collection, tokens and model go (runs/local)
+  --devices=N      fake devices (8)
+  --steps=N        training steps (20)
+  --dry_run        print the commands, run nothing
+  FLAGS            for `taser train`, for example --gin.MESH_FSDP=2 --gin.NUM_MODEL_PARTITIONS=2
+USAGE
+}
+
+. "$(dirname "${BASH_SOURCE[0]}")/_arguments.sh"
+directory=runs/local devices=8 steps=20 dry_run=
+parse_arguments "directory devices steps" "" "$@"
+require_number devices steps
+
+if [ -z "$dry_run" ]; then
+  . "$(dirname "${BASH_SOURCE[0]}")/_environment.sh"
+  use_environment ""
+fi
+collection="--gin.DATA_DIR=$directory/data --gin.COLLECTION=pydocs"
+# A finished step of these is found and not repeated.
+# shellcheck disable=SC2086  # two flags
+if [ ! -e "$directory/tokens/metadata.json" ]; then
+  step taser prepare pydocs $collection
+  step taser vocab $collection "--gin.VOCABULARY=$directory/vocabulary" --gin.VOCAB_SIZE=4096
+  step taser tokenize "--gin.DATA_DIR=$directory/data" "--gin.VOCABULARY=$directory/vocabulary" \
+    --gin.MIXTURE_OR_TASK_NAME=pydocs --gin.MIXTURE_OR_TASK_MODULE=taser_jax.tasks.pydocs \
+    "--gin.TASK_FEATURE_LENGTHS={'query': 32, 'passage': 64}" "--gin.TOKEN_STORE=$directory/tokens"
+fi
+step env JAX_PLATFORMS=cpu "JAX_NUM_CPU_DEVICES=$devices" taser train \
+  --gin_file=runs/train.gin --gin_file=models/bert_tiny.gin --gin_file=models/taser.gin \
+  --gin_file=optim/adamw.gin "--gin.MODEL_DIR=$directory/model" \
+  "--gin.TOKEN_STORE=$directory/tokens" "--gin.TRAIN_STEPS=$steps" --gin.BATCH_SIZE=32 \
+  --gin.LOG_PERIOD=5 --gin.EVAL_STEPS=2 ${rest[@]+"${rest[@]}"}

@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# Runs taser on several TPU slices: asks for them as one queued resource, waits until they are there,
+# installs on every host of every slice, runs, and after a preemption asks again.
+set -euo pipefail
+
+usage() {
+  cat <<'USAGE'
+usage: launch/tpu_multislice.sh --name=NAME --zone=ZONE --type=TYPE --slices=N [options] -- COMMAND [FLAGS...]
+
+  launch/tpu_multislice.sh --name=taser --zone=us-east5-b --type=v5litepod-64 --slices=2 -- \
+    train --gin_file=runs/taser_base.gin --gin.MODEL_DIR=gs://BUCKET/taser --gin.TOKEN_STORE=...
+
+  --name=NAME          the queued resource; slices are NAME-0, NAME-1, ...
+  --zone=ZONE          its zone
+  --project=PROJECT    its project (gcloud's own setting)
+  --type=TYPE          of one slice: v4-32, v5litepod-64
+  --slices=N           how many (2 or more)
+  --version=VERSION    runtime (tpu-ubuntu2204-base)
+  --spot               slices may be preempted
+  --retries=N          attempts after a preemption (100)
+  --retry_seconds=N    pause before each, and between looks at the queue (60)
+  --skip_install       the hosts have this checkout already
+  --dry_run            print the commands, run nothing
+  COMMAND              of taser; --multihost is added, and to `train` --gin.MESH_REPLICA=N where no
+                       MESH_REPLICA and no MeshConfig.across_slices is given
+
+Ends as launch/tpu_vm.sh does.
+USAGE
+}
+
+here="$(dirname "${BASH_SOURCE[0]}")"
+. "$here/_arguments.sh"
+. "$here/_pod.sh"
+name='' zone='' project='' type='' slices='' version=tpu-ubuntu2204-base spot='' skip_install=''
+dry_run='' retries=100 retry_seconds=60 status=0
+parse_arguments "name zone project type slices version retries retry_seconds" "spot skip_install" "$@"
+require name zone type slices
+require_number slices retries retry_seconds
+((slices > 1)) || fail "--slices is $slices; for one slice there is launch/tpu_vm.sh"
+require_taser_command
+require_program gcloud "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install"
+if [ "${rest[0]}" = train ] && ! grep -qE 'MESH_REPLICA|across_slices' <<<"${rest[*]}"; then
+  rest+=("--gin.MESH_REPLICA=$slices")
+fi
+scratch="$(mktemp -d)"
+trap 'rm -rf "$scratch"' EXIT
+
+queue_state() {
+  described queued-resources "$name" "value(state.state)"
+}
+
+create() {
+  gcloud_tpu queued-resources create "$name" "--node-count=$slices" "--node-prefix=$name" \
+    "--accelerator-type=$type" "--runtime-version=$version" ${spot:+--spot}
+}
+
+# Waits for the slices; asks for them where nobody has, and anew where they were taken away.
+make_ready() {
+  local state former=
+  if [ -n "$dry_run" ]; then
+    create
+    return
+  fi
+  while true; do
+    state="$(queue_state)"
+    [ "$state" = "$former" ] || echo "queued resource $name: $state"
+    former="$state"
+    case "$state" in
+      ACTIVE) return ;;
+      ABSENT) create || return 1 ;;
+      FAILED | SUSPENDED) gcloud_tpu queued-resources delete "$name" --force || return 1 ;;
+      *) sleep "$retry_seconds" ;;
+    esac
+  done
+}
+
+attempt() {
+  local slice logs=()
+  status=75
+  make_ready || return 0
+  for ((slice = 0; slice < slices; slice++)); do
+    [ -n "$skip_install" ] || install_on "$name-$slice" || return 0
+  done
+  for ((slice = 0; slice < slices; slice++)); do
+    logs+=("$scratch/log.$slice")
+    if [ -n "$dry_run" ]; then
+      run_on "$name-$slice" "$scratch/log.$slice"
+    else
+      : >"$scratch/log.$slice"
+      run_on "$name-$slice" "$scratch/log.$slice" &
+    fi
+  done
+  wait
+  [ -z "$dry_run" ] || return 0
+  status="$(outcome "${logs[@]}")"
+  # A slice that is lost takes the others down with statuses of their own.
+  case "$status" in
+    0 | 2 | 75) ;;
+    *) [ "$(queue_state)" = ACTIVE ] || status=75 ;;
+  esac
+}
+
+with_retries
