@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from taser_jax import configuration
+import jax
+
+from taser_jax import __version__, configuration, hosts
 from taser_jax.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, ConfigError, Preempted, TaserError
 
 logger = logging.getLogger("taser")
@@ -24,9 +26,15 @@ usage: taser <command> [--gin_file=FILE]... [--gin.NAME=VALUE]... [--dry_run]
   --gin.NAME=VALUE         sets a macro or a parameter; strings need no quotes
   --gin_search_paths=A,B   more folders to look for Gin files in
   --dry_run                check and show everything, compute nothing (train)
-  --multihost              call jax.distributed.initialize() first (TPU pods)
+  --multihost              join the other hosts first (TPU pods); every host runs this command
+  --coordinator_timeout=S  seconds to wait for them (300)
   --help                   after a command: what it does and what can be set
 """
+
+
+# Their files would be written by every host at once.
+_ONE_HOST = ("prepare", "import", "ask", "export", "quickstart")
+_VALUED = ("--gin_file", "--gin_bindings", "--gin_search_paths", "--coordinator_timeout")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +102,7 @@ class _Arguments:
     flags: configuration.GinFlags
     dry_run: bool = False
     multihost: bool = False
+    coordinator_timeout: int = hosts.COORDINATOR_TIMEOUT
     help: bool = False
 
 
@@ -121,9 +130,13 @@ def run(argv: Sequence[str]) -> int:
         arguments = parse(argv)
         command = COMMANDS[arguments.command]
         if arguments.multihost:
-            import jax
-
-            jax.distributed.initialize()
+            if arguments.command.startswith(_ONE_HOST):
+                raise ConfigError(
+                    f"`taser {arguments.command}` runs on one host",
+                    where="--multihost",
+                    fix="leave it out",
+                )
+            hosts.initialize(timeout=arguments.coordinator_timeout)
         module = importlib.import_module(f"taser_jax.pipelines.{command.module}")
         function = getattr(module, command.function)
         if arguments.help:
@@ -131,14 +144,20 @@ def run(argv: Sequence[str]) -> int:
             return 0
         return _execute(module, function, arguments)
     except TaserError as error:
-        print(f"error: {_message(error)}", file=sys.stderr)
+        print(f"error{_this_host()}: {_message(error)}", file=sys.stderr)
         return EXIT_USER_ERROR
     except Preempted as error:
-        print(f"preempted: {_message(error)}; run the same command to go on", file=sys.stderr)
+        told = f"preempted{_this_host()}: {_message(error)}; run the same command to go on"
+        print(told, file=sys.stderr)
         return EXIT_PREEMPTED
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept", file=sys.stderr)
         return 130
+
+
+def _this_host() -> str:
+    """Whose error it is, where several hosts write to one terminal."""
+    return f" on host {hosts.joined_as()}" if hosts.joined_as() is not None else ""
 
 
 def _message(error: Exception) -> str:
@@ -154,12 +173,20 @@ def _execute(module: Any, function: Callable[..., Any], arguments: _Arguments) -
             where="--dry_run",
             fix="leave it out",
         )
-    resolved = configuration.resolve(
-        function,
-        configurables=module.CONFIGURABLES,
-        flags=arguments.flags,
-        allow_unset=arguments.dry_run,
-    )
+    try:
+        resolved = configuration.resolve(
+            function,
+            configurables=module.CONFIGURABLES,
+            flags=arguments.flags,
+            allow_unset=arguments.dry_run,
+        )
+    except ConfigError as error:
+        # The other hosts would wait for this one to tell how it was started.
+        if arguments.multihost:
+            hosts.require_same(_start(arguments, f"error: {error}"))
+        raise
+    if arguments.multihost:
+        hosts.require_same(_start(arguments, resolved.text))
     if resolved.unused:
         logger.info("not used by this command: %s", ", ".join(resolved.unused))
     if resolved.unset:
@@ -169,6 +196,15 @@ def _execute(module: Any, function: Callable[..., Any], arguments: _Arguments) -
         keywords["config_text"] = resolved.text
     resolved.function(**keywords)
     return 0
+
+
+def _start(arguments: _Arguments, configuration_text: str) -> dict[str, str]:
+    """What all hosts must have been started with."""
+    return {
+        "command": f"{arguments.command} {arguments.dry_run}",
+        "configuration": configuration_text,
+        "package version": f"taser_jax {__version__}, jax {jax.__version__}",
+    }
 
 
 def parse(argv: Sequence[str]) -> _Arguments:
@@ -196,6 +232,7 @@ def parse(argv: Sequence[str]) -> _Arguments:
     files: list[str] = []
     bindings: list[tuple[str, str]] = []
     paths: list[str] = []
+    timeout = hosts.COORDINATOR_TIMEOUT
     switches = {"--dry_run": False, "--multihost": False, "--help": False, "-h": False}
     rest = iter(argv[len(words) :])
     for argument in rest:
@@ -204,7 +241,7 @@ def parse(argv: Sequence[str]) -> _Arguments:
         if flag in switches and not equals:
             switches[flag] = True
             continue
-        known = flag in ("--gin_file", "--gin_bindings", "--gin_search_paths")
+        known = flag in _VALUED
         if not known and not flag.startswith("--gin."):
             raise ConfigError(f"unknown flag {argument!r}", fix=f"see:\n{USAGE}")
         if not equals:
@@ -215,6 +252,10 @@ def parse(argv: Sequence[str]) -> _Arguments:
             files.append(value)
         elif flag == "--gin_search_paths":
             paths.extend(value.split(","))
+        elif flag == "--coordinator_timeout":
+            if not value.isdecimal() or int(value) < 1:
+                raise ConfigError(f"{flag} is {value!r}", expected="seconds, a whole number")
+            timeout = int(value)
         elif flag == "--gin_bindings":
             left, _, right = value.partition("=")
             bindings.append((left.strip(), right.strip()))
@@ -229,6 +270,7 @@ def parse(argv: Sequence[str]) -> _Arguments:
         ),
         dry_run=switches["--dry_run"],
         multihost=switches["--multihost"],
+        coordinator_timeout=timeout,
         help=switches["--help"] or switches["-h"],
     )
 

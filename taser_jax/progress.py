@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -12,6 +13,13 @@ import tqdm.auto
 
 T = TypeVar("T")
 logger = logging.getLogger("taser")
+_shows = threading.Event()
+_shows.set()
+
+
+def silence() -> None:
+    """Shows no bars from now on: on all hosts but the first."""
+    _shows.clear()
 
 
 @contextlib.contextmanager
@@ -31,11 +39,23 @@ def track(
     items: Iterable[T], description: str, *, total: int | None = None, unit: str = "it"
 ) -> Iterable[T]:
     """Iterates with a progress bar that shows rate and time left."""
-    return tqdm.auto.tqdm(items, desc=description, total=total, unit=unit, mininterval=0.5)
+    return tqdm.auto.tqdm(
+        items,
+        desc=description,
+        total=total,
+        unit=unit,
+        mininterval=0.5,
+        disable=not _shows.is_set(),
+    )
 
 
 def bar(description: str, *, total: int, initial: int = 0, unit: str = "it") -> tqdm.auto.tqdm:
     """A progress bar to update by hand; use as a context manager."""
     return tqdm.auto.tqdm(
-        desc=description, total=total, initial=initial, unit=unit, mininterval=0.5
+        desc=description,
+        total=total,
+        initial=initial,
+        unit=unit,
+        mininterval=0.5,
+        disable=not _shows.is_set(),
     )

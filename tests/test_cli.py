@@ -119,6 +119,9 @@ def test_a_command_without_a_dry_run_says_so(toy, capsys):
         (["train", "--gin_file=a", "stray"], "unknown flag 'stray'"),
         (["train", "--gin_file"], "--gin_file has no value"),
         (["train", "--gin.MODEL_DIR="], "--gin.MODEL_DIR has no value"),
+        (["train", "--coordinator_timeout=soon"], "--coordinator_timeout is 'soon'"),
+        (["ask", "--multihost"], "`taser ask` runs on one host"),
+        (["prepare", "pydocs", "--multihost"], "runs on one host"),
         (["train", "--gin.LERNING_RATE=1"], "macro LERNING_RATE is set"),
         (["train", "--gin_file=runs/taser_bse.gin"], "did you mean runs/taser_base.gin?"),
         (["train"], "--gin.MODEL_DIR=..."),
@@ -136,7 +139,7 @@ def test_parsing():
     arguments = cli.parse(
         [
             *("prepare", "dpr", "--gin_file=a.gin", "--gin_file", "b.gin", "--dry-run"),
-            *("--gin.X=1=2", "--gin_search_paths=c,d", "--multihost"),
+            *("--gin.X=1=2", "--gin_search_paths=c,d", "--multihost", "--coordinator_timeout=9"),
         ]
     )
     assert arguments.command == "prepare dpr"
@@ -145,6 +148,7 @@ def test_parsing():
     assert arguments.flags.search_paths == ("c", "d")
     assert arguments.dry_run
     assert arguments.multihost
+    assert arguments.coordinator_timeout == 9
     assert not arguments.help
     assert cli.parse(["train"]).flags.files == ("runs/train.gin",)
     with pytest.raises(ConfigError, match="no command"):

@@ -6,12 +6,14 @@ import pathlib
 from collections.abc import Sequence
 
 from taser_jax.data.collections import PassageStore, QuerySet
+from taser_jax.hosts import first_host_only
 from taser_jax.pipelines.common import run_path, tasks_with
 from taser_jax.progress import phase
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import Run, write_trec_run
 
 
+@first_host_only
 def bm25(
     *,
     data_dir: str,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-from jax.experimental import multihost_utils
 
 from taser_jax.batch import Role
 from taser_jax.data.token_store import TokenStore
+from taser_jax.hosts import wait_for_all
 from taser_jax.pipelines.models import check_vocabulary, load_model
 from taser_jax.progress import phase
 from taser_jax.retrieval.embeddings import EncodeConfig, encode_passages
@@ -59,8 +59,7 @@ def encode(
             process_count=jax.process_count(),
         )
         # No host goes on to the index before the last shard is written.
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("passages encoded")
+        wait_for_all("passages encoded")
     return fingerprints
 
 

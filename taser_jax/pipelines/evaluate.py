@@ -26,6 +26,7 @@ from taser_jax.evaluation.results import (
     write_per_query,
     write_result,
 )
+from taser_jax.hosts import first_host_only
 from taser_jax.pipelines.common import answer_matcher, read_task_run, tasks_with
 from taser_jax.pipelines.kilt import judge_kilt, write_kilt_predictions
 from taser_jax.progress import logger, phase
@@ -60,6 +61,7 @@ class EvaluationConfig:
     match: AnswerMatch = AnswerMatch.STRING
 
 
+@first_host_only
 def evaluate(
     *,
     runs_dir: str,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from taser_jax.data.collections import PassageStore, QuerySet
 from taser_jax.errors import ConfigError
+from taser_jax.hosts import first_host_only
 from taser_jax.pipelines.common import read_task_run, run_path, tasks_with
 from taser_jax.pipelines.evaluate import EvaluationConfig, judge_run
 from taser_jax.progress import logger, phase
@@ -14,6 +15,7 @@ from taser_jax.retrieval.hybrid import DevelopmentSet, HybridConfig, choose_alph
 from taser_jax.retrieval.runs import Run, write_trec_run
 
 
+@first_host_only
 def hybrid(
     *,
     dense_dir: str,

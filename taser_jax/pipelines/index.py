@@ -9,8 +9,9 @@ import numpy as np
 from taser_jax.batch import Role
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
+from taser_jax.hosts import first_host_only
 from taser_jax.pipelines.common import search_devices
-from taser_jax.pipelines.models import check_vocabulary, load_model
+from taser_jax.pipelines.models import LoadedModel, check_vocabulary, load_model
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.embeddings import EncodeConfig, encode_queries
 from taser_jax.retrieval.exact import ExactConfig
@@ -57,35 +58,41 @@ def index(
             expected="both, to measure recall on queries, or neither",
             fix="set both",
         )
-    queries = None
+    model = None
     if config.kind is IndexKind.SCANN and model_dir is not None and token_store is not None:
-        queries = _sample(
-            model_dir,
-            TokenStore.open(token_store),
-            split=sample_split,
-            tasks=tasks,
-            count=config.scann.recall_queries,
-            step=step,
-        )
-    with phase("build index"):
-        build_index(
-            embeddings_dir,
-            index_dir,
-            config=config,
-            sample_queries=queries,
-            devices=search_devices(),
-        )
-    return index_dir
+        model = load_model(model_dir, step=step)
+
+    @first_host_only
+    def build() -> str:
+        queries = None
+        if model is not None and token_store is not None:
+            queries = _sample(
+                model,
+                TokenStore.open(token_store),
+                split=sample_split,
+                tasks=tasks,
+                count=config.scann.recall_queries,
+            )
+        with phase("build index"):
+            build_index(
+                embeddings_dir,
+                index_dir,
+                config=config,
+                sample_queries=queries,
+                devices=search_devices(),
+            )
+        return index_dir
+
+    return build()
 
 
 def _sample(
-    model_dir: str,
+    model: LoadedModel,
     tokens: TokenStore,
     *,
     split: str,
     tasks: Sequence[str] | None,
     count: int,
-    step: int | None,
 ) -> np.ndarray | None:
     """Embeddings of some queries, as many of each task; None where no task has the split."""
     names = [task for task, splits in tokens.tasks.items() if split in splits]
@@ -93,7 +100,6 @@ def _sample(
     if not names:
         logger.info("no %s queries: recall is measured on passages", split)
         return None
-    model = load_model(model_dir, step=step)
     check_vocabulary(model, tokens)
     share = -(-count // len(names))
     config = EncodeConfig(batch_multiple=model.batch_multiple)

@@ -10,12 +10,14 @@ import numpy as np
 from taser_jax.data.collections import PassageStore, QuerySet
 from taser_jax.data.negatives import write_negatives
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
+from taser_jax.hosts import first_host_only
 from taser_jax.pipelines.common import answer_matcher, read_task_run, tasks_with
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.mining import AnswerContaining, MiningConfig, mine_negatives
 from taser_jax.retrieval.runs import top_k
 
 
+@first_host_only
 def mine(
     *,
     runs_dir: str,

@@ -6,12 +6,14 @@ import dataclasses
 import functools
 import json
 import pathlib
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import numpy as np
+from etils import epath
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.data.token_store import TokenStore
@@ -98,14 +100,16 @@ def _embed(
     return encoded.embeddings
 
 
-def load_model(model_dir: str | pathlib.Path, *, step: int | None = None) -> LoadedModel:
+def load_model(model_dir: epath.PathLike, *, step: int | None = None) -> LoadedModel:
     """Opens a model directory that `taser train` wrote.
 
+    On several hosts all must call it, since checkpoints are restored together.
+
     Args:
-        model_dir: the model directory.
+        model_dir: a directory or a gs:// address.
         step: which checkpoint; None means the best one by validation.
     """
-    model_dir = pathlib.Path(model_dir)
+    model_dir = epath.Path(model_dir)
     config = read_model_config(model_dir)
     model = build_model(config)
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()))
@@ -125,15 +129,25 @@ def load_model(model_dir: str | pathlib.Path, *, step: int | None = None) -> Loa
         model=model,
         params=params,
         fingerprint=total.hex(),
-        vocabulary_dir=model_dir / VOCABULARY,
+        vocabulary_dir=_on_this_machine(model_dir / VOCABULARY),
         step=int(step or 0),
         partitioner=partitioner,
     )
 
 
-def read_model_config(model_dir: str | pathlib.Path) -> ModelConfig:
+def _on_this_machine(directory: epath.Path) -> pathlib.Path:
+    """The directory; of one in a bucket, a copy. Vocabularies are read as local files."""
+    if "://" not in str(directory):
+        return pathlib.Path(directory)
+    copy = pathlib.Path(tempfile.mkdtemp(prefix="taser-vocabulary-"))
+    for source in directory.iterdir():
+        (copy / source.name).write_bytes(source.read_bytes())
+    return copy
+
+
+def read_model_config(model_dir: epath.PathLike) -> ModelConfig:
     """The configuration in a model directory's model.json."""
-    path = pathlib.Path(model_dir) / MODEL_FILE
+    path = epath.Path(model_dir) / MODEL_FILE
     if not path.is_file():
         raise ConfigError(
             "no model here",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from etils import epath
 
 from taser_jax.data.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.data.token_store import TokenStore
@@ -109,7 +110,7 @@ def _of_task(facts: Mapping[str, Any], name: str, task: str | None) -> Any:
 
 
 def write_run_record(
-    model_dir: pathlib.Path,
+    model_dir: epath.PathLike,
     *,
     model_config: ModelConfig,
     facts: Mapping[str, Any],
@@ -120,17 +121,22 @@ def write_run_record(
     """Writes model.json, config.gin, model-info.txt, run.json and the vocabulary.
 
     Args:
-        model_dir: made where absent.
+        model_dir: made where absent; a directory or a gs:// address.
         model_config: the model.
         facts: of the run; JSON-able.
         parameter_table: every parameter with shape, axes and sharding.
         config_text: the Gin configuration as it was resolved.
         vocabulary: directory of the vocabulary, copied; None where it is there already.
     """
+    model_dir = epath.Path(model_dir)
     model_dir.mkdir(parents=True, exist_ok=True)
     (model_dir / MODEL_FILE).write_text(config_io.to_json(model_config), encoding="utf-8")
     (model_dir / "config.gin").write_text(config_text, encoding="utf-8")
     (model_dir / "model-info.txt").write_text(parameter_table + "\n", encoding="utf-8")
     (model_dir / RUN_FILE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     if vocabulary is not None:
-        shutil.copytree(vocabulary, model_dir / VOCABULARY, dirs_exist_ok=True)
+        for source in sorted(vocabulary.rglob("*")):
+            if source.is_file():
+                target = model_dir / VOCABULARY / source.relative_to(vocabulary).as_posix()
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(source.read_bytes())

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from taser_jax.batch import Role
 from taser_jax.data.collections import PassageStore
 from taser_jax.data.token_store import TokenStore
+from taser_jax.hosts import first_host_only
 from taser_jax.pipelines.common import (
     check_collection,
     run_path,
@@ -35,6 +36,8 @@ def search(
     tag: str = "taser",
 ) -> list[pathlib.Path]:
     """Searches the queries of a split with a trained model, one run file a task.
+
+    Of several hosts the first one searches, on all of its devices.
 
     Args:
         model_dir: the trained model.
@@ -64,24 +67,29 @@ def search(
     query_sets = {task: tokens.queries(task, split) for task in names}
     model = load_model(model_dir, step=step)
     check_vocabulary(model, tokens)
-    searcher = open_index(
-        index_dir,
-        fingerprints={"model": model.fingerprint, "collection": store.fingerprint},
-        devices=search_devices(),
-    )
-    paths = []
-    for task, queries in query_sets.items():
-        with phase(f"search of {task} {split}"):
-            embeddings = encode_queries(
-                model.encode_fn(Role.QUERY, task=task),
-                queries,
-                config=EncodeConfig(batch_multiple=model.batch_multiple),
-            )
-            result = searcher.search(embeddings, k)
-        path = run_path(output_dir, task, split)
-        write_trec_run(path, Run.of(queries.query_ids, result), ids=store.ids, tag=tag)
-        paths.append(path)
-    return paths
+
+    @first_host_only
+    def search_all() -> list[pathlib.Path]:
+        searcher = open_index(
+            index_dir,
+            fingerprints={"model": model.fingerprint, "collection": store.fingerprint},
+            devices=search_devices(),
+        )
+        paths = []
+        for task, queries in query_sets.items():
+            with phase(f"search of {task} {split}"):
+                embeddings = encode_queries(
+                    model.encode_fn(Role.QUERY, task=task),
+                    queries,
+                    config=EncodeConfig(batch_multiple=model.batch_multiple),
+                )
+                result = searcher.search(embeddings, k)
+            path = run_path(output_dir, task, split)
+            write_trec_run(path, Run.of(queries.query_ids, result), ids=store.ids, tag=tag)
+            paths.append(path)
+        return paths
+
+    return search_all()
 
 
 CONFIGURABLES = ()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from taser_jax.errors import ConfigError
+from taser_jax.hosts import first_host_only
 from taser_jax.progress import logger, phase
 
 FORMAT_VERSION = 1
@@ -37,7 +38,8 @@ class Stages:
     """The stages of one pipeline directory, recorded as `stages/<name>.json`.
 
     A stage that is recorded is not run again. One that was killed has no record and runs again;
-    what it does inside (training, encoding) goes on from its own files.
+    what it does inside (training, encoding) goes on from its own files. On several hosts, which
+    must share the directory, all run every stage and the first one keeps the records.
 
     Args:
         directory: the pipeline's folder.
@@ -69,17 +71,25 @@ class Stages:
         """
         path = self._records / f"{name}.json"
         wanted = json.loads(json.dumps(inputs, sort_keys=True))
-        if path.exists():
-            record = self.record(name)
-            self._check_inputs(path, record.inputs, wanted)
+        record = first_host_only(self._finished)(name, wanted)
+        if record is not None:
             logger.info("%s: reused (took %.1f s)", name, record.seconds)
             return record.outputs
         start = time.monotonic()
         with phase(name):
             outputs = json.loads(json.dumps(function() or {}))
         record = StageRecord(name, wanted, outputs, time.monotonic() - start)
-        self._write(path, record)
-        return record.outputs
+        # All hosts return the first one's outputs: times, for example, differ.
+        return first_host_only(self._write)(path, record).outputs
+
+    def _finished(self, name: str, wanted: Mapping[str, Any]) -> StageRecord | None:
+        """The record of a stage if it has run, and with these inputs."""
+        path = self._records / f"{name}.json"
+        if not path.exists():
+            return None
+        record = self.record(name)
+        self._check_inputs(path, record.inputs, wanted)
+        return record
 
     def record(self, name: str) -> StageRecord:
         """The record of a finished stage."""
@@ -109,7 +119,7 @@ class Stages:
                     fix=f"choose another directory, or delete {self.directory}",
                 )
 
-    def _write(self, path: pathlib.Path, record: StageRecord) -> None:
+    def _write(self, path: pathlib.Path, record: StageRecord) -> StageRecord:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
         text = json.dumps(
@@ -117,3 +127,4 @@ class Stages:
         )
         temporary.write_text(text + "\n", encoding="utf-8")
         os.replace(temporary, path)
+        return record

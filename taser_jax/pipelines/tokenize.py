@@ -14,10 +14,12 @@ from taser_jax.data.tasks import mixture_rates, use_data
 from taser_jax.data.tokenize import tokenize_collection
 from taser_jax.data.vocabularies import load_vocabulary
 from taser_jax.errors import ConfigError
+from taser_jax.hosts import first_host_only
 from taser_jax.pipelines.training_data import MIXTURE_FILE
 from taser_jax.progress import logger, phase
 
 
+@first_host_only
 def tokenize(
     *,
     data_dir: str,

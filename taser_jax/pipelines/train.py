@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
+import json
 from collections.abc import Mapping, Sequence
 
 import jax
+from etils import epath
 
+from taser_jax import hosts
 from taser_jax.data.batching import BatchingConfig
 from taser_jax.data.task_batching import TaskBatchingConfig
 from taser_jax.data.token_store import TokenStore
@@ -48,6 +50,7 @@ from taser_jax.pipelines.hardware import peak_flops
 from taser_jax.pipelines.metric_writers import make_writers
 from taser_jax.pipelines.pretrained import Pretrained, place_pretrained, read_pretrained
 from taser_jax.pipelines.run_record import data_facts, write_run_record
+from taser_jax.pipelines.settings import flatten
 from taser_jax.pipelines.training_data import (
     fit_vocabulary,
     lengths,
@@ -136,7 +139,7 @@ def train(
     train/ (TensorBoard) and the vocabulary.
 
     Args:
-        model_dir: where all of that goes.
+        model_dir: where all of that goes; a directory or a gs:// address.
         token_store: tokens of passages and queries, from `taser tokenize`.
         model: the dual encoder; a vocab_size of 1 is replaced by the vocabulary's size.
         training: how.
@@ -153,7 +156,7 @@ def train(
     """
     with storage_errors(model_dir or ""):
         return _train(
-            model_dir=pathlib.Path(model_dir) if model_dir else None,
+            model_dir=epath.Path(model_dir) if model_dir else None,
             store=open_store(token_store, dry_run=dry_run),
             model_config=model,
             training=training,
@@ -168,7 +171,7 @@ def train(
 
 def _train(
     *,
-    model_dir: pathlib.Path | None,
+    model_dir: epath.Path | None,
     store: TokenStore | None,
     model_config: ModelConfig,
     training: TrainingConfig,
@@ -271,6 +274,15 @@ def _train(
     assert store is not None
     assert model_dir is not None
 
+    # On several hosts: all read the same, or none goes on.
+    hosts.require_same(
+        {
+            "model": config_io.to_json(model_config),
+            "training": json.dumps(flatten(training=training)),
+            "data": plan.fingerprint,
+        }
+    )
+
     # 3. What a run leaves behind besides checkpoints, unless those here are another model's.
     checkpoints = Checkpoints(model_dir, training.checkpoints)
     resume_step = checkpoints.latest_step or 0
@@ -281,7 +293,7 @@ def _train(
     }
     if resume_step:
         checkpoints.check(step=resume_step, about=about)
-    is_first = jax.process_index() == 0
+    is_first = hosts.is_first()
     if is_first:
         write_run_record(
             model_dir,

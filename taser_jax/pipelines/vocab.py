@@ -10,9 +10,11 @@ from taser_jax.data.collections import PassageStore, QuerySet, list_tasks
 from taser_jax.data.vocabularies import load_vocabulary
 from taser_jax.data.vocabulary_training import VocabularyKind, train_vocabulary
 from taser_jax.errors import ConfigError
+from taser_jax.hosts import first_host_only
 from taser_jax.progress import logger, phase
 
 
+@first_host_only
 def vocab(
     *,
     data_dir: str,

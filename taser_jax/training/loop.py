@@ -190,7 +190,8 @@ def train(
                     with meter.pause():
                         validation = validate(state.params)
                     lines |= {f"validation/{name}": value for name, value in validation.items()}
-                    bar.write(_validation_line(step, validation))
+                    if jax.process_index() == 0:
+                        bar.write(_validation_line(step, validation))
                 _write(writers, step, lines)
             if saves:
                 with meter.pause():

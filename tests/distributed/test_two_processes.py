@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 import tiny_command
 import tiny_training
 
+from taser_jax.pipelines.encode import encode
+from taser_jax.retrieval.embeddings import Embeddings, EncodeConfig
+
 PROGRAM = pathlib.Path(__file__).with_name("train_one_process.py")
 STEPS = 6
+SECONDS = 400
 
 
 def free_port() -> int:
@@ -23,42 +30,81 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def train_together(process_count: int, folder: pathlib.Path) -> None:
-    """Runs the processes to their end; fails with the output of any that failed."""
-    (folder / "without_clu").mkdir(exist_ok=True)
-    (folder / "without_clu" / "clu.py").write_text("raise ImportError('not here')\n")
+def environment(folder: pathlib.Path) -> dict[str, str]:
     paths = (folder / "without_clu", tiny_command.REPOSITORY, tiny_command.REPOSITORY / "tests")
-    environment = os.environ | {
+    return os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    port = free_port()
-    logs = [folder / f"{process_count}.{index}.log" for index in range(process_count)]
-    processes = []
-    for index, log in enumerate(logs):
-        arguments = map(str, (PROGRAM, index, process_count, port, folder))
-        with log.open("w") as file:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, *arguments], env=environment, stdout=file, stderr=file
+
+
+class Together:
+    """Processes of one job, with what each printed."""
+
+    def __init__(self, phase: str, count: int, folder: pathlib.Path) -> None:
+        self.logs = [folder / f"{phase}.{count}.{index}.log" for index in range(count)]
+        self.processes = []
+        where = {
+            "JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}",
+            "JAX_NUM_PROCESSES": str(count),
+        }
+        for index, log in enumerate(self.logs):
+            arguments = map(str, (PROGRAM, phase, count, folder))
+            with log.open("w") as file:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, *arguments],
+                        env=environment(folder) | where | {"JAX_PROCESS_ID": str(index)},
+                        stdout=file,
+                        stderr=file,
+                    )
                 )
-            )
-    try:
-        codes = [process.wait(timeout=400) for process in processes]
-    finally:
-        for process in processes:
+
+    def told(self) -> str:
+        return "\n".join(log.read_text()[-4000:] for log in self.logs)
+
+    def finish(self) -> None:
+        """Waits for all; fails with the output of any that failed."""
+        try:
+            codes = [process.wait(timeout=SECONDS) for process in self.processes]
+        finally:
+            self.kill()
+        assert codes == [0] * len(codes), self.told()
+
+    def wait_for(self, words: str) -> None:
+        """Until every process has printed `words`."""
+        end = time.monotonic() + SECONDS
+        while not all(words in log.read_text() for log in self.logs):
+            assert time.monotonic() < end, self.told()
+            assert all(process.poll() is None for process in self.processes), self.told()
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        for process in self.processes:
             process.kill()
-    told = "\n".join(log.read_text()[-4000:] for log in logs)
-    assert codes == [0] * process_count, told
+            process.wait()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("distributed")
+    (folder / "without_clu").mkdir()
+    (folder / "without_clu" / "clu.py").write_text("raise ImportError('not here')\n")
     tiny_training.write_token_store(folder / "tokens")
-    train_together(1, folder)
-    train_together(2, folder)
+    Together("whole", 1, folder).finish()
+    whole = Together("whole", 2, folder)
+    try:
+        whole.wait_for("waits to be killed")
+        # A host is lost; the launcher stops the others, which cannot go on without it.
+        whole.processes[1].send_signal(signal.SIGKILL)
+        whole.processes[1].wait()
+    finally:
+        whole.kill()
+    assert not (folder / "killed" / f"checkpoint_{STEPS}").exists()
+    Together("resumed", 2, folder).finish()
     return folder
 
 
@@ -85,3 +131,74 @@ def test_dropout_and_training_happened(folder):
     """What is compared above is no standstill."""
     metrics = tiny_command.metrics_by_step(folder / "model_1")
     assert len({values["train/loss"] for values in metrics.values()}) == STEPS
+
+
+def test_restarted_after_a_kill_they_reach_the_same_bits(folder):
+    whole = tiny_command.final_state(folder / "model_2", STEPS)
+    resumed = tiny_command.final_state(folder / "killed", STEPS)
+    assert whole.keys() == resumed.keys()
+    for name, value in whole.items():
+        np.testing.assert_array_equal(resumed[name], value, err_msg=name)
+    assert tiny_command.metrics_by_step(folder / "killed") == tiny_command.metrics_by_step(
+        folder / "model_2"
+    )
+    log = (folder / "resumed.2.0.log").read_text()
+    # The save of step 4 may have been under way.
+    assert re.search(f"resuming after step [34] of {STEPS}", log)
+
+
+def test_only_the_first_process_logs(folder):
+    assert "parameters:" in (folder / "resumed.2.0.log").read_text()
+    other = (folder / "resumed.2.1.log").read_text()
+    assert "parameters:" not in other
+    assert "train:" not in other
+    assert "resuming" not in other
+
+
+def test_hosts_started_with_other_settings_are_told_which(folder):
+    told = [(folder / f"refused.{index}").read_text() for index in range(2)]
+    assert told[0] == told[1]
+    assert "training differs on host 1" in told[0]
+    assert "from host 0" in told[0]
+    assert "model differs" not in told[0]
+    assert not (folder / "refused").exists()
+
+
+def test_a_failure_on_the_first_host_stops_the_others(folder):
+    assert (folder / "failed.0").read_text() == "FileNotFoundError: no such run"
+    other = (folder / "failed.1").read_text()
+    assert other.startswith("TaserError: fails: host 0 stopped (FileNotFoundError: no such run)")
+
+
+def test_two_hosts_encode_what_one_encodes(folder):
+    together = Embeddings.open(folder / "embeddings")
+    assert len(together) == 48
+    fingerprints = encode(
+        model_dir=str(folder / "model_2"),
+        token_store=str(folder / "tokens"),
+        output_dir=str(folder / "alone"),
+        config=EncodeConfig(shard_rows=10),
+    )
+    assert together.fingerprints == fingerprints
+    alone = Embeddings.open(folder / "alone")
+    np.testing.assert_allclose(together.rows(0, 48), alone.rows(0, 48), rtol=1e-4, atol=1e-6)
+
+
+def test_a_coordinator_that_does_not_answer(folder):
+    where = {
+        "JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": "1",
+    }
+    command = ["train", "--multihost", "--coordinator_timeout=2"]
+    found = subprocess.run(
+        [sys.executable, "-m", "taser_jax.cli", *command],
+        env=environment(folder) | where,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert found.returncode == 2, found.stderr
+    assert found.stderr.startswith("error: --multihost: the coordinator at localhost:")
+    assert "did not answer, or not all hosts came, within 2 s" in found.stderr
+    assert "--coordinator_timeout" in found.stderr

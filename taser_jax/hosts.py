@@ -1,0 +1,186 @@
+"""Several hosts, one program: starting together, agreeing, and letting the first do what is single.
+
+Each host of a pod runs the same command. What they compute together needs no care; what is written
+once does, and so does what they were started with.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import pickle
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar, cast
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from taser_jax import progress
+from taser_jax.errors import ConfigError, TaserError
+from taser_jax.fingerprint import fingerprint
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+COORDINATOR_TIMEOUT = 300
+# Seconds by which JAX's runtime is more patient than we are.
+_GRACE = 60
+_joined: list[int] = []
+
+
+def initialize(*, timeout: int = COORDINATOR_TIMEOUT) -> None:
+    """Joins the other hosts; afterwards only the first one logs and shows progress.
+
+    TPU pods, Slurm and Kubernetes tell JAX where the coordinator is. Elsewhere the environment
+    does: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+
+    Args:
+        timeout: seconds to wait for the coordinator and for the hosts.
+
+    Raises:
+        ConfigError: no coordinator is known, or it or a host did not answer in time.
+    """
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    options = _from_environment()
+    failures: list[Exception] = []
+
+    def join() -> None:
+        try:
+            jax.distributed.initialize(initialization_timeout=timeout + _GRACE, **options)
+        except Exception as error:
+            failures.append(error)
+
+    # JAX's runtime aborts the process when its own time is up, without a word on what to do. So
+    # ours ends before, and the thread is left behind.
+    thread = threading.Thread(target=join, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if thread.is_alive():
+        raise ConfigError(
+            f"the coordinator{f' at {address}' if address else ''} did not answer, or not all "
+            f"hosts came, within {timeout} s",
+            where="--multihost",
+            expected="the same command started on every host at about the same time",
+            fix="look whether host 0 runs, its port can be reached and every host was started; "
+            "--coordinator_timeout=SECONDS waits longer",
+        )
+    if failures and not isinstance(failures[0], ValueError):
+        raise failures[0]
+    if failures:
+        raise ConfigError(
+            f"no coordinator ({failures[0]})",
+            where="--multihost",
+            expected="a TPU pod, Slurm, Kubernetes, or the variables JAX_COORDINATOR_ADDRESS, "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID",
+            fix="leave --multihost out on one host, or set them",
+        ) from failures[0]
+    _joined.append(jax.process_index())
+    if not is_first():
+        progress.silence()
+        logging.getLogger("taser").setLevel(logging.WARNING)
+
+
+def joined_as() -> int | None:
+    """This host's number where `initialize` has joined it to others; asks no device."""
+    return _joined[-1] if _joined else None
+
+
+def _from_environment() -> dict[str, Any]:
+    """JAX itself reads the coordinator's address, but not these."""
+    names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
+    try:
+        return {key: int(os.environ[name]) for key, name in names.items() if name in os.environ}
+    except ValueError as error:
+        raise ConfigError(
+            str(error), where=" or ".join(names.values()), expected="whole numbers"
+        ) from error
+
+
+def is_first() -> bool:
+    """Whether this host writes what is written once."""
+    return jax.process_index() == 0
+
+
+def require_same(facts: Mapping[str, str]) -> None:
+    """Raises on every host where one of them was started with something else.
+
+    Example:
+        require_same({"configuration": gin_text, "data": stream.fingerprint})
+
+    Args:
+        facts: name -> text that must be equal on all hosts. The names must be, too.
+
+    Raises:
+        ConfigError: names what differs, and the hosts where it does.
+    """
+    if jax.process_count() == 1:
+        return
+    mine = [fingerprint([name, text]) for name, text in facts.items()]
+    digits = np.array([list(digest.encode()) for digest in mine], np.uint8)
+    everyone = np.asarray(multihost_utils.process_allgather(digits))
+    differ = (everyone != everyone[0]).any(axis=2)
+    if not differ.any():
+        return
+    told = []
+    for number, name in enumerate(facts):
+        hosts = np.flatnonzero(differ[:, number])
+        if len(hosts):
+            found = bytes(everyone[hosts[0], number].tolist()).decode()
+            first = bytes(everyone[0, number].tolist()).decode()
+            names = ", ".join(map(str, hosts))
+            told.append(f"{name} differs on host {names} ({found}) from host 0 ({first})")
+    raise ConfigError(
+        "; ".join(told),
+        where=f"hosts 0 to {jax.process_count() - 1}",
+        expected="the same command, files and package version on every host",
+        fix="copy the same checkout, Gin files and data to all hosts, then start them again",
+    )
+
+
+def first_host_only(work: Callable[P, T]) -> Callable[P, T]:
+    """Makes a function run on the first host; the others wait, and return what it returned.
+
+    All hosts must call it. The result travels between them and has to be picklable.
+
+    Raises:
+        TaserError: on the other hosts, where the first one failed.
+    """
+
+    @functools.wraps(work)
+    def on_first(*args: P.args, **kwargs: P.kwargs) -> T:
+        if jax.process_count() == 1:
+            return work(*args, **kwargs)
+        result, failure = None, None
+        if is_first():
+            try:
+                result = work(*args, **kwargs)
+            except BaseException as error:
+                failure = error
+        message = None if failure is None else f"{type(failure).__name__}: {failure}"
+        result, message = _from_first((result, message))
+        if failure is not None:
+            raise failure
+        if message is not None:
+            raise TaserError(f"host 0 stopped ({message})", where=work.__name__)
+        return cast(T, result)
+
+    return on_first
+
+
+def _from_first(value: T) -> T:
+    """The first host's value, on every host."""
+    data = np.frombuffer(pickle.dumps(value), np.uint8) if is_first() else np.zeros(0, np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.array(len(data), np.int32)))
+    data = data if is_first() else np.zeros(size, np.uint8)
+    # As int32: sums of bytes are what every backend's collectives can do without a change of type.
+    received = np.asarray(multihost_utils.broadcast_one_to_all(data.astype(np.int32)))
+    return pickle.loads(received.astype(np.uint8).tobytes())
+
+
+def wait_for_all(name: str) -> None:
+    """No host goes on before all have come here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
