@@ -12,7 +12,7 @@ gcloud_tpu() {
 install_on() {
   local archive="$scratch/taser_jax.tgz"
   if [ ! -e "$archive" ]; then
-    step tar --exclude=.git --exclude=.venv --exclude=runs --exclude='*.egg-info' \
+    step tar --exclude=.git --exclude=.venv --exclude=runs --exclude=./data --exclude='*.egg-info' --exclude='.*_cache' \
       --exclude=__pycache__ -czf "$archive" -C "$(dirname "${BASH_SOURCE[0]}")/.." .
   fi
   gcloud_tpu tpu-vm scp "$archive" "$1:taser_jax.tgz" --worker=all
@@ -28,6 +28,12 @@ if ! command -v python3.11 >/dev/null && ! command -v python3.12 >/dev/null; the
 fi
 . launch/_environment.sh && use_environment '[tpu]'
 REMOTE
+}
+
+# Copies --data to every host of TPU VM $1.
+fetch_on() {
+  gcloud_tpu tpu-vm ssh "$1" --worker=all \
+    --command="cd taser_jax && .venv/bin/python launch/_fetch.py $(quoted "$data" data)"
 }
 
 # Runs the command on every host of TPU VM $1; what they print goes to the terminal and to $2.

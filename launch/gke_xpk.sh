@@ -7,8 +7,8 @@ usage() {
   cat <<'USAGE'
 usage: launch/gke_xpk.sh --cluster=CLUSTER --workload=NAME --type=TYPE [options] -- COMMAND [FLAGS...]
 
-  launch/gke_xpk.sh --cluster=tpus --workload=taser-1 --type=v5litepod-64 -- \
-    train --gin_file=runs/taser_base.gin --gin.MODEL_DIR=gs://BUCKET/taser --gin.TOKEN_STORE=...
+  launch/gke_xpk.sh --cluster=tpus --workload=taser-1 --type=v5litepod-64 --data=gs://BUCKET/tokens -- \
+    train --gin_file=runs/taser_base.gin --gin.MODEL_DIR=gs://BUCKET/taser --gin.TOKEN_STORE=data
 
   --cluster=CLUSTER    made by `xpk cluster create`
   --workload=NAME      lower-case letters, digits and dashes; a new one for each run
@@ -17,6 +17,8 @@ usage: launch/gke_xpk.sh --cluster=CLUSTER --workload=NAME --type=TYPE [options]
   --zone=ZONE          the cluster's zone (xpk's own setting)
   --project=PROJECT    its project (gcloud's own setting)
   --image=IMAGE        base Docker image with Python 3.11 or 3.12 (python:3.11)
+  --data=gs://PLACE    copied to the folder `data` of each host before the first step, for example a
+                       token store: --gin.TOKEN_STORE=data
   --retries=N          restarts after a preemption (100)
   --dry_run            print the command, run nothing
   COMMAND              of taser; --multihost is added, and to `train` --gin.MESH_REPLICA=N as by
@@ -26,8 +28,8 @@ USAGE
 
 here="$(dirname "${BASH_SOURCE[0]}")"
 . "$here/_arguments.sh"
-cluster='' workload='' type='' slices=1 zone='' project='' image=python:3.11 retries=100 dry_run=''
-parse_arguments "cluster workload type slices zone project image retries" "" "$@"
+cluster='' workload='' type='' slices=1 zone='' project='' image=python:3.11 data='' retries=100 dry_run=''
+parse_arguments "cluster workload type slices zone project image data retries" "" "$@"
 require cluster workload type
 require_number slices retries
 [[ "$workload" =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] ||
@@ -40,7 +42,9 @@ if ((slices > 1)) && [ "${rest[0]}" = train ] &&
 fi
 
 # The image holds this checkout as its working directory. 75 is taser's "preempted, run again".
-words="pip install --quiet '.[tpu]' && taser $(quoted "${rest[@]}" --multihost)"
+fetch=''
+[ -z "$data" ] || fetch="python launch/_fetch.py $(quoted "$data" data)&& "
+words="pip install --quiet '.[tpu]' && ${fetch}taser $(quoted "${rest[@]}" --multihost)"
 step xpk workload create "--cluster=$cluster" "--workload=$workload" "--tpu-type=$type" \
   "--num-slices=$slices" ${zone:+"--zone=$zone"} ${project:+"--project=$project"} \
   "--base-docker-image=$image" "--script-dir=$(cd "$here/.." && pwd)" \

@@ -7,8 +7,8 @@ usage() {
   cat <<'USAGE'
 usage: launch/tpu_multislice.sh --name=NAME --zone=ZONE --type=TYPE --slices=N [options] -- COMMAND [FLAGS...]
 
-  launch/tpu_multislice.sh --name=taser --zone=us-east5-b --type=v5litepod-64 --slices=2 -- \
-    train --gin_file=runs/taser_base.gin --gin.MODEL_DIR=gs://BUCKET/taser --gin.TOKEN_STORE=...
+  launch/tpu_multislice.sh --name=taser --zone=us-east5-b --type=v5litepod-64 --slices=2 --data=gs://BUCKET/tokens -- \
+    train --gin_file=runs/taser_base.gin --gin.MODEL_DIR=gs://BUCKET/taser --gin.TOKEN_STORE=data
 
   --name=NAME          the queued resource; slices are NAME-0, NAME-1, ...
   --zone=ZONE          its zone
@@ -19,6 +19,8 @@ usage: launch/tpu_multislice.sh --name=NAME --zone=ZONE --type=TYPE --slices=N [
   --spot               slices may be preempted
   --retries=N          attempts after a preemption (100)
   --retry_seconds=N    pause before each, and between looks at the queue (60)
+  --data=gs://PLACE    copied to the folder `data` of each host before the first step, for example a
+                       token store: --gin.TOKEN_STORE=data
   --skip_install       the hosts have this checkout already
   --dry_run            print the commands, run nothing
   COMMAND              of taser; --multihost is added, and to `train` --gin.MESH_REPLICA=N where no
@@ -31,9 +33,9 @@ USAGE
 here="$(dirname "${BASH_SOURCE[0]}")"
 . "$here/_arguments.sh"
 . "$here/_pod.sh"
-name='' zone='' project='' type='' slices='' version=tpu-ubuntu2204-base spot='' skip_install=''
+name='' zone='' project='' type='' slices='' version=tpu-ubuntu2204-base spot='' data='' skip_install=''
 dry_run='' retries=100 retry_seconds=60 status=0
-parse_arguments "name zone project type slices version retries retry_seconds" "spot skip_install" "$@"
+parse_arguments "name zone project type slices version data retries retry_seconds" "spot skip_install" "$@"
 require name zone type slices
 require_number slices retries retry_seconds
 ((slices > 1)) || fail "--slices is $slices; for one slice there is launch/tpu_vm.sh"
@@ -80,6 +82,7 @@ attempt() {
   make_ready || return 0
   for ((slice = 0; slice < slices; slice++)); do
     [ -n "$skip_install" ] || install_on "$name-$slice" || return 0
+    [ -z "$data" ] || fetch_on "$name-$slice" || return 0
   done
   for ((slice = 0; slice < slices; slice++)); do
     logs+=("$scratch/log.$slice")

@@ -7,8 +7,8 @@ usage() {
   cat <<'USAGE'
 usage: launch/tpu_vm.sh --name=NAME --zone=ZONE [options] -- COMMAND [FLAGS...]
 
-  launch/tpu_vm.sh --name=taser --zone=us-central2-b --type=v4-32 --spot -- \
-    train --gin_file=runs/taser_base.gin --gin.MODEL_DIR=gs://BUCKET/taser --gin.TOKEN_STORE=...
+  launch/tpu_vm.sh --name=taser --zone=us-central2-b --type=v4-32 --spot --data=gs://BUCKET/tokens -- \
+    train --gin_file=runs/taser_base.gin --gin.MODEL_DIR=gs://BUCKET/taser --gin.TOKEN_STORE=data
 
   --name=NAME          the TPU VM
   --zone=ZONE          its zone
@@ -18,6 +18,8 @@ usage: launch/tpu_vm.sh --name=NAME --zone=ZONE [options] -- COMMAND [FLAGS...]
   --spot               a TPU that is made may be preempted
   --retries=N          attempts after a preemption (100)
   --retry_seconds=N    pause before each (60)
+  --data=gs://PLACE    copied to the folder `data` of each host before the first step, for example a
+                       token store: --gin.TOKEN_STORE=data
   --skip_install       the hosts have this checkout already
   --dry_run            print the commands, run nothing
   COMMAND              of taser; --multihost is added
@@ -30,9 +32,9 @@ USAGE
 here="$(dirname "${BASH_SOURCE[0]}")"
 . "$here/_arguments.sh"
 . "$here/_pod.sh"
-name='' zone='' project='' type='' version=tpu-ubuntu2204-base spot='' skip_install='' dry_run=''
+name='' zone='' project='' type='' version=tpu-ubuntu2204-base spot='' data='' skip_install='' dry_run=''
 retries=100 retry_seconds=60 status=0
-parse_arguments "name zone project type version retries retry_seconds" "spot skip_install" "$@"
+parse_arguments "name zone project type version data retries retry_seconds" "spot skip_install" "$@"
 require name zone
 require_number retries retry_seconds
 require_taser_command
@@ -71,6 +73,7 @@ attempt() {
   status=75
   make_ready || return 0
   [ -n "$skip_install" ] || install_on "$name" || return 0
+  [ -z "$data" ] || fetch_on "$name" || return 0
   run_on "$name" "$scratch/log" || true
   [ -z "$dry_run" ] || return 0
   status="$(outcome "$scratch/log")"

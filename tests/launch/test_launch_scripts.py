@@ -255,6 +255,36 @@ def test_one_slice_that_is_lost_stops_the_attempt(stubs):
     assert len(stubs.asked("tpu-vm", "ssh")) == 4
 
 
+def test_data_are_copied_once(tmp_path):
+    source = tmp_path / "tokens"
+    (source / "vocabulary").mkdir(parents=True)
+    (source / "passages.npy").write_bytes(b"123")
+    (source / "vocabulary" / "vocab.txt").write_text("a\n")
+    command = [sys.executable, str(LAUNCH / "_fetch.py"), str(source), str(tmp_path / "data")]
+    for copied in (2, 0):
+        found = subprocess.run(command, capture_output=True, text=True)
+        assert found.stdout.startswith(f"{copied} files copied"), found.stderr
+    assert (tmp_path / "data" / "vocabulary" / "vocab.txt").read_text() == "a\n"
+    found = subprocess.run(
+        [*command[:2], str(tmp_path / "no"), "x"], capture_output=True, text=True
+    )
+    assert found.returncode == 1
+    assert "error: no directory" in found.stderr
+
+
+def test_data_are_copied_to_hosts_before_the_run(stubs):
+    stubs.answer(("describe", "READY", 0), ("_host.sh", finished(), 0))
+    found = stubs.run("tpu_vm.sh", *TPU, "--skip_install", "--data=gs://bucket/tokens", *TRAIN)
+    assert found.returncode == 0, found.stderr
+    fetch, run = stubs.asked("tpu-vm", "ssh")
+    assert fetch[6].rstrip().endswith("_fetch.py gs://bucket/tokens data")
+    assert "_host.sh" in run[6]
+    dry = stubs.run("gke_xpk.sh", "--dry_run", *XPK, "--data=gs://bucket/tokens", *TRAIN)
+    words = shlex.split(shlex.split(dry.stdout)[-1].removeprefix("--command="))
+    assert words[4:11] == ["&&", "python", "launch/_fetch.py", "gs://bucket/tokens", "data",
+                           "&&", "taser"]  # fmt: skip
+
+
 def test_an_xpk_workload(stubs):
     found = stubs.run("gke_xpk.sh", *XPK, "--slices=2", "--retries=3", "--zone=z", *TRAIN)
     assert found.returncode == 0, found.stderr
