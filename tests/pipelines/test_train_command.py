@@ -172,7 +172,7 @@ def test_a_full_disk_under_the_metrics_is_told(tmp_path, tiny_store_dir, monkeyp
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device", str(tmp_path / "model"))
 
-    monkeypatch.setattr("shutil.copytree", full)
+    monkeypatch.setattr("taser_jax.pipelines.train.make_writers", full)
     with pytest.raises(StorageError, match="No space left on device") as error:
         start(tmp_path / "model", tiny_store_dir)
     assert "free some space" in str(error.value)
