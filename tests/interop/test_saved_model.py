@@ -173,9 +173,10 @@ def test_parameters_lie_there_once_and_come_back_bit_for_bit(det_r):
 
 def test_larger_weights_leave_the_graph_as_it_is(det_r, wide):
     graphs = [(directory / "saved_model.pb").stat().st_size for _, directory in (det_r, wide)]
-    assert abs(graphs[0] - graphs[1]) < 20_000
     parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(wide[0].params))
     assert parameters > 500_000
+    # The wide model casts to bfloat16 and has a prompt: a few more operations, and no weights.
+    assert abs(graphs[0] - graphs[1]) < parameters / 5
     data = sum(path.stat().st_size for path in (wide[1] / "variables").iterdir())
     assert parameters < data < 1.1 * parameters
 
