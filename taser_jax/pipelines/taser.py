@@ -112,6 +112,13 @@ def _check_untrained(
             expected="pretrained weights that the model is evaluated with",
             fix="set PRETRAINED, or untrained_systems to {}",
         )
+    if untrained_systems and jax.process_count() > 1:
+        raise ConfigError(
+            f"untrained systems on {jax.process_count()} hosts",
+            where="pipeline_taser.untrained_systems",
+            expected="one host: weights are imported by one",
+            fix="set untrained_systems to {}, and evaluate the imported model by itself",
+        )
     shared = {file_name(name) for name in untrained_systems} & {file_name(name) for name in systems}
     if shared:
         raise ConfigError(
