@@ -59,9 +59,9 @@ def main(phase: str, process_count: int, folder: pathlib.Path) -> None:
 
 def wait_at_step(step: int) -> None:
     """Makes trainings of this process stand still there, for the test to kill it."""
-    from taser_jax.pipelines import train
+    from taser_jax.pipelines import batch_plans
 
-    make = train.make_train_step
+    make = batch_plans.make_train_step
 
     def make_waiting(*args, **kwargs):
         train_step = make(*args, **kwargs)
@@ -74,7 +74,7 @@ def wait_at_step(step: int) -> None:
 
         return waiting
 
-    train.make_train_step = make_waiting
+    batch_plans.make_train_step = make_waiting
 
 
 def stages_and_errors(folder, process_id, hosts, error_type) -> None:
