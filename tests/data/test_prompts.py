@@ -5,7 +5,6 @@ import runpy
 import numpy as np
 import pytest
 import sentencepiece
-import seqio
 import tensorflow as tf
 
 from taser_jax.data import tasks as retrieval
@@ -22,14 +21,7 @@ PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "nq", "a", "b", "c", "fact", "chec
 CLS, SEP, NQ, A, B, C = 2, 3, 4, 5, 6, 7
 TASK_FILES = pathlib.Path(__file__).resolve().parents[2] / "tasks"
 
-
-@pytest.fixture(autouse=True)
-def empty_registries():
-    """Each test registers its own tasks; those of others come back after it."""
-    before = dict(seqio.TaskRegistry._REGISTRY), dict(seqio.MixtureRegistry._REGISTRY)
-    seqio.TaskRegistry._REGISTRY, seqio.MixtureRegistry._REGISTRY = {}, {}
-    yield
-    seqio.TaskRegistry._REGISTRY, seqio.MixtureRegistry._REGISTRY = before
+pytestmark = pytest.mark.usefixtures("empty_registries")
 
 
 @pytest.fixture(scope="module")

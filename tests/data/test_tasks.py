@@ -15,14 +15,7 @@ from taser_jax.records import Passage, Query
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz", "'", "find"]
 TASK_FILES = pathlib.Path(__file__).resolve().parents[2] / "tasks"
 
-
-@pytest.fixture(autouse=True)
-def empty_registries():
-    """Each test registers its own tasks; those of others come back after it."""
-    before = dict(seqio.TaskRegistry._REGISTRY), dict(seqio.MixtureRegistry._REGISTRY)
-    seqio.TaskRegistry._REGISTRY, seqio.MixtureRegistry._REGISTRY = {}, {}
-    yield
-    seqio.TaskRegistry._REGISTRY, seqio.MixtureRegistry._REGISTRY = before
+pytestmark = pytest.mark.usefixtures("empty_registries")
 
 
 @pytest.fixture(scope="module")
