@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Mapping, Sequence
 
@@ -23,9 +22,6 @@ from taser_jax.models.bert import BertConfig
 from taser_jax.models.build import ModelConfig, build_model
 from taser_jax.models.dual_encoder import (
     DualEncoderConfig,
-    abstract_params,
-    init_params,
-    logical_axes,
     parameter_count,
 )
 from taser_jax.models.flops import StepShape, training_flops
@@ -37,7 +33,7 @@ from taser_jax.optim.cgd import CgdConfig
 from taser_jax.optim.gradnorm import GradNormConfig
 from taser_jax.optim.multitask import MultitaskConfig
 from taser_jax.optim.naive import NaiveConfig
-from taser_jax.optim.optimizers import OptimizerConfig, build_schedule, trainable
+from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.optim.pcgrad import PCGradConfig
 from taser_jax.optim.tsage import TSageConfig
 from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
@@ -51,6 +47,7 @@ from taser_jax.pipelines.metric_writers import make_writers
 from taser_jax.pipelines.pretrained import Pretrained, place_pretrained, read_pretrained
 from taser_jax.pipelines.run_record import data_facts, write_run_record
 from taser_jax.pipelines.settings import flatten
+from taser_jax.pipelines.step_program import make_step_program
 from taser_jax.pipelines.training_data import (
     fit_vocabulary,
     lengths,
@@ -65,7 +62,7 @@ from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, restor
 from taser_jax.training.keys import named_key
 from taser_jax.training.parameters import memory_estimate, parameter_table
 from taser_jax.training.routing_losses import RoutingRegularizer
-from taser_jax.training.state import init_state, state_shardings
+from taser_jax.training.state import init_state
 from taser_jax.training.step import ObjectiveConfig
 from taser_jax.training.validation import PoolConfig
 
@@ -219,32 +216,25 @@ def _train(
     )
 
     # 2. Shapes, shardings, the step: nothing is allocated yet.
-    shapes = abstract_params(model)
-    shardings = partitioner.param_shardings(logical_axes(model), shapes)
-    total_steps = training.loop.train_steps
-    optimizer = plan.optimizer(training.optimizer, shapes, total_steps=total_steps)
-    initialise = functools.partial(
-        init_params, model, query_length=query_length, passage_length=passage_length
-    )
-    abstract_state = jax.eval_shape(
-        lambda key: init_state(initialise, optimizer, key), jax.random.key(0)
-    )
-    train_step = plan.train_step(
+    program = make_step_program(
         model,
-        optimizer,
+        plan,
+        partitioner=partitioner,
+        optimizer=training.optimizer,
         objective=training.objective,
+        total_steps=training.loop.train_steps,
         seed=training.seed,
-        schedule=build_schedule(training.optimizer, total_steps),
-        trainable=trainable(training.optimizer, shapes),
-        state_shardings=state_shardings(abstract_state, shardings),
+        query_length=query_length,
+        passage_length=passage_length,
     )
-    table = parameter_table(shapes, logical_axes=logical_axes(model), shardings=shardings)
+    shapes, shardings = program.params, program.param_shardings
+    table = parameter_table(shapes, logical_axes=program.logical_axes, shardings=shardings)
     facts = {
         "parameters": f"{parameter_count(shapes):,}",
         "pretrained": None if training.pretrained is None else training.pretrained.source,
         "query_length": query_length,
         "passage_length": passage_length,
-        "train_steps": total_steps,
+        "train_steps": training.loop.train_steps,
         "jax": f"{jax.__version__} on {jax.devices()[0].device_kind}",
         **plan.facts,
     }
@@ -262,7 +252,7 @@ def _train(
             vocabulary=None if store is None else store.vocabulary_directory,
         )
     if dry_run:
-        jax.eval_shape(train_step, abstract_state, plan.abstract_batch())
+        jax.eval_shape(program.train_step, program.state, plan.abstract_batch())
         print(table)
         # Tasks are computed one after another: the largest decides.
         activations = max(
@@ -307,7 +297,7 @@ def _train(
     # 4. Train.
     with phase("initialise"):
         key = named_key(training.seed, "init")
-        state = init_state(initialise, optimizer, key, param_shardings=shardings)
+        state = init_state(program.initialise, program.optimizer, key, param_shardings=shardings)
         if pretrained is not None and not resume_step:
             params = place_pretrained(pretrained, params=state.params)
             state = dataclasses.replace(state, params=params)
@@ -334,7 +324,7 @@ def _train(
     with jax.set_mesh(partitioner.mesh):
         result = loop.train(
             state,
-            train_step=train_step,
+            train_step=program.train_step,
             batches=plan.device_batches(),
             checkpoints=checkpoints,
             config=training.loop,

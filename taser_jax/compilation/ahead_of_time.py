@@ -1,0 +1,149 @@
+"""Compiles a step for devices that are not here, and keeps what the compiler says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from taser_jax.compilation.collectives import (
+    Collective,
+    read_collectives,
+    recomputed_instructions,
+)
+from taser_jax.compilation.products import MatrixProduct, matrix_products
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one device while a step runs.
+
+    Attributes:
+        arguments: what the step takes: state and batch, or parameters and tokens.
+        outputs: what it returns, in memory of its own or in its arguments'.
+        aliased: part of the outputs that lies where arguments lay (the donated state).
+        temporaries: activations, gradients, buffers of collectives.
+        program: the code.
+    """
+
+    arguments: int
+    outputs: int
+    aliased: int
+    temporaries: int
+    program: int
+
+    @property
+    def peak(self) -> int:
+        """All of it, with what is aliased counted once."""
+        return self.arguments + self.outputs - self.aliased + self.temporaries + self.program
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """What the compiler says of a step.
+
+    Attributes:
+        memory: of one device.
+        compiler_flops: of one device, by XLA's count: element-wise work too, and loop bodies once.
+        compiler_bytes: read and written by one device, by XLA's count: what stays in on-chip
+            memory too, and loop bodies once.
+        products: matrix products of the whole program.
+        collectives: of one device.
+        recomputed: instructions that the compiler repeats to save memory.
+        warnings: of involuntary rematerialisation: arrays that are copied whole to every device
+            because the compiler sees no other way from one sharding to another.
+    """
+
+    memory: Memory
+    compiler_flops: float
+    compiler_bytes: float
+    products: Sequence[MatrixProduct]
+    collectives: Sequence[Collective]
+    recomputed: int
+    warnings: Sequence[str]
+
+
+class OutOfMemory(Exception):
+    """The compiler could not place a step in a device's memory.
+
+    Attributes:
+        needed: bytes.
+        available: bytes.
+    """
+
+    def __init__(self, *, needed: int, available: int) -> None:
+        self.needed, self.available = needed, available
+        super().__init__(f"{needed / 2**30:.2f} of {available / 2**30:.2f} GiB")
+
+
+def compile_step(
+    step: Callable[..., Any], *arguments: Any, mesh: Mesh, **static: Any
+) -> CompiledStep:
+    """Compiles a jitted function for the devices of a mesh.
+
+    Args:
+        step: from `jax.jit`.
+        arguments: trees of `jax.ShapeDtypeStruct` with shardings on the mesh.
+        mesh: devices, of a topology too.
+        static: static keyword arguments.
+
+    Raises:
+        OutOfMemory: it does not fit.
+    """
+    with jax.set_mesh(mesh), _native_messages() as messages:
+        traced = step.trace(*arguments, **static)  # type: ignore[attr-defined]  # of jax.jit
+        try:
+            compiled = traced.lower().compile()
+        except jax.errors.JaxRuntimeError as error:
+            used = _USED.search(str(error))
+            if used is None:
+                raise
+            needed, available = (
+                int(float(used.group(i)) * _UNITS[used.group(i + 1)]) for i in (1, 3)
+            )
+            raise OutOfMemory(needed=needed, available=available) from error
+    stats, cost = compiled.memory_analysis(), compiled.cost_analysis()
+    hlo = compiled.as_text()
+    return CompiledStep(
+        memory=Memory(
+            arguments=stats.argument_size_in_bytes,
+            outputs=stats.output_size_in_bytes,
+            aliased=stats.alias_size_in_bytes,
+            temporaries=stats.temp_size_in_bytes,
+            program=stats.generated_code_size_in_bytes,
+        ),
+        compiler_flops=cost["flops"],
+        compiler_bytes=cost["bytes accessed"],
+        products=matrix_products(traced.jaxpr),
+        collectives=read_collectives(hlo, num_devices=mesh.size),
+        recomputed=recomputed_instructions(hlo),
+        warnings=[line for line in messages if "nvoluntary full rematerialization" in line],
+    )
+
+
+@contextlib.contextmanager
+def _native_messages() -> Iterator[list[str]]:
+    """Collects what libtpu writes to the process's standard error, which is not Python's."""
+    messages: list[str] = []
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield messages
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            messages += file.read().decode(errors="replace").splitlines()

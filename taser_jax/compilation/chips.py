@@ -1,0 +1,47 @@
+"""Peaks of TPU chips, as Google publishes them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One TPU chip. v4 and v5p have two cores that JAX sees as one device (megacore).
+
+    Attributes:
+        name: generation, as topologies are named after it.
+        device_kind: JAX's name of its devices.
+        hbm_bytes: memory.
+        peak_flops: dense bfloat16 FLOP/s.
+        hbm_bandwidth: bytes/s between memory and core.
+        link_bandwidth: bytes/s out of one inter-chip link.
+        num_links: inter-chip links.
+        source: where the figures stand.
+    """
+
+    name: str
+    device_kind: str
+    hbm_bytes: int
+    peak_flops: float
+    hbm_bandwidth: float
+    link_bandwidth: float
+    num_links: int
+    source: str
+
+
+_DOCS = "https://cloud.google.com/tpu/docs"
+
+CHIPS: dict[str, Chip] = {
+    chip.name: chip
+    for chip in (
+        # Links: all-reduce bandwidth of a pod, 1.1 PB/s, over 4,096 chips of six links.
+        Chip("v4", "TPU v4", 32 * _GIB, 275e12, 1.2e12, 45e9, 6, f"{_DOCS}/v4"),
+        # Links: 400 GB/s a chip, both directions, over four; v5p: 1,200 GB/s over six.
+        Chip("v5e", "TPU v5 lite", 16 * _GIB, 197e12, 819e9, 50e9, 4, f"{_DOCS}/v5e"),
+        Chip("v5p", "TPU v5", 95 * _GIB, 459e12, 2.765e12, 100e9, 6, f"{_DOCS}/v5p"),
+        Chip("v6e", "TPU v6 lite", 32 * _GIB, 918e12, 1.638e12, 100e9, 4, f"{_DOCS}/v6e"),
+    )
+}

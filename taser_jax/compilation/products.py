@@ -1,0 +1,97 @@
+"""Matrix products of a program, counted in its jaxpr: loops and recomputation included."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.extend import core
+
+# Passes of the matrix unit over float32 operands, by jax.lax.Precision's names.
+_FLOAT32_PASSES = {"HIGHEST": 6, "HIGH": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixProduct:
+    """One product of the program.
+
+    Attributes:
+        dtype: of its operands.
+        precision: HIGHEST, HIGH or DEFAULT.
+        flops: 2·(batch)·m·k·n, over all devices, all times together.
+        times: how often a step computes it.
+        operation: the modules and functions it is in.
+    """
+
+    dtype: str
+    precision: str
+    flops: int
+    times: int
+    operation: str
+
+    @property
+    def passes(self) -> int:
+        """Passes of the matrix unit, which multiplies bfloat16: more for exact float32."""
+        return _FLOAT32_PASSES.get(self.precision, 1) if self.dtype == "float32" else 1
+
+
+def matrix_products(jaxpr: core.ClosedJaxpr) -> list[MatrixProduct]:
+    """Every `dot_general` of a traced program.
+
+    A scan counts as often as it goes round, a while loop, whose length is not known, once. Of the
+    branches of a condition the one with most arithmetic counts.
+
+    Example:
+        >>> jaxpr = jax.make_jaxpr(jax.numpy.matmul)(*(jax.numpy.ones((4, 4)),) * 2)
+        >>> [product.flops for product in matrix_products(jaxpr)]
+        [128]
+    """
+    return list(_products(jaxpr.jaxpr, times=1))
+
+
+def _products(jaxpr: core.Jaxpr, *, times: int) -> Iterator[MatrixProduct]:
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name == "dot_general":
+            yield _product(equation, times)
+        elif name == "cond":
+            branches = [
+                list(_products(branch.jaxpr, times=times)) for branch in equation.params["branches"]
+            ]
+            yield from max(branches, key=lambda found: sum(product.flops for product in found))
+        else:
+            rounds = equation.params["length"] if name == "scan" else 1
+            for value in equation.params.values():
+                for inner in _jaxprs(value):
+                    yield from _products(inner, times=times * rounds)
+
+
+def _jaxprs(value: Any) -> Iterator[core.Jaxpr]:
+    if isinstance(value, core.ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, core.Jaxpr):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _jaxprs(part)
+
+
+def _product(equation: Any, times: int) -> MatrixProduct:
+    left, right = (variable.aval for variable in equation.invars)
+    (contracted, _), (batched, _) = equation.params["dimension_numbers"]
+    shared = math.prod(left.shape[axis] for axis in (*contracted, *batched))
+    rows = left.size // shared
+    columns = right.size // shared
+    precision = equation.params["precision"]
+    precision = precision[0] if isinstance(precision, tuple) else precision
+    named = isinstance(precision, jax.lax.Precision)
+    return MatrixProduct(
+        dtype=str(max((left.dtype, right.dtype), key=lambda dtype: dtype.itemsize)),
+        precision=precision.name if named else "DEFAULT",
+        flops=times * 2 * shared * rows * columns,
+        times=times,
+        operation=str(equation.source_info.name_stack),
+    )

@@ -1,0 +1,123 @@
+"""TPU topologies by name, without a TPU: libtpu describes them and compiles for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from taser_jax.compilation.chips import CHIPS, Chip
+from taser_jax.errors import ConfigError
+
+# Slices that can be asked for; libtpu knows more, and is asked about any other shape.
+KNOWN_SHAPES: dict[str, tuple[str, ...]] = {
+    "v4": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
+    "v5e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    "v5p": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
+    "v6e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+}
+# Both cores of a chip are one device, as on TPU VMs; libtpu's own default for v4 is one a core.
+_MEGACORE = ("v4", "v5p")
+
+_ENVIRONMENT = {
+    # There is no TPU VM whose metadata could be asked for.
+    "TPU_SKIP_MDS_QUERY": "1",
+    # No chip is opened, so compilations may run beside each other.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Chips that are to be compiled for.
+
+    Attributes:
+        name: as given, "v5e:4x4".
+        chip: what they are.
+        shape: chips along each axis of a slice.
+        num_slices: slices of this shape.
+        devices: JAX's descriptions of all of them.
+    """
+
+    name: str
+    chip: Chip
+    shape: tuple[int, ...]
+    num_slices: int
+    devices: Sequence[Any]
+
+    def links(self, group_size: int) -> int:
+        """Links of a chip that a collective over `group_size` devices can use.
+
+        A group of all chips of a slice runs along every axis of the torus, a smaller one along
+        its longest. An axis of two chips has one link, a longer one two: that its ends meet,
+        which holds for whole pods only, is taken for granted.
+        """
+        axes = sorted((size for size in self.shape if size > 1), reverse=True)
+        if group_size < math.prod(self.shape):
+            axes = axes[:1]
+        return max(1, min(sum(1 if size == 2 else 2 for size in axes), self.chip.num_links))
+
+
+def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
+    """Asks libtpu for the chips of a topology.
+
+    Example:
+        `open_topology("v5e:4x4")` has 16 devices on 4 hosts.
+
+    Args:
+        name: "<generation>:<chips along each axis>".
+        num_slices: slices of it.
+
+    Raises:
+        ConfigError: libtpu is missing, or there is no such topology.
+    """
+    generation, _, shape = (name or "").partition(":")
+    if generation not in KNOWN_SHAPES or not all(size.isdecimal() for size in shape.split("x")):
+        raise _unknown(name)
+    if num_slices < 1:
+        raise ConfigError(f"{num_slices} slices", where="NUM_SLICES", expected="1 or more")
+    if importlib.util.find_spec("libtpu") is None:
+        raise ConfigError(
+            "libtpu is not installed, and it has the TPU compiler",
+            where="--topology",
+            expected="the libtpu that this jax was made for; no TPU is needed",
+            fix=f"pip install 'jax[tpu]=={jax.__version__}'",
+        )
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    options: dict[str, Any] = {}
+    if generation in _MEGACORE:
+        options["chip_config_name"] = "megacore"
+    if num_slices > 1:
+        options["num_slices"] = num_slices
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+    except jax.errors.JaxRuntimeError as error:
+        if "INVALID_ARGUMENT" not in str(error):
+            raise
+        raise _unknown(name, reason=str(error).splitlines()[0]) from error
+    return Topology(
+        name=name or "",
+        chip=CHIPS[generation],
+        shape=tuple(int(size) for size in shape.split("x")),
+        num_slices=num_slices,
+        devices=found.devices,
+    )
+
+
+def _unknown(name: str | None, *, reason: str | None = None) -> ConfigError:
+    known = [f"{chip}:{shape}" for chip, shapes in KNOWN_SHAPES.items() for shape in shapes]
+    nearest = difflib.get_close_matches(name or "", known, n=1, cutoff=0.4)
+    return ConfigError(
+        f"no topology {name!r}" + (f" ({reason})" if reason else ""),
+        where="--topology",
+        expected="; ".join(f"{chip}: {', '.join(KNOWN_SHAPES[chip])}" for chip in KNOWN_SHAPES),
+        fix=f"did you mean {nearest[0]}?" if nearest else "write, for example, --topology=v5e:4x4",
+    )
