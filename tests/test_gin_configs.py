@@ -16,6 +16,8 @@ RECIPES = {
         ("runs/taser_base.gin", "models/bert_pretrained.gin"),
         ("runs/train.gin", "models/t5_base.gin", "optim/adamw.gin"),
         ("runs/train.gin", "models/t5_base.gin", "optim/adamw.gin", "models/t5_pretrained.gin"),
+        ("runs/dpr_base.gin", "models/query_specific.gin"),
+        ("runs/train.gin", "models/t5_base.gin", "optim/adamw.gin", "models/query_specific.gin"),
         *(
             ("runs/taser_base.gin", f"optim/{combiner}.gin", "runs/multitask.gin")
             for combiner in ("naive", "pcgrad", "cgd", "gradnorm", "tsage")
@@ -40,9 +42,9 @@ def test_it_resolves(name, gin_files):
     resolved = configuration.resolve(
         function, configurables=module.CONFIGURABLES, flags=flags, allow_unset=True
     )
-    overlaid = any("pretrained" in file for file in gin_files)
+    overlaid = any("pretrained" in file or "query_specific" in file for file in gin_files)
     # Commands that compare systems include the settings of each, whichever is taken; pretrained
-    # weights bring their own sizes.
+    # weights bring their own sizes, and query towers are for BERT and T5 alike.
     compares = name in ("pipeline taser", "quickstart")
     assert not resolved.unused or compares or overlaid, resolved.unused
     assert all(macro == macro.upper() for macro in resolved.unset)

@@ -122,7 +122,7 @@ def check_task(config: ModelConfig, task: str | None) -> None:
     Raises:
         ConfigError: naming the tasks.
     """
-    tasks = config.query_tasks if isinstance(config, T5DualEncoderConfig) else ()
+    tasks = config.query_tasks
     if tasks and task not in tasks:
         raise ConfigError(
             "no task" if task is None else f"task {task!r}",

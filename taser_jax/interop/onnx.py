@@ -135,7 +135,7 @@ def _embedder(source: ExportSource, config: DualEncoderConfig, role: Role) -> An
     bert = config.bert
     settings = {**config_to_json(bert), "attn_implementation": "eager"}
     encoder = transformers.BertModel(transformers.BertConfig(**settings), add_pooling_layer=False)
-    params = plain_encoder(source.params, config, role)
+    params = plain_encoder(source.params, config, role, task=source.task)
     tensors = encoder_to_tensors(params, bert)
     encoder.load_state_dict({name: torch.tensor(value) for name, value in tensors.items()})
     return Embedder(encoder).eval()

@@ -1,4 +1,4 @@
-"""A dual encoder as plain BERTs, one a role, and back."""
+"""A dual encoder as plain BERTs, one a role (and a task), and back."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import numpy as np
 
 from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
-from taser_jax.models.dual_encoder import DualEncoderConfig, Towers
+from taser_jax.models.dual_encoder import DualEncoderConfig, Towers, tower_name
 
 Params = Any
 
-_TOWERS = {Role.QUERY: "query_encoder", Role.PASSAGE: "passage_encoder"}
+_PASSAGE_TOWER = "passage_encoder"
 
 
-def plain_encoder(params: Params, config: DualEncoderConfig, role: Role) -> Params:
+def plain_encoder(
+    params: Params, config: DualEncoderConfig, role: Role, *, task: str | None = None
+) -> Params:
     """The parameters of the plain BERT that a role's texts run through at inference.
 
     With Det-R that is the expert of the role in every specialised block; of I > 2 experts the
@@ -27,12 +29,14 @@ def plain_encoder(params: Params, config: DualEncoderConfig, role: Role) -> Para
         params: of the dual encoder.
         config: of the dual encoder.
         role: whose path.
+        task: whose query tower, where tasks have their own.
 
     Returns:
         `embeddings/...`, `layers_i/{attention, attention_layer_norm, mlp}/...`.
 
     Raises:
-        ConfigError: routing is learned: which expert runs depends on the text.
+        ConfigError: routing is learned: which expert runs depends on the text; or no task is
+            named and queries of each have a tower.
     """
     experts = config.experts
     if experts.learned:
@@ -42,7 +46,7 @@ def plain_encoder(params: Params, config: DualEncoderConfig, role: Role) -> Para
             expected="deterministic routing, or no experts",
             fix="formats that hold the router: saved_model, stablehlo",
         )
-    tower = params["encoder" if config.towers is Towers.TIED else _TOWERS[role]]
+    tower = params[tower_name(config.towers, config.query_tasks, role, task)]
     expert, _ = experts.group(role)
     return {name: _plain_block(block, expert) for name, block in tower.items()}
 
@@ -52,9 +56,10 @@ def from_plain_encoders(
 ) -> Params:
     """A dual encoder whose two paths are given plain BERTs: `plain_encoder` undone.
 
-    Separate towers take one each. A tied encoder must be given equal ones, but for the
-    feed-forwards of Det-R's specialised blocks: every expert of a role's group is a copy of that
-    role's. Experts of a learned router are all copies of one feed-forward.
+    Separate towers take one each, all tasks' query towers the same one. A tied encoder must be
+    given equal ones, but for the feed-forwards of Det-R's specialised blocks: every expert of a
+    role's group is a copy of that role's. Experts of a learned router are all copies of one
+    feed-forward.
 
     Args:
         query: parameters of the plain encoder of queries.
@@ -94,7 +99,7 @@ def from_plain_encoders(
             )
         by_role = config.experts.num_experts > 1 and not config.experts.learned
         if config.towers is Towers.SEPARATE:
-            role = next(role for role, name in _TOWERS.items() if name == tower)
+            role = Role.PASSAGE if tower == _PASSAGE_TOWER else Role.QUERY
             values = [plain[role][path]]
         elif "experts" in rest and by_role:
             values = [plain[Role.QUERY][path], plain[Role.PASSAGE][path]]

@@ -166,7 +166,7 @@ def _write_model(
 ) -> None:
     """A model of sentence-transformers: BERT, pooling, and normalisation where the model has it."""
     directory.mkdir(exist_ok=True)
-    params = plain_encoder(source.params, config, role)
+    params = plain_encoder(source.params, config, role, task=source.task)
     tensors = encoder_to_tensors(params, config.bert)
     _write_json(directory / "config.json", config_to_json(config.bert))
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})

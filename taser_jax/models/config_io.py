@@ -26,7 +26,8 @@ _KINDS: dict[str, type[ModelConfig]] = {
 def to_json(config: ModelConfig) -> str:
     """Writes every field, defaults included, so that later defaults change no saved model.
 
-    A BERT's file says no kind: that is how all were written before there was another.
+    A BERT's file says no kind, and of query_tasks only where there are any: that is how all were
+    written before there was a choice, and fingerprints of models are of this text.
 
     Example:
         >>> print(to_json(DualEncoderConfig()))
@@ -41,7 +42,10 @@ def to_json(config: ModelConfig) -> str:
     """
     kind = next(name for name, kind in _KINDS.items() if type(config) is kind)
     named = {} if kind == _DEFAULT_KIND else {"kind": kind}
-    value = {"format_version": FORMAT_VERSION, **named, **_plain(config)}
+    fields = _plain(config)
+    if kind == _DEFAULT_KIND and not config.query_tasks:
+        del fields["query_tasks"]
+    value = {"format_version": FORMAT_VERSION, **named, **fields}
     return json.dumps(value, indent=2) + "\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from collections.abc import Sequence
 from typing import Any, no_type_check
 
 import flax.linen as nn
@@ -64,6 +65,7 @@ class DualEncoderConfig:
         >>> dpr = DualEncoderConfig(towers=Towers.SEPARATE)
         >>> taser = DualEncoderConfig(experts=ExpertConfig(num_experts=2))
         >>> shared = DualEncoderConfig()
+        >>> q_spec = DualEncoderConfig(towers=Towers.SEPARATE, query_tasks=("nq", "fever"))
 
     Attributes:
         bert: the encoder.
@@ -73,6 +75,8 @@ class DualEncoderConfig:
         tower_init: how two towers start; without effect on one.
         normalization: of embeddings; none in the papers, L2 for encoders pretrained with cosines
             (whose temperature is then about 0.05).
+        query_tasks: tasks with a query tower of their own (TACO-DR's QSpec); empty for one tower
+            for all queries. Needs separate towers; passages have one tower for all tasks.
     """
 
     bert: BertConfig = dataclasses.field(default_factory=BertConfig)
@@ -81,8 +85,10 @@ class DualEncoderConfig:
     pooling: Pooling = Pooling.CLS
     tower_init: TowerInit = TowerInit.COPIED
     normalization: Normalization = Normalization.NONE
+    query_tasks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_query_tasks(self.towers, self.query_tasks, where="DualEncoderConfig")
         by_role = self.experts.routing is Routing.DETERMINISTIC
         if self.towers is Towers.SEPARATE and self.experts.num_experts > 1 and by_role:
             raise ConfigError(
@@ -92,6 +98,11 @@ class DualEncoderConfig:
                 fix="set towers=TIED (TASER) or num_experts=1 (DPR)",
             )
         self.experts.specialized_blocks(self.bert.num_layers)
+
+    @property
+    def tower_names(self) -> tuple[str, ...]:
+        """Names under which the towers' parameters lie."""
+        return tower_names(self.towers, self.query_tasks)
 
 
 # JAX rebuilds pytrees with leaves that are no arrays: shapes are told here, not checked.
@@ -113,7 +124,8 @@ class Encoded:
 class DualEncoder(nn.Module):
     """Queries and passages to embeddings whose dot product is their score.
 
-    Parameters lie under `encoder` (tied) or `query_encoder` and `passage_encoder`.
+    Parameters lie under `encoder` (tied), `query_encoder` or `query_encoder_<task>`, and
+    `passage_encoder`.
 
     Example:
         >>> encoded = model.apply(
@@ -125,18 +137,19 @@ class DualEncoder(nn.Module):
 
     def setup(self) -> None:
         """Makes the towers."""
-        if self.config.towers is Towers.TIED:
-            self.encoder = BertEncoder(self.config.bert, self.config.experts)
-        else:
-            self.query_encoder = BertEncoder(self.config.bert, self.config.experts)
-            self.passage_encoder = BertEncoder(self.config.bert, self.config.experts)
+        for name in self.config.tower_names:
+            setattr(self, name, BertEncoder(self.config.bert, self.config.experts))
 
     def __call__(
         self, queries: Tokens, passages: Tokens, *, train: bool = False
     ) -> tuple[Encoded, Encoded]:
-        """Encodes both roles; what `init` calls."""
+        """Encodes both roles; what `init` calls. Queries are taken as of the first task."""
+        tasks = self.config.query_tasks or (None,)
+        if self.is_initializing() and self.config.tower_init is TowerInit.INDEPENDENT:
+            for task in tasks[1:]:
+                self.encode(queries, role=Role.QUERY, task=task, train=train)
         return (
-            self.encode(queries, role=Role.QUERY, train=train),
+            self.encode(queries, role=Role.QUERY, task=tasks[0], train=train),
             self.encode(passages, role=Role.PASSAGE, train=train),
         )
 
@@ -148,17 +161,17 @@ class DualEncoder(nn.Module):
         Args:
             tokens: ids and mask. [batch, length]
             role: picks the tower, and the expert of Det-R, while tracing.
-            task: the task's name; these encoders treat all tasks alike.
+            task: the task's name; picks the query tower where tasks have their own.
             train: True drops and draws, from the rngs "dropout" and "routing".
 
         Returns:
             Float32 embeddings and routing statistics.
+
+        Raises:
+            ConfigError: a query of a task without a tower.
         """
-        del task
-        if self.config.towers is Towers.TIED:
-            tower = self.encoder
-        else:
-            tower = self.query_encoder if role is Role.QUERY else self.passage_encoder
+        config = self.config
+        tower = getattr(self, tower_name(config.towers, config.query_tasks, role, task))
         cls_only = self.config.pooling is Pooling.CLS
         output = EncoderOutput.FIRST_TOKEN if cls_only else EncoderOutput.ALL_TOKENS
         hidden, statistics = tower(tokens, role=role, train=train, output=output)
@@ -173,9 +186,78 @@ class DualEncoder(nn.Module):
     def initial_params(self, params: Params) -> Params:
         """What `init_params` starts from, given what each tower drew: towers as copies or apart."""
         config = self.config
-        if config.towers is Towers.SEPARATE and config.tower_init is TowerInit.COPIED:
-            return {**params, "passage_encoder": params["query_encoder"]}
+        if config.tower_init is TowerInit.COPIED:
+            return dict.fromkeys(config.tower_names, params[config.tower_names[0]])
         return params
+
+
+def check_query_tasks(towers: Towers, query_tasks: Sequence[str], *, where: str) -> None:
+    """Refuses query towers of tasks that could not be told apart, or beside one tied tower.
+
+    Args:
+        towers: one for both roles, or one each.
+        query_tasks: tasks with a query tower of their own.
+        where: the configuration, for the message.
+
+    Raises:
+        ConfigError: see above.
+    """
+    if query_tasks and towers is Towers.TIED:
+        raise ConfigError(
+            f"{len(query_tasks)} query_tasks with tied towers",
+            where=where,
+            expected="separate towers: a query tower a task, one passage tower",
+            fix="set towers=SEPARATE, or no query_tasks",
+        )
+    names = set(query_tasks)
+    is_text = isinstance(query_tasks, str)
+    if is_text or len(names) < len(query_tasks) or any(not n or "/" in n for n in names):
+        raise ConfigError(
+            f"query_tasks are {query_tasks!r}",
+            where=where,
+            expected="names of tasks, each once, without a slash",
+        )
+
+
+def tower_names(towers: Towers, query_tasks: Sequence[str]) -> tuple[str, ...]:
+    """Names under which towers' parameters lie, queries' first.
+
+    Example:
+        >>> tower_names(Towers.SEPARATE, ("nq", "fever"))
+        ('query_encoder_nq', 'query_encoder_fever', 'passage_encoder')
+    """
+    if towers is Towers.TIED:
+        return ("encoder",)
+    queries = [f"query_encoder_{task}" for task in query_tasks] or ["query_encoder"]
+    return (*queries, "passage_encoder")
+
+
+def tower_name(towers: Towers, query_tasks: Sequence[str], role: Role, task: str | None) -> str:
+    """Name of the tower that a text goes through.
+
+    Args:
+        towers: one for both roles, or one each.
+        query_tasks: tasks with a query tower of their own.
+        role: the text's.
+        task: the text's; told apart only for queries, and only where tasks have towers.
+
+    Raises:
+        ConfigError: a query of a task without a tower.
+    """
+    if towers is Towers.TIED:
+        return "encoder"
+    if role is Role.PASSAGE:
+        return "passage_encoder"
+    if not query_tasks:
+        return "query_encoder"
+    if task not in query_tasks:
+        raise ConfigError(
+            "a query without a task" if task is None else f"a query of task {task!r}",
+            where="encode",
+            expected=f"a task with a query encoder: {', '.join(query_tasks)}",
+            fix="name the task whose query encoder is meant",
+        )
+    return f"query_encoder_{task}"
 
 
 def normalize(

@@ -17,7 +17,10 @@ from taser_jax.models.dual_encoder import (
     Params,
     TowerInit,
     Towers,
+    check_query_tasks,
     normalize,
+    tower_name,
+    tower_names,
 )
 from taser_jax.models.t5 import T5, T5Config, rescale
 from taser_jax.models.t5_layers import Kernel
@@ -63,20 +66,7 @@ class T5DualEncoderConfig:
     tower_init: TowerInit = TowerInit.COPIED
 
     def __post_init__(self) -> None:
-        if self.query_tasks and self.towers is Towers.TIED:
-            raise ConfigError(
-                f"{len(self.query_tasks)} query_tasks with tied towers",
-                where="T5DualEncoderConfig",
-                expected="separate towers: a query tower a task, one passage tower",
-                fix="set towers=SEPARATE, or no query_tasks",
-            )
-        names = set(self.query_tasks)
-        if len(names) < len(self.query_tasks) or any(not n or "/" in n for n in names):
-            raise ConfigError(
-                f"query_tasks are {self.query_tasks}",
-                where="T5DualEncoderConfig",
-                expected="names of tasks, each once, without a slash",
-            )
+        check_query_tasks(self.towers, self.query_tasks, where="T5DualEncoderConfig")
         if self.projection_dim is not None and self.projection_dim < 1:
             raise ConfigError(
                 f"projection_dim is {self.projection_dim}",
@@ -95,10 +85,7 @@ class T5DualEncoderConfig:
     @property
     def tower_names(self) -> tuple[str, ...]:
         """Names under which the towers' parameters lie."""
-        if self.towers is Towers.TIED:
-            return ("encoder",)
-        queries = [f"query_encoder_{task}" for task in self.query_tasks] or ["query_encoder"]
-        return (*queries, "passage_encoder")
+        return tower_names(self.towers, self.query_tasks)
 
 
 class T5Tower(T5):
@@ -178,25 +165,9 @@ class T5DualEncoder(nn.Module):
         Raises:
             ConfigError: a query of a task without a tower.
         """
-        tower = getattr(self, self._tower_name(role, task))
-        return Encoded(tower(tokens, train=train), None)
-
-    def _tower_name(self, role: Role, task: str | None) -> str:
         config = self.config
-        if config.towers is Towers.TIED:
-            return "encoder"
-        if role is Role.PASSAGE:
-            return "passage_encoder"
-        if not config.query_tasks:
-            return "query_encoder"
-        if task not in config.query_tasks:
-            raise ConfigError(
-                "a query without a task" if task is None else f"a query of task {task!r}",
-                where="T5DualEncoder",
-                expected=f"a task with a query encoder: {', '.join(config.query_tasks)}",
-                fix="name the task whose query encoder is meant",
-            )
-        return f"query_encoder_{task}"
+        tower = getattr(self, tower_name(config.towers, config.query_tasks, role, task))
+        return Encoded(tower(tokens, train=train), None)
 
     def initial_params(self, params: Params) -> Params:
         """What `init_params` starts from: towers as copies or apart, rescaled if asked."""

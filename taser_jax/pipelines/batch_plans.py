@@ -25,7 +25,7 @@ from taser_jax.models.flops import StepShape
 from taser_jax.optim.multitask import MultitaskConfig, build_multitask_optimizer
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.partitioning import Partitioner
-from taser_jax.pipelines.training_data import DeviceBatches, with_mixture_rates
+from taser_jax.pipelines.training_data import BatchNaming, DeviceBatches, with_mixture_rates
 from taser_jax.training.grad_cache import check_chunks
 from taser_jax.training.multitask_step import make_multitask_train_step
 from taser_jax.training.step import make_train_step
@@ -101,6 +101,8 @@ class OneTaskPlan:
         partitioner: the devices.
         store: tokens; None in a dry run without data.
         queries: task -> queries to train on.
+        query_tasks: the model's tasks with a query tower of their own: batches then carry their
+            task's name.
     """
 
     def __init__(
@@ -113,12 +115,14 @@ class OneTaskPlan:
         partitioner: Partitioner,
         store: TokenStore | None,
         queries: Mapping[str, TokenizedQueries],
+        query_tasks: Sequence[str] = (),
     ) -> None:
         partitioner.check_batch_size(batching.batch_size)
         check_chunks(batching.batch_size, num_chunks, num_shards=partitioner.batch_devices)
         self._batching, self._num_chunks = batching, num_chunks
         self._lengths = query_length, passage_length
         self._partitioner, self._queries = partitioner, queries
+        self._query_tasks = tuple(query_tasks)
         self._stream = None
         if store is not None:
             self._stream = BatchStream(
@@ -158,9 +162,10 @@ class OneTaskPlan:
         """One batch."""
         return [_shape(self._batching.batch_size, self._batching.num_negatives, *self._lengths)]
 
-    def abstract_batch(self) -> Batch:
-        """One batch."""
-        return _abstract_batch(self.shapes[0])
+    def abstract_batch(self) -> Batch | dict[str, Batch]:
+        """One batch; of the first task where batches carry a name."""
+        batch = _abstract_batch(self.shapes[0])
+        return {self._query_tasks[0]: batch} if self._query_tasks else batch
 
     def optimizer(
         self, config: OptimizerConfig, params: Any, *, total_steps: int
@@ -177,7 +182,8 @@ class OneTaskPlan:
     def device_batches(self) -> DeviceBatches:
         """The stream's batches."""
         assert self._stream is not None
-        return DeviceBatches(self._stream, self._queries, self._partitioner)
+        naming = BatchNaming.BY_TASK if self._query_tasks else BatchNaming.PLAIN
+        return DeviceBatches(self._stream, self._queries, self._partitioner, naming=naming)
 
 
 class EveryTaskPlan:
@@ -298,6 +304,7 @@ def make_plan(
     partitioner: Partitioner,
     store: TokenStore | None,
     queries: Mapping[str, TokenizedQueries],
+    query_tasks: Sequence[str] = (),
 ) -> BatchPlan:
     """The plan of a configuration; see the classes for the arguments.
 
@@ -314,6 +321,7 @@ def make_plan(
             partitioner=partitioner,
             store=store,
             queries=queries,
+            query_tasks=query_tasks,
         )
     if store is None:
         raise ConfigError(

@@ -49,6 +49,7 @@ from taser_jax.pipelines.run_record import data_facts, write_run_record
 from taser_jax.pipelines.settings import flatten
 from taser_jax.pipelines.step_program import make_step_program
 from taser_jax.pipelines.training_data import (
+    check_query_towers,
     fit_vocabulary,
     lengths,
     open_store,
@@ -58,7 +59,8 @@ from taser_jax.pipelines.validation import ValidationConfig, Validator
 from taser_jax.progress import logger, phase
 from taser_jax.storage import storage_errors
 from taser_jax.training import loop
-from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, restore_params_from
+from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
+from taser_jax.training.initial_checkpoint import restore_initial_params
 from taser_jax.training.keys import named_key
 from taser_jax.training.parameters import memory_estimate, parameter_table
 from taser_jax.training.routing_losses import RoutingRegularizer
@@ -143,7 +145,8 @@ def train(
         tasks: tasks to train on; None means all of the token store with a train split.
         negatives_dirs: hard negatives from `taser mine`, instead of those in the token store;
             of several, a query's negatives are joined.
-        initial_checkpoint: a `checkpoint_N` directory of ours to take parameters from.
+        initial_checkpoint: a `checkpoint_N` directory of ours to take parameters from; a tied
+            model's tower is copied into each of several.
         feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
         config_text: what is written to config.gin.
         dry_run: resolve, trace the step and print all of it, but train nothing.
@@ -202,6 +205,8 @@ def _train(
                 negatives_dirs=negatives_dirs,
                 split=training.validation.split,
             )
+        for split, read in (("train", queries), ("validation", validation_tasks or {})):
+            check_query_towers(model_config, read, where=f"{split} queries of the token store")
     elif not dry_run:
         raise ConfigError("no token store", where="TOKEN_STORE", fix="run `taser tokenize` first")
     plan = make_plan(
@@ -213,6 +218,7 @@ def _train(
         partitioner=partitioner,
         store=store,
         queries=queries,
+        query_tasks=model_config.query_tasks,
     )
 
     # 2. Shapes, shardings, the step: nothing is allocated yet.
@@ -309,7 +315,7 @@ def _train(
                 shapes,
                 shardings,
             )
-            params = restore_params_from(initial_checkpoint, abstract_params=placed)
+            params = restore_initial_params(initial_checkpoint, abstract_params=placed)
             state = dataclasses.replace(state, params=params)
     validator = None
     if training.validation is not None:
@@ -320,6 +326,7 @@ def _train(
             training.validation,
             objective=training.objective,
             partitioner=partitioner,
+            query_tasks=model_config.query_tasks,
         )
     with jax.set_mesh(partitioner.mesh):
         result = loop.train(

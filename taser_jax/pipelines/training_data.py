@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -88,6 +89,16 @@ def with_mixture_rates(
     return dataclasses.replace(batching, rates=rates)
 
 
+class BatchNaming(enum.Enum):
+    """Whether a batch carries its task's name, as `{task: batch}`, for models that ask for it.
+
+    A name is static: each task's step is then compiled on its own.
+    """
+
+    PLAIN = "plain"
+    BY_TASK = "by_task"
+
+
 class DeviceBatches:
     """The stream's batches, made ahead in a thread and placed on the devices."""
 
@@ -96,12 +107,21 @@ class DeviceBatches:
         stream: BatchStream,
         queries: Mapping[str, TokenizedQueries],
         partitioner: Partitioner,
+        *,
+        naming: BatchNaming = BatchNaming.PLAIN,
     ) -> None:
         self._stream, self._queries, self._partitioner = stream, queries, partitioner
+        self._naming = naming
 
-    def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, Batch]]:
+    def iterate(
+        self, start_step: int, stop_step: int
+    ) -> Iterator[tuple[int, Batch | dict[str, Batch]]]:
         """Batches on the devices, for steps start_step .. stop_step - 1."""
-        return prefetch(self._stream, start_step, stop_step, self._partitioner.put_batch)
+        for step, batch in prefetch(
+            self._stream, start_step, stop_step, self._partitioner.put_batch
+        ):
+            named = self._naming is BatchNaming.BY_TASK
+            yield step, {self._stream.task(step): batch} if named else batch
 
     def describe(self, step: int) -> str:
         """Task and first query ids of a step's batch."""
@@ -134,6 +154,27 @@ def lengths(store: TokenStore | None, given: Mapping[str, int]) -> tuple[int, in
                 fix="tokenize again with these lengths, or configure the store's",
             )
     return found["query"], found["passage"]
+
+
+def check_query_towers(config: ModelConfig, tasks: Iterable[str], *, where: str) -> None:
+    """Checks that queries of each task have a tower to go through.
+
+    Args:
+        config: the model.
+        tasks: whose queries there are.
+        where: what they are read for, for the message.
+
+    Raises:
+        ConfigError: a task without a query tower.
+    """
+    missing = [task for task in tasks if config.query_tasks and task not in config.query_tasks]
+    if missing:
+        raise ConfigError(
+            f"no query tower for {', '.join(missing)}",
+            where=where,
+            expected=f"tasks of QUERY_TASKS: {', '.join(config.query_tasks)}",
+            fix="name these tasks in QUERY_TASKS, or leave them out of TASKS",
+        )
 
 
 def fit_vocabulary(config: ModelConfig, store: TokenStore | None) -> ModelConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -52,6 +52,7 @@ class Validator:
         config: sizes.
         objective: its temperature is used.
         partitioner: devices; every host calls this with the same arguments.
+        query_tasks: the model's tasks with a query tower of their own.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Validator:
         *,
         objective: ObjectiveConfig,
         partitioner: Partitioner,
+        query_tasks: Sequence[str] = (),
     ) -> None:
         if not tasks:
             raise ConfigError(
@@ -87,7 +89,9 @@ class Validator:
             )
             for task, queries in tasks.items()
         }
-        self._encoders = {role: _encoder(model, role, partitioner) for role in Role}
+        # Models that treat all tasks alike are told none: one program serves every task.
+        self._told = {task: task if task in query_tasks else None for task in tasks}
+        self._encode_tokens = _encoder(model, partitioner)
 
     def __call__(self, params: Any) -> dict[str, float]:
         """Validates all tasks."""
@@ -108,7 +112,9 @@ class Validator:
         if not batches:
             return {}
         means = mean_over_batches(
-            self._eval_step(params, self._partitioner.put_batch(stream.batch(step)))
+            self._eval_step(
+                params, self._partitioner.put_batch(stream.batch(step)), task=self._told[task]
+            )
             for step in range(batches)
         )
         return {"nll": means["nll"]}
@@ -124,7 +130,9 @@ class Validator:
             config=self._config.pool,
         )
         ranks = rank_in_pool(
-            self._encode(Role.QUERY, params, queries.tokens, pool.query_rows),
+            self._encode(
+                Role.QUERY, params, queries.tokens, pool.query_rows, task=self._told[task]
+            ),
             self._encode(Role.PASSAGE, params, self._store.passage_tokens, pool.passage_rows),
             positive_index=pool.positive_index,
         )
@@ -136,6 +144,8 @@ class Validator:
         params: Any,
         tokens_of: Callable[[np.ndarray], Tokens],
         rows: np.ndarray,
+        *,
+        task: str | None = None,
     ) -> np.ndarray:
         """Embeddings of rows, in blocks whose parts the hosts prepare."""
         size = self._config.batch_size * 2
@@ -145,7 +155,7 @@ class Validator:
         for start in range(0, len(rows), size):
             block = np.resize(rows[start : start + size], size)
             tokens = self._partitioner.put_batch(tokens_of(block[mine]))
-            blocks.append(np.asarray(self._encoders[role](params, tokens)))
+            blocks.append(np.asarray(self._encode_tokens(params, tokens, role=role, task=task)))
         return np.concatenate(blocks)[: len(rows)]
 
 
@@ -155,11 +165,11 @@ def _usable(size: int, partitioner: Partitioner) -> int:
     return max(devices, size - size % devices)
 
 
-def _encoder(
-    model: nn.Module, role: Role, partitioner: Partitioner
-) -> Callable[[Any, Tokens], jax.Array]:
-    def apply(params: Any, tokens: Tokens) -> jax.Array:
-        encoded: Any = model.apply({"params": params}, tokens, role=role, method="encode")
+def _encoder(model: nn.Module, partitioner: Partitioner) -> Callable[..., jax.Array]:
+    def apply(params: Any, tokens: Tokens, *, role: Role, task: str | None) -> jax.Array:
+        encoded: Any = model.apply(
+            {"params": params}, tokens, role=role, task=task, method="encode"
+        )
         return encoded.embeddings
 
-    return jax.jit(apply, out_shardings=partitioner.replicated)
+    return jax.jit(apply, out_shardings=partitioner.replicated, static_argnames=("role", "task"))

@@ -23,6 +23,7 @@ from taser_jax.training.state import TrainState
 FORMAT_VERSION = 1
 _PREFIX = "checkpoint"
 _PINNED = "PINNED"
+_STATE = "state"
 
 
 class Selection(enum.Enum):
@@ -306,9 +307,13 @@ class Checkpoints:
             self._manager.close()
 
 
-def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: Any) -> Any:
-    """Restores the parameters of one `checkpoint_N` directory without its optimiser state."""
-    path = _absolute(checkpoint) / "state"
+def saved_params(checkpoint: str | os.PathLike[str]) -> Any:
+    """What parameters one `checkpoint_N` directory has: a tree of leaves with shapes, none read.
+
+    Raises:
+        ConfigError: there is no finished checkpoint.
+    """
+    path = _absolute(checkpoint) / _STATE
     if not path.exists():
         raise ConfigError(
             "no checkpoint here",
@@ -317,8 +322,14 @@ def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: 
             fix="check the path; a directory that ends in .orbax-checkpoint-tmp is unfinished",
         )
     with ocp.PyTreeCheckpointer() as reader:
-        saved_keys = reader.metadata(path).item_metadata.tree["params"]
-        _check_same_tree(saved_keys, abstract_params, where=str(checkpoint))
+        return reader.metadata(path).item_metadata.tree["params"]
+
+
+def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: Any) -> Any:
+    """Restores the parameters of one `checkpoint_N` directory without its optimiser state."""
+    _check_same_tree(saved_params(checkpoint), abstract_params, where=str(checkpoint))
+    path = _absolute(checkpoint) / _STATE
+    with ocp.PyTreeCheckpointer() as reader:
         restored = reader.restore(
             path,
             args=ocp.args.PyTreeRestore(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -91,14 +91,18 @@ def make_train_step(
 
     Returns:
         `step(state, batch, *, task=None) -> (state, metrics)`; `state` is donated, `task` is
-        static and goes to `encode`. Metrics: `loss`, those of `make_loss`, those of
+        static and goes to `encode`. A batch that carries its task's name, `{task: batch}`, says
+        the same. Metrics: `loss`, those of `make_loss`, those of
         `apply_gradients`, and `learning_rate` where a schedule is given.
     """
     loss_fn = make_loss(model, objective=objective, num_chunks=num_chunks, seed=seed, train=True)
 
     def train_step(
-        state: TrainState, batch: Batch, *, task: str | None = None
+        state: TrainState, batch: Batch | Mapping[str, Batch], *, task: str | None = None
     ) -> tuple[TrainState, StepMetrics]:
+        if not isinstance(batch, Batch):
+            ((task, batch),) = batch.items()
+
         def loss_of(params: Params) -> tuple[jax.Array, StepMetrics]:
             return loss_fn(_freeze(params, trainable), batch, step=state.step, task=task)
 

@@ -1,0 +1,100 @@
+"""Training steps of models with a query tower for each task: BERTs, one or several tasks a step."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+from tiny_encoder import VOCAB, make_batch
+
+from taser_jax.errors import ConfigError
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import (
+    DualEncoder,
+    DualEncoderConfig,
+    Towers,
+    abstract_params,
+    init_params,
+    logical_axes,
+)
+from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
+from taser_jax.optim.schedules import ScheduleKind
+from taser_jax.optim.skipping import skip_non_finite
+from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
+from taser_jax.training.multitask_step import TaskGradients, make_multitask_train_step
+from taser_jax.training.state import init_state, state_shardings
+from taser_jax.training.step import make_eval_step, make_train_step
+
+BERT = BertConfig(
+    vocab_size=VOCAB, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, max_length=9,
+    dropout_rate=0.0, attention_dropout_rate=0.0,
+)  # fmt: skip
+TASKS = ("nq", "fever", "wow")
+MODEL = DualEncoder(DualEncoderConfig(bert=BERT, towers=Towers.SEPARATE, query_tasks=TASKS))
+ADAM = OptimizerConfig(learning_rate=3e-3, schedule=ScheduleKind.CONSTANT, weight_decay=0.0)
+BATCH = make_batch(16)
+
+
+def fresh(optimizer, **placed):
+    return init_state(functools.partial(init_params, MODEL), optimizer, jax.random.key(0), **placed)
+
+
+def moved_towers(before, after):
+    moved = jax.tree.map(lambda old, new: bool(np.any(old != new)), before, after)
+    return {tower for tower, tree in moved.items() if any(jax.tree.leaves(tree))}
+
+
+def numpy(tree):
+    return jax.tree.map(np.asarray, tree)
+
+
+def test_one_tasks_step_trains_its_query_tower_and_the_passages():
+    optimizer = build_optimizer(ADAM, abstract_params(MODEL), total_steps=10)
+    before = numpy(fresh(optimizer).params)
+    step = make_train_step(MODEL, optimizer)
+    told, _ = step(fresh(optimizer), BATCH, task="fever")
+    named, _ = step(fresh(optimizer), {"fever": BATCH})
+    assert moved_towers(before, told.params) == {"query_encoder_fever", "passage_encoder"}
+    jax.tree.map(np.testing.assert_array_equal, told.params, named.params)
+    with pytest.raises(ConfigError, match="without a task"):
+        step(fresh(optimizer), BATCH)
+
+
+def test_evaluation_goes_through_the_tasks_tower():
+    params = init_params(MODEL, jax.random.key(0))
+    params["query_encoder_nq"] = init_params(MODEL, jax.random.key(1))["query_encoder_nq"]
+    evaluate = make_eval_step(MODEL)
+    losses = {task: float(evaluate(params, BATCH, task=task)["nll"]) for task in TASKS}
+    assert losses["fever"] == pytest.approx(losses["wow"], rel=1e-6)
+    assert losses["nq"] != pytest.approx(losses["wow"], rel=1e-3)
+
+
+def test_a_sharded_multitask_step_is_the_unsharded_one():
+    """Of two tasks out of three: the third's tower stays; on 8 devices and on one."""
+    tasks = TASKS[:2]
+    batches = {"nq": BATCH, "fever": make_batch(8, length=9, seed=2)}
+    # No Adam: its first step is the gradient's sign, also where that is rounding noise.
+    optimizer = skip_non_finite(optax.sgd(0.1))
+    make_step = functools.partial(
+        make_multitask_train_step, MODEL, optimizer, tasks=tasks, gradients=TaskGradients.SUMMED
+    )
+    before = numpy(fresh(optimizer).params)
+    alone, metrics = make_step()(fresh(optimizer), batches)
+    towers = {"query_encoder_nq", "query_encoder_fever", "passage_encoder"}
+    assert moved_towers(before, alone.params) == towers
+
+    partitioner = Partitioner(make_mesh(MeshConfig(data=2, fsdp=2, model=2)))
+    shardings = partitioner.param_shardings(logical_axes(MODEL), abstract_params(MODEL))
+    state = fresh(optimizer, param_shardings=shardings)
+    step = make_step(state_shardings=state_shardings(state, shardings))
+    placed = {task: jax.device_put(b, partitioner.batch_sharding) for task, b in batches.items()}
+    sharded, sharded_metrics = step(state, placed)
+    for name in ("loss", "grad_norm/nq", "grad_norm/fever"):
+        assert float(sharded_metrics[name]) == pytest.approx(float(metrics[name]), rel=1e-5)
+    assert moved_towers(before, sharded.params) == towers
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),
+        numpy(sharded.params),
+        numpy(alone.params),
+    )
