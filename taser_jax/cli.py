@@ -9,7 +9,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ usage: taser <command> [--gin_file=FILE]... [--gin.NAME=VALUE]... [--dry_run]
 
 
 # Their files would be written by every host at once.
-_ONE_HOST = ("prepare", "import", "ask", "export", "quickstart")
+_ONE_HOST = ("prepare", "import", "ask", "export", "quickstart", "compile")
 _VALUED = ("--gin_file", "--gin_bindings", "--gin_search_paths", "--coordinator_timeout")
 
 
@@ -46,12 +46,23 @@ class Command:
         function: its function.
         summary: one line for the list of commands.
         gin_file: the Gin file read when none is given.
+        recipe: for a command that works on another's configuration, the Gin file read when none
+            is given; `gin_file` is then always read after it.
+        flags: flags of its own, each for a macro.
     """
 
     module: str
     function: str
     summary: str
     gin_file: str
+    recipe: str | None = None
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def gin_files(self, given: Sequence[str] = ()) -> tuple[str, ...]:
+        """Files to read, in order, where those given stand on the command line."""
+        if self.recipe is None:
+            return tuple(given) or (self.gin_file,)
+        return (*(given or (self.recipe,)), self.gin_file)
 
 
 COMMANDS: dict[str, Command] = {
@@ -76,6 +87,14 @@ COMMANDS: dict[str, Command] = {
         "import_model", "import_model", "pretrained weights as a model", "runs/import.gin"
     ),
     "train": Command("train", "train", "train a dual encoder", "runs/train.gin"),
+    "compile": Command(
+        "compile",
+        "compile_recipe",
+        "compile a recipe of train for a TPU pod, without one",
+        "runs/compile.gin",
+        recipe="runs/taser_base.gin",
+        flags={"--topology": "TOPOLOGY"},
+    ),
     "encode": Command("encode", "encode", "embed the passages", "runs/encode.gin"),
     "index": Command("index", "index", "build an exact or ScaNN index", "runs/index.gin"),
     "search": Command("search", "search", "search queries into a run file", "runs/search.gin"),
@@ -229,6 +248,7 @@ def parse(argv: Sequence[str]) -> _Arguments:
             expected=f"one of {', '.join(COMMANDS)}",
             fix=f"did you mean `taser {nearest[0]}`?" if nearest else "run `taser --help`",
         )
+    command = COMMANDS[name]
     files: list[str] = []
     bindings: list[tuple[str, str]] = []
     paths: list[str] = []
@@ -241,7 +261,7 @@ def parse(argv: Sequence[str]) -> _Arguments:
         if flag in switches and not equals:
             switches[flag] = True
             continue
-        known = flag in _VALUED
+        known = flag in _VALUED or flag in command.flags
         if not known and not flag.startswith("--gin."):
             raise ConfigError(f"unknown flag {argument!r}", fix=f"see:\n{USAGE}")
         if not equals:
@@ -256,6 +276,8 @@ def parse(argv: Sequence[str]) -> _Arguments:
             if not value.isdecimal() or int(value) < 1:
                 raise ConfigError(f"{flag} is {value!r}", expected="seconds, a whole number")
             timeout = int(value)
+        elif flag in command.flags:
+            bindings.append((command.flags[flag], value))
         elif flag == "--gin_bindings":
             left, _, right = value.partition("=")
             bindings.append((left.strip(), right.strip()))
@@ -264,7 +286,7 @@ def parse(argv: Sequence[str]) -> _Arguments:
     return _Arguments(
         command=name,
         flags=configuration.GinFlags(
-            files=tuple(files) or (COMMANDS[name].gin_file,),
+            files=command.gin_files(files),
             bindings=tuple(bindings),
             search_paths=tuple(paths),
         ),
@@ -283,9 +305,11 @@ def _overview() -> str:
 
 def _help(name: str, command: Command, function: Callable[..., Any]) -> str:
     path = configuration.gin_directory() / command.gin_file
+    own = [f"  {flag}=VALUE  sets {macro}\n" for flag, macro in command.flags.items()]
+    reads = " and then ".join(command.gin_files())
     return (
-        f"taser {name}: {command.summary}\n\n{inspect.getdoc(function)}\n\n"
-        f"Without --gin_file it reads {command.gin_file}:\n\n{path.read_text(encoding='utf-8')}"
+        f"taser {name}: {command.summary}\n\n{inspect.getdoc(function)}\n\n{''.join(own)}"
+        f"Without --gin_file it reads {reads}:\n\n{path.read_text(encoding='utf-8')}"
     )
 
 

@@ -112,6 +112,16 @@ def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
     )
 
 
+def one_host(topology: Topology) -> Topology:
+    """The chips of one of its hosts, as a topology of their own."""
+    hosts = len({device.process_index for device in topology.devices})
+    if hosts == 1:
+        return topology
+    chips = tuple(min(size, 2) for size in topology.shape[:2])
+    shape = (*chips, 1) if len(topology.shape) > 2 else chips
+    return open_topology(f"{topology.chip.name}:{'x'.join(map(str, shape))}")
+
+
 def _unknown(name: str | None, *, reason: str | None = None) -> ConfigError:
     known = [f"{chip}:{shape}" for chip, shapes in KNOWN_SHAPES.items() for shape in shapes]
     nearest = difflib.get_close_matches(name or "", known, n=1, cutoff=0.4)

@@ -114,6 +114,29 @@ def task_batch_sizes(
     return {task: int(1 + extra) * multiple for task, extra in zip(sizes, given, strict=True)}
 
 
+def step_batch_sizes(
+    config: TaskBatchingConfig, sizes: Mapping[str, int], *, num_devices: int, num_chunks: int
+) -> dict[str, int]:
+    """Queries of each task in a step, which devices and chunks share equally.
+
+    Args:
+        config: how many in all.
+        sizes: task -> its training queries.
+        num_devices: devices that share a batch.
+        num_chunks: GradCache chunks of each task's batch.
+
+    Raises:
+        ConfigError: as `task_batch_sizes`.
+    """
+    per_device = config.counted is BatchTotal.PER_DEVICE
+    return task_batch_sizes(
+        sizes,
+        total=config.total * (num_devices if per_device else 1),
+        temperature=config.temperature,
+        multiple=num_devices * num_chunks,
+    )
+
+
 class TaskBatchStream:
     """One batch of each task at every step, the same on every host and after every restart.
 
@@ -144,12 +167,11 @@ class TaskBatchStream:
         share: HostShare = HostShare(),
     ) -> None:
         self.config = config
-        per_device = config.counted is BatchTotal.PER_DEVICE
-        self.batch_sizes = task_batch_sizes(
+        self.batch_sizes = step_batch_sizes(
+            config,
             {task: len(queries) for task, queries in tasks.items()},
-            total=config.total * (num_devices if per_device else 1),
-            temperature=config.temperature,
-            multiple=num_devices * num_chunks,
+            num_devices=num_devices,
+            num_chunks=num_chunks,
         )
         self.query_lengths = {
             task: min(

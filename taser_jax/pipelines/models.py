@@ -79,7 +79,7 @@ class LoadedModel:
                     ),
                     tokens,
                 )
-            embeddings = _embed(
+            embeddings = embed(
                 self.params,
                 self.partitioner.put_batch(tokens),
                 model=self.model,
@@ -93,9 +93,10 @@ class LoadedModel:
 
 # At module level, so that what is compiled serves every task, split and round of a comparison.
 @functools.partial(jax.jit, static_argnames=("model", "role", "task"))
-def _embed(
+def embed(
     params: Any, tokens: Tokens, *, model: nn.Module, role: Role, task: str | None
 ) -> jax.Array:
+    """Float32 embeddings [batch, dim] of tokens of one role."""
     encoded: Any = model.apply({"params": params}, tokens, role=role, task=task, method="encode")
     return encoded.embeddings
 

@@ -1,0 +1,228 @@
+"""What a person, or a script, reads of a compiled step."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from taser_jax.compilation.ahead_of_time import CompiledStep
+from taser_jax.compilation.collectives import Collective, CollectiveKind
+from taser_jax.compilation.products import MatrixProduct
+from taser_jax.compilation.roofline import Roofline, roofline
+from taser_jax.compilation.topologies import Topology
+
+_GIB, _MIB = 2**30, 2**20
+_SHOWN = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReport:
+    """A compiled step beside what the model asks for and what the chip can do.
+
+    Attributes:
+        name: of the step.
+        about: what it takes, in words.
+        topology: what it is compiled for.
+        mesh: devices along each axis.
+        compiled: what the compiler says.
+        model_flops: useful FLOPs of one device, by the model's formulas.
+    """
+
+    name: str
+    about: str
+    topology: Topology
+    mesh: Mapping[str, int]
+    compiled: CompiledStep
+    model_flops: float
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that share the step."""
+        count = 1
+        for size in self.mesh.values():
+            count *= size
+        return count
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the chip's memory."""
+        return self.compiled.memory.peak <= self.topology.chip.hbm_bytes
+
+    @property
+    def executed_flops(self) -> float:
+        """FLOPs of all matrix products on one device: loops and recomputation included."""
+        return sum(product.flops for product in self.compiled.products) / self.num_devices
+
+    @property
+    def float32_products(self) -> list[MatrixProduct]:
+        """Products of float32 operands, largest first."""
+        found = [product for product in self.compiled.products if product.dtype == "float32"]
+        return sorted(found, key=lambda product: -product.flops)
+
+    @property
+    def loop_factor(self) -> float:
+        """What the compiler's bytes are multiplied by, since it counts the body of a loop once.
+
+        1 without loops around matrix products; else products computed over those in the text.
+        """
+        once = sum(product.flops / product.times for product in self.compiled.products)
+        return self.executed_flops * self.num_devices / once if once else 1.0
+
+    @property
+    def roofline(self) -> Roofline:
+        """The least time of a step."""
+        passes = sum(product.flops * product.passes for product in self.compiled.products)
+        return roofline(
+            self.topology,
+            flops=passes / self.num_devices,
+            model_flops=self.model_flops,
+            num_bytes=self.compiled.compiler_bytes * self.loop_factor,
+            collectives=self.compiled.collectives,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain values, in bytes, FLOPs and seconds of one device."""
+        estimate = self.roofline
+        return {
+            "step": self.name,
+            "about": self.about,
+            "topology": self.topology.name,
+            "num_slices": self.topology.num_slices,
+            "mesh": dict(self.mesh),
+            "fits": self.fits,
+            "memory": dataclasses.asdict(self.compiled.memory)
+            | {"peak": self.compiled.memory.peak, "hbm": self.topology.chip.hbm_bytes},
+            "flops": {
+                "model": self.model_flops,
+                "matrix_products": self.executed_flops,
+                "compiler": self.compiled.compiler_flops,
+                "loop_factor": self.loop_factor,
+            },
+            "bytes_accessed": self.compiled.compiler_bytes,
+            "collectives": [
+                dataclasses.asdict(each) | {"kind": each.kind.value, "sent": each.link_bytes}
+                for each in self.compiled.collectives
+            ],
+            "float32_products": [dataclasses.asdict(each) for each in self.float32_products],
+            "recomputed_by_the_compiler": self.compiled.recomputed,
+            "warnings": list(self.compiled.warnings),
+            "roofline": dataclasses.asdict(estimate)
+            | {
+                "step_seconds": estimate.step_seconds,
+                "sequential_seconds": estimate.sequential_seconds,
+                "bound": estimate.bound.value,
+                "mfu": estimate.mfu,
+            },
+        }
+
+    def __str__(self) -> str:
+        axes = ", ".join(f"{axis} {size}" for axis, size in self.mesh.items() if size > 1)
+        slices = f" x {self.topology.num_slices} slices" if self.topology.num_slices > 1 else ""
+        lines = [
+            f"{self.name} on {self.topology.name}{slices}: mesh of {axes or '1 device'}; "
+            f"{self.about}",
+            *_memory_lines(self),
+            *_arithmetic_lines(self),
+            *_collective_lines(self.compiled.collectives),
+            *_time_lines(self.roofline),
+        ]
+        return "\n".join(lines)
+
+
+def _memory_lines(report: StepReport) -> list[str]:
+    memory, hbm = report.compiled.memory, report.topology.chip.hbm_bytes
+    entries = {
+        "arguments": memory.arguments,
+        "temporaries": memory.temporaries,
+        "outputs": memory.outputs,
+        "outputs in the arguments' place": memory.aliased,
+        "program": memory.program,
+    }
+    verdict = "it fits" if report.fits else "IT DOES NOT FIT"
+    return [
+        "  memory of a device, GiB",
+        *(f"    {name:<33}{size / _GIB:8.3f}" for name, size in entries.items()),
+        f"    {'peak':<33}{memory.peak / _GIB:8.3f} of {hbm / _GIB:.0f} "
+        f"({memory.peak / hbm:.0%}): {verdict}",
+    ]
+
+
+def _arithmetic_lines(report: StepReport) -> list[str]:
+    model, compiled = report.model_flops, report.compiled
+    rows = {
+        "the model's": model,
+        "matrix products computed": report.executed_flops,
+        "the compiler's count": compiled.compiler_flops,
+    }
+    lines = [
+        "  arithmetic of a device, TFLOPs",
+        *(
+            f"    {name:<33}{flops / 1e12:8.3f}  {flops / model:.2f} of the model's"
+            for name, flops in rows.items()
+        ),
+        "  memory traffic of a device, GiB",
+        f"    {'the compiler’s count':<33}{compiled.compiler_bytes / _GIB:8.3f}",
+    ]
+    if report.loop_factor > 1:
+        lines.append(
+            f"    the compiler counts loop bodies once; products count {report.loop_factor:.2f} "
+            "times as much with all rounds, and the traffic is taken to"
+        )
+    if compiled.recomputed:
+        lines.append(f"  {compiled.recomputed} instructions recomputed by the compiler for memory")
+    lines += [f"  {warning}" for warning in compiled.warnings]
+    lines += _float32_lines(report)
+    return lines
+
+
+def _float32_lines(report: StepReport) -> list[str]:
+    products = report.float32_products
+    if not products:
+        return ["  no float32 matrix products"]
+    share = sum(each.flops for each in products) / report.num_devices / report.executed_flops
+    lines = [f"  {len(products)} float32 matrix products, {share:.2%} of the arithmetic; largest:"]
+    lines += [
+        f"    {each.flops / report.num_devices / 1e9:10.3f} GFLOPs  {each.precision:<8} "
+        f"{each.operation or '(the loss)'}"
+        for each in products[:_SHOWN]
+    ]
+    return lines
+
+
+def _collective_lines(collectives: Sequence[Collective]) -> list[str]:
+    if not collectives:
+        return ["  no collectives"]
+    lines = [f"  {'collectives of a step':<35}{'count':>8}{'MiB':>12}{'MiB sent':>12}"]
+    by_kind = sorted(collectives, key=lambda each: each.kind.value)
+    for kind, members in itertools.groupby(by_kind, key=lambda each: each.kind):
+        lines.append(_collective_line(kind, list(members)))
+    lines.append("  largest")
+    for each in sorted(collectives, key=lambda each: -each.link_bytes)[:_SHOWN]:
+        lines.append(
+            f"    {each.num_bytes * each.times / _MIB:10.3f} MiB  {each.kind.value:<18} "
+            f"over {each.group_size}: {each.operation}"
+        )
+    return lines
+
+
+def _collective_line(kind: CollectiveKind, members: Sequence[Collective]) -> str:
+    count = sum(each.times for each in members)
+    size = sum(each.times * each.num_bytes for each in members)
+    sent = sum(each.link_bytes for each in members)
+    return f"    {kind.value:<33}{count:>8}{size / _MIB:>12.3f}{sent / _MIB:>12.3f}"
+
+
+def _time_lines(estimate: Roofline) -> list[str]:
+    milliseconds = {
+        "compute": estimate.compute,
+        "HBM": estimate.hbm,
+        "ICI": estimate.ici,
+    }
+    parts = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in milliseconds.items())
+    return [
+        f"  roofline: {1e3 * estimate.step_seconds:.2f} ms a step, bound by "
+        f"{estimate.bound.value}, MFU {estimate.mfu:.1%}",
+        f"    ms of each: {parts}; one after another {1e3 * estimate.sequential_seconds:.2f}",
+    ]
