@@ -11,13 +11,16 @@ from typing import Any, Protocol, cast
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import optax
 
-from taser_jax.batch import Batch, Tokens
+from taser_jax.batch import Batch
 from taser_jax.data.batching import BatchingConfig, BatchStream
 from taser_jax.data.prefetch import prefetch
-from taser_jax.data.task_batching import TaskBatchingConfig, TaskBatchStream
+from taser_jax.data.task_batching import (
+    TaskBatchingConfig,
+    TaskBatchStream,
+    step_batch_sizes,
+)
 from taser_jax.data.token_arrays import TokenizedQueries
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
@@ -25,6 +28,7 @@ from taser_jax.models.flops import StepShape
 from taser_jax.optim.multitask import MultitaskConfig, build_multitask_optimizer
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.partitioning import Partitioner
+from taser_jax.pipelines.batch_shapes import abstract_batch, step_shape
 from taser_jax.pipelines.training_data import BatchNaming, DeviceBatches, with_mixture_rates
 from taser_jax.training.grad_cache import check_chunks
 from taser_jax.training.multitask_step import make_multitask_train_step
@@ -160,11 +164,11 @@ class OneTaskPlan:
     @property
     def shapes(self) -> list[StepShape]:
         """One batch."""
-        return [_shape(self._batching.batch_size, self._batching.num_negatives, *self._lengths)]
+        return [step_shape(self._batching.batch_size, self._batching.num_negatives, *self._lengths)]
 
     def abstract_batch(self) -> Batch | dict[str, Batch]:
         """One batch; of the first task where batches carry a name."""
-        batch = _abstract_batch(self.shapes[0])
+        batch = abstract_batch(self.shapes[0])
         return {self._query_tasks[0]: batch} if self._query_tasks else batch
 
     def optimizer(
@@ -194,8 +198,10 @@ class EveryTaskPlan:
         num_chunks: GradCache chunks of each task's batch.
         passage_length: tokens a passage.
         partitioner: the devices.
-        store: tokens.
+        store: tokens; None where nothing is trained.
         queries: task -> queries to train on, in the order of the task axis.
+        query_length: tokens a query, where there is no store to tell each task's longest.
+        task_sizes: task -> number of queries, where there is no store.
     """
 
     def __init__(
@@ -205,12 +211,24 @@ class EveryTaskPlan:
         num_chunks: int,
         passage_length: int,
         partitioner: Partitioner,
-        store: TokenStore,
+        store: TokenStore | None,
         queries: Mapping[str, TokenizedQueries],
+        query_length: int | None = None,
+        task_sizes: Mapping[str, int] | None = None,
     ) -> None:
         self._multitask, self._num_chunks = multitask, num_chunks
         self._passage_length = passage_length
         self._partitioner, self._queries = partitioner, queries
+        if store is None:
+            assert query_length is not None
+            self._batch_sizes = step_batch_sizes(
+                multitask.batching,
+                task_sizes or {},
+                num_devices=partitioner.batch_devices,
+                num_chunks=num_chunks,
+            )
+            self._query_lengths = dict.fromkeys(self._batch_sizes, query_length)
+            return
         self._stream = TaskBatchStream(
             store,
             queries,
@@ -219,6 +237,8 @@ class EveryTaskPlan:
             num_chunks=num_chunks,
             share=partitioner.host_share,
         )
+        self._batch_sizes = self._stream.batch_sizes
+        self._query_lengths = self._stream.query_lengths
 
     @property
     def fingerprint(self) -> str:
@@ -251,18 +271,18 @@ class EveryTaskPlan:
 
     def _shapes(self) -> dict[str, StepShape]:
         return {
-            task: _shape(
+            task: step_shape(
                 size,
                 self._multitask.batching.num_negatives,
-                self._stream.query_lengths[task],
+                self._query_lengths[task],
                 self._passage_length,
             )
-            for task, size in self._stream.batch_sizes.items()
+            for task, size in self._batch_sizes.items()
         }
 
     def abstract_batch(self) -> dict[str, Batch]:
         """A batch of each task."""
-        return {task: _abstract_batch(shape) for task, shape in self._shapes().items()}
+        return {task: abstract_batch(shape) for task, shape in self._shapes().items()}
 
     def optimizer(
         self, config: OptimizerConfig, params: Any, *, total_steps: int
@@ -272,7 +292,7 @@ class EveryTaskPlan:
             self._multitask.combiner,
             config,
             params,
-            tasks=self._stream.tasks,
+            tasks=tuple(self._batch_sizes),
             total_steps=total_steps,
         )
 
@@ -283,7 +303,7 @@ class EveryTaskPlan:
         return make_multitask_train_step(
             cast(Any, model),
             optimizer,
-            tasks=self._stream.tasks,
+            tasks=tuple(self._batch_sizes),
             num_chunks=self._num_chunks,
             max_skipped_steps=self._multitask.combiner.max_skipped_steps,
             **options,
@@ -305,12 +325,13 @@ def make_plan(
     store: TokenStore | None,
     queries: Mapping[str, TokenizedQueries],
     query_tasks: Sequence[str] = (),
+    task_sizes: Mapping[str, int] | None = None,
 ) -> BatchPlan:
     """The plan of a configuration; see the classes for the arguments.
 
     Raises:
         ConfigError: batches that the devices or chunks cannot share, or a batch of every task
-            with no token store to tell the tasks.
+            with neither a token store nor sizes to tell the tasks.
     """
     if multitask is None:
         return OneTaskPlan(
@@ -323,12 +344,12 @@ def make_plan(
             queries=queries,
             query_tasks=query_tasks,
         )
-    if store is None:
+    if store is None and not task_sizes:
         raise ConfigError(
             "no token store, and a batch of every task in each step",
             where="TOKEN_STORE",
             expected="a token store, which says what the tasks are",
-            fix="run `taser tokenize` first",
+            fix="run `taser tokenize` first; for `taser compile`, set TASK_SIZES",
         )
     return EveryTaskPlan(
         multitask,
@@ -337,6 +358,8 @@ def make_plan(
         partitioner=partitioner,
         store=store,
         queries=queries,
+        query_length=query_length,
+        task_sizes=task_sizes,
     )
 
 
@@ -366,44 +389,6 @@ class DeviceTaskBatches:
             shown = ", ".join(repr(ids[row]) for row in rows[:3])
             parts.append(f"task {task!r}, queries {shown}, ...")
         return "; ".join(parts)
-
-
-def chunk_shapes(shapes: Sequence[StepShape], num_chunks: int) -> list[StepShape]:
-    """What is encoded at once where each batch is cut into chunks."""
-    return [
-        dataclasses.replace(
-            shape, queries=shape.queries // num_chunks, passages=shape.passages // num_chunks
-        )
-        for shape in shapes
-    ]
-
-
-def _shape(queries: int, num_negatives: int, query_length: int, passage_length: int) -> StepShape:
-    return StepShape(
-        queries=queries,
-        query_length=query_length,
-        passages=queries * (1 + num_negatives),
-        passage_length=passage_length,
-    )
-
-
-def _abstract_batch(shape: StepShape) -> Batch:
-    def make() -> Batch:
-        def tokens(count: int, length: int) -> Tokens:
-            return Tokens(
-                ids=jnp.zeros((count, length), jnp.int32), mask=jnp.zeros((count, length), bool)
-            )
-
-        return Batch(
-            queries=tokens(shape.queries, shape.query_length),
-            passages=tokens(shape.passages, shape.passage_length),
-            positive_index=jnp.zeros(shape.queries, jnp.int32),
-            ignore=jnp.zeros((shape.queries, shape.passages), bool),
-            query_rows=jnp.zeros(shape.queries, jnp.int32),
-            passage_rows=jnp.zeros(shape.passages, jnp.int32),
-        )
-
-    return jax.eval_shape(make)
 
 
 def _devices() -> str:

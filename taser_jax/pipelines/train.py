@@ -37,11 +37,8 @@ from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.optim.pcgrad import PCGradConfig
 from taser_jax.optim.tsage import TSageConfig
 from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
-from taser_jax.pipelines.batch_plans import (
-    MultitaskTraining,
-    chunk_shapes,
-    make_plan,
-)
+from taser_jax.pipelines.batch_plans import MultitaskTraining, make_plan
+from taser_jax.pipelines.batch_shapes import chunk_shapes
 from taser_jax.pipelines.hardware import peak_flops
 from taser_jax.pipelines.metric_writers import make_writers
 from taser_jax.pipelines.pretrained import Pretrained, place_pretrained, read_pretrained
