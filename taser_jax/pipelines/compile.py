@@ -202,7 +202,8 @@ def _encoding_report(
     partitioner = Partitioner(make_mesh(devices=host.devices))
     devices = partitioner.batch_devices
     multiple = devices * -(-max(encoding.batch_multiple, 8) // devices)
-    size = max(encoding.batch_tokens // length // multiple, 1) * multiple
+    encoding = dataclasses.replace(encoding, batch_multiple=multiple)
+    size = encoding.batch_size(length, platform="tpu")
     params = jax.tree.map(
         lambda leaf: _placed(leaf, partitioner.replicated), abstract_params(module)
     )

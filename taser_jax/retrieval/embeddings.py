@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Int
@@ -31,6 +32,10 @@ _KIND = "embeddings"
 _VERSION = 1
 # Batches handed to the device before the first result is waited for.
 _IN_FLIGHT = 2
+# On a CPU the activations of a batch should stay in its caches, and below the 32 MiB from which the
+# C library gives memory back after each batch, to be mapped page by page again in the next.
+_CPU_BATCH_TOKENS = 2048
+_BATCH_TOKENS = 16384
 
 EncodeFn = Callable[[Tokens], Any]
 
@@ -65,7 +70,8 @@ class EncodeConfig:
 
     Attributes:
         batch_tokens: tokens of one batch, padding included: a bucket of length l has batches of
-            batch_tokens // l texts, so every bucket fills the device equally.
+            batch_tokens // l texts, so every bucket fills the device equally. None means 2,048 on
+            a CPU, whose caches should hold a batch, and 16,384 elsewhere.
         batch_multiple: batch sizes are multiples of this, at least; the number of devices.
         length_multiple: batches are padded to multiples of this many tokens. At most
             max length / length_multiple shapes are compiled.
@@ -73,7 +79,7 @@ class EncodeConfig:
         dtype: of the stored embeddings.
     """
 
-    batch_tokens: int = 16384
+    batch_tokens: int | None = None
     batch_multiple: int = 8
     length_multiple: int = 32
     shard_rows: int = 65536
@@ -81,10 +87,26 @@ class EncodeConfig:
 
     def __post_init__(self) -> None:
         for name in ("batch_tokens", "batch_multiple", "length_multiple", "shard_rows"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}", where="EncodeConfig", expected="at least 1"
-                )
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}", where="EncodeConfig", expected="at least 1")
+
+    def batch_size(self, length: int, *, platform: str | None = None) -> int:
+        """Texts of a batch of the bucket of `length` tokens.
+
+        Example:
+            >>> EncodeConfig(batch_tokens=1000, batch_multiple=8).batch_size(64)
+            8
+
+        Args:
+            length: tokens a text is padded to.
+            platform: where batches are computed: "cpu", "gpu" or "tpu"; None means here.
+        """
+        tokens = self.batch_tokens
+        if tokens is None:
+            on_cpu = (platform or jax.default_backend()) == "cpu"
+            tokens = _CPU_BATCH_TOKENS if on_cpu else _BATCH_TOKENS
+        return max(tokens // length // self.batch_multiple, 1) * self.batch_multiple
 
 
 class Embeddings:
@@ -334,8 +356,7 @@ def _batches(lengths: np.ndarray, config: EncodeConfig) -> Iterator[tuple[np.nda
     while first < len(order):
         blocks = -(-max(int(lengths[order[first]]), 1) // config.length_multiple)
         length = blocks * config.length_multiple
-        multiple = config.batch_multiple
-        size = max(config.batch_tokens // length // multiple, 1) * multiple
+        size = config.batch_size(length)
         yield order[first : first + size], size, length
         first += size
 

@@ -69,6 +69,15 @@ def test_buckets_equal_one_by_one_in_few_shapes(tokens, tmp_path):
     assert embeddings.metadata["last_run"]["computed_positions"] >= tokens.lengths.sum()
 
 
+def test_batches_hold_as_many_tokens_as_the_platform_likes():
+    config = EncodeConfig(batch_multiple=8)
+    assert config.batch_size(64, platform="cpu") == 2048 // 64
+    assert config.batch_size(64, platform="tpu") == 16384 // 64
+    assert config.batch_size(100, platform="cpu") == 16
+    assert config.batch_size(512, platform="cpu") == 8
+    assert EncodeConfig(batch_tokens=640).batch_size(64, platform="tpu") == 8
+
+
 def test_files_are_row_aligned_and_named(tokens, tmp_path):
     embeddings = encode(tokens, tmp_path / "e")
     names = sorted(path.name for path in (tmp_path / "e").glob("*.npy"))
