@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from taser_jax.models.layers import Affine
+from taser_jax.models.layers import Affine, float32_einsum
 
 
 class AttentionKernel(enum.Enum):
@@ -38,7 +38,7 @@ def _einsum_attention(
 ) -> Float[Array, "batch queries heads kv"]:
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     query = query * (1.0 / math.sqrt(query.shape[-1]))
-    logits = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32)
+    logits = float32_einsum("bhqd,bhkd->bhqk", query, key)
     logits = jnp.where(mask[:, None, None, :], logits, jnp.finfo(jnp.float32).min)
     probabilities = dropout(jax.nn.softmax(logits, axis=-1)).astype(value.dtype)
     return jnp.swapaxes(jnp.einsum("bhqk,bhkd->bhqd", probabilities, value), 1, 2)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from taser_jax.models.layers import Activation, Initializer, activate, parameter
+from taser_jax.models.layers import Activation, Initializer, activate, float32_einsum, parameter
 
 _ATTENTION_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 _FEED_FORWARD_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
@@ -176,7 +176,7 @@ class SelfAttention(_Projections):
             return jnp.swapaxes(split, 1, 2)
 
         query, key, value = heads("query"), heads("key"), heads("value")
-        scores = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32)
+        scores = float32_einsum("bhqd,bhkd->bhqk", query, key)
         probabilities = self._probabilities(scores + position_bias, mask).astype(hidden.dtype)
         attended = jnp.einsum("bhqk,bhkd->bhqd", probabilities, value)
         attended = jnp.swapaxes(attended, 1, 2).reshape(*hidden.shape[:2], joined)
@@ -226,7 +226,7 @@ class FirstCrossAttention(_Projections):
         value_kernel = self._heads_kernel("value", encoded.shape[-1]).astype(dtype)
         query = jnp.einsum("be,ehd->bhd", hidden, query_kernel)
         query = jnp.einsum("bhd,ehd->bhe", query, key_kernel)
-        scores = jnp.einsum("bhe,ble->bhl", query, encoded, preferred_element_type=jnp.float32)
+        scores = float32_einsum("bhe,ble->bhl", query, encoded)
         probabilities = self._probabilities(scores, mask).astype(dtype)
         mean = jnp.einsum("bhl,ble->bhe", probabilities, encoded)
         value = jnp.einsum("bhe,ehd->bhd", mean, value_kernel)
