@@ -1,0 +1,88 @@
+"""What an analysis found: counts by model, step and parameter, and rates between steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from taser_jax.analysis.commitment import Commitment, JudgedAt
+from taser_jax.analysis.specialty import Bounds, LeafCounts, add_up
+
+OWN = "own"
+
+
+@dataclasses.dataclass(frozen=True)
+class Specialties:
+    """Counts of one checkpoint's parameters.
+
+    Attributes:
+        model: its name.
+        step: of the checkpoint.
+        leaves: path of a parameter -> its counts.
+    """
+
+    model: str
+    step: int
+    leaves: Mapping[str, LeafCounts]
+
+    @property
+    def total(self) -> LeafCounts:
+        """Counts of all parameters."""
+        return add_up(self.leaves.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class CommitmentRow:
+    """Commitment between two checkpoints at one β.
+
+    Attributes:
+        model: its name.
+        earlier_step: of the checkpoint compared with.
+        step: of the later checkpoint.
+        beta: of the moving average, or `OWN`: the one that T-SAGE used and the training saved.
+        commitment: the counts.
+    """
+
+    model: str
+    earlier_step: int
+    step: int
+    beta: str
+    commitment: Commitment
+
+    @property
+    def label(self) -> str:
+        """Which moving average, for a reader."""
+        return "T-SAGE's own" if self.beta == OWN else f"β = {self.beta}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """All that the tables and figures show.
+
+    Attributes:
+        tasks: names, in the order of the counts' task axis.
+        bounds: what counts as task-specific and as activated.
+        temperatures: τ of the counts; the first is the one that is used where one is shown.
+        specialties: by model, and within it by step.
+        commitments: likewise; empty where no two checkpoints were compared.
+        judged_at: which rates are shown; the CSV has all.
+        largest_shown: where the linear axis of sensitivities ends, in medians.
+    """
+
+    tasks: Sequence[str]
+    bounds: Bounds
+    temperatures: Sequence[float]
+    specialties: Sequence[Specialties]
+    commitments: Sequence[CommitmentRow] = ()
+    judged_at: JudgedAt = JudgedAt.EARLIER
+    largest_shown: float = 6.0
+
+    @property
+    def last(self) -> list[Specialties]:
+        """Of each model its last step."""
+        return list({found.model: found for found in self.specialties}.values())
+
+    @property
+    def temperature_order(self) -> list[int]:
+        """Numbers of the temperatures, from the lowest on."""
+        return sorted(range(len(self.temperatures)), key=lambda place: self.temperatures[place])

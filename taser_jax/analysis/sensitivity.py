@@ -1,0 +1,162 @@
+"""Task-specific sensitivities |g_t·θ|, summed or averaged over batches where the parameters live.
+
+One task's gradient is alive at a time. What is kept, a value a task and parameter, is a tree a
+task, sharded as the parameters are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from taser_jax.errors import DataError
+from taser_jax.optim.median import MedianOver, lower_median
+from taser_jax.optim.parameter_rules import parameter_paths
+
+TaskLoss = Callable[[Any, Any], Any]
+"""(parameters, a task's batch) -> scalar loss."""
+
+
+_LARGEST = 1e30
+"""Bound of a normalised sensitivity, as in T-SAGE: finite also where a median is tiny."""
+
+
+class Sensitivities(NamedTuple):
+    """Sums over batches of |g_t·θ| at one point of the parameters, and their medians.
+
+    Attributes:
+        totals: task -> tree shaped and sharded as the parameters.
+        medians: exact lower medians of the totals over all parameters, in the order of the tasks.
+            A total divided by its median is the median-normalised mean: the number of batches
+            cancels.
+    """
+
+    totals: dict[str, Any]
+    medians: Float[Array, " task"]
+
+    def leaves(self) -> dict[str, tuple[Any, ...]]:
+        """Path of a parameter -> each task's total of it."""
+        trees = list(self.totals.values())
+        by_task = zip(*(jax.tree.leaves(tree) for tree in trees), strict=True)
+        return dict(zip(parameter_paths(trees[0]), by_task, strict=True))
+
+
+def make_measure(
+    losses: Mapping[str, TaskLoss], *, over: MedianOver = MedianOver.ALL
+) -> Callable[..., Sensitivities]:
+    """The function that measures sensitivities, compiled once for all checkpoints of a model.
+
+    Example:
+        θ = (1, −2) and gradients (3, 1), then (−1, 2): |gθ| of (3, 2) and (1, 4), total (4, 6),
+        lower median 4.
+
+    Args:
+        losses: of each task, in the order of the task axis.
+        over: which entries the medians are of.
+
+    Returns:
+        `measure(params, batches, *, where) -> Sensitivities`: Σ over batches of |g_t·θ| of every
+        task and parameter, and each task's median. `batches` yields mappings task -> batch; totals
+        are sharded as `params`; `where` names them in errors. It raises `DataError` where a
+        gradient is not finite or a median is 0.
+    """
+
+    def add(loss: TaskLoss, total: Any, finite: Any, params: Any, batch: Any) -> tuple[Any, Any]:
+        new = sensitivity(loss, params, batch)
+        return jax.tree.map(jnp.add, total, new), finite & is_finite(new)
+
+    adders = {
+        task: jax.jit(functools.partial(add, loss), donate_argnums=0)
+        for task, loss in losses.items()
+    }
+
+    def measure(
+        params: Any, batches: Iterable[Mapping[str, Any]], *, where: str = "sensitivities"
+    ) -> Sensitivities:
+        totals = {task: zeros_like(params) for task in losses}
+        finite = {task: jnp.asarray(True) for task in losses}
+        for batch in batches:
+            for task, add in adders.items():
+                totals[task], finite[task] = add(totals[task], finite[task], params, batch[task])
+        check_finite(finite, where=where)
+        medians = [task_median(jax.tree.leaves(tree), over) for tree in totals.values()]
+        check_medians(medians, tasks=list(losses), over=over, where=where)
+        return Sensitivities(totals, jnp.stack(medians))
+
+    return measure
+
+
+def zeros_like(params: Any) -> Any:
+    """Float32 zeros shaped and sharded as the parameters."""
+    return jax.tree.map(
+        lambda leaf: jnp.zeros_like(leaf, jnp.float32, device=leaf.sharding), params
+    )
+
+
+def sensitivity(loss: TaskLoss, params: Any, batch: Any) -> Any:
+    """|g·θ| of every parameter: the first-order change of the loss were it set to 0 (Equation 5).
+
+    Args:
+        loss: (parameters, batch) -> scalar.
+        params: where the gradient is taken.
+        batch: a task's batch.
+
+    Returns:
+        A float32 tree shaped and sharded as the parameters.
+    """
+    gradients = jax.grad(loss)(params, batch)
+
+    def of_leaf(gradient: jax.Array, param: jax.Array) -> jax.Array:
+        return jnp.abs(gradient * param).astype(jnp.float32)
+
+    return jax.tree.map(of_leaf, gradients, params)
+
+
+def is_finite(tree: Any) -> Any:
+    """Whether all entries of all leaves are."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+def normalize(values: Float[Array, "*shape"], median: Float[Array, ""]) -> Float[Array, "*shape"]:
+    """Sensitivities in medians of their task (Equation 10)."""
+    return jnp.minimum(values / median, _LARGEST)
+
+
+@functools.partial(jax.jit, static_argnames="over")
+def task_median(leaves: Sequence[Any], over: MedianOver) -> Float[Array, ""]:
+    """The exact lower median over all leaves of one task."""
+    return lower_median([leaf[None] for leaf in leaves], over=over).value[0]
+
+
+def check_finite(finite: Mapping[str, Any], *, where: str) -> None:
+    """Raises `DataError` that names the tasks with gradients that are not finite."""
+    bad = [task for task, is_good in finite.items() if not bool(is_good)]
+    if bad:
+        raise DataError(
+            f"gradients of {', '.join(bad)} are not finite",
+            where=where,
+            expected="finite losses and gradients on the training data",
+            fix="take a checkpoint of before the training diverged",
+        )
+
+
+def check_medians(
+    medians: Sequence[Any], *, tasks: Sequence[str], over: MedianOver, where: str
+) -> None:
+    """Raises `DataError` that names the tasks whose median is 0: nothing can be divided by it."""
+    zero = [task for task, median in zip(tasks, medians, strict=True) if not float(median) > 0]
+    if zero:
+        raise DataError(
+            f"the median sensitivity to {', '.join(zero)} is 0",
+            where=where,
+            expected="gradients that are not 0 for more than half of the parameters",
+            fix="average over more batches (NUM_BATCHES), or set MEDIAN_OVER=nonzero: of a small "
+            "model most parameters are vocabulary rows that no batch touches"
+            if over is MedianOver.ALL
+            else "leave the task out: its loss does not depend on the parameters",
+        )

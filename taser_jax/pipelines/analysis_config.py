@@ -1,0 +1,69 @@
+"""Settings of `taser analyze`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from taser_jax.analysis.commitment import JudgedAt
+from taser_jax.analysis.specialty import Bounds
+from taser_jax.errors import ConfigError
+from taser_jax.optim.median import MedianOver
+from taser_jax.optim.tsage import BiasCorrection
+
+
+@dataclasses.dataclass(frozen=True)
+class AnalysisConfig:
+    """What is measured, and where lines are drawn.
+
+    Attributes:
+        num_batches: of each task, at each checkpoint.
+        first_batch: where in the stream of training batches they start.
+        temperature: τ of the softmax that entropies are of.
+        temperatures: further ones, to show the effect of τ.
+        bounds: what counts as task-specific and as activated.
+        median_over: which entries medians are of.
+        betas: of the moving averages that commitment is measured with; empty measures none.
+        bias_correction: ADAM divides an average of k batches by 1 − β^k; NONE is Algorithm 1, whose
+            averages are small for the first 1/(1 − β) batches.
+        period: steps between the two checkpoints that are compared; None takes each with the one
+            before it.
+        judged_at: which checkpoint's task-specific parameters the shown rates are of.
+        largest_shown: the linear axis of sensitivities ends here, in medians.
+    """
+
+    num_batches: int = 16
+    first_batch: int = 0
+    temperature: float = 2.0
+    temperatures: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
+    bounds: Bounds = Bounds()
+    median_over: MedianOver = MedianOver.ALL
+    betas: tuple[float, ...] = (0.0, 0.6, 0.9, 0.99, 0.999)
+    bias_correction: BiasCorrection = BiasCorrection.ADAM
+    period: int | None = None
+    judged_at: JudgedAt = JudgedAt.EARLIER
+    largest_shown: float = 6.0
+
+    def __post_init__(self) -> None:
+        problems = {
+            "num_batches": self.num_batches < 1,
+            "first_batch": self.first_batch < 0,
+            "temperature": not self.temperature > 0,
+            "temperatures": not all(tau > 0 for tau in self.temperatures),
+            "betas": not all(0 <= beta < 1 for beta in self.betas),
+            "period": self.period is not None and self.period < 1,
+            "largest_shown": not self.largest_shown > 0,
+        }
+        for name, is_wrong in problems.items():
+            if is_wrong:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}",
+                    where="AnalysisConfig",
+                    expected="num_batches, period >= 1; first_batch >= 0; temperatures, "
+                    "largest_shown > 0; 0 <= beta < 1",
+                    fix=f"correct {name}",
+                )
+
+    @property
+    def all_temperatures(self) -> tuple[float, ...]:
+        """τ and the further ones, each once."""
+        return tuple(dict.fromkeys((self.temperature, *self.temperatures)))

@@ -1,0 +1,93 @@
+"""T-SAGE's own moving average of sensitivities, read from the optimiser state of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.sharding import NamedSharding, PartitionSpec
+
+from taser_jax.optim.parameter_rules import parameter_path
+
+_FIELD = "average"
+
+
+def has_saved_average(checkpoint: epath.Path, abstract_params: Any) -> bool:
+    """Whether a checkpoint's optimiser state holds T-SAGE's average of these parameters."""
+    with ocp.PyTreeCheckpointer() as reader:
+        tree = reader.metadata(checkpoint / "state").item_metadata.tree
+    return _path_to_average(tree, _by_path(abstract_params)) is not None
+
+
+def restore_saved_average(checkpoint: epath.Path, abstract_params: Any) -> dict[str, Any]:
+    """The average I that T-SAGE took its weights from, as it was saved.
+
+    Args:
+        checkpoint: a `checkpoint_N` directory that has one.
+        abstract_params: shapes and shardings of the parameters.
+
+    Returns:
+        Path of a trainable parameter -> [tasks, *shape], float32, the task axis not split.
+    """
+    params = _by_path(abstract_params)
+    place = checkpoint / "state"
+    with ocp.PyTreeCheckpointer() as reader:
+        tree = reader.metadata(place).item_metadata.tree
+        keys = _path_to_average(tree, params) or ()
+
+        def wanted(path: tuple[Any, ...], leaf: Any) -> Any:
+            """The average's shape and sharding; of anything else, that it is not read."""
+            if tuple(map(_name, path[: len(keys)])) != keys:
+                return ocp.PLACEHOLDER
+            sharding = params[parameter_path(path[len(keys) :])].sharding
+            wide = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+            return jax.ShapeDtypeStruct(tuple(leaf.shape), jnp.float32, sharding=wide)
+
+        item = jax.tree_util.tree_map_with_path(wanted, tree)
+        restored = reader.restore(
+            place,
+            args=ocp.args.PyTreeRestore(
+                item=item, restore_args=ocp.checkpoint_utils.construct_restore_args(item)
+            ),
+        )
+    for key in keys:
+        restored = restored[key]
+    return _by_path(restored)
+
+
+def _name(key: Any) -> Any:
+    """A dictionary's key or a list's place, from a JAX path."""
+    return key.idx if isinstance(key, jax.tree_util.SequenceKey) else key.key
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    return {parameter_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _path_to_average(tree: Any, params: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Keys down to the first "average" that is shaped as parameters with a task axis."""
+    branches: Iterable[tuple[Any, Any]] = ()
+    if isinstance(tree, Mapping):
+        branches = tree.items()
+    elif isinstance(tree, list | tuple):
+        branches = enumerate(tree)
+    for key, branch in branches:
+        if key == _FIELD and _fits(branch, params):
+            return (key,)
+        below = _path_to_average(branch, params)
+        if below is not None:
+            return (key, *below)
+    return None
+
+
+def _fits(tree: Any, params: Mapping[str, Any]) -> bool:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return bool(leaves) and all(
+        parameter_path(path) in params
+        and tuple(leaf.shape[1:]) == params[parameter_path(path)].shape
+        for path, leaf in leaves
+    )
