@@ -6,8 +6,8 @@
 One million synthetic 768-d float32 vectors by default: points around centres (about 100 a centre),
 in a space whose directions matter less and less, as in real embeddings; `--seed` names them. Each
 system runs in a process of its own, so that its peak memory is its own, and appends its figures to
-DIR/figures.jsonl, one JSON line each, of the wall clock and of the CPU time, which other jobs on the
-machine change less; run again, what is there is not measured again. Effort
+DIR/figures.jsonl, one JSON line each, by wall clock and by CPU time (which other jobs on the
+machine change less); run again, what is there is not measured again. Effort
 (ScaNN's leaves and candidates, IVF's cells) is the least that finds `--recall_target` of the exact
 top 100 for one half of the queries; all figures are of the other half.
 """
