@@ -1,8 +1,9 @@
 """KILT's eight tasks with the lengths and prompts of TACO-DR (Table 5).
 
-`taser prepare kilt` makes the collection "kilt", with the tasks below. Three mixtures, by what is
-put before the queries: "kilt" nothing, "kilt_name" the task's name, "kilt_marker" its family's
-marker.
+`taser prepare kilt` makes the collection "kilt", with the tasks below. Four mixtures, by what is
+put before the queries: "kilt" nothing, "kilt_name" the task's name and the end of a text,
+"kilt_name_t5" the name and <extra_id_1> as in TACO-DR's code (a T5 vocabulary with extra ids),
+"kilt_marker" its family's marker.
 """
 
 from taser_jax.data.prompts import Family, Prompt, TaskPrompt
@@ -20,14 +21,21 @@ TASKS = {
     "aida": ("AIDA", Family.ENTITY_LINKING, 128),
 }
 
-for _prompt in Prompt:
-    _mixture = "kilt" if _prompt is Prompt.NONE else f"kilt_{_prompt.value}"
+# Mixture -> kind of prompt, and what separates it from the query (None: the end of a text).
+MIXTURES = {
+    "kilt": (Prompt.NONE, None),
+    "kilt_name": (Prompt.NAME, None),
+    "kilt_name_t5": (Prompt.NAME, "<extra_id_1>"),
+    "kilt_marker": (Prompt.MARKER, None),
+}
+
+for _mixture, (_prompt, _separator) in MIXTURES.items():
     for _task, (_name, _family, _length) in TASKS.items():
         add_retrieval_task(
             f"{_mixture}_{_task}",
             collection="kilt",
             task=_task,
-            prompt=TaskPrompt(_prompt, name=_name, family=_family),
+            prompt=TaskPrompt(_prompt, name=_name, family=_family, separator=_separator),
             query_length=_length,
         )
     add_retrieval_mixture(_mixture, [f"{_mixture}_{_task}" for _task in TASKS])

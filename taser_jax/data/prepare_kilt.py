@@ -21,6 +21,7 @@ from taser_jax.data.collections import (
 )
 from taser_jax.data.files import FilePath, file_digest
 from taser_jax.data.kilt_inputs import dialogue_input, entity_input
+from taser_jax.data.kilt_options import VALIDATION, KiltOptions
 from taser_jax.data.prepare import (
     PreparedCollection,
     PreparedSplit,
@@ -28,11 +29,18 @@ from taser_jax.data.prepare import (
     write_receipt,
 )
 from taser_jax.data.provenance import Gold, ProvenanceIndex
-from taser_jax.data.query_splits import group_of, named_splits, sampled, split_of
-from taser_jax.data.questions import MissingPassages, NoPositive, PrepareOptions
+from taser_jax.data.query_splits import (
+    group_of,
+    last,
+    named_splits,
+    sampled,
+    split_of,
+    without_last,
+)
+from taser_jax.data.questions import MissingPassages, NoPositive
 from taser_jax.data.readers import kilt
-from taser_jax.data.readers.kilt import KiltPassage, KiltQuery, Outputs
-from taser_jax.data.readers.kilt_chunking import Chunking, chunk_page
+from taser_jax.data.readers.kilt import KiltPassage, KiltQuery
+from taser_jax.data.readers.kilt_chunking import chunk_page
 from taser_jax.errors import ConfigError, DataError, TaserError
 from taser_jax.fingerprint import fingerprint_json
 from taser_jax.records import Query
@@ -40,48 +48,9 @@ from taser_jax.storage import storage_errors
 
 GOLD_FILE = "kilt.jsonl"
 ALL_SPLITS = "train+validation+test"
-_SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 _VERSION = 1
 
 logger = logging.getLogger("taser")
-
-
-@dataclasses.dataclass(frozen=True)
-class KiltOptions:
-    """How KILT's files are read.
-
-    Attributes:
-        strictness: empty passages, missing positives and queries without any.
-        outputs: whether each query must have outputs.
-        gold: which passages a provenance makes gold.
-        page_gold_tasks: tasks whose gold is the whole page whatever `gold` says (AIDA).
-        chunking: how pages of a knowledge source become passages.
-        max_tokens: of such a passage.
-        entity_tasks: tasks whose inputs mark a mention with [START_ENT] and [END_ENT].
-        left_words: words kept before the mention.
-        dialogue_turns: task -> how many of the last turns are kept.
-        shares: of the splits, where one file holds several.
-        split_groups: task -> pattern; queries whose ids have the same match share a split.
-        train_samples: task -> how many training queries are kept, chosen by hash.
-    """
-
-    strictness: PrepareOptions = PrepareOptions()
-    outputs: Outputs = Outputs.REQUIRED
-    gold: Gold = Gold.FINEST
-    page_gold_tasks: tuple[str, ...] = ()
-    chunking: Chunking = Chunking.PARAGRAPHS
-    max_tokens: int = 100
-    entity_tasks: tuple[str, ...] = ()
-    left_words: int = 64
-    dialogue_turns: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    shares: Mapping[str, float] = dataclasses.field(default_factory=lambda: dict(_SHARES))
-    split_groups: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    train_samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-    def tasks(self) -> set[str]:
-        """All tasks that the options name."""
-        named = (self.page_gold_tasks, self.entity_tasks, self.dialogue_turns)
-        return set().union(*named, self.split_groups, self.train_samples)
 
 
 _DEFAULTS = KiltOptions()
@@ -301,10 +270,18 @@ def _of_split(
     task: str, split: str, sharing: tuple[str, ...], path: FilePath, options: KiltOptions
 ) -> Iterator[KiltQuery]:
     def all_of_split() -> Iterator[KiltQuery]:
+        queries = kilt.read_queries(path, outputs=options.outputs)
+        others = sharing
+        if options.validation_last and len(sharing) > 1 and VALIDATION in sharing:
+            if split == VALIDATION:
+                yield from last(queries, options.validation_last)
+                return
+            queries = without_last(queries, options.validation_last)
+            others = tuple(one for one in sharing if one != VALIDATION)
         pattern = options.split_groups.get(task)
-        for query in kilt.read_queries(path, outputs=options.outputs):
+        for query in queries:
             group = group_of(query.id, pattern, query.where)
-            if split_of(group, task=task, splits=sharing, shares=options.shares) == split:
+            if split_of(group, task=task, splits=others, shares=options.shares) == split:
                 yield query
 
     count = options.train_samples.get(task) if split == "train" else None
@@ -374,8 +351,11 @@ def _inputs_fingerprint(
             digests[str(path)] = file_digest(path)
     described: list[Any] = ["kilt", _VERSION, chunked, digests[str(source)]]
     described += [[*key, *sharing, digests[str(path)]] for key, (sharing, path) in files.items()]
-    described.append(json.loads(json.dumps(dataclasses.asdict(options), default=lambda e: e.value)))
-    return fingerprint_json(described)
+    settings = json.loads(json.dumps(dataclasses.asdict(options), default=lambda e: e.value))
+    # As before there was the option: what was prepared without it need not be prepared again.
+    if not options.validation_last:
+        del settings["validation_last"]
+    return fingerprint_json([*described, settings])
 
 
 def _gold_is_there(data_dir: FilePath, prepared: PreparedCollection) -> bool:

@@ -48,7 +48,7 @@ class TaskPrompt:
             on; a vocabulary without such pieces gets the family's name as ordinary text.
         separator: piece between name and query, such as "<extra_id_1>"; None is the vocabulary's
             own end of text ([SEP], T5's </s>). TACO-DR's paper says [SP], its code <extra_id_1>,
-            which is a piece of the model but not of T5's published SentencePiece file.
+            one of T5's extra ids.
     """
 
     kind: Prompt = Prompt.NONE
@@ -89,5 +89,6 @@ class TaskPrompt:
                 f"{self.separator!r} is no piece of the vocabulary",
                 where="TaskPrompt.separator",
                 expected=f"one of its {vocabulary.size:,} pieces, or None for the end of text",
+                fix="<extra_id_N>: give the vocabulary extra ids, EXTRA_IDS=100 (T5's)",
             )
         return id

@@ -1,9 +1,11 @@
-"""Splitting queries of one file by hash, the same on every machine."""
+"""Splitting queries of one file, by hash or by place: the same on every machine."""
 
 from __future__ import annotations
 
+import collections
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from taser_jax.data.collections import SPLITS
 from taser_jax.data.id_index import text_hash
 from taser_jax.errors import ConfigError, DataError
 
+Item = TypeVar("Item")
 _HASHES = float(1 << 64)
 
 
@@ -57,6 +60,20 @@ def split_of(id: str, *, task: str, splits: Sequence[str], shares: Mapping[str, 
             return split
         place -= weight
     return splits[-1]
+
+
+def without_last(items: Iterable[Item], count: int) -> Iterator[Item]:
+    """All but the last `count`, read once; nothing where there are no more than those."""
+    held: collections.deque[Item] = collections.deque()
+    for item in items:
+        held.append(item)
+        if len(held) > count:
+            yield held.popleft()
+
+
+def last(items: Iterable[Item], count: int) -> Iterator[Item]:
+    """The last `count`, read once; all where there are no more than those."""
+    yield from collections.deque(items, maxlen=count)
 
 
 def group_of(id: str, pattern: str | None, where: str) -> str:

@@ -11,6 +11,9 @@ from taser_jax.errors import ConfigError
 from taser_jax.optim.parameter_rules import Rules, assign, parameter_paths
 
 _LAYER = re.compile(r"(?:.*/)?layers_(\d+)/.*")
+_ENCODER_LAYER = re.compile(r"(?:.*/)?encoder/layers_(\d+)/.*")
+_DECODER_LAYER = re.compile(r"(?:.*/)?decoder/layers_(\d+)/.*")
+_T5_EMBEDDING = re.compile(r"(?:.*/)?token_embedder/.*")
 
 
 def layer_factors(params: Any, *, decay: float, depths: Rules[int] | None = None) -> Any:
@@ -18,12 +21,12 @@ def layer_factors(params: Any, *, decay: float, depths: Rules[int] | None = None
 
     TASER's code with n = 12 and decay 0.8 has embeddings at depth 0 (0.8^14 = 0.044), layer i
     (from 0) at depth i + 1 (layer 0: 0.055, layer 11: 0.64) and anything above the layers at
-    depth 14 (factor 1).
+    depth 14 (factor 1). A T5's decoder lies above its encoder: n counts both.
 
     Args:
         params: parameters, arrays or abstract, with paths that hold "layers_<i>".
         decay: factor a layer; 1 changes nothing.
-        depths: table of depths; None is `layer_depths`.
+        depths: table of depths; None is `layer_depths`, or `t5_layer_depths` for a T5.
 
     Returns:
         A tree of floats shaped as `params`.
@@ -38,9 +41,10 @@ def layer_factors(params: Any, *, decay: float, depths: Rules[int] | None = None
             expected="a number above 0 and at most 1",
             fix="TASER's is 0.8; None turns it off",
         )
-    num_layers = _count_layers(params)
+    is_t5 = any(map(_T5_EMBEDDING.fullmatch, parameter_paths(params)))
+    num_layers = sum(_count_t5_layers(params)) if is_t5 else _count_layers(params)
     if depths is None:
-        depths = layer_depths(params)
+        depths = t5_layer_depths(params) if is_t5 else layer_depths(params)
     tree = assign(depths, params, table="layer depth table")
     return jax.tree.map(lambda depth: decay ** (num_layers + 2 - depth), tree)
 
@@ -71,6 +75,46 @@ def layer_depths(params: Any) -> tuple[tuple[str, int], ...]:
     ]
     paths = parameter_paths(params)
     return tuple(rule for rule in rules if any(re.fullmatch(rule[0], path) for path in paths))
+
+
+def t5_layer_depths(params: Any) -> tuple[tuple[str, int], ...]:
+    """The depth table of a T5 named as T5X names it: in the order in which a text passes.
+
+    TASER's rule carried over, as no paper has one for encoder-decoders: token embeddings at depth
+    0, layer i of the encoder (from 0) at i + 1, layer j of the decoder after all of those, a
+    stack's position biases with its first layer, whose they are in T5. The last stack's norm and a
+    projection lie above the layers; an encoder's norm below a decoder goes with its last layer.
+
+    Args:
+        params: parameters, arrays or abstract.
+
+    Returns:
+        (regular expression, depth) pairs; a parameter of another name is covered by none.
+    """
+    num_encoder, num_decoder = _count_t5_layers(params)
+    above = num_encoder + num_decoder + 2
+    rules = [
+        (_T5_EMBEDDING.pattern, 0),
+        (r"(?:.*/)?encoder/relpos_bias/.*", 1),
+        (r"(?:.*/)?encoder/encoder_norm/.*", num_encoder if num_decoder else above),
+        (r"(?:.*/)?decoder/relpos_bias/.*", num_encoder + 1),
+        (r"(?:.*/)?decoder/decoder_norm/.*", above),
+        (r"(?:.*/)?projection_layer/.*", above),
+        *((rf"(?:.*/)?encoder/layers_{i}/.*", i + 1) for i in range(num_encoder)),
+        *((rf"(?:.*/)?decoder/layers_{j}/.*", num_encoder + j + 1) for j in range(num_decoder)),
+    ]
+    paths = parameter_paths(params)
+    return tuple(rule for rule in rules if any(re.fullmatch(rule[0], path) for path in paths))
+
+
+def _count_t5_layers(params: Any) -> tuple[int, int]:
+    """Layers of the encoder and of the decoder; every tower has as many."""
+    paths = parameter_paths(params)
+    counts = [
+        1 + max((int(match[1]) for path in paths if (match := layer.fullmatch(path))), default=-1)
+        for layer in (_ENCODER_LAYER, _DECODER_LAYER)
+    ]
+    return counts[0], counts[1]
 
 
 def _count_layers(params: Any) -> int:

@@ -9,7 +9,8 @@ import numpy as np
 
 from taser_jax.data import prepare_kilt as preparation
 from taser_jax.data.collections import PassageStore, QuerySet
-from taser_jax.data.prepare_kilt import KiltOptions, gold_path
+from taser_jax.data.kilt_options import KiltOptions
+from taser_jax.data.prepare_kilt import gold_path
 from taser_jax.data.questions import PrepareOptions
 from taser_jax.data.readers.kilt import KiltQuery, Outputs, read_queries
 from taser_jax.errors import ConfigError

@@ -28,6 +28,7 @@ def tokenize(
     feature_lengths: Mapping[str, int],
     output_dir: str,
     module: str | None = None,
+    extra_ids: int | None = None,
     splits: Sequence[str] = SPLITS,
 ) -> str:
     """Tokenises a mixture's collection and queries; training reads the result with NumPy alone.
@@ -35,10 +36,13 @@ def tokenize(
     Args:
         data_dir: where collections lie.
         mixture_or_task: name in SeqIO's registry.
-        vocabulary: directory of a vocabulary, a BERT vocab.txt or a SentencePiece model.
+        vocabulary: directory of a vocabulary or of a BERT's or T5's checkpoint, a BERT vocab.txt or
+            a SentencePiece model.
         feature_lengths: {"query": ..., "passage": ...}, special tokens included.
         output_dir: the token store; one made from the same inputs is reused.
         module: Python module that registers the task, for example "taser_jax.tasks.pydocs".
+        extra_ids: ids after those of a SentencePiece model, T5's <extra_id_N>; None: as saved, or
+            as tokenizer_config.json beside it says, or else none.
         splits: which splits.
 
     Returns:
@@ -61,7 +65,7 @@ def tokenize(
         store = tokenize_collection(
             data_dir=data_dir,
             mixture_or_task=mixture_or_task,
-            vocabulary=vocabulary,
+            vocabulary=load_vocabulary(vocabulary, extra_ids=extra_ids),
             query_length=feature_lengths["query"],
             passage_length=feature_lengths["passage"],
             output_dir=output_dir,

@@ -1,3 +1,4 @@
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -5,13 +6,16 @@ import pathlib
 import pytest
 
 from taser_jax.data.collections import PassageStore, QuerySet, list_tasks
+from taser_jax.data.files import file_digest
 from taser_jax.data.kilt_inputs import dialogue_input, entity_input
-from taser_jax.data.prepare_kilt import KiltOptions, gold_path, prepare_kilt
+from taser_jax.data.kilt_options import KiltOptions
+from taser_jax.data.prepare_kilt import gold_path, prepare_kilt
 from taser_jax.data.provenance import Gold
 from taser_jax.data.query_splits import sampled, split_of
 from taser_jax.data.questions import NoPositive, PrepareOptions
 from taser_jax.data.readers.kilt import Outputs
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.fingerprint import fingerprint_json
 
 PASSAGES = [
     # id, text, title, wikipedia_id, paragraph_id
@@ -176,6 +180,58 @@ def test_one_file_is_parted_by_hash(tmp_path):
     assert len(splits["two"]["train"]) == 20
     assert 5 < len(splits["two"]["validation"]) < 40
     assert splits["two"]["test"] == set(ids)
+
+
+def _ids(folder, split):
+    return [query.id for query in QuerySet.open(folder / "data", "c", "t", split)]
+
+
+@pytest.mark.parametrize("name", ["train+validation", "validation+train"])
+def test_the_last_queries_of_a_file_are_its_validation_split(tmp_path, name):
+    """TACO-DR: the last 500 training examples of each task."""
+    path = _queries(tmp_path, *(_query(f"q{i}", _at("7")) for i in range(12)))
+    other = _queries(tmp_path, _query("dev", _at("7")), name="dev.jsonl")
+    files = {"t": {name: path, "test": other}}
+    first = _prepare(tmp_path, files, validation_last=5)
+    assert _ids(tmp_path, "train") == [f"q{i}" for i in range(7)]
+    assert _ids(tmp_path, "validation") == [f"q{i}" for i in range(7, 12)]
+    assert _ids(tmp_path, "test") == ["dev"]
+    # Samples are drawn from what is left for training.
+    again = _prepare(tmp_path, files, validation_last=5, train_samples={"t": 3})
+    assert not first.reused
+    assert not again.reused
+    assert set(_ids(tmp_path, "train")) < {f"q{i}" for i in range(7)}
+    assert len(_ids(tmp_path, "validation")) == 5
+    with pytest.raises(DataError, match="not one query is left for this split"):
+        _prepare(tmp_path, files, validation_last=12)
+
+
+def test_what_is_not_validation_goes_by_shares_still(tmp_path):
+    path = _queries(tmp_path, *(_query(f"q{i}", _at("7")) for i in range(60)))
+    _prepare(tmp_path, {"t": path}, validation_last=10)
+    assert _ids(tmp_path, "validation") == [f"q{i}" for i in range(50, 60)]
+    parts = {split: _ids(tmp_path, split) for split in ("train", "test")}
+    assert sorted(parts["train"] + parts["test"]) == sorted(f"q{i}" for i in range(50))
+    assert len(parts["train"]) > len(parts["test"]) > 0
+
+
+def test_a_collection_that_was_prepared_before_the_option_came_is_reused(tmp_path):
+    """The receipt's fingerprint without the option, worked out as it was then."""
+    path = _queries(tmp_path, _query("q", _at("7")))
+    _prepare(tmp_path, {"t": {"test": path}})
+    options = json.loads(json.dumps(dataclasses.asdict(KiltOptions()), default=lambda e: e.value))
+    del options["validation_last"]
+    source, queries = (file_digest(file) for file in (tmp_path / "p.tsv", path))
+    then = ["kilt", 1, False, source, ["t", "test", "test", queries], options]
+    receipts = [p.read_text() for p in (tmp_path / "data" / "c").glob("*.json")]
+    assert any(fingerprint_json(then) in receipt for receipt in receipts)
+
+
+def test_last_queries_and_groups_do_not_go_together():
+    with pytest.raises(ConfigError, match="validation_last beside split_groups of t"):
+        KiltOptions(validation_last=5, split_groups={"t": "^."})
+    with pytest.raises(ConfigError, match="validation_last is -1"):
+        KiltOptions(validation_last=-1)
 
 
 def test_shares_and_samples_are_what_was_asked_for():

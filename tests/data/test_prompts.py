@@ -175,12 +175,14 @@ def test_mixtures_of_tasks_that_are_not_registered():
 )
 def test_kilts_task_files(module, lengths, vocabulary):
     runpy.run_path(str(TASK_FILES / f"{module}.py"))
-    for mixture in (module, f"{module}_name", f"{module}_marker"):
+    for mixture in (module, f"{module}_name", f"{module}_name_t5", f"{module}_marker"):
         tasks = retrieval.retrieval_tasks(mixture)
         assert {task.source.task: task.source.query_length for task in tasks} == lengths
         assert {task.source.collection for task in tasks} == {module}
         prompts = {task.source.task: task.preprocessors[-1].prompt for task in tasks}
-        kind = {module: Prompt.NONE, f"{module}_name": Prompt.NAME}.get(mixture, Prompt.MARKER)
+        kind = {module: Prompt.NONE, f"{module}_marker": Prompt.MARKER}.get(mixture, Prompt.NAME)
         assert {prompt.kind for prompt in prompts.values()} == {kind}
+        separator = "<extra_id_1>" if mixture.endswith("t5") else None
+        assert {prompt.separator for prompt in prompts.values()} == {separator}
         assert len({prompt.name for prompt in prompts.values()}) == len(lengths)
         assert len({prompt.family for prompt in prompts.values()}) == (5 if module == "kilt" else 4)

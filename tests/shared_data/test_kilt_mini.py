@@ -3,7 +3,8 @@ import json
 import pytest
 
 from taser_jax.data.collections import PassageStore, QuerySet
-from taser_jax.data.prepare_kilt import KiltOptions, gold_path, prepare_kilt
+from taser_jax.data.kilt_options import KiltOptions
+from taser_jax.data.prepare_kilt import gold_path, prepare_kilt
 from taser_jax.data.questions import PrepareOptions
 from taser_jax.data.readers import kilt
 
