@@ -102,12 +102,18 @@ COMMANDS: dict[str, Command] = {
     "hybrid": Command("hybrid", "hybrid", "fuse a dense and a BM25 run", "runs/hybrid.gin"),
     "mine": Command("mine", "mine", "mine hard negatives", "runs/mine.gin"),
     "evaluate": Command("evaluate", "evaluate", "score a run file", "runs/evaluate.gin"),
+    "analyze": Command(
+        "analyze", "analyze", "which parameters serve which task", "runs/analyze.gin"
+    ),
     "ask": Command("ask", "ask", "answer typed questions from an index", "runs/ask.gin"),
     "export": Command(
         "export", "export_model", "a model in other libraries' formats", "runs/export.gin"
     ),
     "pipeline taser": Command(
         "taser", "pipeline_taser", "train, mine, retrain, evaluate", "runs/pipeline_taser.gin"
+    ),
+    "pipeline ance": Command(
+        "ance", "pipeline_ance", "warm up, then mine and train in turns", "runs/pipeline_ance.gin"
     ),
     "quickstart": Command(
         "quickstart", "quickstart", "BM25, DPR and TASER on pydocs", "runs/quickstart.gin"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -13,6 +13,9 @@ from taser_jax.errors import ConfigError
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
 from taser_jax.fingerprint import require_equal
 from taser_jax.retrieval.runs import Run, read_trec_run
+
+# Passages read at once.
+_BLOCK = 4096
 
 
 def run_path(runs_dir: str | pathlib.Path, task: str, split: str) -> pathlib.Path:
@@ -77,6 +80,21 @@ def answer_matcher(store: PassageStore, match: AnswerMatch) -> AnswerMatcher:
     return AnswerMatcher(
         lambda rows: [passage.text for passage in store.get_many(rows)], match=match
     )
+
+
+def field_of(store: PassageStore, name: str) -> Callable[[Sequence[int]], list[str]]:
+    """A function from rows to one field of their passages; each passage is read once."""
+    known: dict[int, str] = {}
+
+    def fields(rows: Sequence[int]) -> list[str]:
+        missing = sorted({row for row in rows if row not in known})
+        for start in range(0, len(missing), _BLOCK):
+            block = missing[start : start + _BLOCK]
+            values = (getattr(passage, name) for passage in store.get_many(block))
+            known.update(zip(block, values, strict=True))
+        return [known[row] for row in rows]
+
+    return fields
 
 
 def check_collection(tokens: TokenStore, store: PassageStore) -> None:

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from taser_jax.data.token_store import TokenStore
-from taser_jax.pipelines.bm25 import bm25
-from taser_jax.pipelines.encode import encode
-from taser_jax.pipelines.evaluate import evaluate
 from taser_jax.pipelines.hybrid import hybrid
 from taser_jax.pipelines.import_model import import_model
-from taser_jax.pipelines.index import index
-from taser_jax.pipelines.mine import mine
-from taser_jax.pipelines.search import search
+from taser_jax.pipelines.retrieval_stages import DEVELOPMENT, RetrievalStages
 from taser_jax.pipelines.settings import flatten
 from taser_jax.pipelines.stages import Stages
 from taser_jax.pipelines.systems import BM25, Setting, System, file_name, row_name
 from taser_jax.pipelines.train import train
-from taser_jax.retrieval.index import IndexConfig
-from taser_jax.retrieval.mining import MiningConfig
-
-DEVELOPMENT = "validation"
 
 
 class Comparison:
@@ -35,7 +25,7 @@ class Comparison:
     ) -> None:
         self._stages, self._setting, self._data = stages, setting, data
         self._root = pathlib.Path(setting.output_dir)
-        self._collection = collection
+        self._retrieval = RetrievalStages(stages, setting, collection)
         self._common: dict[str, Any] = {
             "data_dir": setting.data_dir,
             "collection": collection,
@@ -44,23 +34,10 @@ class Comparison:
 
     def bm25(self) -> None:
         """BM25 runs of all splits, round-1 negatives, and BM25's row."""
-        setting = self._setting
-        inputs = {**self._data, "bm25": setting.bm25.to_json(), "k": setting.k}
-
-        def run_all() -> None:
-            for split in ("train", DEVELOPMENT, "test"):
-                bm25(
-                    output_dir=str(self._root / "bm25" / "runs"),
-                    index_dir=str(self._root / "bm25" / "index"),
-                    split=split,
-                    k=setting.k,
-                    config=setting.bm25,
-                    **self._common,
-                )
-
-        self._stages.run("bm25-search", run_all, inputs=inputs)
-        self._mine("bm25-mine", self._root / "bm25", setting.first_mining, inputs)
-        self._evaluate(BM25, self._root / "bm25" / "runs", inputs=inputs, parameters=None)
+        root, splits = self._root / "bm25", ("train", DEVELOPMENT, "test")
+        inputs = self._retrieval.bm25(root, self._data, splits=splits)
+        self._retrieval.mine("bm25", root, self._setting.first_mining, inputs)
+        self._retrieval.evaluate(BM25, root / "runs", inputs, parameters=None)
 
     def untrained(self, name: str, system: System) -> str:
         """Encodes, indexes, searches and evaluates a model as it starts; its row's name."""
@@ -86,11 +63,12 @@ class Comparison:
             },
             inputs=inputs,
         )
-        inputs = self._retrieve(label, inputs, splits=(DEVELOPMENT, "test"))
-        return self._evaluate(
+        root, splits = self._root / label, (DEVELOPMENT, "test")
+        inputs = self._retrieval.retrieve(label, root, inputs, splits=splits)
+        return self._retrieval.evaluate(
             name,
-            self._root / label / "runs",
-            inputs=inputs,
+            root / "runs",
+            inputs,
             parameters=imported["parameters"],
             details={"training": "none"},
         )
@@ -130,72 +108,20 @@ class Comparison:
             }
 
         trained = self._stages.run(f"{label}-train", train_stage, inputs=inputs)
-        inputs = self._retrieve(label, inputs, splits=("train", DEVELOPMENT, "test"))
+        splits = ("train", DEVELOPMENT, "test")
+        inputs = self._retrieval.retrieve(label, root, inputs, splits=splits)
         if number == 1:
-            self._mine(f"{label}-mine", root, setting.second_mining, inputs)
-        return self._evaluate(
+            self._retrieval.mine(label, root, setting.second_mining, inputs)
+        return self._retrieval.evaluate(
             row_name(name, number),
             root / "runs",
-            inputs=inputs,
+            inputs,
             parameters=trained["parameters"],
             details={
                 "false negatives": training.batching.false_negatives.value,
                 "training": f"{trained['seconds']:.0f} s",
             },
         )
-
-    def _retrieve(
-        self, label: str, inputs: Mapping[str, Any], *, splits: Sequence[str]
-    ) -> dict[str, Any]:
-        """Encodes the collection, indexes it and searches; returns the inputs of what follows."""
-        setting, root = self._setting, self._root / label
-        model_dir = str(root / "model")
-        encode_stage = functools.partial(
-            encode,
-            model_dir=model_dir,
-            token_store=setting.token_store,
-            output_dir=str(root / "embeddings"),
-            config=setting.encode,
-        )
-        fingerprints = self._stages.run(
-            f"{label}-encode", encode_stage, inputs={**inputs, **flatten(encode=setting.encode)}
-        )
-        inputs = {**inputs, **fingerprints}
-
-        def index_stage() -> None:
-            for directory, config in (("exact", IndexConfig()), ("index", setting.index)):
-                index(
-                    embeddings_dir=str(root / "embeddings"),
-                    index_dir=str(root / directory),
-                    config=config,
-                    model_dir=model_dir,
-                    token_store=setting.token_store,
-                    sample_split=DEVELOPMENT,
-                    tasks=setting.tasks,
-                )
-
-        self._stages.run(
-            f"{label}-index", index_stage, inputs={**inputs, **flatten(index=setting.index)}
-        )
-
-        def search_stage() -> None:
-            for split in splits:
-                search(
-                    model_dir=model_dir,
-                    token_store=setting.token_store,
-                    data_dir=setting.data_dir,
-                    # Mining searches exactly; what is reported goes through the chosen index.
-                    index_dir=str(root / ("exact" if split == "train" else "index")),
-                    output_dir=str(root / "runs"),
-                    split=split,
-                    tasks=setting.tasks,
-                    k=setting.k,
-                    tag=label,
-                )
-
-        inputs = {**inputs, "k": setting.k}
-        self._stages.run(f"{label}-search", search_stage, inputs=inputs)
-        return inputs
 
     def add_bm25(self, name: str, number: int) -> str:
         """Joins a system's last round with BM25; its row's name."""
@@ -227,59 +153,13 @@ class Comparison:
             return {"alpha": alpha}
 
         fused = self._stages.run(f"{label}-hybrid", fuse_stage, inputs=inputs)
-        return self._evaluate(
+        return self._retrieval.evaluate(
             f"{name} + BM25",
             root / "runs",
-            inputs=inputs,
+            inputs,
             parameters=trained["parameters"],
             details={
                 "false negatives": setting.training.batching.false_negatives.value,
                 "alpha": f"{fused['alpha']:.1f}",
             },
         )
-
-    def _mine(
-        self, stage: str, root: pathlib.Path, config: MiningConfig, inputs: Mapping[str, Any]
-    ) -> None:
-        self._stages.run(
-            stage,
-            lambda: mine(
-                runs_dir=str(root / "runs"),
-                output_dir=str(root / "negatives"),
-                config=config,
-                match=self._setting.evaluation.match,
-                **self._common,
-            ),
-            inputs={
-                **inputs,
-                **flatten(mining=config),
-                "match": self._setting.evaluation.match.value,
-            },
-        )
-
-    def _evaluate(
-        self,
-        row: str,
-        runs_dir: pathlib.Path,
-        *,
-        inputs: Mapping[str, Any],
-        parameters: int | None,
-        details: Mapping[str, str] | None = None,
-    ) -> str:
-        def evaluate_stage() -> None:
-            evaluate(
-                runs_dir=str(runs_dir),
-                output_dir=str(self._root),
-                system=row,
-                config=self._setting.evaluation,
-                parameters=parameters,
-                details=details,
-                **self._common,
-            )
-
-        self._stages.run(
-            f"{file_name(row)}-evaluate",
-            evaluate_stage,
-            inputs={**inputs, **flatten(evaluation=self._setting.evaluation)},
-        )
-        return row

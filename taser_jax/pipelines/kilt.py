@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,10 +21,9 @@ from taser_jax.evaluation.kilt import (
     write_predictions,
 )
 from taser_jax.evaluation.metrics import Evaluation, evaluate_qrels, qrels_of
+from taser_jax.pipelines.common import field_of
 from taser_jax.pipelines.prepare import reporting
 from taser_jax.retrieval.runs import Run
-
-_BLOCK = 4096
 
 prepare_kilt = reporting(preparation.prepare_kilt)
 
@@ -48,7 +47,7 @@ def judge_kilt(
     }
     values: dict[str, np.ndarray] = {}
     if by_page := [name for name in measures if is_page_measure(name)]:
-        pages = ranked_pages(run, _field_of(store, "page_id"))
+        pages = ranked_pages(run, field_of(store, "page_id"))
         values |= evaluate_pages(pages, gold, by_page).values
     if by_passage := [name for name in measures if not is_page_measure(name)]:
         found = evaluate_qrels(run, qrels_of(queries), by_passage)
@@ -66,23 +65,10 @@ def write_kilt_predictions(
         path,
         run,
         inputs={query.id: query.text for query in _gold(queries)},
-        pages_of=_field_of(store, "page_id"),
-        titles_of=_field_of(store, "title"),
+        pages_of=field_of(store, "page_id"),
+        titles_of=field_of(store, "title"),
         ids=store.ids,
     )
-
-
-def _field_of(store: PassageStore, name: str) -> Callable[[Sequence[int]], list[str]]:
-    """Reads one field of many passages without holding their texts."""
-
-    def fields(rows: Sequence[int]) -> list[str]:
-        return [
-            getattr(passage, name)
-            for start in range(0, len(rows), _BLOCK)
-            for passage in store.get_many(rows[start : start + _BLOCK])
-        ]
-
-    return fields
 
 
 def _gold(queries: QuerySet) -> list[KiltQuery]:

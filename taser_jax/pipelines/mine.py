@@ -11,9 +11,9 @@ from taser_jax.data.collections import PassageStore, QuerySet
 from taser_jax.data.negatives import write_negatives
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
 from taser_jax.hosts import first_host_only
-from taser_jax.pipelines.common import answer_matcher, read_task_run, tasks_with
+from taser_jax.pipelines.common import answer_matcher, field_of, read_task_run, tasks_with
 from taser_jax.progress import logger, phase
-from taser_jax.retrieval.mining import AnswerContaining, MiningConfig, mine_negatives
+from taser_jax.retrieval.mining import AnswerContaining, Excluded, MiningConfig, mine_negatives
 from taser_jax.retrieval.runs import top_k
 
 
@@ -63,6 +63,8 @@ def mine(
         if config.answer_containing is AnswerContaining.DROP and not any(answers):
             logger.info("%s %s: no answers; negatives are judged by positives", task, split)
             task_config = dataclasses.replace(config, answer_containing=AnswerContaining.KEEP)
+        if task in config.same_page_tasks:
+            task_config = dataclasses.replace(task_config, excluded=Excluded.PAGES)
         drops = task_config.answer_containing is AnswerContaining.DROP
         with phase(f"mine {task} {split}"), answer_matcher(store, match) as matcher:
             mined = mine_negatives(
@@ -70,6 +72,7 @@ def mine(
                 [query.positives for query in queries],
                 config=task_config,
                 contains_answer=_answers_among(answers, matcher) if drops else None,
+                pages_of=field_of(store, "page_id"),
             )
         logger.info("%s %s: %s", task, split, mined.statistics)
         write_negatives(

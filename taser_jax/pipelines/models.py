@@ -26,7 +26,7 @@ from taser_jax.models.dual_encoder import (
     parameter_count,
 )
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
-from taser_jax.training.checkpoints import Checkpoints
+from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
 
 MODEL_FILE = "model.json"
 RUN_FILE = "run.json"
@@ -119,7 +119,7 @@ def load_model(model_dir: epath.PathLike, *, step: int | None = None) -> LoadedM
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=partitioner.replicated),
         shapes,
     )
-    checkpoints = Checkpoints(model_dir)
+    checkpoints = _checkpoints(model_dir)
     step = checkpoints.best_step if step is None else step
     params = checkpoints.restore_params(placed, step=step)
     checkpoints.close()
@@ -134,6 +134,45 @@ def load_model(model_dir: epath.PathLike, *, step: int | None = None) -> LoadedM
         step=int(step or 0),
         partitioner=partitioner,
     )
+
+
+def _checkpoints(model_dir: epath.PathLike) -> Checkpoints:
+    """A model directory's checkpoints, ranked by what its training was told to select by."""
+    path = epath.Path(model_dir) / RUN_FILE
+    facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    selection = Selection(facts.get("selection") or CheckpointConfig().selection.value)
+    return Checkpoints(model_dir, CheckpointConfig(selection=selection))
+
+
+def selected_checkpoint(model_dir: epath.PathLike) -> epath.Path:
+    """The directory of the best checkpoint by validation, which commands take by default.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return _checkpoint(model_dir, lambda checkpoints: checkpoints.best_step)
+
+
+def latest_checkpoint(model_dir: epath.PathLike) -> epath.Path:
+    """The directory of the newest checkpoint.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return _checkpoint(model_dir, lambda checkpoints: checkpoints.latest_step)
+
+
+def _checkpoint(
+    model_dir: epath.PathLike, choose: Callable[[Checkpoints], int | None]
+) -> epath.Path:
+    checkpoints = _checkpoints(model_dir)
+    step = choose(checkpoints)
+    checkpoints.close()
+    if step is None:
+        raise ConfigError(
+            "no finished checkpoint", where=str(model_dir), fix="train the model first"
+        )
+    return epath.Path(model_dir) / f"checkpoint_{step}"
 
 
 def _on_this_machine(directory: epath.Path) -> pathlib.Path:

@@ -59,14 +59,9 @@ def pipeline_taser(
     untrained_systems = untrained_systems or {}
     _check_systems(systems, hybrid_systems, rounds)
     _check_untrained(setting, systems, untrained_systems)
-    _check_depth(setting)
+    check_depth(setting)
     output_dir = pathlib.Path(setting.output_dir)
-    with storage_errors(output_dir):
-        output_dir.mkdir(parents=True, exist_ok=True)
-        (output_dir / "config.gin").write_text(config_text, encoding="utf-8")
-    # Both rounds, and every restart, run the same programs: they are compiled once.
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # set as JAX loads
-        jax.config.update("jax_compilation_cache_dir", str(output_dir / "compilation_cache"))
+    begin_pipeline(output_dir, config_text)
     stages = Stages(output_dir)
     store = TokenStore.open(setting.token_store)
     check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
@@ -85,6 +80,20 @@ def pipeline_taser(
     print("\n" + table.to_text())
     logger.info("table: %s (and .csv, .png)", output_dir / "table.md")
     return table
+
+
+def begin_pipeline(output_dir: pathlib.Path, config_text: str) -> None:
+    """Makes a pipeline's folder, with its config.gin and a cache of compiled programs.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    with storage_errors(output_dir):
+        output_dir.mkdir(parents=True, exist_ok=True)
+        (output_dir / "config.gin").write_text(config_text, encoding="utf-8")
+    # All rounds, and every restart, run the same programs: they are compiled once.
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # set as JAX loads
+        jax.config.update("jax_compilation_cache_dir", str(output_dir / "compilation_cache"))
 
 
 def _check_systems(
@@ -128,7 +137,12 @@ def _check_untrained(
         )
 
 
-def _check_depth(setting: Setting) -> None:
+def check_depth(setting: Setting) -> None:
+    """Checks that mining finds the ranks it looks at.
+
+    Raises:
+        ConfigError: fewer results a query than mining's depth.
+    """
     depth = max(setting.first_mining.depth, setting.second_mining.depth)
     if setting.k < depth:
         raise ConfigError(

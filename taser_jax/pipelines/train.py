@@ -56,7 +56,7 @@ from taser_jax.pipelines.validation import ValidationConfig, Validator
 from taser_jax.progress import logger, phase
 from taser_jax.storage import storage_errors
 from taser_jax.training import loop
-from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
+from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, restore_state_from
 from taser_jax.training.initial_checkpoint import restore_initial_params
 from taser_jax.training.keys import named_key
 from taser_jax.training.parameters import memory_estimate, parameter_table
@@ -83,6 +83,8 @@ class TrainingConfig:
         pretrained: weights that encoders start from; None draws them.
         multitask: a batch of every task in each step, and how their gradients become one, in place
             of `batching`; None gives each batch to one task.
+        schedule_steps: steps that learning rate and T-SAGE's burn-in are laid out for; None means
+            those of the loop. Larger where a later training goes on from this one's state.
         seed: of weights, dropout and routing; batches have `batching.seed`.
     """
 
@@ -97,6 +99,7 @@ class TrainingConfig:
     num_chunks: int = 1
     pretrained: Pretrained | None = None
     multitask: MultitaskTraining | None = None
+    schedule_steps: int | None = None
     seed: int = 0
 
 
@@ -124,6 +127,7 @@ def train(
     tasks: Sequence[str] | None = None,
     negatives_dirs: Sequence[str] = (),
     initial_checkpoint: str | None = None,
+    continued_checkpoint: str | None = None,
     feature_lengths: Mapping[str, int] | None = None,
     config_text: str = "",
     dry_run: bool = False,
@@ -144,6 +148,8 @@ def train(
             of several, a query's negatives are joined.
         initial_checkpoint: a `checkpoint_N` directory of ours to take parameters from; a tied
             model's tower is copied into each of several.
+        continued_checkpoint: a `checkpoint_N` directory to go on from with optimiser, schedule and
+            step, on other data: `loop.train_steps` counts its steps too.
         feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
         config_text: what is written to config.gin.
         dry_run: resolve, trace the step and print all of it, but train nothing.
@@ -160,6 +166,7 @@ def train(
             task_names=tasks,
             negatives_dirs=negatives_dirs,
             initial_checkpoint=initial_checkpoint,
+            continued_checkpoint=continued_checkpoint,
             feature_lengths=dict(feature_lengths or {}),
             config_text=config_text,
             dry_run=dry_run,
@@ -175,6 +182,7 @@ def _train(
     task_names: Sequence[str] | None,
     negatives_dirs: Sequence[str],
     initial_checkpoint: str | None,
+    continued_checkpoint: str | None,
     feature_lengths: dict[str, int],
     config_text: str,
     dry_run: bool,
@@ -225,7 +233,7 @@ def _train(
         partitioner=partitioner,
         optimizer=training.optimizer,
         objective=training.objective,
-        total_steps=training.loop.train_steps,
+        total_steps=training.schedule_steps or training.loop.train_steps,
         seed=training.seed,
         query_length=query_length,
         passage_length=passage_length,
@@ -238,6 +246,7 @@ def _train(
         "query_length": query_length,
         "passage_length": passage_length,
         "train_steps": training.loop.train_steps,
+        "selection": training.checkpoints.selection.value,
         "jax": f"{jax.__version__} on {jax.devices()[0].device_kind}",
         **plan.facts,
     }
@@ -314,6 +323,12 @@ def _train(
             )
             params = restore_initial_params(initial_checkpoint, abstract_params=placed)
             state = dataclasses.replace(state, params=params)
+        if continued_checkpoint and not resume_step:
+            abstract = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
+                state,
+            )
+            state = restore_state_from(continued_checkpoint, abstract_state=abstract)
     validator = None
     if training.validation is not None:
         validator = Validator(

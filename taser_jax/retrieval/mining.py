@@ -31,6 +31,8 @@ ContainsAnswer = Callable[
     Bool[np.ndarray, "queries depth"],
 ]
 
+PagesOf = Callable[[Sequence[int]], Sequence[str]]
+
 
 class Choice(enum.Enum):
     """Which of a query's candidates are taken: the best ranked, or a sample without replacement."""
@@ -47,10 +49,16 @@ class AnswerContaining(enum.Enum):
 
 
 class Excluded(enum.Enum):
-    """Which known passages are never negatives: all positives of the query, or the first only."""
+    """Which known passages are never negatives.
+
+    POSITIVES: all positives of the query.
+    GOLD: its first positive only.
+    PAGES: its positives and all else on their pages.
+    """
 
     POSITIVES = "positives"
     GOLD = "gold"
+    PAGES = "pages"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +71,9 @@ class MiningConfig:
         choice: by rank or sampled.
         answer_containing: keep or drop candidates with an answer; a query without answers loses
             only its positives.
-        excluded: all positives, or the gold passage only.
+        excluded: what of the known passages is never taken.
+        same_page_tasks: tasks for which it is `Excluded.PAGES` instead: where a page is the answer
+            (entity linking), no passage of it is wrong.
         seed: of the sampling.
     """
 
@@ -72,6 +82,7 @@ class MiningConfig:
     choice: Choice = Choice.TOP
     answer_containing: AnswerContaining = AnswerContaining.KEEP
     excluded: Excluded = Excluded.POSITIVES
+    same_page_tasks: tuple[str, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -144,6 +155,7 @@ def mine_negatives(
     *,
     config: MiningConfig,
     contains_answer: ContainsAnswer | None = None,
+    pages_of: PagesOf | None = None,
 ) -> MinedNegatives:
     """Takes hard negatives from search results.
 
@@ -157,16 +169,17 @@ def mine_negatives(
         config: what to take.
         contains_answer: (indices of queries, their ranked rows) -> True where the passage contains
             an answer of its query; called for blocks of queries, with -1 where there is no result.
+        pages_of: rows -> the pages they are of, for `Excluded.PAGES`.
 
     Returns:
         Rows, scores and statistics; the same for the same results, config and query order.
 
     Raises:
-        ConfigError: results less deep than `config.depth`, or answers to drop without
-            `contains_answer`.
+        ConfigError: results less deep than `config.depth`, answers to drop without
+            `contains_answer`, or pages to leave out without `pages_of`.
         DataError: not one list of positives a query.
     """
-    _check(result, positives, config, contains_answer)
+    _check(result, positives, config, contains_answer, pages_of)
     drop = config.answer_containing is AnswerContaining.DROP
     rows: list[list[int]] = []
     scores: list[list[float]] = []
@@ -183,6 +196,8 @@ def mine_negatives(
             for offset, query in enumerate(block.tolist()):
                 found = ranked.rows[offset] != NO_ROW
                 known = found & np.isin(ranked.rows[offset], _excluded(positives[query], config))
+                if config.excluded is Excluded.PAGES and pages_of is not None:
+                    known |= found & _on_pages_of(positives[query], ranked.rows[offset], pages_of)
                 dropped = found & ~known & answered[offset]
                 kept = _choose(np.flatnonzero(found & ~known & ~dropped), config, query)
                 rows.append(ranked.rows[offset, kept].tolist())
@@ -206,7 +221,26 @@ def _excluded(
     positives: Sequence[int] | Int[np.ndarray, " positives"], config: MiningConfig
 ) -> Int[np.ndarray, " excluded"]:
     known = np.asarray(positives, np.int64)
-    return known if config.excluded is Excluded.POSITIVES else known[:1]
+    return known[:1] if config.excluded is Excluded.GOLD else known
+
+
+def _on_pages_of(
+    positives: Sequence[int] | Int[np.ndarray, " positives"],
+    rows: Int[np.ndarray, " depth"],
+    pages_of: PagesOf,
+) -> Bool[np.ndarray, " depth"]:
+    """Which rows are on a page of a positive; where there is no result, no."""
+    pages = set(pages_of([int(row) for row in positives]))
+    if "" in pages:
+        raise ConfigError(
+            "passages of the positives' pages are to be left out, and a positive has no page",
+            where="MiningConfig.excluded",
+            fix="prepare the collection with page ids (`taser prepare kilt`)",
+        )
+    found = np.flatnonzero(rows != NO_ROW)
+    on_page = np.zeros(rows.shape, bool)
+    on_page[found] = [page in pages for page in pages_of(rows[found].tolist())]
+    return on_page
 
 
 def _choose(
@@ -224,7 +258,14 @@ def _check(
     positives: Positives,
     config: MiningConfig,
     contains_answer: ContainsAnswer | None,
+    pages_of: PagesOf | None,
 ) -> None:
+    if config.excluded is Excluded.PAGES and pages_of is None:
+        raise ConfigError(
+            "passages of the positives' pages are to be left out, but nothing tells pages",
+            where="MiningConfig.excluded",
+            fix="give pages_of",
+        )
     if config.depth > result.rows.shape[1]:
         raise ConfigError(
             f"results are {result.rows.shape[1]} deep, mining looks {config.depth} deep",

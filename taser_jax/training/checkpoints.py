@@ -343,6 +343,32 @@ def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: 
     return restored["params"]
 
 
+def restore_state_from(
+    checkpoint: str | os.PathLike[str], *, abstract_state: TrainState
+) -> TrainState:
+    """Restores the training state of one `checkpoint_N` directory, to train on with other data.
+
+    Args:
+        checkpoint: the directory.
+        abstract_state: shapes, dtypes and shardings of the state (jax.ShapeDtypeStruct).
+
+    Raises:
+        ConfigError: there is no finished checkpoint, or one of another model or optimiser.
+    """
+    _check_same_tree(saved_params(checkpoint), abstract_state.params, where=str(checkpoint))
+    try:
+        with ocp.StandardCheckpointer() as reader:
+            restored = reader.restore(_absolute(checkpoint) / _STATE, _as_dict(abstract_state))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            "its optimiser has another structure than the one configured now",
+            where=str(checkpoint),
+            expected="the optimiser and combiner that it was trained with",
+            fix="begin with a fresh optimiser, which takes the parameters alone",
+        ) from error
+    return TrainState(**restored)
+
+
 def _check_same_tree(saved: Any, expected: Any, *, where: str) -> None:
     """Raises naming the first parameter that is missing, surplus or of another shape."""
     found = {

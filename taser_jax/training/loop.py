@@ -128,7 +128,7 @@ def train(
     keys depend on the step alone, and a checkpoint is either whole or absent.
 
     Args:
-        state: the initial state; its buffers are donated.
+        state: the initial state, which may have steps behind it; its buffers are donated.
         train_step: jitted, (state, batch) -> (state, metrics), see `training.step`.
         batches: batches by step.
         checkpoints: where states are saved and found.
@@ -145,20 +145,22 @@ def train(
         Preempted: SIGTERM arrived; everything done so far is saved.
         NonFiniteLossError: a loss or gradient was not finite; no parameter has seen it.
     """
-    step = checkpoints.latest_step or 0
+    saved = checkpoints.latest_step
+    step = int(state.step) if saved is None else saved
     if step > config.train_steps:
         raise ConfigError(
-            f"the newest checkpoint is of step {step}",
+            f"the state to go on from is of step {step}",
             where="TRAIN_STEPS",
             expected=f"at most TRAIN_STEPS={config.train_steps}",
             fix="raise TRAIN_STEPS, or train into a new MODEL_DIR",
         )
     if step:
         logger.info("training: resuming after step %d of %d", step, config.train_steps)
+    if saved:
         state = checkpoints.restore(jax.tree.map(_abstract, state), step=step, about=about)
 
     # A finished training, run again, reports what its last checkpoint was judged to be.
-    validation = checkpoints.metrics(step) if step else {}
+    validation = checkpoints.metrics(step) if saved else {}
     meter = _Meter(cost)
     pending: tuple[int, dict[str, jax.Array]] | None = None
     iterator = batches.iterate(step, config.train_steps)

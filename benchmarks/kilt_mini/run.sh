@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Seven tasks over one collection: per-task models, task-specific query encoders, one model for all
+# with every multi-task optimiser, and TACO-DR. All of it, resumable, a row after the other:
+#
+#     benchmarks/kilt_mini/run.sh SOURCE_DIR OUTPUT_DIR PRETRAINED [--gin.NAME=VALUE ...]
+#
+# SOURCE_DIR has kilt_mini's files, PRETRAINED is a BERT in Hugging Face's layout (MiniLM). Options go to
+# every `taser pipeline ance` (runs/kilt_mini_ance.gin), for example --gin.TRAIN_STEPS=20.
+# SEEDS ("0 1 2"): the first one runs every row; the others naive, prompts, T-SAGE and TACO-DR.
+# ROWS (all): names of rows to run, such as "naive taco-dr"; the table has what is there.
+# PASSAGE_LENGTH (64): tokens of a passage that encoders see.
+set -euo pipefail
+if [ $# -lt 3 ]; then
+  sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  exit 2
+fi
+source_dir=$1 output_dir=$2 pretrained=$3
+shift 3
+options=("$@")
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+data_dir=$output_dir/data
+read -r -a seeds <<<"${SEEDS:-0 1 2}"
+rows=${ROWS:-naive prompts t-sage taco-dr pcgrad cgd gradnorm marker qspec per-task}
+repeated="naive prompts t-sage taco-dr"
+tasks="squad nq_qed selqa fm2 climate_fever fewrel cmu_dog"
+# shellcheck disable=SC2086  # one word a task
+query_tasks=$(printf "'%s', " $tasks)
+# Rows share their programs: what one has compiled the next one reads.
+export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$(realpath -m "$output_dir")/compiled}
+
+if [ ! -d "$data_dir" ]; then
+  taser prepare kilt --gin_file=runs/kilt_mini_prepare.gin \
+    --gin.DATA_DIR="$data_dir" --gin.SOURCE_DIR="$source_dir"
+fi
+for mixture in kilt_mini kilt_mini_name kilt_mini_marker; do
+  if [ ! -d "$output_dir/tokens/$mixture" ]; then
+    taser tokenize --gin.DATA_DIR="$data_dir" --gin.VOCABULARY="$pretrained" \
+      --gin.MIXTURE_OR_TASK_NAME="$mixture" --gin.MIXTURE_OR_TASK_MODULE=taser_jax.tasks.kilt_mini \
+      --gin.TASK_FEATURE_LENGTHS="{'query': 32, 'passage': ${PASSAGE_LENGTH:-64}}" \
+      --gin.TOKEN_STORE="$output_dir/tokens/$mixture"
+  fi
+done
+
+# ance SEED NAME MIXTURE [FLAGS...]: one run of the pipeline, in OUTPUT_DIR/seed-SEED/NAME.
+ance() {
+  local seed=$1 name=$2 mixture=$3
+  shift 3
+  echo "== $name, seed $seed"
+  taser pipeline ance --gin_file=runs/kilt_mini_ance.gin "$@" \
+    --gin.OUTPUT_DIR="$output_dir/seed-$seed/$name" --gin.NAME="$name" \
+    --gin.DATA_DIR="$data_dir" --gin.TOKEN_STORE="$output_dir/tokens/$mixture" \
+    --gin.PRETRAINED="$pretrained" --gin.RANDOM_SEED="$seed" "${options[@]}"
+}
+
+for seed in "${seeds[@]}"; do
+  warm_up=$output_dir/seed-$seed/warm-up
+  # One warm-up, without prompts, for all rows of a seed, as TACO-DR's code has it.
+  ance "$seed" warm-up kilt_mini --gin.EPISODES=[]
+  for row in $rows; do
+    if [ "$seed" != "${seeds[0]}" ] && [[ " $repeated " != *" $row "* ]]; then continue; fi
+    from=("--gin.WARM_UP_DIR=$warm_up")
+    case $row in
+      naive) ance "$seed" naive kilt_mini "${from[@]}" ;;
+      marker) ance "$seed" marker kilt_mini_marker "${from[@]}" ;;
+      prompts) ance "$seed" prompts kilt_mini_name "${from[@]}" ;;
+      qspec) ance "$seed" qspec kilt_mini --gin_file=models/query_specific.gin \
+        --gin.QUERY_TASKS="($query_tasks)" "${from[@]}" ;;
+      pcgrad | cgd | gradnorm)
+        ance "$seed" "$row" kilt_mini --gin_file="optim/$row.gin" "${from[@]}" ;;
+      t-sage) ance "$seed" t-sage kilt_mini --gin_file=optim/tsage.gin \
+        --gin_file=runs/kilt_mini_tsage.gin "${from[@]}" ;;
+      taco-dr) ance "$seed" taco-dr kilt_mini_name --gin_file=optim/tsage.gin \
+        --gin_file=runs/kilt_mini_tsage.gin "${from[@]}" ;;
+      per-task)
+        # Each task's share of the other rows' queries; negatives and start are theirs, too.
+        for task in $tasks; do
+          ance "$seed" "per-task-$task" kilt_mini --gin.TASKS="['$task']" \
+            --gin.TOTAL_BATCH_SIZE="${PER_TASK_BATCH_SIZE:-8}" "${from[@]}"
+        done ;;
+      *)
+        echo "error: no row $row" >&2
+        exit 2 ;;
+    esac
+    python "$here/table.py" "$output_dir"
+  done
+done
+python "$here/table.py" "$output_dir"
