@@ -61,7 +61,8 @@ class Averages(NamedTuple):
 
     Attributes:
         steps: batches that have entered them.
-        values: task -> tree of the averages at each β, [betas, *shape] a parameter.
+        values: task -> tree of the averages at each β, [betas, *shape] a parameter; in the order
+            of the task axis, which `jax.tree.map` over all of it would lose.
     """
 
     steps: int

@@ -217,8 +217,8 @@ def to_markdown(findings: Findings, *, measured: str) -> str:
     if findings.commitments:
         blocks += [
             "## Task commitment rate",
-            f"Of the parameters that are task-specific ({JUDGED_TEXT[findings.judged_at]}), the share "
-            "in percent that is most sensitive to the same task at both steps.",
+            f"Of the parameters that are task-specific {JUDGED_TEXT[findings.judged_at]}, the "
+            "share in percent that is most sensitive to the same task at both steps.",
             *_commitment_tables(findings),
         ]
     return "\n\n".join(blocks) + "\n"
