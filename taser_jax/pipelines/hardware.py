@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import jax
 
+from taser_jax.compilation.chips import CHIPS
+
 # Dense bfloat16 FLOP/s of one device, by the vendors' data sheets; a prefix of device_kind.
 PEAK_FLOPS = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v6": 918e12,
+    **{chip.device_kind: chip.peak_flops for chip in CHIPS.values()},
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
     "NVIDIA H200": 989e12,

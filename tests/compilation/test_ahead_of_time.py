@@ -1,0 +1,43 @@
+"""The real TPU compiler's answers to functions whose figures are known."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from taser_jax.compilation.ahead_of_time import OutOfMemory, compile_step
+from taser_jax.compilation.topologies import open_topology
+from taser_jax.partitioning import MeshConfig, make_mesh
+
+
+def array(mesh, shape, spec=PartitionSpec(), dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+
+def test_a_product_split_over_four_chips():
+    mesh = make_mesh(MeshConfig(), devices=open_topology("v5e:2x2").devices)
+    split = PartitionSpec(None, "data")
+    left, right = array(mesh, (512, 1024), split), array(mesh, (1024, 256), PartitionSpec("data"))
+    step = jax.jit(jnp.matmul, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    found = compile_step(step, left, right, mesh=mesh)
+    # A quarter of 512·1024 and of 1024·256 numbers of two bytes; a result of 512·256.
+    assert found.memory.arguments == (512 * 1024 + 1024 * 256) // 4 * 2
+    assert found.memory.outputs == 512 * 256 * 2
+    assert sum(product.flops for product in found.products) == 2 * 512 * 1024 * 256
+    assert found.compiler_flops == pytest.approx(2 * 512 * 1024 * 256 / 4, rel=0.1)
+    # Partial sums are added over the four, all-reduced or scattered and gathered.
+    sent = sum(each.link_bytes for each in found.collectives)
+    assert sent == pytest.approx(2 * 3 / 4 * 512 * 256 * 2, rel=0.01) or sent == pytest.approx(
+        2 * 3 / 4 * 512 * 256 * 4, rel=0.01
+    )
+
+
+def test_more_than_the_chip_has():
+    mesh = make_mesh(MeshConfig(), devices=open_topology("v5e:1x1").devices)
+    large = array(mesh, (2**17, 2**17))
+    with pytest.raises(OutOfMemory) as error:
+        compile_step(jax.jit(jnp.add), large, large, mesh=mesh)
+    assert error.value.needed >= 64 * 2**30
+    assert 15 * 2**30 < error.value.available <= 16 * 2**30

@@ -1,0 +1,153 @@
+"""Collectives of HLO texts written by hand in the ways XLA writes them, and of a real module."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from taser_jax.compilation.collectives import (
+    Collective,
+    CollectiveKind,
+    read_collectives,
+    recomputed_instructions,
+)
+from taser_jax.partitioning import MeshConfig, make_mesh
+
+
+def entry(*lines: str) -> str:
+    return "\n".join(["HloModule m", "", "ENTRY %main (p: f32[8]) -> f32[8] {", *lines, "}"])
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "num_bytes", "group_size"),
+    [
+        (
+            "  %r = f32[8,4]{1,0:T(8,128)S(1)} all-reduce(%p), channel_id=1, "
+            "replica_groups={{0,1},{2,3}}, to_apply=%add",
+            "all-reduce",
+            128,
+            2,
+        ),
+        (
+            "  %r = (f32[8]{0}, bf16[4,2]{1,0}, /*index=2*/f32[]) all-reduce(%p, %q, %s), "
+            "channel_id=1, replica_groups=[1,8]<=[8], to_apply=%add",
+            "all-reduce",
+            32 + 16 + 4,
+            8,
+        ),
+        (
+            "  %g = bf16[32,1,128]{2,0,1:T(8,128)(2,1)} all-gather(%p), channel_id=9, "
+            "replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={0}",
+            "all-gather",
+            32 * 128 * 2,
+            4,
+        ),
+        (
+            "  %s = f32[8]{0} reduce-scatter(%p), channel_id=2, replica_groups=[2,4]<=[8], "
+            "to_apply=%add",
+            "reduce-scatter",
+            8 * 4 * 4,
+            4,
+        ),
+        (
+            "  %x = (bf16[16]{0}, bf16[16]{0}, u32[], u32[]) collective-permute-start(%p), "
+            "source_target_pairs={{0,1},{1,0}}",
+            "collective-permute",
+            32,
+            2,
+        ),
+        ("  %a = s8[64]{0} all-to-all(%p), channel_id=3, replica_groups={}", "all-to-all", 64, 8),
+    ],
+)
+def test_one_instruction(line, kind, num_bytes, group_size):
+    (found,) = read_collectives(entry(line), num_devices=8)
+    assert (found.kind.value, found.num_bytes, found.group_size, found.times) == (
+        *(kind, num_bytes, group_size),
+        1,
+    )
+
+
+def test_where_it_comes_from():
+    line = '  %r = f32[8] all-reduce(%p), replica_groups={}, metadata={op_name="jit(f)/add" id=1}'
+    assert read_collectives(entry(line), num_devices=2)[0].operation == "jit(f)/add"
+
+
+def test_one_device_alone_sends_nothing():
+    line = "  %r = f32[8]{0} all-reduce(%p), channel_id=1, replica_groups={{0},{1}}"
+    assert read_collectives(entry(line), num_devices=2) == []
+
+
+def test_pieces_under_one_channel_are_one_collective():
+    line = "  %g.{} = bf16[8]{{0}} all-gather(%p), channel_id=7, replica_groups=[1,4]<=[4]"
+    text = entry(line.format(1), line.format(2), line.format(3).replace("_id=7", "_id=8"))
+    assert len(read_collectives(text, num_devices=4)) == 2
+
+
+LOOPS = """
+%inner (p: f32[8]) -> f32[8] {
+  %r = f32[8]{0} all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4]
+}
+
+%outer (p: f32[8]) -> f32[8] {
+  %w = f32[8]{0} while(%p), condition=%c, body=%inner, backend_config={"known_trip_count":{"n":"3"}}
+}
+
+%unknown (p: f32[8]) -> f32[8] {
+  %r2 = f32[8]{0} all-gather(%p), channel_id=2, replica_groups=[1,4]<=[4]
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %w1 = f32[8] while(%p), condition=%c, body=%outer, backend_config={"known_trip_count":{"n":"5"}}
+  %w2 = f32[8]{0} while(%p), condition=%c, body=%unknown
+}
+"""
+
+
+def test_loops_multiply():
+    times = {each.kind: each.times for each in read_collectives(LOOPS, num_devices=4)}
+    assert times == {CollectiveKind.ALL_REDUCE: 15, CollectiveKind.ALL_GATHER: 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [
+        # 800 bytes on 4 devices: three quarters leave each device, twice in an all-reduce.
+        (CollectiveKind.ALL_REDUCE, 1200),
+        (CollectiveKind.ALL_GATHER, 600),
+        (CollectiveKind.REDUCE_SCATTER, 600),
+        (CollectiveKind.ALL_TO_ALL, 600),
+        (CollectiveKind.COLLECTIVE_PERMUTE, 800),
+    ],
+)
+def test_bytes_that_leave_a_device(kind, sent):
+    each = Collective(kind=kind, num_bytes=800, group_size=4, times=2, operation="")
+    assert each.link_bytes == 2 * sent
+
+
+def test_recomputed_instructions():
+    text = entry("  %a.remat = f32[8] add(%p, %p)", "  ROOT %b.remat2.1 = f32[8] add(%a.remat, %p)")
+    assert recomputed_instructions(text) == 2
+    assert recomputed_instructions(entry("  %b = f32[8] add(%a.remat, %p)")) == 0
+
+
+def test_a_module_of_this_jax():
+    """A sum over a sharded axis is one all-reduce of its result, on each of five rounds."""
+    mesh = make_mesh(MeshConfig())
+    split = NamedSharding(mesh, PartitionSpec(("data",)))
+
+    def body(total, _):
+        return total + (x_of(total) ** 2).sum(0), None
+
+    def x_of(total):
+        return jax.lax.with_sharding_constraint(jnp.outer(jnp.arange(8.0), total), split)
+
+    step = jax.jit(lambda start: jax.lax.scan(body, start, length=5)[0])
+    hlo = step.lower(jnp.ones(16)).compile().as_text()
+    reduced = [
+        each
+        for each in read_collectives(hlo, num_devices=8)
+        if each.kind is CollectiveKind.ALL_REDUCE
+    ]
+    assert [(each.num_bytes, each.group_size, each.times) for each in reduced] == [(64, 8, 5)]
