@@ -100,13 +100,15 @@ def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
     if num_slices > 1:
         options["num_slices"] = num_slices
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+        found = topologies.get_topology_desc(
+            platform="tpu", topology_name=f"{generation}:{shape}", **options
+        )
     except jax.errors.JaxRuntimeError as error:
         if "INVALID_ARGUMENT" not in str(error):
             raise
         raise _unknown(name, reason=str(error).splitlines()[0]) from error
     return Topology(
-        name=name or "",
+        name=f"{generation}:{shape}",
         chip=CHIPS[generation],
         shape=tuple(int(size) for size in shape.split("x")),
         num_slices=num_slices,

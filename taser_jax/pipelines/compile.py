@@ -208,10 +208,12 @@ def _encoding_report(
     params = jax.tree.map(
         lambda leaf: _placed(leaf, partitioner.replicated), abstract_params(module)
     )
-    tokens = Tokens(
-        ids=jax.ShapeDtypeStruct((size, length), jnp.int32, sharding=partitioner.batch_sharding),
-        mask=jax.ShapeDtypeStruct((size, length), jnp.bool, sharding=partitioner.batch_sharding),
+    tokens = jax.eval_shape(
+        lambda: Tokens(
+            ids=jnp.zeros((size, length), jnp.int32), mask=jnp.zeros((size, length), bool)
+        )
     )
+    tokens = jax.tree.map(lambda leaf: _placed(leaf, partitioner.batch_sharding), tokens)
     with phase("compile the encoding of passages"):
         compiled = compile_step(
             embed, params, tokens, mesh=partitioner.mesh, model=module, role=Role.PASSAGE, task=None

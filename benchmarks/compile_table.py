@@ -1,0 +1,183 @@
+r"""What the TPU compiler says of TASER base and DPR base on pods: a table, one row at a time.
+
+    nice python benchmarks/compile_table.py --results compile_results      # hours on two cores
+    python benchmarks/compile_table.py --results compile_results --print   # the rows there are
+
+Needs libtpu (the extra `tpu`), no TPU. A row is one run of `taser compile` in a process of its own,
+and its report one directory of --results: what is there is not compiled again. A batch that would
+not fit starts with the NUM_CHUNKS that the memory estimate asks for; what the compiler refuses all
+the same is compiled again with the chunks that the command's message names. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+
+from taser_jax.compilation.chips import CHIPS
+from taser_jax.errors import EXIT_USER_ERROR
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.models.memory import activation_bytes
+from taser_jax.pipelines.batch_shapes import chunk_shapes, step_shape
+from taser_jax.pipelines.compile import REPORT_JSON
+
+ROW_FILE = "row.json"
+TOPOLOGIES = ("v5e:2x4", "v5e:4x8", "v5p:4x4x4", "v6e:4x8", "v4:2x2x4")
+MODELS = ("taser", "dpr")
+BATCHES = (256, 4096)
+# The recipes' own, runs/taser_base.gin and runs/dpr_base.gin; an estimate needs no more of them.
+BERT_BASE = DualEncoderConfig(bert=BertConfig(dtype="bfloat16"))
+NUM_NEGATIVES, LENGTH = 1, 256
+MOST_ATTEMPTS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One configuration of the table."""
+
+    model: str
+    batch: int
+    topology: str
+
+    @property
+    def name(self) -> str:
+        """Of its directory."""
+        return f"{self.model}-{self.batch}-{self.topology.replace(':', '-')}"
+
+
+# What most people ask first comes first: a run that is cut short is still of use.
+FIRST = (
+    Row("taser", 256, "v5e:2x4"),
+    Row("taser", 4096, "v5e:4x8"),
+    Row("dpr", 256, "v5e:2x4"),
+    Row("taser", 4096, "v5p:4x4x4"),
+    Row("dpr", 4096, "v5e:4x8"),
+    Row("taser", 4096, "v6e:4x8"),
+)
+ROWS = tuple(
+    dict.fromkeys(
+        (
+            *FIRST,
+            *(
+                Row(model, batch, topology)
+                for topology in TOPOLOGIES
+                for batch in BATCHES
+                for model in MODELS
+            ),
+        )
+    )
+)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--results", type=pathlib.Path, required=True)
+    parser.add_argument("--print", action="store_true", help="compile nothing")
+    parser.add_argument("--rows", type=int, default=len(ROWS), help="the first so many")
+    return parser.parse_args()
+
+
+def num_chips(topology: str) -> int:
+    return math.prod(int(size) for size in topology.split(":")[1].split("x"))
+
+
+def likely_chunks(row: Row) -> int:
+    """The least power of two whose activations are estimated to leave a fifth of the memory."""
+    devices, chunks = num_chips(row.topology), 1
+    shape = step_shape(row.batch, NUM_NEGATIVES, LENGTH, LENGTH)
+    room = 0.8 * CHIPS[row.topology.split(":")[0]].hbm_bytes
+    while (
+        activation_bytes(BERT_BASE, chunk_shapes([shape], chunks)[0], batch_devices=devices) > room
+        and row.batch % (2 * chunks * devices) == 0
+    ):
+        chunks *= 2
+    return chunks
+
+
+def compile_row(row: Row, results: pathlib.Path) -> None:
+    """Compiles until it fits; leaves a row.json either way."""
+    directory, chunks, tried = results / row.name, likely_chunks(row), []
+    directory.mkdir(parents=True, exist_ok=True)
+    for _ in range(MOST_ATTEMPTS):
+        command = [
+            *(sys.executable, "-m", "taser_jax.cli", "compile", f"--topology={row.topology}"),
+            f"--gin_file=runs/{row.model}_base.gin",
+            f"--gin.BATCH_SIZE={row.batch}",
+            f"--gin.NUM_CHUNKS={chunks}",
+            "--gin.ENCODING=None",
+            f"--gin.OUTPUT_DIR={directory}",
+        ]
+        print(row.name, f"NUM_CHUNKS={chunks}", flush=True)
+        start = time.monotonic()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        seconds = time.monotonic() - start
+        (directory / "log.txt").write_text(done.stdout + done.stderr)
+        if done.returncode not in (0, EXIT_USER_ERROR):
+            raise SystemExit(f"{' '.join(command)}\n{done.stderr[-4000:]}")
+        tried.append({"num_chunks": chunks, "fits": done.returncode == 0, "seconds": seconds})
+        advice = re.search(r"NUM_CHUNKS=(\d+)", done.stderr)
+        if done.returncode == 0 or advice is None:
+            break
+        chunks = int(advice.group(1))
+    about = dataclasses.asdict(row) | {"attempts": tried, "jax": jax.__version__}
+    (directory / ROW_FILE).write_text(json.dumps(about, indent=2) + "\n")
+
+
+def markdown(results: pathlib.Path) -> str:
+    """The rows there are."""
+    lines = [
+        "| model | batch | topology | chunks | peak GiB | of HBM | TFLOPs | x model | traffic GiB "
+        "| sent MiB | compute ms | HBM ms | ICI ms | bound by | MFU at most |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|---:|",
+    ]
+    for row in ROWS:
+        path = results / row.name / ROW_FILE
+        if path.exists():
+            about = json.loads(path.read_text())
+            lines.append(_line(row, about["attempts"][-1], results / row.name / REPORT_JSON))
+    return "\n".join(lines)
+
+
+def _line(row: Row, attempt: dict[str, Any], report: pathlib.Path) -> str:
+    start = [row.model, f"{row.batch:,}", row.topology, str(attempt["num_chunks"])]
+    if not attempt["fits"]:
+        return f"| {' | '.join([*start, 'does not fit', *[''] * 10])} |"
+    step = json.loads(report.read_text())[0]
+    memory, flops, estimate = step["memory"], step["flops"], step["roofline"]
+    sent = sum(each["sent"] for each in step["collectives"])
+    cells = [
+        *start,
+        f"{memory['peak'] / 2**30:.2f}",
+        f"{memory['peak'] / memory['hbm']:.0%}",
+        f"{flops['matrix_products'] / 1e12:.2f}",
+        f"{flops['matrix_products'] / flops['model']:.2f}",
+        f"{step['bytes_accessed'] * flops['loop_factor'] / 2**30:.0f}",
+        f"{sent / 2**20:.0f}",
+        *(f"{1e3 * estimate[name]:.1f}" for name in ("compute", "hbm", "ici")),
+        estimate["bound"],
+        f"{estimate['mfu']:.0%}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    arguments = parse()
+    for row in () if arguments.print else ROWS[: arguments.rows]:
+        if not (arguments.results / row.name / ROW_FILE).exists():
+            compile_row(row, arguments.results)
+    print(markdown(arguments.results))
+
+
+if __name__ == "__main__":
+    main()
