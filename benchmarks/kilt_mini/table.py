@@ -73,15 +73,20 @@ def read(seed: pathlib.Path, row: str, measure: str) -> Values:
         }
         return values if len(values) == len(read(seed, "bm25", measure)) else {}
     folder = seed / ("warm-up" if row == "bm25" else row)
-    results = {one.system: one for one in read_results(folder / "results")}
-    result = results.get("BM25") if row == "bm25" else last_result(folder)
+    result = _results(folder).get("BM25") if row == "bm25" else last_result(folder)
     return {} if result is None else {t: one.metrics[measure] for t, one in result.tasks.items()}
 
 
 def last_result(folder: pathlib.Path) -> SystemResult | None:
     """The result of a run's last episode, or of its warm-up."""
-    found = [one for one in read_results(folder / "results") if one.system != "BM25"]
+    found = [one for name, one in _results(folder).items() if name != "BM25"]
     return max(found, key=lambda one: _episode(one.system), default=None)
+
+
+def _results(folder: pathlib.Path) -> Mapping[str, SystemResult]:
+    """System -> result of a run; empty before its first evaluation."""
+    directory = folder / "results"
+    return {one.system: one for one in read_results(directory)} if directory.is_dir() else {}
 
 
 def _episode(system: str) -> int:

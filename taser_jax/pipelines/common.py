@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 
@@ -82,19 +82,32 @@ def answer_matcher(store: PassageStore, match: AnswerMatch) -> AnswerMatcher:
     )
 
 
-def field_of(store: PassageStore, name: str) -> Callable[[Sequence[int]], list[str]]:
-    """A function from rows to one field of their passages; each passage is read once."""
-    known: dict[int, str] = {}
+class PassageHeads:
+    """Pages and titles of passages; each passage is read once, however many runs name it.
 
-    def fields(rows: Sequence[int]) -> list[str]:
-        missing = sorted({row for row in rows if row not in known})
+    Args:
+        store: the passages.
+    """
+
+    def __init__(self, store: PassageStore) -> None:
+        self.store = store
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def pages(self, rows: Sequence[int]) -> list[str]:
+        """Page ids of rows, in their order; empty where the collection has none."""
+        return [page for page, _ in self._read(rows)]
+
+    def titles(self, rows: Sequence[int]) -> list[str]:
+        """Titles of rows, in their order."""
+        return [title for _, title in self._read(rows)]
+
+    def _read(self, rows: Sequence[int]) -> list[tuple[str, str]]:
+        missing = sorted({row for row in rows if row not in self._known})
         for start in range(0, len(missing), _BLOCK):
             block = missing[start : start + _BLOCK]
-            values = (getattr(passage, name) for passage in store.get_many(block))
-            known.update(zip(block, values, strict=True))
-        return [known[row] for row in rows]
-
-    return fields
+            for row, passage in zip(block, self.store.get_many(block), strict=True):
+                self._known[row] = passage.page_id, passage.title
+        return [self._known[row] for row in rows]
 
 
 def check_collection(tokens: TokenStore, store: PassageStore) -> None:

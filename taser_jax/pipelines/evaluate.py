@@ -27,7 +27,7 @@ from taser_jax.evaluation.results import (
     write_result,
 )
 from taser_jax.hosts import first_host_only
-from taser_jax.pipelines.common import answer_matcher, read_task_run, tasks_with
+from taser_jax.pipelines.common import PassageHeads, answer_matcher, read_task_run, tasks_with
 from taser_jax.pipelines.kilt import judge_kilt, write_kilt_predictions
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.runs import Run
@@ -98,12 +98,13 @@ def evaluate(
         The system's row.
     """
     store = PassageStore.open(data_dir, collection)
+    heads = PassageHeads(store)
     evaluations = {}
     for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = QuerySet.open(data_dir, collection, task, split)
         run = read_task_run(runs_dir, queries, store)
         with phase(f"evaluate {system} on {task} {split}"):
-            evaluation = judge_run(run, queries, store, config)
+            evaluation = judge_run(run, queries, heads, config)
         name = f"{system}.{task}.{split}".replace("/", "-").replace(" ", "_")
         write_per_query(pathlib.Path(output_dir) / "per_query" / f"{name}.csv", evaluation)
         if dpr_results:
@@ -111,7 +112,7 @@ def evaluate(
             _write_dpr_results(path, run, queries, store, config)
         if config.judge is Judge.KILT:
             path = pathlib.Path(output_dir) / "kilt" / f"{name}.jsonl"
-            write_kilt_predictions(path, run, queries, store)
+            write_kilt_predictions(path, run, queries, heads)
         evaluations[task] = evaluation
     results = {task: TaskResult.of(evaluation) for task, evaluation in evaluations.items()}
     result = SystemResult(
@@ -134,7 +135,10 @@ def evaluate(
 
 
 def judge_run(
-    run: Run, queries: QuerySet, store: PassageStore, config: EvaluationConfig
+    run: Run,
+    queries: QuerySet,
+    heads: PassageHeads,
+    config: EvaluationConfig,
 ) -> Evaluation:
     """Scores one run.
 
@@ -145,7 +149,7 @@ def judge_run(
     if config.judge is Judge.QRELS:
         return evaluate_qrels(run, qrels_of(queries), config.measures)
     if config.judge is Judge.KILT:
-        return judge_kilt(run, queries, store, config.measures)
+        return judge_kilt(run, queries, heads, config.measures)
     answers = {query.id: query.answers for query in queries}
     if not any(answers.values()):
         raise ConfigError(
@@ -153,7 +157,7 @@ def judge_run(
             where="EvaluationConfig.judge",
             fix="judge by 'qrels', or prepare the task from a file with answers",
         )
-    with answer_matcher(store, config.match) as matcher:
+    with answer_matcher(heads.store, config.match) as matcher:
         return evaluate_answers(run, answers, matcher, config.measures)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from taser_jax.data.collections import PassageStore, QuerySet
 from taser_jax.errors import ConfigError
 from taser_jax.hosts import first_host_only
-from taser_jax.pipelines.common import read_task_run, run_path, tasks_with
+from taser_jax.pipelines.common import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.pipelines.evaluate import EvaluationConfig, judge_run
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.hybrid import DevelopmentSet, HybridConfig, choose_alpha, fuse
@@ -58,7 +58,7 @@ def hybrid(
         judged = EvaluationConfig(
             judge=evaluation.judge, measures=(measure,), match=evaluation.match
         )
-        sets = []
+        sets, heads = [], PassageHeads(store)
         for task in tasks_with(data_dir, collection, split=development_split, tasks=tasks):
             queries = QuerySet.open(data_dir, collection, task, development_split)
             sets.append(
@@ -66,7 +66,7 @@ def hybrid(
                     dense=read_task_run(dense_dir, queries, store),
                     sparse=read_task_run(sparse_dir, queries, store),
                     evaluate=functools.partial(
-                        _mean, measure=measure, queries=queries, store=store, config=judged
+                        _mean, measure=measure, queries=queries, heads=heads, config=judged
                     ),
                 )
             )
@@ -94,9 +94,9 @@ def hybrid(
 
 
 def _mean(
-    run: Run, *, measure: str, queries: QuerySet, store: PassageStore, config: EvaluationConfig
+    run: Run, *, measure: str, queries: QuerySet, heads: PassageHeads, config: EvaluationConfig
 ) -> float:
-    return judge_run(run, queries, store, config).averages()[measure]
+    return judge_run(run, queries, heads, config).averages()[measure]
 
 
 CONFIGURABLES = (EvaluationConfig, HybridConfig)

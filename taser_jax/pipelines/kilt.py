@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from taser_jax.data import prepare_kilt as preparation
-from taser_jax.data.collections import PassageStore, QuerySet
+from taser_jax.data.collections import QuerySet
 from taser_jax.data.kilt_options import KiltOptions
 from taser_jax.data.prepare_kilt import gold_path
 from taser_jax.data.questions import PrepareOptions
@@ -21,7 +21,7 @@ from taser_jax.evaluation.kilt import (
     write_predictions,
 )
 from taser_jax.evaluation.metrics import Evaluation, evaluate_qrels, qrels_of
-from taser_jax.pipelines.common import field_of
+from taser_jax.pipelines.common import PassageHeads
 from taser_jax.pipelines.prepare import reporting
 from taser_jax.retrieval.runs import Run
 
@@ -29,7 +29,7 @@ prepare_kilt = reporting(preparation.prepare_kilt)
 
 
 def judge_kilt(
-    run: Run, queries: QuerySet, store: PassageStore, measures: Sequence[str]
+    run: Run, queries: QuerySet, heads: PassageHeads, measures: Sequence[str]
 ) -> Evaluation:
     """Page measures by the official gold, others by gold passages; over all queries of the gold.
 
@@ -47,7 +47,7 @@ def judge_kilt(
     }
     values: dict[str, np.ndarray] = {}
     if by_page := [name for name in measures if is_page_measure(name)]:
-        pages = ranked_pages(run, field_of(store, "page_id"))
+        pages = ranked_pages(run, heads.pages)
         values |= evaluate_pages(pages, gold, by_page).values
     if by_passage := [name for name in measures if not is_page_measure(name)]:
         found = evaluate_qrels(run, qrels_of(queries), by_passage)
@@ -58,16 +58,16 @@ def judge_kilt(
 
 
 def write_kilt_predictions(
-    path: pathlib.Path, run: Run, queries: QuerySet, store: PassageStore
+    path: pathlib.Path, run: Run, queries: QuerySet, heads: PassageHeads
 ) -> None:
     """Writes the run as KILT's own script reads it, beside `kilt.jsonl` as its gold."""
     write_predictions(
         path,
         run,
         inputs={query.id: query.text for query in _gold(queries)},
-        pages_of=field_of(store, "page_id"),
-        titles_of=field_of(store, "title"),
-        ids=store.ids,
+        pages_of=heads.pages,
+        titles_of=heads.titles,
+        ids=heads.store.ids,
     )
 
 

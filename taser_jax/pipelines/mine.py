@@ -11,7 +11,7 @@ from taser_jax.data.collections import PassageStore, QuerySet
 from taser_jax.data.negatives import write_negatives
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
 from taser_jax.hosts import first_host_only
-from taser_jax.pipelines.common import answer_matcher, field_of, read_task_run, tasks_with
+from taser_jax.pipelines.common import PassageHeads, answer_matcher, read_task_run, tasks_with
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.mining import AnswerContaining, Excluded, MiningConfig, mine_negatives
 from taser_jax.retrieval.runs import top_k
@@ -48,6 +48,7 @@ def mine(
         Negatives found, by task.
     """
     store = PassageStore.open(data_dir, collection)
+    heads = PassageHeads(store)
     found = {}
     for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = list(queries_set := QuerySet.open(data_dir, collection, task, split))
@@ -72,7 +73,7 @@ def mine(
                 [query.positives for query in queries],
                 config=task_config,
                 contains_answer=_answers_among(answers, matcher) if drops else None,
-                pages_of=field_of(store, "page_id"),
+                pages_of=heads.pages,
             )
         logger.info("%s %s: %s", task, split, mined.statistics)
         write_negatives(
