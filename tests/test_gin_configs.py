@@ -25,6 +25,11 @@ RECIPES = {
     ),
     "prepare kilt": (("runs/kilt_mini_prepare.gin",), ("runs/kilt_full_prepare.gin",)),
     "pipeline taser": (("runs/open_qa.gin",), ("runs/open_qa_pretrained.gin",)),
+    "pipeline ance": (
+        ("runs/kilt_mini_ance.gin",),
+        ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin"),
+        ("runs/taco_dr_kilt.gin",),
+    ),
     "quickstart": (("runs/quickstart_pretrained.gin",),),
 }
 PAIRS = sorted(
@@ -45,7 +50,7 @@ def test_it_resolves(name, gin_files):
     overlaid = any("pretrained" in file or "query_specific" in file for file in gin_files)
     # Commands that compare systems include the settings of each, whichever is taken; pretrained
     # weights bring their own sizes, and query towers are for BERT and T5 alike.
-    compares = name in ("pipeline taser", "quickstart")
+    compares = name in ("pipeline taser", "pipeline ance", "quickstart")
     # So do commands that read another's recipe: where a training starts and ends is not theirs.
     reads_recipe = command.recipe is not None
     assert not resolved.unused or compares or overlaid or reads_recipe, resolved.unused

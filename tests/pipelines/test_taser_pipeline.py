@@ -20,12 +20,15 @@ from small_world import ROWS, TASKS, SmallWorld, figures, refused, succeed
 from taser_jax import cli
 from taser_jax.data.collections import PassageStore, QuerySet
 from taser_jax.evaluation.results import read_per_query
-from taser_jax.pipelines import comparison
+from taser_jax.pipelines import comparison, retrieval_stages
 from taser_jax.pipelines.stages import Stages
 from taser_jax.retrieval.runs import read_trec_run
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-WORK = ("bm25", "mine", "train", "encode", "index", "search", "evaluate", "hybrid")
+# Command -> the module that calls it.
+WORK = dict.fromkeys(("train", "hybrid"), comparison) | dict.fromkeys(
+    ("bm25", "mine", "encode", "index", "search", "evaluate"), retrieval_stages
+)
 
 
 class Killed(BaseException):
@@ -125,10 +128,8 @@ def test_killed_in_several_stages_it_goes_on_in_each(
     calls: collections.Counter[str] = collections.Counter()
     # (function, number of its call): the pipeline dies there, the work done and not yet recorded.
     kills = {("encode", 1), ("mine", 1), ("train", 2), ("hybrid", 1)}
-    for name in WORK:
-        monkeypatch.setattr(
-            comparison, name, _counted(name, getattr(comparison, name), calls, kills)
-        )
+    for name, module in WORK.items():
+        monkeypatch.setattr(module, name, _counted(name, getattr(module, name), calls, kills))
 
     arguments = small_world.compare(output)
     for _ in kills:
@@ -186,8 +187,8 @@ def test_run_again_when_done_it_only_prints_the_table(
         raise AssertionError("a finished stage was run again")
 
     before = (compared / "table.csv").read_bytes()
-    for name in WORK:
-        monkeypatch.setattr(comparison, name, never)
+    for name, module in WORK.items():
+        monkeypatch.setattr(module, name, never)
     succeed(*small_world.compare(compared))
     printed = capsys.readouterr().out
     assert all(row in printed for row in ROWS)

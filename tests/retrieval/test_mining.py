@@ -183,3 +183,25 @@ def test_statistics_are_told_in_words():
         "6,000 negatives for 4 queries (1500.0 each); left out 12 positives and 30 passages with "
         "an answer; 2 queries got fewer than asked for, 1 none"
     )
+
+
+PAGES = {8: "a", 3: "b", 5: "b", 4: "c", 9: "c", 1: "d", 2: "e", 6: "e", 7: "f", 0: "f"}
+
+
+def pages_of(rows):
+    return [PAGES[row] for row in rows]
+
+
+def test_passages_of_a_positives_page_are_left_out():
+    """Query 0 has positives on pages b and c: of 8 3 5 4 only 8 is on another one."""
+    config = MiningConfig(depth=4, count=9, excluded=Excluded.PAGES)
+    mined = mine_negatives(RESULT, [[3, 4], [1], [7]], config=config, pages_of=pages_of)
+    assert mined.rows == [[8], [], [2, 6]]
+    assert mined.statistics.positives_excluded == 3 + 1 + 2
+
+
+@pytest.mark.parametrize("pages", [None, lambda rows: [""] * len(rows)])
+def test_pages_must_be_known_to_be_left_out(pages):
+    config = MiningConfig(depth=4, excluded=Excluded.PAGES)
+    with pytest.raises(ConfigError, match="pages are to be left out"):
+        mine_negatives(RESULT, [[3, 4], [1], [7]], config=config, pages_of=pages)
