@@ -45,6 +45,7 @@ CLOSED = {
     "models": ("taser_jax.data", "taser_jax.training", "taser_jax.pipelines", "gin"),
     "optim": ("taser_jax.data", "taser_jax.models", "taser_jax.pipelines"),
     "training": ("taser_jax.data", "taser_jax.models", "taser_jax.pipelines"),
+    "analysis": ("taser_jax.data", "taser_jax.models", "taser_jax.training", "flax", "gin"),
 }
 
 
