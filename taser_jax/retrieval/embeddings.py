@@ -32,8 +32,8 @@ _KIND = "embeddings"
 _VERSION = 1
 # Batches handed to the device before the first result is waited for.
 _IN_FLIGHT = 2
-# On a CPU the activations of a batch should stay in its caches, and below the 32 MiB from which the
-# C library gives memory back after each batch, to be mapped page by page again in the next.
+# On a CPU the activations of a batch should stay in its caches, and be few enough for the C library
+# to keep their memory from batch to batch: more is given back and mapped anew, page by page.
 _CPU_BATCH_TOKENS = 2048
 _BATCH_TOKENS = 16384
 
