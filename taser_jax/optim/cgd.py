@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from taser_jax.errors import ConfigError
 from taser_jax.optim.task_gradients import (
@@ -34,11 +35,17 @@ class CgdConfig:
         temperature: τ, the inverse of the weights' step size; 100 in TACO-DR's scripts.
         weight_floor: smallest weight; the official code has 1e-5. Like there, clamped weights are
             not normalised again, but the next step's are.
+        size_adjustment: C of the official code: a gain for task j counts in proportion to
+            exp(C/√n_j), and weights start from these shares, so that small tasks are not drowned.
+            0, as in TACO-DR, counts all alike.
+        task_sizes: n, the training queries of each task by name; looked at where C is not 0.
     """
 
     loss_exponent: float = 0.25
     temperature: float = 100.0
     weight_floor: float = 0.0
+    size_adjustment: float = 0.0
+    task_sizes: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
         if not (self.temperature > 0 and 0 <= self.weight_floor < 1 and self.loss_exponent >= 0):
@@ -65,6 +72,8 @@ def cgd(
 
     r_i = Σ_j (ℓ_i·ℓ_j)^p · cos(g_i, g_j), over all tasks, i itself included; then
     w ← softmax(log w + r/τ), from 1/T at the start, and the new w is used at once.
+    With a size adjustment C, s = T·softmax over tasks of C/√n multiplies the j-th term of r, and w
+    starts from s/T. (The official code has s/T in r as well: its step size is T/τ.)
 
     Example:
         ℓ = (4, 1), p = 0.5, τ = 1, g_1 = (3, 4), g_2 = (0, 2). Cosines: 1, 0.8, 1.
@@ -72,21 +81,24 @@ def cgd(
         gradient is (2.8577, 3.9051).
 
     Args:
-        config: exponent, temperature, floor.
+        config: exponent, temperature, floor, adjustment for sizes.
         tasks: names, in the order of the task axis.
         trainable: tree of bool; frozen parameters have no part in the cosines.
 
     Source: Piratla et al. 2022, "Focus on the Common Good: Group Distributional Robustness
-    Follows", Algorithm 1; without its adjustment for group sizes, with cosines over all parameters.
+    Follows", Algorithm 1, with cosines over all parameters; sizes as in its official code.
+
+    Raises:
+        ConfigError: sizes are to count, and one is missing or not positive.
     """
     tasks = check_tasks(tasks)
     num_tasks = len(tasks)
+    shares = _size_shares(config, tasks)
 
     def init(params: Any) -> CgdState:
         del params
-        weights = jnp.full((num_tasks,), 1.0 / num_tasks, jnp.float32)
-        scalars = {"task_entropy": jnp.float32(math.log(num_tasks))}
-        return CgdState(jnp.log(weights), Report(weights, scalars))
+        weights = jnp.asarray(shares)
+        return CgdState(jnp.log(weights), Report(weights, {"task_entropy": entropy(weights)}))
 
     def update(
         updates: Any, state: CgdState, params: Any | None = None, *, losses: Any, **extra: Any
@@ -98,7 +110,7 @@ def cgd(
         # A regulariser may make a loss negative; it then has no power.
         powers = jnp.maximum(losses, 0.0) ** config.loss_exponent
         gains = powers * inverse
-        common = gains * jnp.sum(products * gains, axis=1)
+        common = gains * jnp.sum(products * gains * num_tasks * shares, axis=1)
         log_weights = jax.nn.log_softmax(state.log_weights + common / config.temperature)
         if config.weight_floor:
             log_weights = jnp.maximum(log_weights, math.log(config.weight_floor))
@@ -113,3 +125,21 @@ def cgd(
         return combined, CgdState(log_weights, report)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _size_shares(config: CgdConfig, tasks: Sequence[str]) -> Float[np.ndarray, " task"]:
+    """exp(C/√n) of each task, as shares."""
+    sizes = np.ones(len(tasks))
+    if config.size_adjustment:
+        given = config.task_sizes or {}
+        if not all(given.get(task, 0) > 0 for task in tasks):
+            raise ConfigError(
+                f"sizes {dict(given)}",
+                where="CgdConfig.task_sizes",
+                expected=f"the number of training queries of each of {', '.join(tasks)}",
+                fix="give every task a size, or size_adjustment = 0",
+            )
+        sizes = np.array([given[task] for task in tasks], np.float64)
+    raised = config.size_adjustment / np.sqrt(sizes)
+    powers = np.exp(raised - raised.max())
+    return (powers / powers.sum()).astype(np.float32)

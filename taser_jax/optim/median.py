@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from taser_jax.errors import ConfigError
 
@@ -27,6 +27,7 @@ _INTERPOLATING_PASSES = 6
 """After so many, passes split the bracket evenly: 17-fold each, whatever the distribution."""
 
 _ABOVE_INFINITY = 0x7F800001
+_MAGNITUDE = 0x7FFFFFFF
 _OCTAVE = 1 << 23
 # Around the last step's median, in octaves, and around an interpolated one, in standard errors.
 _WARM = np.array([1 / 128, 1 / 32, 1 / 12, 1 / 5, 0.45, 1, 2.5, 8])
@@ -39,6 +40,13 @@ class MedianOver(enum.Enum):
 
     ALL = "all"
     NONZERO = "nonzero"
+
+
+class MedianOf(enum.Enum):
+    """What is ordered: magnitudes, or the values with their signs."""
+
+    MAGNITUDES = "magnitudes"
+    SIGNED = "signed"
 
 
 class Median(NamedTuple):
@@ -69,6 +77,7 @@ def lower_median(
     factors: Sequence[Float[Array, "..."]] | None = None,
     guess: Int[Array, " task"] | None = None,
     over: MedianOver = MedianOver.ALL,
+    of: MedianOf = MedianOf.MAGNITUDES,
 ) -> Median:
     """The lower median of |values| (or |values·factors|) of each task, over all arrays together.
 
@@ -77,19 +86,22 @@ def lower_median(
     is what the median was a step ago), later ones around the place where a locally even
     distribution would have it, and from the seventh on at evenly spaced places, so that no
     distribution takes more than 15. Smooth ones take four to six. Products are taken again in every
-    pass: that costs no memory.
+    pass: that costs no memory. With signs, one or two passes more count what is negative; then the
+    magnitudes of the median's side are searched.
 
     Example:
-        |values| 4, 0, 1, 9 -> 1 (the lower of the middle two); over what is not zero -> 4.
+        4, 0, −1, 9 -> 1 (the lower of the middle two of 0, 1, 4, 9); over what is not zero -> 4;
+        signed -> 0 (of −1, 0, 4, 9), and over what is not zero -> 4.
 
     Args:
         values: arrays with a leading task axis.
         factors: arrays without it, multiplied in.
         guess: bit patterns to look around; 0 has no guess. None is all 0.
         over: which entries count. A task without any has median 0.
+        of: magnitudes or signed values.
 
     Returns:
-        Medians, 0 or above. Where a task has a NaN its median means nothing.
+        Medians; of magnitudes, 0 or above. Where a task has a NaN its median means nothing.
 
     Raises:
         ConfigError: no entries, or more than 2³² − 1 a task.
@@ -103,36 +115,76 @@ def lower_median(
             fix="train at least one parameter, and fewer than four billion",
         )
     num_tasks = len(values[0])
+    guess = jnp.zeros((num_tasks,), jnp.int32) if guess is None else guess
 
-    def count_below(thresholds: jax.Array) -> jax.Array:
+    def count_below(thresholds: jax.Array, is_negative: jax.Array | None = None) -> jax.Array:
         # Tied to the loop's state, or the compiler would compute all products once and keep them.
         leaves, others, limits = jax.lax.optimization_barrier(
             (tuple(values), None if factors is None else tuple(factors), thresholds)
         )
         if others is not None:
             leaves = tuple(leaf * other for leaf, other in zip(leaves, others, strict=True))
-        counts = [_count_below(_bits(leaf), limits) for leaf in leaves]
+        counts = [_count_below(_bits(leaf, is_negative), limits) for leaf in leaves]
         return jnp.sum(jnp.stack(counts), axis=0, dtype=jnp.uint32)
 
     size = jnp.full((num_tasks,), total, jnp.uint32)
     zeros = jnp.zeros((num_tasks,), jnp.uint32)
+    if of is MedianOf.SIGNED:
+        return _signed(count_below, size=size, guess=guess, over=over)
     if over is MedianOver.NONZERO:
         zeros = count_below(jnp.ones((num_tasks, 1), jnp.int32))[:, 0]
     nonzero = size - zeros
     rank = jnp.where(nonzero > 0, zeros + (jnp.maximum(nonzero, 1) - 1) // 2, 0)
-    bits, passes = _select(
-        count_below,
-        rank=rank,
-        size=size,
-        guess=jnp.zeros((num_tasks,), jnp.int32) if guess is None else guess,
+    bits, passes = _select(count_below, rank=rank, size=size, guess=guess)
+    return Median(_to_float(bits), bits, passes)
+
+
+def _signed(
+    count_below: Callable[..., jax.Array], *, size: jax.Array, guess: jax.Array, over: MedianOver
+) -> Median:
+    """Which side of 0 the median is on, then the one of that rank among its side's magnitudes."""
+    ones = jnp.ones((len(size), 1), jnp.int32)
+    ends = jnp.concatenate([ones, ones * _ABOVE_INFINITY], axis=1)
+    below_zero = jnp.ones((len(size),), bool)
+    zeros, on_side = count_below(ends, below_zero).T
+    sides = jnp.stack([on_side, size - on_side])
+    counted, passes = sides, 1
+    if over is MedianOver.NONZERO:
+        counted = sides - jnp.stack([zeros, count_below(ones, ~below_zero)[:, 0]])
+        passes = 2
+    negative, number = counted[0], counted[0] + counted[1]
+    rank = (jnp.maximum(number, 1) - 1) // 2
+    is_negative = rank < negative
+    # Magnitudes of negative values are in the opposite order, behind the zeros that do not count.
+    place = jnp.where(is_negative, negative - 1 - rank, rank - negative)
+    side, kept = (jnp.where(is_negative, pair[0], pair[1]) for pair in (sides, counted))
+    bits, taken = _select(
+        lambda thresholds: count_below(thresholds, is_negative),
+        rank=jnp.where(number > 0, side - kept + place, 0),
+        size=side,
+        guess=guess & _MAGNITUDE,
     )
-    return Median(jax.lax.bitcast_convert_type(bits, jnp.float32), bits, passes)
+    bits = jnp.where(number > 0, jnp.where(is_negative, bits | ~_MAGNITUDE, bits), 0)
+    return Median(_to_float(bits), bits, taken + passes)
 
 
-def _bits(values: Float[Array, "..."]) -> Int[Array, "..."]:
-    """Bit patterns without the sign; ordered as magnitudes are, denormals included."""
+def _to_float(bits: Int[Array, "..."]) -> Float[Array, "..."]:
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _bits(
+    values: Float[Array, "task ..."], is_negative: Bool[Array, " task"] | None = None
+) -> Int[Array, "task ..."]:
+    """Bit patterns without the sign; ordered as magnitudes are, denormals included.
+
+    With `is_negative`, values of the other side than each task's are above all others.
+    """
     patterns = jax.lax.bitcast_convert_type(values.astype(jnp.float32), jnp.int32)
-    return patterns & 0x7FFFFFFF
+    magnitudes = patterns & _MAGNITUDE
+    if is_negative is None:
+        return magnitudes
+    wanted = is_negative.reshape(-1, *(1,) * (values.ndim - 1))
+    return jnp.where((patterns < 0) == wanted, magnitudes, _MAGNITUDE)
 
 
 def _count_below(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float
 
@@ -155,15 +156,36 @@ def _check_shapes(gradients: Any, shapes: Any, *, expected: str, fix: str) -> No
 
 
 def gram_matrix(leaves: Sequence[Float[Array, "task ..."]]) -> Float[Array, "task task"]:
-    """Dot products of the tasks' whole gradients, <g_s, g_t>; norms squared on the diagonal."""
+    """Dot products of the tasks' whole gradients, <g_s, g_t>; norms squared on the diagonal.
 
-    def of_leaf(leaf: jax.Array) -> jax.Array:
-        axes = tuple(range(1, leaf.ndim))
-        return jax.lax.dot_general(
-            leaf, leaf, ((axes, axes), ((), ())), precision=jax.lax.Precision.HIGHEST
-        )
+    One pass over memory; a CPU's matrix product would transpose all gradients first.
+    """
+    num_tasks = len(leaves[0])
+    rows, columns = np.triu_indices(num_tasks)
+    products = []
+    for leaf in leaves:
+        tasks = [leaf[task].astype(jnp.float32) for task in range(num_tasks)]
+        pairs = zip(rows, columns, strict=True)
+        products.append(sums([tasks[row] * tasks[column] for row, column in pairs]))
+    upper = jnp.sum(jnp.stack(products), axis=0)
+    places = np.zeros((num_tasks, num_tasks), np.int32)
+    places[rows, columns] = places[columns, rows] = np.arange(len(rows))
+    return upper[places]
 
-    return jnp.sum(jnp.stack([of_leaf(leaf.astype(jnp.float32)) for leaf in leaves]), axis=0)
+
+def sums(arrays: Sequence[Float[Array, "*shape"]]) -> Float[Array, " sums"]:
+    """Sums of arrays of one shape in one pass, which stores none of them.
+
+    Along the last axis first: one running float32 sum over millions of entries would lose digits.
+    """
+    axes = (arrays[0].ndim - 1,) if arrays[0].ndim else ()
+    totals = jax.lax.reduce(
+        tuple(arrays),
+        (np.float32(0),) * len(arrays),
+        lambda left, right: tuple(x + y for x, y in zip(left, right, strict=True)),
+        axes,
+    )
+    return jnp.stack([jnp.sum(total) for total in totals])
 
 
 def squared_norms(leaves: Sequence[Float[Array, "task ..."]]) -> Float[Array, " task"]:

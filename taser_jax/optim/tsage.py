@@ -12,23 +12,23 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Float
 
 from taser_jax.errors import ConfigError
-from taser_jax.optim.median import MedianOver, lower_median
+from taser_jax.optim.median import MedianOf, MedianOver, lower_median
+from taser_jax.optim.stochastic_rounding import noise, round_at_random
 from taser_jax.optim.task_gradients import (
     Report,
     check_task_gradients,
     check_tasks,
     combine,
     keep_trainable,
+    sums,
 )
 
 _LARGEST = 1e30
 """Bound of a normalised sensitivity: finite also where a median is 0 and epsilon tiny."""
-
 
 _REPORTED_WHOLE = 65536
 _REPORTED_SHARE = 16
@@ -83,6 +83,26 @@ class BiasCorrection(enum.Enum):
     ADAM = "adam"
 
 
+class Sensitivity(enum.Enum):
+    """What a sensitivity is, before it is divided by its median.
+
+    ABSOLUTE is Equation 9 and the released code: |g·θ|, the change of the loss, to first order,
+    when θ is taken away, whatever its direction. SIGNED is Algorithm 1 to the letter: g·θ, and the
+    exact lower median of these signed values. A task then weighs less where taking θ away would
+    raise its loss. Signed values lie around 0, and so does their median: it may be tiny, which
+    makes weights one-hot, and where it is negative the order of the task's parameters is reversed.
+    """
+
+    ABSOLUTE = "absolute"
+    SIGNED = "signed"
+
+
+_MEDIANS = {
+    Sensitivity.ABSOLUTE: MedianOf.MAGNITUDES,
+    Sensitivity.SIGNED: MedianOf.SIGNED,
+}
+
+
 class AverageDtype(enum.Enum):
     """How the moving average is stored.
 
@@ -99,6 +119,7 @@ class TSageConfig:
     """T-SAGE as in the paper's Algorithm 1, with absolute values (its Equation 9).
 
     Attributes:
+        sensitivity: absolute or signed.
         beta: share of the old moving average that is kept. (Equation 11 has β and 1 − β the other
             way round; Table 4, where 0.999 is best and 0 means no momentum, fits this.)
         temperature: τ of the softmax over tasks.
@@ -111,9 +132,10 @@ class TSageConfig:
         average_dtype: how the moving average is stored.
         median_over: which entries the median is of. `NONZERO` is not in the paper; it is for small
             models, most of whose parameters are rows of the vocabulary that a batch does not touch.
-        median_epsilon: added to the median, as in the released code.
+        median_epsilon: added to the median's magnitude, as in the released code.
     """
 
+    sensitivity: Sensitivity = Sensitivity.ABSOLUTE
     beta: float = 0.999
     temperature: float = 2.0
     temperature_schedule: TemperatureSchedule = TemperatureSchedule.CONSTANT
@@ -248,9 +270,14 @@ def tsage(
         leaves = check_task_gradients(updates, params, losses, tasks, trainable)
         factors = jax.tree.leaves(keep_trainable(params, trainable))
         median = lower_median(
-            leaves, factors=factors, guess=state.median_bits, over=config.median_over
+            leaves,
+            factors=factors,
+            guess=state.median_bits,
+            over=config.median_over,
+            of=_MEDIANS[config.sensitivity],
         )
-        inverse_median = 1.0 / (median.value + config.median_epsilon)
+        epsilon = jnp.copysign(jnp.float32(config.median_epsilon), median.value)
+        inverse_median = 1.0 / (median.value + epsilon)
         step = state.step + 1
         correction = jnp.float32(1)
         if config.bias_correction is BiasCorrection.ADAM:
@@ -263,8 +290,7 @@ def tsage(
             # Written out over tasks, all of this is one loop that reads its inputs once.
             return _softmax_parts(
                 [
-                    sharpness
-                    * _moved(config.beta, average[t], gradients[t], param, inverse_median[t])
+                    sharpness * _moved(config, average[t], gradients[t], param, inverse_median[t])
                     for t in range(num_tasks)
                 ]
             )
@@ -283,9 +309,9 @@ def tsage(
             zip(leaves, factors, averages, strict=True)
         ):
             wide = inverse_median.reshape(-1, *(1,) * param.ndim)
-            moved = _moved(config.beta, average, gradients, param, wide)
+            moved = _moved(config, average, gradients, param, wide)
             if config.average_dtype is AverageDtype.BFLOAT16:
-                moved = _round_at_random(moved, _noise(gradients, param, salts[place]))
+                moved = round_at_random(moved, noise(gradients, param, salts[place]))
             new_leaves.append(moved)
         average = jax.tree.unflatten(jax.tree.structure(state.average), new_leaves)
 
@@ -303,10 +329,18 @@ def tsage(
 
 
 def _moved(
-    beta: float, average: jax.Array, gradient: jax.Array, param: jax.Array, inverse_median: Any
+    config: TSageConfig,
+    average: jax.Array,
+    gradient: jax.Array,
+    param: jax.Array,
+    inverse_median: Any,
 ) -> jax.Array:
-    sensitivity = jnp.minimum(jnp.abs(gradient * param) * inverse_median, _LARGEST)
-    return beta * average.astype(jnp.float32) + (1.0 - beta) * sensitivity
+    product = gradient * param
+    if config.sensitivity is Sensitivity.ABSOLUTE:
+        sensitivity = jnp.minimum(jnp.abs(product) * inverse_median, _LARGEST)
+    else:
+        sensitivity = jnp.clip(product * inverse_median, -_LARGEST, _LARGEST)
+    return config.beta * average.astype(jnp.float32) + (1.0 - config.beta) * sensitivity
 
 
 def _softmax_parts(scores: Sequence[jax.Array]) -> list[jax.Array]:
@@ -334,48 +368,11 @@ def _means(
 ) -> tuple[Float[Array, " task"], Float[Array, ""]]:
     """Means over parameters of the tasks' weights and of their entropy."""
     size = sum(tasks[0].size for tasks in parts)
-    sums = []
+    totals = []
     for tasks in parts:
         total = functools.reduce(operator.add, tasks)
         weights = [part / total for part in tasks]
         spread = sum(jax.scipy.special.entr(weight) for weight in weights)
-        sums.append(_sums([*weights, spread]))
-    *means, entropy = jnp.sum(jnp.stack(sums), axis=0) / size
+        totals.append(sums([*weights, spread]))
+    *means, entropy = jnp.sum(jnp.stack(totals), axis=0) / size
     return jnp.stack(means), entropy
-
-
-def _sums(arrays: Sequence[Any]) -> Float[Array, " sums"]:
-    """Sums of arrays of one shape in one pass, which stores none of them.
-
-    Along the last axis first: one running float32 sum over millions of entries would lose digits.
-    """
-    axes = (arrays[0].ndim - 1,) if arrays[0].ndim else ()
-    rows = jax.lax.reduce(
-        tuple(arrays),
-        (np.float32(0),) * len(arrays),
-        lambda left, right: tuple(x + y for x, y in zip(left, right, strict=True)),
-        axes,
-    )
-    return jnp.stack([jnp.sum(row) for row in rows])
-
-
-def _noise(
-    gradients: Float[Array, "task *shape"], param: Float[Array, "*shape"], salt: UInt32[Array, ""]
-) -> UInt32[Array, "task *shape"]:
-    """16 bits that look random, hashed from the entry: nothing to draw, nothing to move."""
-
-    def bits(array: jax.Array) -> jax.Array:
-        return jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
-
-    mixed = bits(gradients) ^ (bits(param) * jnp.uint32(0x9E3779B1)) ^ salt
-    mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)
-    mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE3D)
-    return mixed >> 16
-
-
-def _round_at_random(
-    values: Float[Array, "*shape"], noise: UInt32[Array, "*shape"]
-) -> Float[Array, "*shape"]:
-    """bfloat16 below or above a finite value of 0 or more; its mean is the value."""
-    bits = jax.lax.bitcast_convert_type(values, jnp.uint32) + noise
-    return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)

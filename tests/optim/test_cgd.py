@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from taser_jax.optim.cgd import CgdConfig, cgd
 
 PARAMS = tree(np.random.default_rng(9))
 SHARP = CgdConfig(temperature=2.0)
+SIZES = {"nq": 100, "fever": 4, "wow": 25}
 
 
 def make(config=SHARP, tasks=TASKS):
@@ -17,7 +20,10 @@ def make(config=SHARP, tasks=TASKS):
 
 def oracle(config, problem):
     num_tasks = len(problem[0][1])
-    w = np.full(num_tasks, 1 / num_tasks)
+    sizes = np.array([config.task_sizes[t] if config.task_sizes else 1 for t in TASKS[:num_tasks]])
+    w = np.exp(config.size_adjustment / np.sqrt(sizes))
+    w = w / w.sum()
+    shares = num_tasks * w
     combined = []
     for gradients, losses in problem:
         g = flatten(gradients)
@@ -26,7 +32,8 @@ def oracle(config, problem):
         r = np.zeros(num_tasks)
         for i in range(num_tasks):
             for j in range(num_tasks):
-                r[i] += (losses[i] * losses[j]) ** config.loss_exponent * (unit[i] @ unit[j])
+                gain = (losses[i] * losses[j]) ** config.loss_exponent * (unit[i] @ unit[j])
+                r[i] += shares[j] * gain
         w = w * np.exp(r / config.temperature)
         w = w / w.sum()
         w = np.maximum(w, config.weight_floor)
@@ -41,8 +48,9 @@ def oracle(config, problem):
         CgdConfig(),
         CgdConfig(loss_exponent=0.5, temperature=1.0),
         CgdConfig(temperature=0.3, weight_floor=0.05),
+        CgdConfig(temperature=2.0, size_adjustment=3.0, task_sizes=SIZES),
     ],
-    ids=["sharp", "taco-dr", "paper exponent", "floor"],
+    ids=["sharp", "taco-dr", "paper exponent", "floor", "sizes"],
 )
 def test_it_equals_the_formulas_in_float64_over_several_steps(config):
     problem = steps(6)
@@ -66,6 +74,15 @@ def test_worked_example():
     )
     np.testing.assert_allclose(state.report.weights, [0.9526, 0.0474], atol=5e-5)
     np.testing.assert_allclose(updates["w"], [2.8577, 3.9051], atol=2e-4)
+
+
+def test_weights_start_from_the_tasks_sizes():
+    # exp(3/10), exp(3/2), exp(3/5) = 1.3499, 4.4817, 1.8221, which add up to 7.6537.
+    config = CgdConfig(size_adjustment=3.0, task_sizes=SIZES)
+    state = make(config).init(PARAMS)
+    np.testing.assert_allclose(state.report.weights, [0.1764, 0.5856, 0.2381], atol=5e-5)
+    with pytest.raises(ConfigError, match="each of nq, fever, wow"):
+        make(dataclasses.replace(config, task_sizes={"nq": 3, "fever": 1}))
 
 
 def test_devices_order_and_a_single_task():

@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from taser_jax.errors import ConfigError
-from taser_jax.optim.median import MedianOver, lower_median
+from taser_jax.optim.median import MedianOf, MedianOver, lower_median
 
 median = jax.jit(lambda values, guess: lower_median(values, guess=guess))
 median_of_products = jax.jit(
@@ -68,6 +68,9 @@ def test_worked_example():
     values = [jnp.array([[4.0, 0.0, -1.0, 9.0]])]
     assert float(lower_median(values).value[0]) == 1.0
     assert float(lower_median(values, over=MedianOver.NONZERO).value[0]) == 4.0
+    assert float(lower_median(values, of=MedianOf.SIGNED).value[0]) == 0.0
+    signed = lower_median(values, over=MedianOver.NONZERO, of=MedianOf.SIGNED)
+    assert float(signed.value[0]) == 4.0
 
 
 @pytest.mark.parametrize("guess", ["none", "right", "wrong"])
@@ -129,6 +132,32 @@ def test_nonzero_ignores_zeros_and_a_task_of_zeros_has_median_zero():
     np.testing.assert_array_equal(found.bits, sorted_median(values, nonzero=True))
     assert float(found.value[2]) == 0
     np.testing.assert_array_equal(median(values, np.zeros(3, np.int32)).bits, [0, 0, 0])
+
+
+@pytest.mark.parametrize("over", MedianOver)
+def test_signed_medians_equal_a_sort_of_signed_values(over):
+    rng = np.random.default_rng(7)
+    rows = np.stack([adversarial(name, rng) for name in NAMES] * 3)
+    share = np.repeat([0.2, 0.5, 0.8], len(NAMES))[:, None]  # of negative ones
+    rows = np.where(rng.random(rows.shape) < share, -rows, rows)
+    rows[-1] = -np.float32(0)
+    expected = []
+    for row in rows:
+        # Integers in the order of floats; -0 comes before 0.
+        bits = row.view(np.int32).astype(np.int64)
+        order = np.sort(np.where(bits < 0, -(bits & 0x7FFFFFFF) - 1, bits))
+        if over is MedianOver.NONZERO:
+            order = order[(order != 0) & (order != -1)]
+        key = order[(len(order) - 1) // 2] if len(order) else 0
+        expected.append(key if key >= 0 else (-(key + 1)) - 2**31)
+    expected = np.array(expected, np.int32)
+    signed = jax.jit(lambda v, guess: lower_median(v, guess=guess, over=over, of=MedianOf.SIGNED))
+    for guess in (np.zeros(len(rows), np.int32), expected):
+        found = signed(split(rows), guess)
+        np.testing.assert_array_equal(found.bits, expected)
+        np.testing.assert_array_equal(np.asarray(found.value).view(np.int32), expected)
+    assert (expected < 0).any()
+    assert (expected > 0).any()
 
 
 def test_eight_devices_count_what_one_counts_and_gather_no_parameter():

@@ -1,0 +1,43 @@
+"""Rounding to bfloat16 at random, which keeps changes smaller than half a bit on average."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, BFloat16, Float, UInt32
+
+
+def noise(
+    gradients: Float[Array, "task *shape"], param: Float[Array, "*shape"], salt: UInt32[Array, ""]
+) -> UInt32[Array, "task *shape"]:
+    """16 bits that look random, hashed from the entry: nothing to draw, nothing to move.
+
+    Args:
+        gradients: what is hashed, with the parameter.
+        param: likewise.
+        salt: differs by step and parameter.
+    """
+
+    def bits(array: jax.Array) -> jax.Array:
+        return jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
+
+    mixed = bits(gradients) ^ (bits(param) * jnp.uint32(0x9E3779B1)) ^ salt
+    mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)
+    mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE3D)
+    return mixed >> 16
+
+
+def round_at_random(
+    values: Float[Array, "*shape"], random_bits: UInt32[Array, "*shape"]
+) -> BFloat16[Array, "*shape"]:
+    """bfloat16 of the next smaller or larger magnitude than a finite value; its mean is that.
+
+    Example:
+        1.001 lies between bfloat16's 1 and 1.0078125: one of 7.8 calls gives the larger.
+
+    Args:
+        values: finite.
+        random_bits: 16 bits each.
+    """
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint32) + random_bits
+    return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
