@@ -372,7 +372,7 @@ def _means(
     for tasks in parts:
         total = functools.reduce(operator.add, tasks)
         weights = [part / total for part in tasks]
-        spread = sum(jax.scipy.special.entr(weight) for weight in weights)
+        spread = functools.reduce(operator.add, map(jax.scipy.special.entr, weights))
         totals.append(sums([*weights, spread]))
     *means, entropy = jnp.sum(jnp.stack(totals), axis=0) / size
     return jnp.stack(means), entropy
