@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from taser_jax.batch import Role, Tokens
-from taser_jax.compilation.ahead_of_time import OutOfMemory, compile_step
+from taser_jax.compilation.ahead_of_time import CompiledStep, OutOfMemory, compile_step
 from taser_jax.compilation.report import StepReport
 from taser_jax.compilation.topologies import Topology, one_host, open_topology
 from taser_jax.data.token_store import TokenStore
@@ -107,7 +107,7 @@ def compile_recipe(
         partitioner=partitioner,
         optimizer=training.optimizer,
         objective=training.objective,
-        total_steps=training.loop.train_steps,
+        total_steps=training.schedule_steps or training.loop.train_steps,
         seed=training.seed,
         query_length=query_length,
         passage_length=passage_length,
@@ -162,6 +162,7 @@ def _training_report(
     try:
         with phase("compile the training step"):
             compiled = compile_step(program.train_step, state, batch, mesh=partitioner.mesh)
+        _check_memory(compiled, target)
     except OutOfMemory as error:
         raise ConfigError(
             f"the training step needs {error.needed / 2**30:.2f} GiB of a device",
@@ -214,10 +215,18 @@ def _encoding_report(
         )
     )
     tokens = jax.tree.map(lambda leaf: _placed(leaf, partitioner.batch_sharding), tokens)
-    with phase("compile the encoding of passages"):
-        compiled = compile_step(
-            embed, params, tokens, mesh=partitioner.mesh, model=module, role=Role.PASSAGE, task=None
-        )
+    static = {"model": module, "role": Role.PASSAGE, "task": None}
+    try:
+        with phase("compile the encoding of passages"):
+            compiled = compile_step(embed, params, tokens, mesh=partitioner.mesh, **static)
+        _check_memory(compiled, host)
+    except OutOfMemory as error:
+        raise ConfigError(
+            f"encoding needs {error.needed / 2**30:.2f} GiB of a device",
+            where=host.name,
+            expected=f"at most the {error.available / 2**30:.2f} GiB that the chip leaves to it",
+            fix=f"lower BATCH_TOKENS, now {encoding.batch_tokens:,}; it decides the batch",
+        ) from error
     return StepReport(
         name="encoding of passages, on one host",
         about=f"{size} passages of {length} tokens",
@@ -226,6 +235,13 @@ def _encoding_report(
         compiled=compiled,
         model_flops=forward_flops(model_config, batch_size=size, length=length) / devices,
     )
+
+
+def _check_memory(compiled: CompiledStep, target: Topology) -> None:
+    """Raises `OutOfMemory` where the compiler let more pass than the chip is said to have."""
+    needed, available = compiled.memory.peak, target.chip.hbm_bytes
+    if needed > available:
+        raise OutOfMemory(needed=needed, available=available)
 
 
 def _placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from taser_jax import cli
-from taser_jax.compilation.ahead_of_time import OutOfMemory
+from taser_jax.compilation.ahead_of_time import CompiledStep, Memory, OutOfMemory
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig
 from taser_jax.models.flops import StepShape, training_flops
@@ -32,8 +33,7 @@ def test_a_small_recipe(tmp_path, capsys):
     assert shown.strip() == (directory / "report.txt").read_text().strip()
     training, encoding = json.loads((directory / "report.json").read_text())
     assert training["mesh"] == {"replica": 1, "data": 2, "fsdp": 2, "model": 1}
-    assert training["fits"]
-    assert "it fits" in shown
+    assert 0 < training["memory"]["peak"] < training["memory"]["hbm"] == 16 * 2**30
 
     # What is traced is what the formulas say, on each of four devices.
     bert = BertConfig(vocab_size=512, embed_dim=128, num_layers=2, num_heads=2, mlp_dim=256)
@@ -104,6 +104,23 @@ def test_a_recipe_that_does_not_fit_says_what_would(arguments, words, others, ca
     told = capsys.readouterr().err
     assert all(word in told for word in words), told
     assert not any(word in told for word in others), told
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_an_encoding_that_does_not_fit(raises, capsys, monkeypatch):
+    """Whether the compiler says so, or lets more pass than the chip has."""
+    large = Memory(arguments=2**34, outputs=1, aliased=0, temporaries=0, program=0)
+    small = dataclasses.replace(large, arguments=1)
+
+    def compile_step(step, *arguments, mesh, **static):
+        if static and raises:
+            no_room()
+        memory = large if static else small
+        return CompiledStep(memory, 1.0, 1.0, (), (), 0, ())
+
+    monkeypatch.setattr(compile_module, "compile_step", compile_step)
+    assert run("--topology=v5e:2x2") == 2
+    assert "lower BATCH_TOKENS, now 1,024" in capsys.readouterr().err
 
 
 def test_tasks_by_their_sizes(capsys, monkeypatch):
