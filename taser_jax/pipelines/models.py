@@ -69,6 +69,9 @@ class LoadedModel:
     def encode_fn(self, role: Role, *, task: str | None = None) -> EncodeFn:
         """Tokens -> float32 embeddings on the devices, [batch, dim]; any batch size."""
         devices = self.partitioner.batch_devices
+        config: ModelConfig = self.model.config
+        # Models that treat all tasks alike are told none: one program serves every task.
+        told = task if config.query_tasks else None
 
         def encode(tokens: Tokens) -> jax.Array:
             count = len(tokens.ids)
@@ -84,7 +87,7 @@ class LoadedModel:
                 self.partitioner.put_batch(tokens),
                 model=self.model,
                 role=role,
-                task=task,
+                task=told,
             )
             return embeddings if len(embeddings) == count else embeddings[:count]
 
