@@ -10,7 +10,8 @@ import pytest
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 TOY = (
     "--layers 1 --embed_dim 8 --heads 2 --mlp_dim 16 --vocab_size 30 --passages 20"
-    " --median_length 6 --max_length 16 --length_multiple 8 --torch_batch_size 4 --repeats 1"
+    " --median_length 6 --max_length 16 --length_multiple 8 --batch_tokens 64"
+    " --torch_batch_size 4 --repeats 1"
 )
 
 
