@@ -27,9 +27,11 @@ from taser_jax.analysis.sensitivity import (
     TaskLoss,
     check_finite,
     check_medians,
+    constrain,
     is_finite,
     normalize,
     sensitivity,
+    shardings_of,
     task_median,
 )
 from taser_jax.analysis.specialty import (
@@ -127,7 +129,9 @@ def make_advance(
     """
     kept = np.asarray(betas, np.float32)
 
-    def move(loss: TaskLoss, average: Any, params: Any, batch: Any) -> tuple[Any, Any, Any]:
+    def move(
+        loss: TaskLoss, average: Any, params: Any, batch: Any, *, shardings: Any
+    ) -> tuple[Any, Any, Any]:
         new = sensitivity(loss, params, batch)
         median = task_median(jax.tree.leaves(new), over)
 
@@ -135,10 +139,11 @@ def make_advance(
             beta = kept.reshape(-1, *(1,) * value.ndim)
             return jnp.asarray(beta * old + (1 - beta) * normalize(value, median))
 
-        return jax.tree.map(of_leaf, average, new), is_finite(new), median
+        average = constrain(jax.tree.map(of_leaf, average, new), shardings)
+        return average, is_finite(new), median
 
     moves = {
-        task: jax.jit(functools.partial(move, loss), donate_argnums=0)
+        task: jax.jit(functools.partial(move, loss), donate_argnums=0, static_argnames="shardings")
         for task, loss in losses.items()
     }
 
@@ -146,11 +151,12 @@ def make_advance(
         averages: Averages, params: Any, batches: Iterable[Mapping[str, Any]], *, where: str
     ) -> Averages:
         steps, values = averages.steps, dict(averages.values)
+        shardings = shardings_of(next(iter(values.values())))
         for batch in batches:
             finite, medians = {}, {}
             for task in values:
                 values[task], finite[task], medians[task] = moves[task](
-                    values[task], params, batch[task]
+                    values[task], params, batch[task], shardings=shardings
                 )
             check_finite(finite, where=where)
             check_medians(list(medians.values()), tasks=list(medians), over=over, where=where)

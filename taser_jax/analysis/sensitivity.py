@@ -66,23 +66,29 @@ def make_measure(
         gradient is not finite or a median is 0.
     """
 
-    def add(loss: TaskLoss, total: Any, finite: Any, params: Any, batch: Any) -> tuple[Any, Any]:
+    def add(
+        loss: TaskLoss, total: Any, finite: Any, params: Any, batch: Any, *, shardings: Any
+    ) -> tuple[Any, Any]:
         new = sensitivity(loss, params, batch)
-        return jax.tree.map(jnp.add, total, new), finite & is_finite(new)
+        total = constrain(jax.tree.map(jnp.add, total, new), shardings)
+        return total, finite & is_finite(new)
 
     adders = {
-        task: jax.jit(functools.partial(add, loss), donate_argnums=0)
+        task: jax.jit(functools.partial(add, loss), donate_argnums=0, static_argnames="shardings")
         for task, loss in losses.items()
     }
 
     def measure(
         params: Any, batches: Iterable[Mapping[str, Any]], *, where: str = "sensitivities"
     ) -> Sensitivities:
+        shardings = shardings_of(params)
         totals = {task: zeros_like(params) for task in losses}
         finite = {task: jnp.asarray(True) for task in losses}
         for batch in batches:
             for task, add in adders.items():
-                totals[task], finite[task] = add(totals[task], finite[task], params, batch[task])
+                totals[task], finite[task] = add(
+                    totals[task], finite[task], params, batch[task], shardings=shardings
+                )
         check_finite(finite, where=where)
         medians = [task_median(jax.tree.leaves(tree), over) for tree in totals.values()]
         check_medians(medians, tasks=list(losses), over=over, where=where)
@@ -96,6 +102,17 @@ def zeros_like(params: Any) -> Any:
     return jax.tree.map(
         lambda leaf: jnp.zeros_like(leaf, jnp.float32, device=leaf.sharding), params
     )
+
+
+def shardings_of(tree: Any) -> tuple[Any, ...]:
+    """The sharding of each leaf, in tree order; hashable."""
+    return tuple(leaf.sharding for leaf in jax.tree.leaves(tree))
+
+
+def constrain(tree: Any, shardings: Sequence[Any]) -> Any:
+    """The tree, kept on the devices as said: the compiler might keep sums whole on each of them."""
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, jax.lax.with_sharding_constraint(leaves, list(shardings)))
 
 
 def sensitivity(loss: TaskLoss, params: Any, batch: Any) -> Any:
