@@ -1,222 +1,232 @@
 r"""What a multi-task optimiser costs: T-SAGE, PCGrad, CGD, GradNorm, the sum, and a plain step.
 
-    python benchmarks/multitask_step.py                         # small, for a CPU
-    python benchmarks/multitask_step.py --model t5 --layers 12 --embed_dim 768 --heads 12 \
-        --mlp_dim 3072 --vocab_size 32128 --dtype bfloat16      # T5-base, the paper's batch
+    python benchmarks/multitask_step.py                     # tiny, for a CPU
+    python benchmarks/multitask_step.py --shape minilm      # seven tasks of 16 queries
+    python benchmarks/multitask_step.py --shape t5_base     # T5-base, the paper's batch
 
 Needs jax, flax, optax and numpy. The plain step is the sum of the tasks' losses, differentiated
-task by task, without a task axis. Prints one JSON line a figure:
+task by task, without a task axis. Methods take turns, so that a machine with other work on it slows
+all of them alike. Prints one JSON line a figure:
 
     bandwidth   bytes read and written a second by scaling a large array on this device
-    <method>    milliseconds (best of --steps), their ratio to the plain step's, bytes of the
-                optimiser's state, of the compiler's scratch, and what the combiner moves:
-                `traffic_bytes`, counted by hand, `traffic_milliseconds` at the measured bandwidth,
-                `extra_milliseconds` over the plain step and their quotient `extra_over_traffic`
+    <method>    milliseconds (median of --steps), processor milliseconds, the ratio to the plain
+                step's, bytes of the optimiser's state and of the compiler's scratch, and what the
+                combiner moves: `traffic_bytes`, counted by hand, `traffic_milliseconds` at the
+                measured bandwidth, `extra_milliseconds` over the plain step and their quotient
+                `extra_over_traffic`
+
+With --parts also the combiner alone, on random gradients: `update_milliseconds`, and for T-SAGE
+`median_milliseconds`. With --parts_only nothing else, which compiles in seconds.
+
+    python benchmarks/multitask_step.py --shape t5_base --topology v5e:2x4 --batch_multiple 8 \
+        --methods plain tsage
+
+compiles the steps for TPUs, without one: memory, FLOPs and bytes of one device, and the least time
+they take at the chip's peaks. Needs libtpu; run it with JAX_PLATFORMS=cpu.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import math
 import os
 import platform
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from multitask_problem import PLAIN, Problem, add_arguments, make_problem, traffic_bytes, with_shape
+from multitask_topology import compiled_figure
 
-from taser_jax.batch import Batch, Tokens
-from taser_jax.models.bert import BertConfig, Remat
-from taser_jax.models.build import build_model
-from taser_jax.models.dual_encoder import DualEncoderConfig, init_params
-from taser_jax.models.t5 import T5Config
-from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
-from taser_jax.optim.multitask import Combiner, MultitaskConfig, build_multitask_optimizer
-from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.optim.skipping import skip_non_finite
-from taser_jax.optim.tsage import AverageDtype, TSageConfig
-from taser_jax.training.multitask_step import TaskGradients, make_multitask_train_step
-from taser_jax.training.state import init_state
-
-# KILT: queries a step at temperature 4 and 120 in all, and the paper's query lengths.
-TASKS = {
-    "nq": (16, 32), "tqa": (14, 32), "hopo": (15, 36), "wow": (16, 256),
-    "trex": (16, 32), "fever": (15, 64), "zsre": (17, 32), "aida": (11, 128),
-}  # fmt: skip
-PLAIN = "plain"
+from taser_jax.optim.median import lower_median
+from taser_jax.optim.multitask import Combiner
+from taser_jax.progress import track
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=["bert", "t5"], default="bert")
-    parser.add_argument("--layers", type=int, default=4, help="of T5's encoder and of its decoder")
-    parser.add_argument("--embed_dim", type=int, default=256)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--head_dim", type=int, default=64)
-    parser.add_argument("--mlp_dim", type=int, default=1024)
-    parser.add_argument("--vocab_size", type=int, default=8192)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--remat", choices=[remat.value for remat in Remat], default="none")
-    parser.add_argument("--tasks", type=int, default=8, help="the first so many of KILT's")
-    parser.add_argument("--batch_share", type=float, default=1.0, help="of the paper's batch sizes")
-    parser.add_argument("--passage_length", type=int, default=160)
-    parser.add_argument("--max_query_length", type=int, default=256)
-    parser.add_argument("--negatives", type=int, default=2)
-    parser.add_argument("--num_chunks", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=3)
+    add_arguments(parser)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--bandwidth_megabytes", type=int, default=256)
-    parser.add_argument("--average_dtype", choices=["float32", "bfloat16"], default="float32")
-    names = [PLAIN, *(combiner.value for combiner in Combiner)]
-    parser.add_argument("--methods", nargs="+", choices=names, default=names)
-    return parser.parse_args()
+    parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--parts_only", action="store_true")
+    parser.add_argument("--topology", help="such as v5e:2x4: compile for it, run nothing")
+    return with_shape(parser.parse_args())
 
 
-def make_model(arguments: argparse.Namespace) -> Any:
-    names = ("embed_dim", "head_dim", "mlp_dim", "vocab_size", "dtype")
-    sizes = {name: getattr(arguments, name) for name in names}
-    sizes |= {"num_heads": arguments.heads, "num_layers": arguments.layers}
-    sizes |= {"remat": Remat(arguments.remat)}
-    if arguments.model == "bert":
-        return build_model(DualEncoderConfig(bert=BertConfig(**sizes)))
-    sizes["num_decoder_layers"] = arguments.layers
-    return build_model(T5DualEncoderConfig(t5=T5Config(**sizes)))
+class Cost(NamedTuple):
+    """Of one call, in seconds; `processor` adds up the cores."""
+
+    wall: float
+    processor: float
 
 
-def make_batches(arguments: argparse.Namespace) -> dict[str, Batch]:
-    rng = np.random.default_rng(0)
-
-    def tokens(rows: int, length: int) -> Tokens:
-        ids = rng.integers(2, arguments.vocab_size, (rows, length)).astype(np.int32)
-        return Tokens(ids, np.ones((rows, length), bool))
-
-    batches = {}
-    for task, (size, length) in list(TASKS.items())[: arguments.tasks]:
-        chunks = arguments.num_chunks
-        queries = max(1, math.ceil(size * arguments.batch_share / chunks)) * chunks
-        passages = queries * (1 + arguments.negatives)
-        batches[task] = Batch(
-            queries=tokens(queries, min(length, arguments.max_query_length)),
-            passages=tokens(passages, arguments.passage_length),
-            positive_index=np.arange(queries, dtype=np.int32) * (1 + arguments.negatives),
-            ignore=np.zeros((queries, passages), bool),
-            query_rows=np.arange(queries, dtype=np.int32),
-            passage_rows=np.arange(passages, dtype=np.int32),
-        )
-    return jax.device_put(batches)
+def cost(function: Callable[[], Any]) -> Cost:
+    start, used = time.perf_counter(), time.process_time()
+    jax.block_until_ready(function())
+    return Cost(time.perf_counter() - start, time.process_time() - used)
 
 
-def bandwidth(megabytes: int) -> float:
-    """Bytes a second, read and written, of x <- 1.5·x in place; best of five."""
-    array = jnp.zeros((megabytes * 2**20 // 4,), jnp.float32)
-    scale = jax.jit(lambda x: x * 1.5, donate_argnums=0)
-    array = jax.block_until_ready(scale(array))
-    times = []
-    for _ in range(5):
+def median(costs: list[Cost]) -> Cost:
+    return Cost(*(float(np.median(column)) for column in zip(*costs, strict=True)))
+
+
+class Scaling:
+    """x <- 1.5·x in place, on a large array."""
+
+    def __init__(self, megabytes: int) -> None:
+        self.array = jnp.zeros((megabytes * 2**20 // 4,), jnp.float32)
+        self._scale = jax.jit(lambda x: x * 1.5, donate_argnums=0)
+        self()
+
+    def __call__(self) -> jax.Array:
+        """Once."""
+        self.array = jax.block_until_ready(self._scale(self.array))
+        return self.array
+
+
+class Training:
+    """A compiled step and the state it goes on from."""
+
+    def __init__(self, problem: Problem, method: str, batches: Any) -> None:
+        self.batches = batches
+        self.state = problem.state(method)
+        self.state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self.state.opt_state))
         start = time.perf_counter()
-        array = jax.block_until_ready(scale(array))
-        times.append(time.perf_counter() - start)
-    return 2 * array.nbytes / min(times)
+        self.compiled = problem.step(method).lower(self.state, batches).compile()
+        self.compile_seconds = time.perf_counter() - start
+        self.passes: list[float] = []
+        self()
+        # The first step has no last median.
+        self.passes.clear()
+
+    def __call__(self) -> Any:
+        """One step."""
+        self.state, metrics = self.compiled(self.state, self.batches)
+        jax.block_until_ready(self.state)
+        assert bool(metrics["finite"])
+        self.passes.append(float(metrics.get("median_passes", 0)))
+        return self.state
 
 
-def traffic_bytes(
-    method: str, *, tasks: int, parameters: int, average_bytes: int, passes: float
-) -> float:
-    """What the combiner must read and write; the stack of gradients is written once in each.
+class Update:
+    """A method's combiner alone, or T-SAGE's median alone, on random gradients."""
 
-    T-SAGE reads gradients and parameters in each pass of the median, then gradients, parameters and
-    average once for the combined gradient and once for the new average. The others read gradients
-    once for the sum, PCGrad and CGD once more for the dot products, GradNorm for the norms.
-    """
-    stack = 4.0 * tasks * parameters
-    vector = 4.0 * parameters
-    average = average_bytes * tasks * parameters
+    def __init__(self, problem: Problem, method: str) -> None:
+        tasks, params = len(problem.batches), problem.initialise(jax.random.key(0))
+        leaves, structure = jax.tree.flatten(params)
+
+        @jax.jit
+        def draw(key: jax.Array) -> list[jax.Array]:
+            keys = jax.random.split(key, len(leaves))
+            return [
+                jax.random.normal(key, (tasks, *leaf.shape))
+                for key, leaf in zip(keys, leaves, strict=True)
+            ]
+
+        self.gradients = jax.tree.unflatten(structure, draw(jax.random.key(1)))
+        self.params, self.tasks = params, tasks
+        self._combiner = problem.combiner(method)
+        self.state = self._combiner.init(params)
+        self._update = jax.jit(self._combiner.update, donate_argnums=1)
+        self._median = jax.jit(
+            lambda values, factors, guess: lower_median(values, factors=factors, guess=guess)
+        )
+        self()
+
+    def __call__(self) -> Any:
+        """One combined gradient."""
+        updates, self.state = self._update(
+            self.gradients,
+            self.state,
+            self.params,
+            losses=jnp.ones(self.tasks),
+            key=jax.random.key(0),
+        )
+        return jax.block_until_ready(updates)
+
+    def median(self) -> Any:
+        """T-SAGE's medians, from the last ones."""
+        return self._median(
+            jax.tree.leaves(self.gradients), jax.tree.leaves(self.params), self.state.median_bits
+        )
+
+
+def measure_parts(problem: Problem, method: str, steps: int) -> dict[str, float]:
     if method == PLAIN:
-        return 0.0
-    if method == Combiner.NAIVE.value:
-        return stack + (stack + vector)
-    if method != Combiner.TSAGE.value:
-        return stack + stack + (stack + vector)
-    update = (stack + average + 2 * vector) + (stack + 2 * average + vector)
-    return stack + passes * (stack + vector) + update
+        return {}
+    update = Update(problem, method)
+    parts = {"update": update} | (
+        {"median": update.median} if method == Combiner.TSAGE.value else {}
+    )
+    found = {}
+    for name, part in parts.items():
+        cost(part)
+        of_part = median([cost(part) for _ in range(steps)])
+        found[f"{name}_milliseconds"] = 1e3 * of_part.wall
+        found[f"{name}_processor_milliseconds"] = 1e3 * of_part.processor
+    return found
 
 
 def main() -> None:
     arguments = parse()
-    model = make_model(arguments)
-    batches = make_batches(arguments)
-    tasks = tuple(batches)
-
-    def initialise(key: jax.Array) -> Any:
-        return init_params(model, key)
-
-    shapes = jax.eval_shape(initialise, jax.random.key(0))
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    about = {
-        "benchmark": "multitask_step",
-        "model": arguments.model,
-        "parameters": parameters,
-        "dtype": arguments.dtype,
-        "tasks": len(tasks),
-        "queries": sum(len(batch.queries.ids) for batch in batches.values()),
-        "tokens": sum(b.queries.ids.size + b.passages.ids.size for b in batches.values()),
+    problem = make_problem(arguments)
+    about = {"benchmark": "multitask_step"} | problem.about()
+    about |= {
         "device": jax.devices()[0].device_kind,
         "cores": len(os.sched_getaffinity(0)),
         "machine": platform.machine(),
-        "jax": jax.__version__,
     }
-    rate = bandwidth(arguments.bandwidth_megabytes)
-    print(json.dumps(about | {"figure": "bandwidth", "gigabytes_per_second": rate / 1e9}))
+    methods = sorted(dict.fromkeys(arguments.methods), key=lambda method: method != PLAIN)
+    if arguments.topology:
+        about = {"benchmark": "multitask_step"} | problem.about()
+        for method in track(methods, "compiling"):
+            figure = compiled_figure(problem, method, arguments.topology)
+            print_line(about | {"figure": method} | figure)
+        return
+    if not arguments.parts_only:
+        measure_steps(problem, methods, arguments, about)
+    if arguments.parts or arguments.parts_only:
+        for method in methods:
+            if parts := measure_parts(problem, method, arguments.steps):
+                print_line(about | {"figure": f"{method} alone"} | parts)
 
-    adam = OptimizerConfig(learning_rate=1e-5, clip_norm=1.0)
-    config = MultitaskConfig(
-        tsage=TSageConfig(burn_in_share=0.0, average_dtype=AverageDtype(arguments.average_dtype))
-    )
-    plain_seconds = None
-    for method in sorted(arguments.methods, key=lambda name: name != PLAIN):
-        if method == PLAIN:
-            optimizer = skip_non_finite(build_optimizer(adam, shapes, total_steps=1000))
-            gradients = TaskGradients.SUMMED
-        else:
-            chosen = dataclasses.replace(config, combiner=Combiner(method))
-            optimizer = build_multitask_optimizer(
-                chosen, adam, shapes, tasks=tasks, total_steps=1000
-            )
-            gradients = TaskGradients.STACKED
-        step = make_multitask_train_step(
-            model, optimizer, tasks=tasks, gradients=gradients, num_chunks=arguments.num_chunks
-        )
-        state = init_state(initialise, optimizer, jax.random.key(0))
-        start = time.perf_counter()
-        compiled = step.lower(state, batches).compile()
-        compile_seconds = time.perf_counter() - start
-        memory = compiled.memory_analysis()
-        state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state))
-        times, passes = [], 0.0
-        # The first step has no last median.
-        for number in range(arguments.steps + 1):
-            start = time.perf_counter()
-            state, metrics = compiled(state, batches)
-            jax.block_until_ready(state)
-            if number:
-                times.append(time.perf_counter() - start)
-                passes += float(metrics.get("median_passes", 0)) / arguments.steps
-        assert bool(metrics["finite"])
-        seconds = min(times)
-        plain_seconds = seconds if method == PLAIN else plain_seconds
+
+def measure_steps(
+    problem: Problem, methods: Sequence[str], arguments: argparse.Namespace, about: dict[str, Any]
+) -> None:
+    batches = jax.device_put(dict(problem.batches))
+    scaling = Scaling(arguments.bandwidth_megabytes)
+    trainings = {
+        method: Training(problem, method, batches) for method in track(methods, "compiling")
+    }
+    costs: dict[str, list[Cost]] = {method: [] for method in ("bandwidth", *methods)}
+    for _ in track(range(arguments.steps), "rounds"):
+        costs["bandwidth"].append(cost(scaling))
+        for method, training in trainings.items():
+            costs[method].append(cost(training))
+    medians = {name: median(found) for name, found in costs.items()}
+    rate = 2 * scaling.array.nbytes / medians["bandwidth"].wall
+    figure: dict[str, Any] = {"figure": "bandwidth", "gigabytes_per_second": rate / 1e9}
+    print_line(about | figure)
+    plain = medians.get(PLAIN)
+    for method, training in trainings.items():
+        passes = float(np.mean(training.passes))
+        found = medians[method]
         figure = {
             "figure": method,
-            "milliseconds": 1e3 * seconds,
-            "compile_seconds": compile_seconds,
-            "state_bytes": state_bytes,
-            "scratch_bytes": memory.temp_size_in_bytes,
+            "milliseconds": 1e3 * found.wall,
+            "processor_milliseconds": 1e3 * found.processor,
+            "compile_seconds": training.compile_seconds,
+            "state_bytes": training.state_bytes,
+            "scratch_bytes": training.compiled.memory_analysis().temp_size_in_bytes,
             "traffic_bytes": traffic_bytes(
                 method,
-                tasks=len(tasks),
-                parameters=parameters,
+                tasks=len(problem.batches),
+                parameters=problem.num_parameters,
                 average_bytes=jnp.dtype(arguments.average_dtype).itemsize,
                 passes=passes,
             ),
@@ -225,15 +235,18 @@ def main() -> None:
         figure["traffic_milliseconds"] = 1e3 * traffic
         if method == Combiner.TSAGE.value:
             figure["median_passes"] = passes
-        if plain_seconds is not None:
-            figure["ratio_to_plain"] = seconds / plain_seconds
+        if plain is not None:
+            figure["ratio_to_plain"] = found.wall / plain.wall
+            figure["processor_ratio_to_plain"] = found.processor / plain.processor
+            figure["extra_milliseconds"] = 1e3 * (found.wall - plain.wall)
             if traffic:
-                extra = seconds - plain_seconds
-                figure["extra_milliseconds"] = 1e3 * extra
-                figure["extra_over_traffic"] = extra / traffic
-        rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in figure.items()}
-        print(json.dumps(about | rounded), flush=True)
-        del state, metrics
+                figure["extra_over_traffic"] = (found.wall - plain.wall) / traffic
+        print_line(about | figure)
+
+
+def print_line(figure: dict[str, Any]) -> None:
+    rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in figure.items()}
+    print(json.dumps(rounded), flush=True)
 
 
 if __name__ == "__main__":

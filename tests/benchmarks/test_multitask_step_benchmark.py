@@ -10,6 +10,11 @@ import pytest
 PATH = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "multitask_step.py"
 
 
+@pytest.fixture(autouse=True)
+def beside_the_benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(PATH.parent))
+
+
 def load():
     spec = importlib.util.spec_from_file_location("multitask_step_benchmark", PATH)
     module = importlib.util.module_from_spec(spec)
@@ -18,14 +23,16 @@ def load():
 
 
 def test_it_prints_a_line_a_figure(monkeypatch, capsys):
-    flags = "--layers 1 --embed_dim 8 --heads 1 --head_dim 8 --mlp_dim 16 --vocab_size 64 --tasks 2"
+    flags = (
+        "--layers 1 --embed_dim 8 --heads 1 --head_dim 8 --mlp_dim 16 --vocab_size 64 --num_tasks 2"
+    )
     flags += " --batch_share 0.1 --passage_length 6 --max_query_length 5 --steps 1"
-    flags += " --bandwidth_megabytes 1 --methods plain tsage"
+    flags += " --bandwidth_megabytes 1 --methods plain tsage --parts"
     monkeypatch.setattr(sys, "argv", ["multitask_step.py", *flags.split()])
     load().main()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["figure"] for line in lines] == ["bandwidth", "plain", "tsage"]
-    _, plain, tsage = lines
+    assert [line["figure"] for line in lines] == ["bandwidth", "plain", "tsage", "tsage alone"]
+    _, plain, tsage, alone = lines
     assert plain["ratio_to_plain"] == 1
     parameters = plain["parameters"]
     # Adam has two moments; T-SAGE's average is two tasks more.
@@ -33,6 +40,8 @@ def test_it_prints_a_line_a_figure(monkeypatch, capsys):
     assert tsage["state_bytes"] - plain["state_bytes"] == pytest.approx(8 * parameters, rel=0.02)
     assert tsage["median_passes"] >= 1
     assert tsage["traffic_milliseconds"] > 0
+    assert alone["update_milliseconds"] > 0
+    assert alone["median_milliseconds"] > 0
 
 
 def test_traffic_by_hand():
