@@ -14,17 +14,16 @@ from typing import Any
 import seqio
 
 from taser_jax.data.collections import SPLITS, list_tasks
+from taser_jax.data.data_context import use_data
 from taser_jax.data.preprocessors import PREPROCESSING_VERSION, check_length
+from taser_jax.data.task_sources import PASSAGES_SPLIT, PassageSource
 from taser_jax.data.tasks import (
-    PASSAGES_SPLIT,
-    PassageSource,
     check_query_room,
     find_mixture_or_task,
     passage_titles,
     passages_task,
     query_settings,
     retrieval_tasks,
-    use_data,
 )
 from taser_jax.data.token_store import TokenStore
 from taser_jax.data.token_store_writer import TokenStoreWriter

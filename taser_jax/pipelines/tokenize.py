@@ -10,7 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from taser_jax.data.collections import SPLITS
-from taser_jax.data.tasks import mixture_rates, use_data
+from taser_jax.data.data_context import use_data
+from taser_jax.data.tasks import mixture_rates
 from taser_jax.data.tokenize import tokenize_collection
 from taser_jax.data.vocabularies import load_vocabulary
 from taser_jax.errors import ConfigError

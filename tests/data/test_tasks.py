@@ -7,7 +7,10 @@ import tensorflow as tf
 
 from taser_jax.data import tasks as retrieval
 from taser_jax.data.collections import write_collection, write_queries
+from taser_jax.data.data_context import use_data
 from taser_jax.data.preprocessors import QueryNormalization, Titles
+from taser_jax.data.task_sources import PASSAGES_SPLIT
+from taser_jax.data.task_tokenizers import ContextVocabulary
 from taser_jax.data.wordpiece import WordPieceVocabulary
 from taser_jax.errors import ConfigError
 from taser_jax.records import Passage, Query
@@ -46,7 +49,7 @@ def test_examples_of_a_task(data_dir, vocabulary):
     retrieval.add_retrieval_task(
         "toy_one", collection="toy", task="one", normalization=QueryNormalization.CURLY_APOSTROPHE
     )
-    with retrieval.use_data(data_dir=data_dir, vocabulary=vocabulary):
+    with use_data(data_dir=data_dir, vocabulary=vocabulary):
         task = seqio.get_mixture_or_task("toy_one")
         examples = list(task.get_dataset({"query": 5}, split="train", shuffle=False))
         assert task.num_input_examples("train") == 3
@@ -64,11 +67,11 @@ def test_passages_are_a_task_with_or_without_titles(data_dir, vocabulary):
     retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
     retrieval.add_retrieval_task("toy_two", collection="toy", task="two")
     retrieval.add_passages_task("toy_texts", collection="toy", titles=Titles.OMIT)
-    with retrieval.use_data(data_dir=data_dir, vocabulary=vocabulary):
+    with use_data(data_dir=data_dir, vocabulary=vocabulary):
         lengths = {}
         for name in (retrieval.passages_task("toy"), "toy_texts"):
             dataset = seqio.get_mixture_or_task(name).get_dataset(
-                {"passage": 9}, split=retrieval.PASSAGES_SPLIT, shuffle=False
+                {"passage": 9}, split=PASSAGES_SPLIT, shuffle=False
             )
             rows = [int(example["passage_row"]) for example in dataset]
             assert rows == list(range(6))
@@ -83,7 +86,7 @@ def test_query_preprocessors_run_on_text(data_dir, vocabulary):
     retrieval.add_retrieval_task(
         "toy_one", collection="toy", task="one", query_preprocessors=[find]
     )
-    with retrieval.use_data(data_dir=data_dir, vocabulary=vocabulary):
+    with use_data(data_dir=data_dir, vocabulary=vocabulary):
         dataset = seqio.get_mixture_or_task("toy_one").get_dataset(None, split="train")
         assert all(int(x["query"][1]) == PIECES.index("find") for x in dataset)
 
@@ -94,7 +97,7 @@ def test_seqio_mixes_and_states_rates(data_dir, vocabulary):
     add = seqio.MixtureRegistry.add
     add("by_size", ["toy_one", "toy_two"], default_rate=seqio.mixing_rate_num_examples)
     add("fixed", [("toy_one", 3.0), "toy_two"], default_rate=1.0)
-    with retrieval.use_data(data_dir=data_dir, vocabulary=vocabulary):
+    with use_data(data_dir=data_dir, vocabulary=vocabulary):
         assert retrieval.mixture_rates("by_size") == {"one": 3.0, "two": 5.0}
         mixed = seqio.get_mixture_or_task("fixed").get_dataset(
             {"query": 8}, split="train", shuffle=False, num_epochs=1
@@ -106,10 +109,10 @@ def test_seqio_mixes_and_states_rates(data_dir, vocabulary):
 
 
 def test_stand_in_vocabulary_is_the_one_in_use(vocabulary):
-    stand_in = retrieval.ContextVocabulary()
+    stand_in = ContextVocabulary()
     with pytest.raises(ConfigError, match="use_data"):
         stand_in.encode("a")
-    with retrieval.use_data(data_dir="unused", vocabulary=vocabulary):
+    with use_data(data_dir="unused", vocabulary=vocabulary):
         ids = [PIECES.index("a"), PIECES.index("b")]
         assert stand_in.encode("a b") == ids
         assert stand_in.encode_tf(tf.constant("a b")).numpy().tolist() == ids

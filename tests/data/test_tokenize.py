@@ -8,6 +8,7 @@ import tensorflow as tf
 from taser_jax.data import tasks as retrieval
 from taser_jax.data import tokenize
 from taser_jax.data.collections import write_collection, write_queries
+from taser_jax.data.data_context import use_data
 from taser_jax.data.preprocessors import encode_passages, encode_queries
 from taser_jax.data.prompts import Prompt, TaskPrompt
 from taser_jax.data.text_settings import QueryNormalization, Titles
@@ -201,7 +202,7 @@ def test_another_vocabulary_makes_another_store(settings, tmp_path):
 
 def test_data_set_outlives_the_context_it_was_made_in(settings):
     vocabulary = load_vocabulary(settings["vocabulary"])
-    with retrieval.use_data(data_dir=settings["data_dir"], vocabulary=vocabulary):
+    with use_data(data_dir=settings["data_dir"], vocabulary=vocabulary):
         dataset = seqio.get_mixture_or_task("toy_two").get_dataset(
             {"query": 6}, split="train", shuffle=False
         )
