@@ -79,15 +79,24 @@ def random_case(seed, queries=300, depth=20, passages=60):
     return SearchResult(rows, scores), positives, answered
 
 
+def four_a_page(rows):
+    return [f"page {row // 4}" for row in rows]
+
+
 def oracle(result, positives, answered, config):
     """The rule as a loop, by rank."""
+    excluded = {
+        Excluded.POSITIVES: lambda row, positive: row in positive,
+        Excluded.GOLD: lambda row, positive: row in positive[:1],
+        Excluded.PAGES: lambda row, positive: any(row // 4 == other // 4 for other in positive),
+    }[config.excluded]
     lists = []
     for query, positive in enumerate(positives):
         pairs = zip(result.scores[query].tolist(), result.rows[query].tolist(), strict=True)
         ranked = [row for score, row in sorted(pairs, key=lambda p: (-p[0], p[1])) if row >= 0]
         negatives = []
         for row in ranked[: config.depth]:
-            if row in (positive if config.excluded is Excluded.POSITIVES else positive[:1]):
+            if excluded(row, positive):
                 continue
             if config.answer_containing is AnswerContaining.DROP and answered[query, row]:
                 continue
@@ -109,16 +118,13 @@ def test_equals_the_oracle(answer_containing, excluded, depth):
         return answered[queries[:, None], np.maximum(rows, 0)]
 
     expected = oracle(result, positives, answered, config)
-    mined = mine_negatives(result, positives, config=config, contains_answer=look_up)
+    options = {"contains_answer": look_up, "pages_of": four_a_page}
+    mined = mine_negatives(result, positives, config=config, **options)
     assert mined.rows == [line[:5] for line in expected]
     assert mined.statistics.queries_below_count == sum(len(line) < 5 for line in expected)
 
-    sampled = mine_negatives(
-        result,
-        positives,
-        config=dataclasses.replace(config, choice=Choice.SAMPLE),
-        contains_answer=look_up,
-    )
+    sampled_config = dataclasses.replace(config, choice=Choice.SAMPLE)
+    sampled = mine_negatives(result, positives, config=sampled_config, **options)
     for line, candidates in zip(sampled.rows, expected, strict=True):
         assert len(line) == min(5, len(candidates))
         assert [row for row in candidates if row in line] == line, "not in rank order"
