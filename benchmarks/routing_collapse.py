@@ -42,7 +42,8 @@ from taser_jax.models.routing import (
 )
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.pipelines.models import LoadedModel, load_model
-from taser_jax.pipelines.train import TrainingConfig, train
+from taser_jax.pipelines.train import train
+from taser_jax.pipelines.training_config import TrainingConfig
 from taser_jax.pipelines.validation import ValidationConfig
 from taser_jax.progress import track
 from taser_jax.training.loop import LoopConfig

@@ -13,7 +13,7 @@ from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.pipelines.train import TrainingConfig
+from taser_jax.pipelines.training_config import TrainingConfig
 from taser_jax.pipelines.validation import ValidationConfig
 from taser_jax.training.checkpoints import CheckpointConfig, Selection
 from taser_jax.training.loop import LoopConfig

@@ -36,7 +36,8 @@ from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling, Towers
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.pipelines.models import LoadedModel, load_model
-from taser_jax.pipelines.train import TrainingConfig, TrainSummary, train
+from taser_jax.pipelines.train import TrainSummary, train
+from taser_jax.pipelines.training_config import TrainingConfig
 from taser_jax.pipelines.validation import ValidationConfig
 from taser_jax.progress import phase
 from taser_jax.retrieval.embeddings import (

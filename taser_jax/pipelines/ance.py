@@ -25,7 +25,8 @@ from taser_jax.pipelines.stages import Stages
 from taser_jax.pipelines.systems import BM25, Setting
 from taser_jax.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
 from taser_jax.pipelines.taser import begin_pipeline, check_depth
-from taser_jax.pipelines.train import TrainingConfig, train
+from taser_jax.pipelines.train import train
+from taser_jax.pipelines.training_config import TrainingConfig
 from taser_jax.progress import logger
 
 WARM_UP = "warm-up"

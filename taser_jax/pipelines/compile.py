@@ -28,7 +28,7 @@ from taser_jax.pipelines.batch_plans import BatchPlan, make_plan
 from taser_jax.pipelines.compile_advice import what_would_fit
 from taser_jax.pipelines.models import embed
 from taser_jax.pipelines.step_program import StepProgram, make_step_program
-from taser_jax.pipelines.train import TrainingConfig
+from taser_jax.pipelines.training_config import TrainingConfig
 from taser_jax.pipelines.training_data import (
     fit_vocabulary,
     lengths,
@@ -107,7 +107,7 @@ def compile_recipe(
         partitioner=partitioner,
         optimizer=training.optimizer,
         objective=training.objective,
-        total_steps=training.schedule_steps or training.loop.train_steps,
+        total_steps=training.total_steps,
         seed=training.seed,
         query_length=query_length,
         passage_length=passage_length,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from taser_jax.models.bert import Remat
 from taser_jax.models.build import ModelConfig, remat
 from taser_jax.partitioning import Partitioner
-from taser_jax.pipelines.train import TrainingConfig
+from taser_jax.pipelines.training_config import TrainingConfig
 
 # Parameters, gradients and moments that leave this share of the memory to activations.
 _STATE_SHARE = 0.5

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from taser_jax.models.build import ModelConfig
 from taser_jax.pipelines.evaluate import EvaluationConfig
-from taser_jax.pipelines.train import TrainingConfig
+from taser_jax.pipelines.training_config import TrainingConfig
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import EncodeConfig
 from taser_jax.retrieval.hybrid import HybridConfig

@@ -10,41 +10,27 @@ import jax
 from etils import epath
 
 from taser_jax import hosts
-from taser_jax.data.batching import BatchingConfig
-from taser_jax.data.task_batching import TaskBatchingConfig
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.fingerprint import fingerprint
-from taser_jax.interop.pretrained import pretrained_bert
-from taser_jax.interop.t5_pretrained import pretrained_t5
 from taser_jax.models import config_io
-from taser_jax.models.bert import BertConfig
 from taser_jax.models.build import ModelConfig, build_model
 from taser_jax.models.dual_encoder import (
-    DualEncoderConfig,
     parameter_count,
 )
 from taser_jax.models.flops import StepShape, training_flops
 from taser_jax.models.memory import activation_bytes
-from taser_jax.models.routing import ExpertConfig
-from taser_jax.models.t5 import T5Config
-from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
-from taser_jax.optim.cgd import CgdConfig
-from taser_jax.optim.gradnorm import GradNormConfig
-from taser_jax.optim.multitask import MultitaskConfig
-from taser_jax.optim.naive import NaiveConfig
-from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.optim.pcgrad import PCGradConfig
-from taser_jax.optim.tsage import TSageConfig
-from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
-from taser_jax.pipelines.batch_plans import MultitaskTraining, make_plan
+from taser_jax.partitioning import Partitioner, make_mesh
+from taser_jax.pipelines.batch_plans import make_plan
 from taser_jax.pipelines.batch_shapes import chunk_shapes
 from taser_jax.pipelines.hardware import peak_flops
 from taser_jax.pipelines.metric_writers import make_writers
-from taser_jax.pipelines.pretrained import Pretrained, place_pretrained, read_pretrained
+from taser_jax.pipelines.pretrained import place_pretrained, read_pretrained
 from taser_jax.pipelines.run_record import data_facts, write_run_record
 from taser_jax.pipelines.settings import flatten
 from taser_jax.pipelines.step_program import make_step_program
+from taser_jax.pipelines.training_config import CONFIGURABLES as CONFIGURABLES
+from taser_jax.pipelines.training_config import TrainingConfig
 from taser_jax.pipelines.training_data import (
     check_query_towers,
     fit_vocabulary,
@@ -52,55 +38,15 @@ from taser_jax.pipelines.training_data import (
     open_store,
     training_queries,
 )
-from taser_jax.pipelines.validation import ValidationConfig, Validator
+from taser_jax.pipelines.validation import Validator
 from taser_jax.progress import logger, phase
 from taser_jax.storage import storage_errors
 from taser_jax.training import loop
-from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, restore_state_from
+from taser_jax.training.checkpoints import Checkpoints, restore_state_from
 from taser_jax.training.initial_checkpoint import restore_initial_params
 from taser_jax.training.keys import named_key
 from taser_jax.training.parameters import memory_estimate, parameter_table
-from taser_jax.training.routing_losses import RoutingRegularizer
 from taser_jax.training.state import init_state
-from taser_jax.training.step import ObjectiveConfig
-from taser_jax.training.validation import PoolConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingConfig:
-    """How a model is trained, whichever it is.
-
-    Attributes:
-        loop: steps and periods.
-        batching: how batches are drawn.
-        optimizer: AdamW, schedule, decay, freezing.
-        objective: temperature and routing regulariser.
-        checkpoints: what is kept, and which checkpoint counts as best.
-        validation: how checkpoints are judged; None validates nothing.
-        mesh: devices along each mesh axis.
-        rules: logical axis -> mesh axis.
-        num_chunks: GradCache chunks; 1 encodes the batch at once.
-        pretrained: weights that encoders start from; None draws them.
-        multitask: a batch of every task in each step, and how their gradients become one, in place
-            of `batching`; None gives each batch to one task.
-        schedule_steps: steps that learning rate and T-SAGE's burn-in are laid out for; None means
-            those of the loop. Larger where a later training goes on from this one's state.
-        seed: of weights, dropout and routing; batches have `batching.seed`.
-    """
-
-    loop: loop.LoopConfig
-    batching: BatchingConfig
-    optimizer: OptimizerConfig = OptimizerConfig()
-    objective: ObjectiveConfig = ObjectiveConfig()
-    checkpoints: CheckpointConfig = CheckpointConfig()
-    validation: ValidationConfig | None = None
-    mesh: MeshConfig = MeshConfig()
-    rules: LogicalRules = LogicalRules()
-    num_chunks: int = 1
-    pretrained: Pretrained | None = None
-    multitask: MultitaskTraining | None = None
-    schedule_steps: int | None = None
-    seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +179,7 @@ def _train(
         partitioner=partitioner,
         optimizer=training.optimizer,
         objective=training.objective,
-        total_steps=training.schedule_steps or training.loop.train_steps,
+        total_steps=training.total_steps,
         seed=training.seed,
         query_length=query_length,
         passage_length=passage_length,
@@ -369,34 +315,3 @@ def _step_cost(model_config: ModelConfig, shapes: Sequence[StepShape]) -> loop.S
         flops=float(sum(training_flops(model_config, shape) for shape in shapes)),
         peak_flops=peak_flops(),
     )
-
-
-CONFIGURABLES = (
-    BatchingConfig,
-    BertConfig,
-    CgdConfig,
-    CheckpointConfig,
-    DualEncoderConfig,
-    ExpertConfig,
-    GradNormConfig,
-    LogicalRules,
-    MeshConfig,
-    MultitaskConfig,
-    MultitaskTraining,
-    NaiveConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    PCGradConfig,
-    PoolConfig,
-    Pretrained,
-    RoutingRegularizer,
-    T5Config,
-    T5DualEncoderConfig,
-    TSageConfig,
-    TaskBatchingConfig,
-    TrainingConfig,
-    ValidationConfig,
-    loop.LoopConfig,
-    pretrained_bert,
-    pretrained_t5,
-)
