@@ -149,7 +149,7 @@ def train(
     step = int(state.step) if saved is None else saved
     if step > config.train_steps:
         raise ConfigError(
-            f"the state to go on from is of step {step}",
+            f"the newest checkpoint is of step {step}",
             where="TRAIN_STEPS",
             expected=f"at most TRAIN_STEPS={config.train_steps}",
             fix="raise TRAIN_STEPS, or train into a new MODEL_DIR",

@@ -227,10 +227,10 @@ def test_a_continued_training_is_one_long_training(tiny_store_dir, tmp_path):
 
 
 def test_a_training_of_another_optimiser_cannot_be_continued(tiny_store_dir, tmp_path):
-    first = tiny_training.training_config(train_steps=1, validates=False)
+    first = tiny_training.training_config(train_steps=2, validates=False)
     start(tmp_path / "first", tiny_store_dir, training=first)
     second = dataclasses.replace(
-        tiny_training.training_config(train_steps=2, validates=False),
+        tiny_training.training_config(train_steps=3, validates=False),
         multitask=MultitaskTraining(batching=TaskBatchingConfig(total=16, num_negatives=1)),
     )
     with pytest.raises(ConfigError, match="optimiser has another structure"):
@@ -238,5 +238,5 @@ def test_a_training_of_another_optimiser_cannot_be_continued(tiny_store_dir, tmp
             tmp_path / "second",
             tiny_store_dir,
             training=second,
-            continued_checkpoint=str(tmp_path / "first" / "checkpoint_1"),
+            continued_checkpoint=str(tmp_path / "first" / "checkpoint_2"),
         )
