@@ -8,10 +8,11 @@
 # every `taser pipeline ance` (runs/kilt_mini_ance.gin), for example --gin.TRAIN_STEPS=20.
 # SEEDS ("0 1 2"): the first one runs every row; the others naive, prompts, T-SAGE and TACO-DR.
 # ROWS (all): names of rows to run, such as "naive taco-dr"; the table has what is there.
+# ONE_WARM_UP=1 starts the other seeds from the first one's warm-up: less work, and less of a spread.
 # PASSAGE_LENGTH (64): tokens of a passage that encoders see.
 set -euo pipefail
 if [ $# -lt 3 ]; then
-  sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
   exit 2
 fi
 source_dir=$1 output_dir=$2 pretrained=$3
@@ -53,9 +54,11 @@ ance() {
 }
 
 for seed in "${seeds[@]}"; do
-  warm_up=$output_dir/seed-$seed/warm-up
   # One warm-up, without prompts, for all rows of a seed, as TACO-DR's code has it.
-  ance "$seed" warm-up kilt_mini --gin.EPISODES=[]
+  warm_up_seed=${ONE_WARM_UP:+${seeds[0]}}
+  warm_up_seed=${warm_up_seed:-$seed}
+  warm_up=$output_dir/seed-$warm_up_seed/warm-up
+  ance "$warm_up_seed" warm-up kilt_mini --gin.EPISODES=[]
   for row in $rows; do
     if [ "$seed" != "${seeds[0]}" ] && [[ " $repeated " != *" $row "* ]]; then continue; fi
     from=("--gin.WARM_UP_DIR=$warm_up")
@@ -85,3 +88,15 @@ for seed in "${seeds[@]}"; do
   done
 done
 python "$here/table.py" "$output_dir"
+
+# Which parameters serve which task, with and without T-SAGE: the paper's figures.
+models=$output_dir/seed-${seeds[0]}
+if [ -d "$models/naive/episode-1" ] && [ -d "$models/t-sage/episode-1" ]; then
+  taser analyze --gin.TOKEN_STORE="$output_dir/tokens/kilt_mini" \
+    --gin.OUTPUT_DIR="$output_dir/analysis" \
+    --gin.MODEL_DIRS="{'naive': '$models/naive/episode-1/model', 'T-SAGE': '$models/t-sage/episode-1/model'}" \
+    --gin.NEGATIVES_DIRS="['$models/warm-up/warm-up/negatives']" --gin.RANDOM_SEED="${seeds[0]}" \
+    --gin.TOTAL_BATCH_SIZE=56 --gin.NUM_NEGATIVES=1 --gin.TEMPERATURE=0.05 \
+    --gin.MEDIAN_OVER=nonzero --gin.NUM_BATCHES="${ANALYZED_BATCHES:-8}" \
+    --gin.TSAGE_BETAS="${TSAGE_BETAS:-[0.0, 0.9, 0.99]}"
+fi

@@ -18,8 +18,8 @@ def activation_bytes(config: ModelConfig, shape: StepShape, *, batch_devices: in
     An estimate, meant for "does it fit", not a measurement: it counts, for each block and token,
     9 vectors of the model's width, 2 of the feed-forward's inner width (once per expert that
     learned routing computes), and an attention map with its dropout mask; XLA fuses some of them
-    away and needs scratch of its own. Under `Remat.BLOCK` a block keeps its input only, and one block is
-    recomputed at a time. T5's terms are those of `t5_costs`. The compiler's figure is
+    away and needs scratch of its own. Under `Remat.BLOCK` a block keeps its input only, and one
+    block is recomputed at a time. T5's terms are those of `t5_costs`. The compiler's figure is
     `jax.jit(step).lower(...).compile().memory_analysis()`.
 
     Args:
