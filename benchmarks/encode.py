@@ -27,7 +27,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from side_by_side import in_turns, machine, show
+from side_by_side import in_turns, machine, parse_with_presets, show
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.data.token_arrays import TokenArray
@@ -62,16 +62,8 @@ Encode = Callable[[], np.ndarray]
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    for name, value in PRESETS["cpu"].items():
-        parser.add_argument(f"--{name}", type=type(value), help="overrides the preset's")
     parser.add_argument("--batch_tokens", type=int, help="of ours; default: by platform")
-    parser.add_argument("--sides", nargs="+", choices=["ours", "torch"], default=["ours", "torch"])
-    arguments = parser.parse_args()
-    for name, value in PRESETS[arguments.preset].items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
-    return arguments
+    return parse_with_presets(parser, PRESETS)
 
 
 def make_passages(arguments: argparse.Namespace) -> TokenArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import dataclasses
 import gc
@@ -83,6 +84,21 @@ class PeakResident:
         lines = self._status.read_text().splitlines()
         (line,) = (line for line in lines if line.startswith(field))
         return int(line.split()[1]) * 2**10
+
+
+def parse_with_presets(
+    parser: argparse.ArgumentParser, presets: Mapping[str, Mapping[str, Any]]
+) -> argparse.Namespace:
+    """Parses the command line; what it does not say is the chosen preset's."""
+    parser.add_argument("--preset", choices=presets, default="cpu")
+    for name, value in presets["cpu"].items():
+        parser.add_argument(f"--{name}", type=type(value), help="overrides the preset's")
+    parser.add_argument("--sides", nargs="+", choices=["ours", "torch"], default=["ours", "torch"])
+    arguments = parser.parse_args()
+    for name, value in presets[arguments.preset].items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    return arguments
 
 
 def machine(*packages: str) -> dict[str, Any]:

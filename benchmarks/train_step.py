@@ -29,7 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from side_by_side import PeakResident, Times, in_turns, machine, show
+from side_by_side import PeakResident, Times, in_turns, machine, parse_with_presets, show
 
 from taser_jax.batch import Batch, Tokens
 from taser_jax.models.attention import AttentionKernel
@@ -81,18 +81,10 @@ class Variant:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    for name, value in PRESETS["cpu"].items():
-        parser.add_argument(f"--{name}", type=type(value), help="overrides the preset's")
-    parser.add_argument("--sides", nargs="+", choices=["ours", "torch"], default=["ours", "torch"])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--torch_compile", action="store_true")
     parser.add_argument("--torch_checkpointing", action="store_true", help="recomputes blocks")
-    arguments = parser.parse_args()
-    for name, value in PRESETS[arguments.preset].items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
-    return arguments
+    return parse_with_presets(parser, PRESETS)
 
 
 def make_batch(arguments: argparse.Namespace) -> Batch:
