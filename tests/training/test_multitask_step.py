@@ -253,6 +253,19 @@ def test_activations_are_one_tasks_at_a_time_and_flops_the_sum_of_the_tasks():
     assert tsage.memory_analysis().temp_size_in_bytes < 1.1 * single + 3 * 3 * params
 
 
+def test_task_copies_of_the_parameters_are_few():
+    """Of tasks x parameters there are gradients, averages and at most two more at once."""
+    model, tasks = TinyEncoder(dim=128, hidden=1024, routed=False), tuple("abcd")
+    optimizer = build(model=model, tasks=tasks)
+    state = jax.eval_shape(lambda: fresh(optimizer, model))
+    step = make_multitask_train_step(model, optimizer, tasks=tasks)
+    memory = step.lower(state, dict.fromkeys(tasks, make_batch(2))).compile().memory_analysis()
+    copy = sum(len(tasks) * 4 * leaf.size for leaf in jax.tree.leaves(shapes(model)))
+    # The averages are the donated state's; gradients are scratch.
+    assert memory.alias_size_in_bytes > 0.99 * memory.output_size_in_bytes
+    assert memory.temp_size_in_bytes < (1 + 2) * copy
+
+
 def test_wrong_batches_and_optimisers_are_errors():
     with pytest.raises(ConfigError, match="one batch of each of nq, fever, wow"):
         default_step()(fresh(build()), {"nq": BATCHES["nq"]})
