@@ -12,11 +12,11 @@ import optax
 from taser_jax.errors import ConfigError
 from taser_jax.optim.cgd import CgdConfig, cgd
 from taser_jax.optim.gradnorm import GradNormConfig, gradnorm
-from taser_jax.optim.naive import NaiveConfig, naive
+from taser_jax.optim.naive import NaiveConfig, Reduction, naive
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, trainable
 from taser_jax.optim.pcgrad import PCGradConfig, pcgrad
 from taser_jax.optim.skipping import skip_non_finite
-from taser_jax.optim.task_gradients import check_combined
+from taser_jax.optim.task_gradients import check_combined, check_tasks
 from taser_jax.optim.tsage import TSageConfig, tsage
 
 
@@ -93,6 +93,11 @@ def build_combiner(
             return tsage(config.tsage, tasks=tasks, total_steps=total_steps, trainable=trainable)
 
 
+def reads_task_gradients(config: MultitaskConfig) -> bool:
+    """Whether the combiner looks at tasks' gradients one by one; the naive sum does not."""
+    return Combiner(config.combiner) is not Combiner.NAIVE
+
+
 def build_multitask_optimizer(
     config: MultitaskConfig,
     optimizer: OptimizerConfig,
@@ -117,3 +122,32 @@ def build_multitask_optimizer(
     combiner = build_combiner(config, tasks=tasks, total_steps=total_steps, trainable=trains)
     after = build_optimizer(optimizer, params, total_steps=total_steps)
     return skip_non_finite(optax.chain(combiner, check_combined(), after))
+
+
+def build_summed_optimizer(
+    config: NaiveConfig,
+    optimizer: OptimizerConfig,
+    params: Any,
+    *,
+    tasks: Sequence[str],
+    total_steps: int,
+) -> optax.GradientTransformationExtraArgs:
+    """The chain of the naive combiner where the step itself has added up the tasks' gradients.
+
+    It makes the updates of `build_multitask_optimizer` with `Combiner.NAIVE`, at the memory of one
+    gradient in place of one a task.
+
+    Args:
+        config: sum or mean.
+        optimizer: clipping, AdamW, rates, freezing.
+        params: parameters, arrays or abstract; only their paths and shapes are used.
+        tasks: names; the mean divides by their number.
+        total_steps: steps of the run.
+
+    Returns:
+        An optimiser for `training.multitask_step` with `TaskGradients.SUMMED`.
+    """
+    after = build_optimizer(optimizer, params, total_steps=total_steps)
+    if config.reduction is Reduction.MEAN:
+        after = optax.chain(optax.scale(1.0 / len(check_tasks(tasks))), after)
+    return skip_non_finite(after)

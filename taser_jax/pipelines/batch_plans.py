@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import flax.linen as nn
@@ -15,7 +15,6 @@ import optax
 
 from taser_jax.batch import Batch
 from taser_jax.data.batching import BatchingConfig, BatchStream
-from taser_jax.data.prefetch import prefetch
 from taser_jax.data.task_batching import (
     TaskBatchingConfig,
     TaskBatchStream,
@@ -25,13 +24,23 @@ from taser_jax.data.token_arrays import TokenizedQueries
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models.flops import StepShape
-from taser_jax.optim.multitask import MultitaskConfig, build_multitask_optimizer
+from taser_jax.optim.multitask import (
+    MultitaskConfig,
+    build_multitask_optimizer,
+    build_summed_optimizer,
+    reads_task_gradients,
+)
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.partitioning import Partitioner
 from taser_jax.pipelines.batch_shapes import abstract_batch, step_shape
-from taser_jax.pipelines.training_data import BatchNaming, DeviceBatches, with_mixture_rates
+from taser_jax.pipelines.training_data import (
+    BatchNaming,
+    DeviceBatches,
+    DeviceTaskBatches,
+    with_mixture_rates,
+)
 from taser_jax.training.grad_cache import check_chunks
-from taser_jax.training.multitask_step import make_multitask_train_step
+from taser_jax.training.multitask_step import TaskGradients, make_multitask_train_step
 from taser_jax.training.step import make_train_step
 
 Step = Any
@@ -287,13 +296,14 @@ class EveryTaskPlan:
     def optimizer(
         self, config: OptimizerConfig, params: Any, *, total_steps: int
     ) -> optax.GradientTransformationExtraArgs:
-        """`build_multitask_optimizer`'s."""
-        return build_multitask_optimizer(
-            self._multitask.combiner,
-            config,
-            params,
-            tasks=tuple(self._batch_sizes),
-            total_steps=total_steps,
+        """`build_multitask_optimizer`'s; of the naive sum `build_summed_optimizer`'s."""
+        combiner, tasks = self._multitask.combiner, tuple(self._batch_sizes)
+        if reads_task_gradients(combiner):
+            return build_multitask_optimizer(
+                combiner, config, params, tasks=tasks, total_steps=total_steps
+            )
+        return build_summed_optimizer(
+            combiner.naive, config, params, tasks=tasks, total_steps=total_steps
         )
 
     def train_step(
@@ -305,9 +315,16 @@ class EveryTaskPlan:
             optimizer,
             tasks=tuple(self._batch_sizes),
             num_chunks=self._num_chunks,
+            gradients=self._gradients,
             max_skipped_steps=self._multitask.combiner.max_skipped_steps,
             **options,
         )
+
+    @property
+    def _gradients(self) -> TaskGradients:
+        """A task axis costs a gradient's memory a task, so the naive sum does without."""
+        stacked = reads_task_gradients(self._multitask.combiner)
+        return TaskGradients.STACKED if stacked else TaskGradients.SUMMED
 
     def device_batches(self) -> DeviceTaskBatches:
         """The stream's batches."""
@@ -361,34 +378,6 @@ def make_plan(
         query_length=query_length,
         task_sizes=task_sizes,
     )
-
-
-class DeviceTaskBatches:
-    """A batch of each task at every step, made ahead in a thread and placed on the devices."""
-
-    def __init__(
-        self,
-        stream: TaskBatchStream,
-        queries: Mapping[str, TokenizedQueries],
-        partitioner: Partitioner,
-    ) -> None:
-        self._stream, self._queries, self._partitioner = stream, queries, partitioner
-
-    def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, dict[str, Batch]]]:
-        """Batches on the devices, for steps start_step .. stop_step - 1."""
-        return prefetch(self._stream, start_step, stop_step, self._put)
-
-    def _put(self, batches: dict[str, Batch]) -> dict[str, Batch]:
-        return {task: self._partitioner.put_batch(batch) for task, batch in batches.items()}
-
-    def describe(self, step: int) -> str:
-        """First query ids of each task's batch."""
-        parts = []
-        for task, rows in self._stream.query_rows(step).items():
-            ids = self._queries[task].query_ids
-            shown = ", ".join(repr(ids[row]) for row in rows[:3])
-            parts.append(f"task {task!r}, queries {shown}, ...")
-        return "; ".join(parts)
 
 
 def _devices() -> str:

@@ -15,6 +15,7 @@ from taser_jax.data.batching import BatchingConfig, BatchStream
 from taser_jax.data.mixing import rates_from_weights
 from taser_jax.data.negatives import read_negatives
 from taser_jax.data.prefetch import prefetch
+from taser_jax.data.task_batching import TaskBatchStream
 from taser_jax.data.token_arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
@@ -129,6 +130,34 @@ class DeviceBatches:
         ids = self._queries[rows.task].query_ids
         shown = ", ".join(repr(ids[row]) for row in rows.query_rows[:8])
         return f"task {rows.task!r}, queries {shown}, ..."
+
+
+class DeviceTaskBatches:
+    """A batch of each task at every step, made ahead in a thread and placed on the devices."""
+
+    def __init__(
+        self,
+        stream: TaskBatchStream,
+        queries: Mapping[str, TokenizedQueries],
+        partitioner: Partitioner,
+    ) -> None:
+        self._stream, self._queries, self._partitioner = stream, queries, partitioner
+
+    def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, dict[str, Batch]]]:
+        """Batches on the devices, for steps start_step .. stop_step - 1."""
+        return prefetch(self._stream, start_step, stop_step, self._put)
+
+    def _put(self, batches: dict[str, Batch]) -> dict[str, Batch]:
+        return {task: self._partitioner.put_batch(batch) for task, batch in batches.items()}
+
+    def describe(self, step: int) -> str:
+        """First query ids of each task's batch."""
+        parts = []
+        for task, rows in self._stream.query_rows(step).items():
+            ids = self._queries[task].query_ids
+            shown = ", ".join(repr(ids[row]) for row in rows[:3])
+            parts.append(f"task {task!r}, queries {shown}, ...")
+        return "; ".join(parts)
 
 
 def open_store(token_store: str | None, *, dry_run: bool) -> TokenStore | None:

@@ -16,6 +16,7 @@ from taser_jax.optim.multitask import (
     MultitaskConfig,
     build_combiner,
     build_multitask_optimizer,
+    build_summed_optimizer,
 )
 from taser_jax.optim.naive import NaiveConfig, Reduction, naive
 from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer
@@ -88,6 +89,25 @@ def test_every_combiner_trains_from_its_configuration_and_skips_what_is_not_fini
 
 def _bits(array):
     return np.asarray(array, np.float32).view(np.int32)
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+def test_summed_gradients_give_the_naive_combiners_updates(reduction):
+    naive_config = NaiveConfig(reduction)
+    stacked = build_multitask_optimizer(
+        MultitaskConfig(Combiner.NAIVE, naive_config), OPTIMIZER, PARAMS, tasks=TASKS, total_steps=3
+    )
+    summed = build_summed_optimizer(naive_config, OPTIMIZER, PARAMS, tasks=TASKS, total_steps=3)
+    params = jax.tree.map(jnp.asarray, PARAMS)
+    states = stacked.init(params), summed.init(params)
+    for gradients, losses in steps(3):
+        extra = {"losses": jnp.asarray(losses), "key": jax.random.key(0)}
+        gradients = jax.tree.map(jnp.asarray, gradients)
+        wanted, first = stacked.update(gradients, states[0], params, **extra)
+        total = jax.tree.map(lambda leaf: leaf.sum(0), gradients)
+        found, second = summed.update(total, states[1], params, **extra)
+        states = first, second
+        np.testing.assert_allclose(flatten(found), flatten(wanted), rtol=1e-4, atol=1e-6)
 
 
 def test_one_task_gives_the_plain_optimisers_update():
