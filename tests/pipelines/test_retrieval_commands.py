@@ -55,7 +55,9 @@ def test_encoding_killed_after_a_shard_goes_on_at_the_next(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    arguments = ["encode", *_encode(small_world, model_dir, tmp_path / "e", SHARD_ROWS=100)]
+    # A shard is one batch, and the second one is never encoded.
+    sizes = {"SHARD_ROWS": 100, "BATCH_TOKENS": 16384}
+    arguments = ["encode", *_encode(small_world, model_dir, tmp_path / "e", **sizes)]
     monkeypatch.setattr(encode_module, "load_model", _counting(load_model, encoded := [], dies=1))
     with pytest.raises(_Killed):
         succeed(*arguments)
