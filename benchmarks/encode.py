@@ -27,13 +27,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from side_by_side import in_turns, machine, parse_with_presets, show
+from side_by_side import bert_config, in_turns, machine, parse_with_presets, show
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.data.token_arrays import TokenArray
 from taser_jax.interop.bert import config_to_json, encoder_to_tensors
-from taser_jax.models.attention import AttentionKernel
-from taser_jax.models.bert import BertConfig
 from taser_jax.models.build import build_model
 from taser_jax.models.dual_encoder import (
     DualEncoderConfig,
@@ -77,16 +75,7 @@ def make_passages(arguments: argparse.Namespace) -> TokenArray:
 
 
 def model_config(arguments: argparse.Namespace) -> DualEncoderConfig:
-    bert = BertConfig(
-        vocab_size=arguments.vocab_size,
-        embed_dim=arguments.embed_dim,
-        num_layers=arguments.layers,
-        num_heads=arguments.heads,
-        head_dim=arguments.embed_dim // arguments.heads,
-        mlp_dim=arguments.mlp_dim,
-        dtype=arguments.dtype,
-        attention=AttentionKernel(arguments.attention),
-    )
+    bert = bert_config(arguments)
     return DualEncoderConfig(bert=bert, pooling=Pooling.MEAN, normalization=Normalization.L2)
 
 

@@ -18,6 +18,9 @@ from typing import Any
 
 import jax
 
+from taser_jax.models.attention import AttentionKernel
+from taser_jax.models.bert import BertConfig
+
 
 @dataclasses.dataclass
 class Times:
@@ -99,6 +102,21 @@ def parse_with_presets(
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
     return arguments
+
+
+def bert_config(arguments: argparse.Namespace, **others: Any) -> BertConfig:
+    """The encoder that the presets' sizes describe, with further settings."""
+    return BertConfig(
+        vocab_size=arguments.vocab_size,
+        embed_dim=arguments.embed_dim,
+        num_layers=arguments.layers,
+        num_heads=arguments.heads,
+        head_dim=arguments.embed_dim // arguments.heads,
+        mlp_dim=arguments.mlp_dim,
+        dtype=arguments.dtype,
+        attention=AttentionKernel(arguments.attention),
+        **others,
+    )
 
 
 def machine(*packages: str) -> dict[str, Any]:

@@ -29,11 +29,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from side_by_side import PeakResident, Times, in_turns, machine, parse_with_presets, show
+from side_by_side import (
+    PeakResident,
+    Times,
+    bert_config,
+    in_turns,
+    machine,
+    parse_with_presets,
+    show,
+)
 
 from taser_jax.batch import Batch, Tokens
-from taser_jax.models.attention import AttentionKernel
-from taser_jax.models.bert import BertConfig, Remat
+from taser_jax.models.bert import Remat
 from taser_jax.models.build import build_model
 from taser_jax.models.dual_encoder import DualEncoderConfig, Towers, init_params
 from taser_jax.models.flops import StepShape, training_flops
@@ -109,18 +116,11 @@ def make_batch(arguments: argparse.Namespace) -> Batch:
 
 
 def model_config(name: str, arguments: argparse.Namespace) -> DualEncoderConfig:
-    bert = BertConfig(
-        vocab_size=arguments.vocab_size,
-        embed_dim=arguments.embed_dim,
-        num_layers=arguments.layers,
-        num_heads=arguments.heads,
-        head_dim=arguments.embed_dim // arguments.heads,
-        mlp_dim=arguments.mlp_dim,
+    bert = bert_config(
+        arguments,
         dropout_rate=arguments.dropout,
         attention_dropout_rate=arguments.dropout,
-        dtype=arguments.dtype,
         remat=Remat.BLOCK if name.endswith("remat") else Remat.NONE,
-        attention=AttentionKernel(arguments.attention),
     )
     if name.startswith("taser"):
         return DualEncoderConfig(bert=bert, experts=ExpertConfig(num_experts=2))

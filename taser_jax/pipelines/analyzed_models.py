@@ -14,12 +14,16 @@ from etils import epath
 
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.fingerprint import require_equal
 from taser_jax.models import config_io
 from taser_jax.models.build import build_model
 from taser_jax.models.dual_encoder import abstract_params, logical_axes
 from taser_jax.partitioning import Partitioner
-from taser_jax.pipelines.models import RUN_FILE, VOCABULARY, read_model_config
+from taser_jax.pipelines.models import (
+    RUN_FILE,
+    VOCABULARY,
+    check_vocabulary_directory,
+    read_model_config,
+)
 from taser_jax.pipelines.training_data import fit_vocabulary
 from taser_jax.training.checkpoints import restore_params_from
 
@@ -108,7 +112,7 @@ def _open(
 ) -> AnalyzedModel:
     directory = epath.Path(model_dir)
     config = read_model_config(directory)
-    _check_vocabulary(directory, store)
+    check_vocabulary_directory(directory / VOCABULARY, store)
     fit_vocabulary(config, store)
     model = build_model(config)
     shapes = abstract_params(model)
@@ -146,15 +150,3 @@ def _steps(directory: epath.Path, wanted: Sequence[int] | None) -> tuple[int, ..
             "all checkpoints, one every CHECKPOINT_PERIOD steps",
         )
     return tuple(sorted(set(wanted))) if wanted else tuple(there)
-
-
-def _check_vocabulary(directory: epath.Path, store: TokenStore) -> None:
-    path = directory / VOCABULARY / "vocabulary.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if "fingerprint" in found:
-        require_equal(
-            f"token store {store.directory}",
-            {"vocabulary": store.metadata.vocabulary_fingerprint},
-            {"vocabulary": found["fingerprint"]},
-            f"tokenize with the model's vocabulary, {directory / VOCABULARY}",
-        )

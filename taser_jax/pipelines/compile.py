@@ -155,7 +155,7 @@ def _training_report(
     program: StepProgram,
     partitioner: Partitioner,
 ) -> StepReport:
-    state = jax.tree.map(_placed, program.state, program.state_shardings)
+    state = program.placed_state
     batch = jax.tree.map(
         lambda leaf: _placed(leaf, partitioner.batch_sharding), plan.abstract_batch()
     )

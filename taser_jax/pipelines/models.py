@@ -207,12 +207,17 @@ def check_vocabulary(model: LoadedModel, tokens: TokenStore) -> None:
     Raises:
         FingerprintError: naming both.
     """
-    saved = model.vocabulary_dir / "vocabulary.json"
+    check_vocabulary_directory(model.vocabulary_dir, tokens)
+
+
+def check_vocabulary_directory(directory: epath.PathLike, tokens: TokenStore) -> None:
+    """The same for a model that is not opened: `directory` is its vocabulary's."""
+    saved = epath.Path(directory) / "vocabulary.json"
     found = json.loads(saved.read_text(encoding="utf-8")) if saved.is_file() else {}
     if "fingerprint" in found:
         require_equal(
             f"token store {tokens.directory}",
             {"vocabulary": tokens.metadata.vocabulary_fingerprint},
             {"vocabulary": found["fingerprint"]},
-            f"tokenize with the model's vocabulary, {model.vocabulary_dir}",
+            f"tokenize with the model's vocabulary, {directory}",
         )

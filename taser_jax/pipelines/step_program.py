@@ -43,6 +43,15 @@ class StepProgram:
     state_shardings: TrainState
     train_step: Step
 
+    @property
+    def placed_state(self) -> TrainState:
+        """Shapes of the whole state with their shardings, as restoring and compiling take them."""
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            self.state,
+            self.state_shardings,
+        )
+
 
 def make_step_program(
     model: nn.Module,

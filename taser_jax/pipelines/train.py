@@ -260,21 +260,12 @@ def _train(
             params = place_pretrained(pretrained, params=state.params)
             state = dataclasses.replace(state, params=params)
         if initial_checkpoint and not resume_step:
-            placed = jax.tree.map(
-                lambda leaf, sharding: jax.ShapeDtypeStruct(
-                    leaf.shape, leaf.dtype, sharding=sharding
-                ),
-                shapes,
-                shardings,
+            params = restore_initial_params(
+                initial_checkpoint, abstract_params=program.placed_state.params
             )
-            params = restore_initial_params(initial_checkpoint, abstract_params=placed)
             state = dataclasses.replace(state, params=params)
         if continued_checkpoint and not resume_step:
-            abstract = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
-                state,
-            )
-            state = restore_state_from(continued_checkpoint, abstract_state=abstract)
+            state = restore_state_from(continued_checkpoint, abstract_state=program.placed_state)
     validator = None
     if training.validation is not None:
         validator = Validator(
