@@ -1,12 +1,13 @@
 r"""What the TPU compiler says of TASER base and DPR base on pods: a table, one row at a time.
 
-    nice python benchmarks/compile_table.py --results compile_results      # hours on two cores
+    nice python benchmarks/compile_table.py --results compile_results      # an hour or two
     python benchmarks/compile_table.py --results compile_results --print   # the rows there are
 
 Needs libtpu (the extra `tpu`), no TPU. A row is one run of `taser compile` in a process of its own,
 and its report one directory of --results: what is there is not compiled again. A batch that would
 not fit starts with the NUM_CHUNKS that the memory estimate asks for; what the compiler refuses all
-the same is compiled again with the chunks that the command's message names. Prints Markdown.
+the same is compiled again with the chunks that the command's message names. The compiler works with
+quick effort; `--effort full`, in another directory, takes four times as long. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--results", type=pathlib.Path, required=True)
     parser.add_argument("--print", action="store_true", help="compile nothing")
+    parser.add_argument(
+        "--effort", choices=("quick", "full"), default="quick", help="of the compiler"
+    )
     parser.add_argument("--rows", type=int, default=len(ROWS), help="the first so many")
     return parser.parse_args()
 
@@ -105,7 +109,7 @@ def likely_chunks(row: Row) -> int:
     return chunks
 
 
-def compile_row(row: Row, results: pathlib.Path) -> None:
+def compile_row(row: Row, results: pathlib.Path, *, effort: str) -> None:
     """Compiles until it fits; leaves a row.json either way."""
     directory, chunks, tried = results / row.name, likely_chunks(row), []
     directory.mkdir(parents=True, exist_ok=True)
@@ -116,6 +120,7 @@ def compile_row(row: Row, results: pathlib.Path) -> None:
             f"--gin.BATCH_SIZE={row.batch}",
             f"--gin.NUM_CHUNKS={chunks}",
             "--gin.ENCODING=None",
+            f"--gin.COMPILER_EFFORT={effort}",
             f"--gin.OUTPUT_DIR={directory}",
         ]
         print(row.name, f"NUM_CHUNKS={chunks}", flush=True)
@@ -130,7 +135,7 @@ def compile_row(row: Row, results: pathlib.Path) -> None:
         if done.returncode == 0 or advice is None:
             break
         chunks = int(advice.group(1))
-    about = dataclasses.asdict(row) | {"attempts": tried, "jax": jax.__version__}
+    about = dataclasses.asdict(row) | {"attempts": tried, "effort": effort, "jax": jax.__version__}
     (directory / ROW_FILE).write_text(json.dumps(about, indent=2) + "\n")
 
 
@@ -175,7 +180,7 @@ def main() -> None:
     arguments = parse()
     for row in () if arguments.print else ROWS[: arguments.rows]:
         if not (arguments.results / row.name / ROW_FILE).exists():
-            compile_row(row, arguments.results)
+            compile_row(row, arguments.results, effort=arguments.effort)
     print(markdown(arguments.results))
 
 

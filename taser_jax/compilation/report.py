@@ -86,6 +86,7 @@ class StepReport:
             "topology": self.topology.name,
             "num_slices": self.topology.num_slices,
             "mesh": dict(self.mesh),
+            "compiler_effort": self.compiled.effort.value,
             "memory": dataclasses.asdict(self.compiled.memory)
             | {"peak": self.compiled.memory.peak, "hbm": self.topology.chip.hbm_bytes},
             "flops": {
@@ -116,7 +117,7 @@ class StepReport:
         slices = f" x {self.topology.num_slices} slices" if self.topology.num_slices > 1 else ""
         lines = [
             f"{self.name} on {self.topology.name}{slices}: mesh of {axes or '1 device'}; "
-            f"{self.about}",
+            f"{self.about}; {self.compiled.effort.value} effort of the compiler",
             *_memory_lines(self),
             *_arithmetic_lines(self),
             *_collective_lines(self.compiled.collectives),

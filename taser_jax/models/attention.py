@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from taser_jax.models.dropout import Dropout
 from taser_jax.models.layers import Affine, float32_einsum
 
 
@@ -34,7 +35,7 @@ def _einsum_attention(
     key: Float[Array, "batch keys heads kv"],
     value: Float[Array, "batch keys heads kv"],
     mask: Bool[Array, "batch keys"],
-    dropout: nn.Dropout,
+    dropout: Dropout,
 ) -> Float[Array, "batch queries heads kv"]:
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     query = query * (1.0 / math.sqrt(query.shape[-1]))
@@ -87,7 +88,7 @@ class SelfAttention(nn.Module):
 
         dropping = self.dropout_rate > 0 and not self.deterministic
         if dropping or self.kernel is AttentionKernel.EINSUM:
-            dropout = nn.Dropout(self.dropout_rate, deterministic=self.deterministic)
+            dropout = Dropout(self.dropout_rate, deterministic=self.deterministic)
             attended = _einsum_attention(query, key, value, mask, dropout)
         else:
             attended = jax.nn.dot_product_attention(

@@ -14,6 +14,7 @@ from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
 from taser_jax.models import routing
 from taser_jax.models.attention import AttentionKernel, SelfAttention
+from taser_jax.models.dropout import Dropout
 from taser_jax.models.feed_forward import FeedForward
 from taser_jax.models.layers import Activation, Affine, LayerNormParameters, layer_norm, parameter
 from taser_jax.models.routing import (
@@ -126,7 +127,7 @@ class Embeddings(nn.Module):
         hidden = jnp.take(token, ids, axis=0) + position[: ids.shape[1]] + segment[0]
         scale, bias = LayerNormParameters((config.embed_dim,), ("embed",), name="layer_norm")()
         hidden = layer_norm(hidden, scale, bias, epsilon=config.layer_norm_epsilon)
-        dropout = nn.Dropout(config.dropout_rate, deterministic=self.deterministic)
+        dropout = Dropout(config.dropout_rate, deterministic=self.deterministic)
         return dropout(hidden.astype(config.dtype))
 
     def _table(self, name: str, rows: int, axis: str | None) -> Float[Array, "rows embed"]:
@@ -232,7 +233,7 @@ class Block(nn.Module):
             deterministic=self.deterministic,
             name="attention",
         )
-        dropout = nn.Dropout(config.dropout_rate, deterministic=self.deterministic)
+        dropout = Dropout(config.dropout_rate, deterministic=self.deterministic)
         attended = queries + dropout(attention(queries, keys, mask=mask))
         norm = LayerNormParameters((config.embed_dim,), ("embed",), name="attention_layer_norm")
         scale, bias = norm()

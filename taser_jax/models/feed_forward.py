@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from taser_jax.models.dropout import Dropout
 from taser_jax.models.layers import (
     Activation,
     Affine,
@@ -70,7 +71,7 @@ class FeedForward(nn.Module):
         """
         embed = hidden.shape[-1]
         parameters = self._parameters(embed)
-        dropout = nn.Dropout(self.dropout_rate, deterministic=self.deterministic)
+        dropout = Dropout(self.dropout_rate, deterministic=self.deterministic)
         if gates is None:
             if self.num_experts is not None:
                 parameters = {name: value[expert] for name, value in parameters.items()}

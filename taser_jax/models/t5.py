@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from taser_jax.batch import Tokens
 from taser_jax.errors import ConfigError
 from taser_jax.models.bert import Remat, Table
+from taser_jax.models.dropout import Dropout
 from taser_jax.models.t5_layers import (
     MLP_ACTIVATIONS,
     FeedForward,
@@ -166,7 +167,7 @@ class EncoderLayer(nn.Module):
         config = self.config
         if position_bias is None:
             position_bias = _relative_positions(config)(hidden.shape[1])
-        dropout = nn.Dropout(config.dropout_rate, deterministic=self.deterministic)
+        dropout = Dropout(config.dropout_rate, deterministic=self.deterministic)
         normalised = RmsNorm(config.rms_norm_epsilon, name="pre_attention_layer_norm")(hidden)
         attention = SelfAttention(
             config.num_heads,
@@ -180,7 +181,7 @@ class EncoderLayer(nn.Module):
 
 
 def _feed_forward(
-    config: T5Config, hidden: Float[Array, "*batch embed"], dropout: nn.Dropout
+    config: T5Config, hidden: Float[Array, "*batch embed"], dropout: Dropout
 ) -> Float[Array, "*batch embed"]:
     """Norm, feed-forward and dropout, inside a compact method."""
     feed_forward = FeedForward(
@@ -211,7 +212,7 @@ class DecoderLayer(nn.Module):
         config = self.config
         if config.position_bias is PositionBias.PER_LAYER:
             _relative_positions(config)(1)
-        dropout = nn.Dropout(config.dropout_rate, deterministic=self.deterministic)
+        dropout = Dropout(config.dropout_rate, deterministic=self.deterministic)
         sizes = (config.num_heads, config.head_dim, config.dropout_rate, self.deterministic)
         norm = RmsNorm(config.rms_norm_epsilon, name="pre_self_attention_layer_norm")
         hidden += dropout(FirstSelfAttention(*sizes, name="self_attention")(norm(hidden)))
@@ -236,7 +237,7 @@ class Encoder(nn.Module):
     ) -> Float[Array, "batch length embed"]:
         """Encodes embedded tokens."""
         config = self.config
-        dropout = nn.Dropout(config.dropout_rate, deterministic=not train)
+        dropout = Dropout(config.dropout_rate, deterministic=not train)
         position_bias = None
         if config.position_bias is PositionBias.SHARED:
             position_bias = _relative_positions(config)(hidden.shape[1])
@@ -265,7 +266,7 @@ class Decoder(nn.Module):
     ) -> Float[Array, "batch embed"]:
         """The first position's output, given its embedded token."""
         config = self.config
-        dropout = nn.Dropout(config.dropout_rate, deterministic=not train)
+        dropout = Dropout(config.dropout_rate, deterministic=not train)
         # One position has no distances: the table is here because checkpoints have it.
         if config.position_bias is PositionBias.SHARED:
             _relative_positions(config)(1)

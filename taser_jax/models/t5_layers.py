@@ -6,7 +6,9 @@ Parameters have T5X's names. Query, key and value kernels are [embed, heads, kv]
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from taser_jax.models.dropout import Dropout
 from taser_jax.models.layers import Activation, Initializer, activate, float32_einsum, parameter
 
 _ATTENTION_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
@@ -145,7 +148,7 @@ class _Projections(nn.Module):
         return Kernel(shape, axes, _ATTENTION_INIT, inputs=2, name="out")()
 
     def _dropout(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        return nn.Dropout(self.dropout_rate, deterministic=self.deterministic)(x)
+        return Dropout(self.dropout_rate, deterministic=self.deterministic)(x)
 
     def _probabilities(
         self, scores: Float[Array, "batch heads *queries keys"], mask: Bool[Array, "batch keys"]
@@ -251,13 +254,13 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
         """Applies the feed-forward, before residual and dropout."""
-        embed, inner = x.shape[-1], None
+        embed, parts = x.shape[-1], []
         for i, activation in enumerate(self.activations):
             name = "wi" if len(self.activations) == 1 else f"wi_{i}"
             kernel = self._kernel(name, (embed, self.mlp_dim), ("embed", "mlp"))
-            part = MLP_ACTIVATIONS[activation](x @ kernel.astype(x.dtype))
-            inner = part if inner is None else inner * part
-        inner = nn.Dropout(self.dropout_rate, deterministic=self.deterministic)(inner)
+            parts.append(MLP_ACTIVATIONS[activation](x @ kernel.astype(x.dtype)))
+        inner = functools.reduce(operator.mul, parts)
+        inner = Dropout(self.dropout_rate, deterministic=self.deterministic)(inner)
         kernel = self._kernel("wo", (self.mlp_dim, embed), ("mlp", "embed"))
         return inner @ kernel.astype(x.dtype)
 

@@ -14,7 +14,12 @@ import jax.numpy as jnp
 from etils import epath
 
 from taser_jax.batch import Role, Tokens
-from taser_jax.compilation.ahead_of_time import CompiledStep, OutOfMemory, compile_step
+from taser_jax.compilation.ahead_of_time import (
+    CompiledStep,
+    CompilerEffort,
+    OutOfMemory,
+    compile_step,
+)
 from taser_jax.compilation.report import StepReport
 from taser_jax.compilation.topologies import Topology, one_host, open_topology
 from taser_jax.data.token_store import TokenStore
@@ -53,6 +58,7 @@ def compile_recipe(
     token_store: str = "",
     tasks: Sequence[str] | None = None,
     encoding: EncodeConfig | None = EncodeConfig(),
+    compiler_effort: CompilerEffort = CompilerEffort.FULL,
     output_dir: str = "",
 ) -> list[StepReport]:
     """Compiles the steps of a training recipe for a TPU topology, with no TPU and no data.
@@ -72,6 +78,7 @@ def compile_recipe(
         token_store: in place of `task_sizes` and `feature_lengths`, tokens to take them from.
         tasks: tasks to train on, of those in the token store.
         encoding: batches of passages to encode; None compiles the training step alone.
+        compiler_effort: full, as a training run gets, or quick.
         output_dir: where report.json and report.txt go; empty writes no files.
 
     Returns:
@@ -116,15 +123,32 @@ def compile_recipe(
         output = epath.Path(output_dir) if output_dir else None
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
-        logger.info("compiling for %d devices: this takes minutes", partitioner.mesh.size)
+        logger.info(
+            "compiling for %d devices with %s effort: this takes minutes",
+            partitioner.mesh.size,
+            compiler_effort.value,
+        )
         reports = [
             _training_report(
-                target, model_config, training, plan=plan, program=program, partitioner=partitioner
+                target,
+                model_config,
+                training,
+                plan=plan,
+                program=program,
+                partitioner=partitioner,
+                effort=compiler_effort,
             )
         ]
         if encoding is not None:
             reports.append(
-                _encoding_report(target, model_config, module, encoding, length=passage_length)
+                _encoding_report(
+                    target,
+                    model_config,
+                    module,
+                    encoding,
+                    length=passage_length,
+                    effort=compiler_effort,
+                )
             )
         text = "\n\n".join(map(str, reports)) + "\n"
         print(text)
@@ -154,6 +178,7 @@ def _training_report(
     plan: BatchPlan,
     program: StepProgram,
     partitioner: Partitioner,
+    effort: CompilerEffort,
 ) -> StepReport:
     state = program.placed_state
     batch = jax.tree.map(
@@ -161,7 +186,9 @@ def _training_report(
     )
     try:
         with phase("compile the training step"):
-            compiled = compile_step(program.train_step, state, batch, mesh=partitioner.mesh)
+            compiled = compile_step(
+                program.train_step, state, batch, mesh=partitioner.mesh, effort=effort
+            )
         _check_memory(compiled, target)
     except OutOfMemory as error:
         raise ConfigError(
@@ -198,6 +225,7 @@ def _encoding_report(
     encoding: EncodeConfig,
     *,
     length: int,
+    effort: CompilerEffort,
 ) -> StepReport:
     """Passages as `taser encode` does them: each host its own, on copies of the parameters."""
     host = one_host(target)
@@ -218,7 +246,9 @@ def _encoding_report(
     static = {"model": module, "role": Role.PASSAGE, "task": None}
     try:
         with phase("compile the encoding of passages"):
-            compiled = compile_step(embed, params, tokens, mesh=partitioner.mesh, **static)
+            compiled = compile_step(
+                embed, params, tokens, mesh=partitioner.mesh, effort=effort, **static
+            )
         _check_memory(compiled, host)
     except OutOfMemory as error:
         raise ConfigError(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from taser_jax.compilation.ahead_of_time import OutOfMemory, compile_step
+from taser_jax.compilation.ahead_of_time import CompilerEffort, OutOfMemory, compile_step
 from taser_jax.compilation.topologies import open_topology
 from taser_jax.partitioning import MeshConfig, make_mesh
 
@@ -32,6 +32,28 @@ def test_a_product_split_over_four_chips():
     assert sent == pytest.approx(2 * 3 / 4 * 512 * 256 * 2, rel=0.01) or sent == pytest.approx(
         2 * 3 / 4 * 512 * 256 * 4, rel=0.01
     )
+
+
+def test_quick_effort_compiles_the_same_products_and_is_over_afterwards():
+    mesh = make_mesh(MeshConfig(), devices=open_topology("v5e:1x1").devices)
+    square = array(mesh, (256, 256))
+
+    levels = []
+
+    def step():
+        def product(x):
+            levels.append(jax.config.values["jax_optimization_level"])
+            return jnp.tanh(x @ x) @ x
+
+        return jax.jit(product)
+
+    before = jax.config.values["jax_optimization_level"]
+    quick = compile_step(step(), square, mesh=mesh, effort=CompilerEffort.QUICK)
+    full = compile_step(step(), square, mesh=mesh)
+    assert levels == ["O1", before]
+    assert (quick.effort, full.effort) == (CompilerEffort.QUICK, CompilerEffort.FULL)
+    for compiled in (quick, full):
+        assert sum(product.flops for product in compiled.products) == 2 * 2 * 256**3
 
 
 def test_more_than_the_chip_has():
