@@ -44,13 +44,20 @@ class Times:
         return found
 
 
-def in_turns(calls: Mapping[str, Callable[[], object]], *, repeats: int) -> dict[str, Times]:
-    """Runs all calls `repeats` times, one after another in each round; no warm-up."""
+def in_turns(
+    calls: Mapping[str, Callable[[], object]], *, repeats: int, uncounted: int = 0
+) -> dict[str, Times]:
+    """Runs all calls `repeats` times, one after another in each round; no warm-up.
+
+    With `uncounted` each turn starts with so many calls more, which find its memory gone cold.
+    """
     times = {name: Times() for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
             # Threads that finished the last call spin for a moment.
             time.sleep(0.05)
+            for _ in range(uncounted):
+                call()
             wall, cpu = time.perf_counter(), time.process_time()
             call()
             times[name].wall.append(time.perf_counter() - wall)

@@ -11,7 +11,8 @@ with scaled-dot-product attention, fused AdamW, and `torch.compile` if `--torch_
 JSON line a figure:
 
     matmul peak   FLOPs a second of a large product in the step's precision
-    <variant>     medians over rounds in which the variants take turns, their ratio to PyTorch's,
+    <variant>     medians over rounds in which the variants take turns of two steps, the second of
+                  which counts, their ratio to PyTorch's,
                   bytes of parameters, gradients and moments, and peak memory: the compiler's for
                   ours (arguments and scratch), the allocator's for PyTorch (on a CPU, growth of
                   the process). `mfu` is model FLOPs a second over the matmul peak.
@@ -255,7 +256,7 @@ def main() -> None:
         for name in arguments.variants:
             variants[name] = our_variant(name, arguments, batch)
     steps = {name: variant.step for name, variant in variants.items()}
-    times = in_turns(steps, repeats=arguments.repeats)
+    times = in_turns(steps, repeats=arguments.repeats, uncounted=1)
     for name in variants:
         show(about | {"figure": name} | figures(name, variants, times, peak))
 

@@ -11,7 +11,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from taser_jax.models.dropout import Dropout
-from taser_jax.models.layers import Affine, float32_einsum
+from taser_jax.models.layers import (
+    Affine,
+    float32_einsum,
+    masked_scores,
+    rows_product,
+    softmax_mean,
+)
 
 
 class AttentionKernel(enum.Enum):
@@ -40,9 +46,8 @@ def _einsum_attention(
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     query = query * (1.0 / math.sqrt(query.shape[-1]))
     logits = float32_einsum("bhqd,bhkd->bhqk", query, key)
-    logits = jnp.where(mask[:, None, None, :], logits, jnp.finfo(jnp.float32).min)
-    probabilities = dropout(jax.nn.softmax(logits, axis=-1)).astype(value.dtype)
-    return jnp.swapaxes(jnp.einsum("bhqk,bhkd->bhqd", probabilities, value), 1, 2)
+    attended = softmax_mean(masked_scores(logits, mask), value, dropout=dropout)
+    return jnp.swapaxes(attended, 1, 2)
 
 
 class SelfAttention(nn.Module):
@@ -110,7 +115,7 @@ class SelfAttention(nn.Module):
         )()
         attended = attended.reshape(*attended.shape[:2], math.prod(heads))
         kernel = kernel.reshape(math.prod(heads), embed)
-        return attended @ kernel.astype(attended.dtype) + bias.astype(attended.dtype)
+        return rows_product(attended, kernel) + bias.astype(attended.dtype)
 
     def _heads(
         self, name: str, x: Float[Array, "batch length embed"]
@@ -125,6 +130,6 @@ class SelfAttention(nn.Module):
             self.kernel_init,
             name=name,
         )()
-        kernel = kernel.reshape(embed, math.prod(heads)).astype(x.dtype)
-        projected = (x @ kernel).reshape(*x.shape[:2], *heads)
+        projected = rows_product(x, kernel.reshape(embed, math.prod(heads)))
+        projected = projected.reshape(*x.shape[:2], *heads)
         return projected + bias.astype(x.dtype)

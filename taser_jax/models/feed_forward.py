@@ -18,6 +18,7 @@ from taser_jax.models.layers import (
     activate,
     copies,
     layer_norm,
+    rows_product,
 )
 
 Parameters = dict[str, jax.Array]
@@ -151,5 +152,5 @@ def _branch(
     activation: Activation,
 ) -> Float[Array, "batch length embed"]:
     wi, bi, wo, bo = (parameters[name].astype(hidden.dtype) for name in ("wi", "bi", "wo", "bo"))
-    output = activate(hidden @ wi + bi, activation) @ wo + bo
+    output = rows_product(activate(rows_product(hidden, wi) + bi, activation), wo) + bo
     return output if gate is None else output * gate

@@ -19,7 +19,16 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from taser_jax.models.dropout import Dropout
-from taser_jax.models.layers import Activation, Initializer, activate, float32_einsum, parameter
+from taser_jax.models.layers import (
+    Activation,
+    Initializer,
+    activate,
+    float32_einsum,
+    masked_scores,
+    parameter,
+    rows_product,
+    softmax_mean,
+)
 
 _ATTENTION_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 _FEED_FORWARD_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
@@ -128,7 +137,7 @@ def _query_init(head_dim: int) -> Initializer:
 
 
 class _Projections(nn.Module):
-    """The four kernels of an attention, and the softmax that all kinds share.
+    """The four kernels of an attention, and the dropout that all kinds share.
 
     T5 does not divide scores by √kv: the query's initialiser does it once.
     """
@@ -150,13 +159,6 @@ class _Projections(nn.Module):
     def _dropout(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return Dropout(self.dropout_rate, deterministic=self.deterministic)(x)
 
-    def _probabilities(
-        self, scores: Float[Array, "batch heads *queries keys"], mask: Bool[Array, "batch keys"]
-    ) -> Float[Array, "batch heads *queries keys"]:
-        mask = mask.reshape(mask.shape[0], *(1,) * (scores.ndim - 2), mask.shape[1])
-        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-        return self._dropout(jax.nn.softmax(scores, axis=-1))
-
 
 class SelfAttention(_Projections):
     """softmax(q·kᵀ + position bias)·v, projected back."""
@@ -174,17 +176,18 @@ class SelfAttention(_Projections):
         joined = self.num_heads * self.head_dim
 
         def heads(name: str) -> Float[Array, "batch heads length kv"]:
-            kernel = self._heads_kernel(name, embed).reshape(embed, joined).astype(hidden.dtype)
-            split = (hidden @ kernel).reshape(*hidden.shape[:2], self.num_heads, self.head_dim)
+            kernel = self._heads_kernel(name, embed).reshape(embed, joined)
+            split = rows_product(hidden, kernel)
+            split = split.reshape(*hidden.shape[:2], self.num_heads, self.head_dim)
             return jnp.swapaxes(split, 1, 2)
 
         query, key, value = heads("query"), heads("key"), heads("value")
         scores = float32_einsum("bhqd,bhkd->bhqk", query, key)
-        probabilities = self._probabilities(scores + position_bias, mask).astype(hidden.dtype)
-        attended = jnp.einsum("bhqk,bhkd->bhqd", probabilities, value)
+        scores = masked_scores(scores + position_bias, mask)
+        attended = softmax_mean(scores, value, dropout=self._dropout)
         attended = jnp.swapaxes(attended, 1, 2).reshape(*hidden.shape[:2], joined)
         kernel = self._out_kernel(embed).reshape(joined, embed)
-        return attended @ kernel.astype(hidden.dtype)
+        return rows_product(attended, kernel)
 
 
 class FirstSelfAttention(_Projections):
@@ -230,7 +233,8 @@ class FirstCrossAttention(_Projections):
         query = jnp.einsum("be,ehd->bhd", hidden, query_kernel)
         query = jnp.einsum("bhd,ehd->bhe", query, key_kernel)
         scores = float32_einsum("bhe,ble->bhl", query, encoded)
-        probabilities = self._probabilities(scores, mask).astype(dtype)
+        probabilities = jax.nn.softmax(masked_scores(scores, mask), axis=-1)
+        probabilities = self._dropout(probabilities).astype(dtype)
         mean = jnp.einsum("bhl,ble->bhe", probabilities, encoded)
         value = jnp.einsum("bhe,ehd->bhd", mean, value_kernel)
         return jnp.einsum("bhd,hde->be", value, self._out_kernel(embed).astype(dtype))
@@ -258,11 +262,11 @@ class FeedForward(nn.Module):
         for i, activation in enumerate(self.activations):
             name = "wi" if len(self.activations) == 1 else f"wi_{i}"
             kernel = self._kernel(name, (embed, self.mlp_dim), ("embed", "mlp"))
-            parts.append(MLP_ACTIVATIONS[activation](x @ kernel.astype(x.dtype)))
+            parts.append(MLP_ACTIVATIONS[activation](rows_product(x, kernel)))
         inner = functools.reduce(operator.mul, parts)
         inner = Dropout(self.dropout_rate, deterministic=self.deterministic)(inner)
         kernel = self._kernel("wo", (self.mlp_dim, embed), ("mlp", "embed"))
-        return inner @ kernel.astype(x.dtype)
+        return rows_product(inner, kernel)
 
     def _kernel(
         self, name: str, shape: tuple[int, int], axes: tuple[str, str]
