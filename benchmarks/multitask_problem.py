@@ -14,8 +14,9 @@ import optax
 
 from taser_jax.batch import Batch, Tokens
 from taser_jax.models.bert import BertConfig, Remat
-from taser_jax.models.build import build_model
+from taser_jax.models.build import ModelConfig, build_model
 from taser_jax.models.dual_encoder import DualEncoderConfig, init_params
+from taser_jax.models.flops import StepShape, training_flops
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.multitask import (
@@ -103,6 +104,7 @@ class Problem:
         params: abstract parameters.
         initialise: key -> parameters.
         model: the dual encoder.
+        config: the model's.
     """
 
     arguments: argparse.Namespace
@@ -110,11 +112,21 @@ class Problem:
     params: Any
     initialise: Callable[[jax.Array], Any]
     model: Any
+    config: ModelConfig
 
     @property
     def num_parameters(self) -> int:
         """Entries of all parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
+
+    def training_flops(self) -> float:
+        """Model FLOPs of a step: three forward passes of every task's texts."""
+        return sum(
+            training_flops(
+                self.config, StepShape(*batch.queries.ids.shape, *batch.passages.ids.shape)
+            )
+            for batch in self.batches.values()
+        )
 
     def about(self) -> dict[str, Any]:
         """What every printed line says of the problem."""
@@ -168,24 +180,25 @@ class Problem:
 
 def make_problem(arguments: argparse.Namespace) -> Problem:
     """Abstract parameters and random tokens, without padding."""
-    model = _make_model(arguments)
+    config = _model_config(arguments)
+    model = build_model(config)
 
     def initialise(key: jax.Array) -> Any:
         return init_params(model, key)
 
     params = jax.eval_shape(initialise, jax.random.key(0))
-    return Problem(arguments, _make_batches(arguments), params, initialise, model)
+    return Problem(arguments, _make_batches(arguments), params, initialise, model, config)
 
 
-def _make_model(arguments: argparse.Namespace) -> Any:
+def _model_config(arguments: argparse.Namespace) -> ModelConfig:
     names = ("embed_dim", "head_dim", "mlp_dim", "vocab_size", "dtype")
     sizes = {name: getattr(arguments, name) for name in names}
     sizes |= {"num_heads": arguments.heads, "num_layers": arguments.layers}
     sizes |= {"remat": Remat(arguments.remat)}
     if arguments.model == "bert":
-        return build_model(DualEncoderConfig(bert=BertConfig(**sizes)))
+        return DualEncoderConfig(bert=BertConfig(**sizes))
     sizes["num_decoder_layers"] = arguments.layers
-    return build_model(T5DualEncoderConfig(t5=T5Config(**sizes)))
+    return T5DualEncoderConfig(t5=T5Config(**sizes))
 
 
 def _make_batches(arguments: argparse.Namespace) -> dict[str, Batch]:

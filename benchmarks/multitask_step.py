@@ -22,7 +22,9 @@ With --parts also the combiner alone, on random gradients: `update_milliseconds`
         --methods plain tsage
 
 compiles the steps for TPUs, without one: memory, FLOPs and bytes of one device, and the least time
-they take at the chip's peaks. Needs libtpu; run it with JAX_PLATFORMS=cpu.
+they take at the chip's peaks. A step of eight tasks has all their backward passes and takes hours
+to compile on two cores. With --parts_only the combiner alone is compiled, in minutes, and held
+against the least time of the plain step. Needs libtpu; run it with JAX_PLATFORMS=cpu.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from multitask_problem import PLAIN, Problem, add_arguments, make_problem, traffic_bytes, with_shape
-from multitask_topology import compiled_figure
+from multitask_topology import combiner_figure, compiled_figure
 
+from taser_jax.compilation.ahead_of_time import CompilerEffort
 from taser_jax.optim.median import lower_median
 from taser_jax.optim.multitask import Combiner
 from taser_jax.progress import track
@@ -54,6 +57,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--parts_only", action="store_true")
     parser.add_argument("--topology", help="such as v5e:2x4: compile for it, run nothing")
+    parser.add_argument(
+        "--effort", choices=[effort.value for effort in CompilerEffort], default="quick",
+        help="of the TPU compiler",
+    )  # fmt: skip
     return with_shape(parser.parse_args())
 
 
@@ -184,7 +191,9 @@ def main() -> None:
     if arguments.topology:
         about = {"benchmark": "multitask_step"} | problem.about()
         for method in track(methods, "compiling"):
-            figure = compiled_figure(problem, method, arguments.topology)
+            figure_of = combiner_figure if arguments.parts_only else compiled_figure
+            effort = CompilerEffort(arguments.effort)
+            figure = figure_of(problem, method, arguments.topology, effort=effort)
             print_line(about | {"figure": method} | figure)
         return
     if not arguments.parts_only:
