@@ -70,7 +70,9 @@ def combiner_figure(
 
     def update(gradients: Any, state: Any, params: Any) -> Any:
         losses, key = jnp.ones(tasks), jax.random.key(0)
-        return combiner.update(gradients, state, params, losses=losses, key=key)
+        return combiner.update(
+            gradients, state, params, losses=losses, key=key, param_shardings=param_shardings
+        )
 
     compiled = compile_step(
         jax.jit(update, donate_argnums=1),

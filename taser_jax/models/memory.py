@@ -9,7 +9,6 @@ from taser_jax.models.flops import StepShape
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 
 _BYTES = {"float32": 4, "bfloat16": 2}
-_MASK_BYTES = 1
 
 
 def activation_bytes(config: ModelConfig, shape: StepShape, *, batch_devices: int = 1) -> int:
@@ -17,7 +16,7 @@ def activation_bytes(config: ModelConfig, shape: StepShape, *, batch_devices: in
 
     An estimate, meant for "does it fit", not a measurement: it counts, for each block and token,
     9 vectors of the model's width, 2 of the feed-forward's inner width (once per expert that
-    learned routing computes), and an attention map with its dropout mask; XLA fuses some of them
+    learned routing computes), and an attention map; dropout keeps no mask. XLA fuses some of them
     away and needs scratch of its own. Under `Remat.BLOCK` a block keeps its input only, and one
     block is recomputed at a time. T5's terms are those of `t5_costs`. The compiler's figure is
     `jax.jit(step).lower(...).compile().memory_analysis()`.
@@ -69,4 +68,4 @@ def _t5_texts_bytes(config: T5DualEncoderConfig, batch_size: int, length: int) -
 def _block_bytes(bert: BertConfig, length: int, computed_experts: int) -> int:
     vectors = length * (9 * bert.embed_dim + 2 * bert.mlp_dim * computed_experts)
     attention_map = bert.num_heads * length * length
-    return vectors * _BYTES[bert.dtype] + attention_map * (_BYTES[bert.dtype] + _MASK_BYTES)
+    return (vectors + attention_map) * _BYTES[bert.dtype]

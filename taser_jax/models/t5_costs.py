@@ -33,12 +33,12 @@ def block_bytes(config: T5Config, length: int, *, width_bytes: int) -> int:
     """Activations that an encoder block keeps for a text.
 
     Five vectors of the model's width a token, four of the heads', two of the inner width for each
-    kernel into it, and an attention map with its dropout mask of a byte.
+    kernel into it, and an attention map. Dropout keeps no mask.
     """
     inner = 2 * len(config.mlp_activations) * config.mlp_dim
     vectors = 5 * config.embed_dim + 4 * config.num_heads * config.head_dim + inner
     attention_map = config.num_heads * length * length
-    return length * vectors * width_bytes + attention_map * (width_bytes + 1)
+    return (length * vectors + attention_map) * width_bytes
 
 
 def decoder_block_bytes(config: T5Config, length: int, *, width_bytes: int) -> int:
@@ -46,4 +46,4 @@ def decoder_block_bytes(config: T5Config, length: int, *, width_bytes: int) -> i
     inner = 2 * len(config.mlp_activations) * config.mlp_dim
     heads = 2 * config.num_heads * config.embed_dim
     vectors = 7 * config.embed_dim + 5 * config.num_heads * config.head_dim + inner + heads
-    return vectors * width_bytes + config.num_heads * length * (width_bytes + 1)
+    return (vectors + config.num_heads * length) * width_bytes

@@ -4,7 +4,8 @@ The bit patterns of non-negative floats, read as integers, are ordered as the fl
 median is an integer between 0 and the pattern of infinity, and "how many patterns lie below b?"
 is a reduction over each parameter where it lives: sharded parameters add up their counts. One pass
 over memory answers that for `THRESHOLDS` values of b at once, for every task. Counts are integers,
-so the answer does not depend on the order of addition and hence not on the number of devices.
+so the answer does not depend on the order of addition and hence not on the number of devices. Where
+it is told how parameters are sharded, a pass has one exchange, or few (`over_devices`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from taser_jax.errors import ConfigError
+from taser_jax.optim.over_devices import total
 
 THRESHOLDS = 16
 """Counts a pass takes. More would narrow faster, but compute would cost more than memory."""
@@ -78,6 +81,7 @@ def lower_median(
     guess: Int[Array, " task"] | None = None,
     over: MedianOver = MedianOver.ALL,
     of: MedianOf = MedianOf.MAGNITUDES,
+    shardings: Sequence[NamedSharding] | None = None,
 ) -> Median:
     """The lower median of |values| (or |values·factors|) of each task, over all arrays together.
 
@@ -99,6 +103,7 @@ def lower_median(
         guess: bit patterns to look around; 0 has no guess. None is all 0.
         over: which entries count. A task without any has median 0.
         of: magnitudes or signed values.
+        shardings: of the arrays without their task axis, which no device splits; on one mesh.
 
     Returns:
         Medians; of magnitudes, 0 or above. Where a task has a NaN its median means nothing.
@@ -106,10 +111,10 @@ def lower_median(
     Raises:
         ConfigError: no entries, or more than 2³² − 1 a task.
     """
-    total = sum(int(np.prod(leaf.shape[1:])) for leaf in values)
-    if not 0 < total < 2**32:
+    entries = sum(int(np.prod(leaf.shape[1:])) for leaf in values)
+    if not 0 < entries < 2**32:
         raise ConfigError(
-            f"{total} trainable parameters",
+            f"{entries} trainable parameters",
             where="median of sensitivities",
             expected="1 to 4,294,967,295",
             fix="train at least one parameter, and fewer than four billion",
@@ -119,15 +124,13 @@ def lower_median(
 
     def count_below(thresholds: jax.Array, is_negative: jax.Array | None = None) -> jax.Array:
         # Tied to the loop's state, or the compiler would compute all products once and keep them.
-        leaves, others, limits = jax.lax.optimization_barrier(
-            (tuple(values), None if factors is None else tuple(factors), thresholds)
+        stacked, plain, limits = jax.lax.optimization_barrier(
+            ((tuple(values),), () if factors is None else (tuple(factors),), thresholds)
         )
-        if others is not None:
-            leaves = tuple(leaf * other for leaf, other in zip(leaves, others, strict=True))
-        counts = [_count_below(_bits(leaf, is_negative), limits) for leaf in leaves]
-        return jnp.sum(jnp.stack(counts), axis=0, dtype=jnp.uint32)
+        shared = (limits, is_negative)
+        return total(_counts, stacked=stacked, plain=plain, shared=shared, shardings=shardings)
 
-    size = jnp.full((num_tasks,), total, jnp.uint32)
+    size = jnp.full((num_tasks,), entries, jnp.uint32)
     zeros = jnp.zeros((num_tasks,), jnp.uint32)
     if of is MedianOf.SIGNED:
         return _signed(count_below, size=size, guess=guess, over=over)
@@ -137,6 +140,19 @@ def lower_median(
     rank = jnp.where(nonzero > 0, zeros + (jnp.maximum(nonzero, 1) - 1) // 2, 0)
     bits, passes = _select(count_below, rank=rank, size=size, guess=guess)
     return Median(_to_float(bits), bits, passes)
+
+
+def _counts(
+    values: tuple[Sequence[jax.Array], ...],
+    factors: tuple[Sequence[jax.Array], ...],
+    thresholds: jax.Array,
+    is_negative: jax.Array | None,
+) -> list[jax.Array]:
+    """Each array's counts, [task, thresholds]."""
+    (leaves,) = values
+    if factors:
+        leaves = [leaf * factor for leaf, factor in zip(leaves, *factors, strict=True)]
+    return [_count_below(_bits(leaf, is_negative), thresholds) for leaf in leaves]
 
 
 def _signed(

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from taser_jax.errors import ConfigError
 from taser_jax.optim.median import MedianOf, MedianOver, lower_median
+from taser_jax.optim.over_devices import total
 from taser_jax.optim.stochastic_rounding import noise, round_at_random
 from taser_jax.optim.task_gradients import (
     Report,
@@ -229,7 +230,8 @@ def tsage(
             the median. None trains all.
 
     Returns:
-        The combiner; `key` is used where the average is stored in bfloat16.
+        The combiner; `key` is used where the average is stored in bfloat16. With
+        `param_shardings`, a tree of `NamedSharding`, devices exchange sums and nothing else.
 
     Source: "Unleash model capacity for universal dense retrieval by task specialty optimization",
     Algorithm 1 and Equations 8 to 12.
@@ -264,17 +266,22 @@ def tsage(
         *,
         losses: Any,
         key: Any,
+        param_shardings: Any | None = None,
         **extra: Any,
     ) -> tuple[Any, TSageState]:
         del extra
         leaves = check_task_gradients(updates, params, losses, tasks, trainable)
         factors = jax.tree.leaves(keep_trainable(params, trainable))
+        shardings = None
+        if param_shardings is not None:
+            shardings = jax.tree.leaves(keep_trainable(param_shardings, trainable))
         median = lower_median(
             leaves,
             factors=factors,
             guess=state.median_bits,
             over=config.median_over,
             of=_MEDIANS[config.sensitivity],
+            shardings=shardings,
         )
         epsilon = jnp.copysign(jnp.float32(config.median_epsilon), median.value)
         inverse_median = 1.0 / (median.value + epsilon)
@@ -286,7 +293,9 @@ def tsage(
         sharpness = jnp.where(in_burn_in, 0.0, inverse_temperature) * correction
         factor = jnp.where(in_burn_in, burn_in_factor * scale, scale)
 
-        def parts_of(gradients: Any, param: Any, average: Any) -> list[jax.Array]:
+        def parts_of(
+            gradients: Any, param: Any, average: Any, *, sharpness: Any, inverse_median: Any
+        ) -> list[jax.Array]:
             # Written out over tasks, all of this is one loop that reads its inputs once.
             return _softmax_parts(
                 [
@@ -296,7 +305,9 @@ def tsage(
             )
 
         def of_leaf(gradients: Any, param: Any, average: Any) -> jax.Array:
-            parts = parts_of(gradients, param, average)
+            parts = parts_of(
+                gradients, param, average, sharpness=sharpness, inverse_median=inverse_median
+            )
             weighted = sum(part * gradients[t] for t, part in enumerate(parts))
             return factor * weighted / functools.reduce(operator.add, parts)
 
@@ -315,15 +326,32 @@ def tsage(
             new_leaves.append(moved)
         average = jax.tree.unflatten(jax.tree.structure(state.average), new_leaves)
 
-        sampled = zip(
-            map(_sample, leaves), map(_sample_param, factors), map(_sample, averages), strict=True
+        def sampled(
+            stacked: Any, plain: Any, sharpness: jax.Array, inverse_median: jax.Array
+        ) -> list[jax.Array]:
+            return [
+                _totals(parts_of(*arrays, sharpness=sharpness, inverse_median=inverse_median))
+                for arrays in zip(
+                    map(_sample, stacked[0]),
+                    (_sample(param[None])[0] for param in plain[0]),
+                    map(_sample, stacked[1]),
+                    strict=True,
+                )
+            ]
+
+        totals = total(
+            sampled,
+            stacked=(leaves, averages),
+            plain=(factors,),
+            shared=(sharpness, inverse_median),
+            shardings=shardings,
         )
-        weights, task_entropy = _means([parts_of(*arrays) for arrays in sampled])
+        *weights, task_entropy = totals[:-1] / totals[-1]
         scalars = {
             "task_entropy": task_entropy,
             "median_passes": median.passes.astype(jnp.float32),
         }
-        return combined, TSageState(step, average, median.bits, Report(weights, scalars))
+        return combined, TSageState(step, average, median.bits, Report(jnp.stack(weights), scalars))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -359,20 +387,10 @@ def _sample(array: jax.Array) -> jax.Array:
     return jax.lax.slice_in_dim(array, start, start + kept, axis=1)
 
 
-def _sample_param(param: jax.Array) -> jax.Array:
-    return _sample(param[None])[0]
-
-
-def _means(
-    parts: Sequence[Sequence[jax.Array]],
-) -> tuple[Float[Array, " task"], Float[Array, ""]]:
-    """Means over parameters of the tasks' weights and of their entropy."""
-    size = sum(tasks[0].size for tasks in parts)
-    totals = []
-    for tasks in parts:
-        total = functools.reduce(operator.add, tasks)
-        weights = [part / total for part in tasks]
-        spread = functools.reduce(operator.add, map(jax.scipy.special.entr, weights))
-        totals.append(sums([*weights, spread]))
-    *means, entropy = jnp.sum(jnp.stack(totals), axis=0) / size
-    return jnp.stack(means), entropy
+def _totals(parts: Sequence[jax.Array]) -> Float[Array, " totals"]:
+    """Sums over a parameter of the tasks' weights and of their entropy, and its size."""
+    whole = functools.reduce(operator.add, parts)
+    weights = [part / whole for part in parts]
+    spread = functools.reduce(operator.add, map(jax.scipy.special.entr, weights))
+    size = jnp.full((1,), parts[0].size, jnp.float32)
+    return jnp.concatenate([sums([*weights, spread]), size])

@@ -116,7 +116,13 @@ def make_multitask_train_step(
         is_finite = jnp.isfinite(grad_norm) & jnp.all(jnp.isfinite(losses))
         key = jax.random.fold_in(named_key(seed, "optimizer"), state.step)
         updates, opt_state = optax.with_extra_args_support(optimizer).update(
-            grads, state.opt_state, state.params, losses=losses, key=key, is_finite=is_finite
+            grads,
+            state.opt_state,
+            state.params,
+            losses=losses,
+            key=key,
+            is_finite=is_finite,
+            param_shardings=shardings,
         )
         _check_updates(updates, state.params)
         params = optax.apply_updates(state.params, updates)

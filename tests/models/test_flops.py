@@ -102,7 +102,7 @@ def test_equals_what_jax_traces(pooling):
 def test_activation_bytes_by_hand():
     bert = BertConfig(vocab_size=9, embed_dim=2, num_layers=4, num_heads=1, head_dim=2, mlp_dim=3)
     shape = StepShape(queries=2, query_length=1, passages=0, passage_length=1)
-    # A block and token: (9·2 + 2·3)·4 bytes, a map of 1·1·4 bytes and its mask.
-    assert activation_bytes(DualEncoderConfig(bert=bert), shape) == 2 * 4 * (24 * 4 + 5)
+    # A block and token: (9·2 + 2·3)·4 bytes, a map of 1·1·4 bytes.
+    assert activation_bytes(DualEncoderConfig(bert=bert), shape) == 2 * 4 * (24 * 4 + 4)
     saved = DualEncoderConfig(bert=BertConfig(**{**vars(bert), "remat": Remat.BLOCK}))
-    assert activation_bytes(saved, shape, batch_devices=2) == 4 * 2 * 4 + 24 * 4 + 5
+    assert activation_bytes(saved, shape, batch_devices=2) == 4 * 2 * 4 + 24 * 4 + 4

@@ -1,3 +1,5 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -182,6 +184,43 @@ def test_eight_devices_count_what_one_counts_and_gather_no_parameter():
     # What is exchanged is counts: tasks x devices at most.
     assert all(line.startswith("u32[5,") for line in gathers), gathers
     assert "f32[5,64,32]" not in program
+
+
+@pytest.mark.parametrize("of", list(MedianOf))
+def test_told_of_the_shardings_devices_exchange_once_a_split_and_pass(of):
+    rng = np.random.default_rng(4)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
+    specs = [
+        PartitionSpec(None, "model"),
+        PartitionSpec("model", None),
+        PartitionSpec("model", "data"),
+        PartitionSpec(None, ("data", "model")),
+        PartitionSpec(),
+    ]
+    shardings = [NamedSharding(mesh, spec) for spec in specs]
+    values = [rng.normal(size=(5, 32, 64)).astype(np.float32) for _ in specs]
+    values[1][:, :20] = 0
+    factors = [rng.normal(size=(32, 64)).astype(np.float32) for _ in specs]
+    guess = jnp.full(5, 0x3F000000, jnp.int32)
+    one = jax.jit(lambda v, f: lower_median(v, factors=f, guess=guess, of=of))(values, factors)
+
+    @jax.jit
+    def on_all(values, factors):
+        return lower_median(values, factors=factors, guess=guess, of=of, shardings=shardings)
+
+    put = [
+        jax.device_put(value, NamedSharding(mesh, PartitionSpec(None, *spec)))
+        for value, spec in zip(values, specs, strict=True)
+    ]
+    others = [jax.device_put(f, s) for f, s in zip(factors, shardings, strict=True)]
+    eight = on_all(put, others)
+    jax.tree.map(np.testing.assert_array_equal, one, eight)
+    program = on_all.lower(put, others).compile().as_text()
+    assert "all-gather" not in program
+    # Arrays split over model alone add up together, those over data and model likewise. Signed
+    # medians have one pass before the loop.
+    loops = 2 if of is MedianOf.SIGNED else 1
+    assert len(re.findall(r" all-reduce(?:-start)?\(", program)) <= 2 * loops
 
 
 def test_no_product_is_kept():
