@@ -8,7 +8,12 @@ import json
 import pytest
 
 from taser_jax import cli
-from taser_jax.compilation.ahead_of_time import CompiledStep, Memory, OutOfMemory
+from taser_jax.compilation.ahead_of_time import (
+    CompiledStep,
+    CompilerEffort,
+    Memory,
+    OutOfMemory,
+)
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig
 from taser_jax.models.flops import StepShape, training_flops
@@ -112,7 +117,7 @@ def test_an_encoding_that_does_not_fit(raises, capsys, monkeypatch):
     large = Memory(arguments=2**34, outputs=1, aliased=0, temporaries=0, program=0)
     small = dataclasses.replace(large, arguments=1)
 
-    def compile_step(step, *arguments, mesh, **static):
+    def compile_step(step, *arguments, mesh, effort, **static):
         if static and raises:
             no_room()
         memory = large if static else small
@@ -127,12 +132,14 @@ def test_tasks_by_their_sizes(capsys, monkeypatch):
     """A batch of every task is laid out without data."""
     taken = []
 
-    def look(step, state, batch, *, mesh):
+    def look(step, state, batch, *, mesh, effort):
+        assert effort is CompilerEffort.QUICK
         taken.append({task: part.queries.ids.shape for task, part in batch.items()})
         no_room()
 
     monkeypatch.setattr(compile_module, "compile_step", look)
     code = run(
+        "--gin.COMPILER_EFFORT=quick",
         *("--topology=v5e:2x2", "--gin_file=optim/tsage.gin", "--gin_file=runs/multitask.gin"),
         *("--gin.TOTAL_BATCH_SIZE=32", "--gin.TASK_SIZES={'large': 16, 'small': 1, 'tiny': 1}"),
     )
