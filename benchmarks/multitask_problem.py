@@ -230,8 +230,9 @@ def traffic_bytes(
     """What the combiner must read and write; the stack of gradients is written once in each.
 
     T-SAGE reads gradients and parameters in each pass of the median, then gradients, parameters and
-    average once for the combined gradient and once for the new average. The others read gradients
-    once for the sum, PCGrad and CGD once more for the dot products, GradNorm for the norms.
+    average once more, and writes the combined gradient and the new average. The others read
+    gradients once for the sum, PCGrad and CGD once more for the dot products, GradNorm for the
+    norms.
     """
     stack = 4.0 * tasks * parameters
     vector = 4.0 * parameters
@@ -242,5 +243,5 @@ def traffic_bytes(
         return stack + (stack + vector)
     if method != Combiner.TSAGE.value:
         return stack + stack + (stack + vector)
-    update = (stack + average + 2 * vector) + (stack + 2 * average + vector)
+    update = stack + 2 * average + 2 * vector
     return stack + passes * (stack + vector) + update

@@ -6,34 +6,47 @@ results by gathering; hundreds of small messages a pass over a model's parameter
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 Leaves = tuple[Sequence[Array], ...]
 
 
+class Joined(NamedTuple):
+    """Parameters, or parts of them, put side by side.
+
+    Attributes:
+        arrays: [task, entries], one for each way in which parameters are split.
+        shardings: of the arrays without their task axis; None where none were given.
+    """
+
+    arrays: list[Array]
+    shardings: list[NamedSharding] | None
+
+
 def total(
-    function: Callable[..., Sequence[Array]],
+    function: Callable[..., Array],
     *,
     stacked: Leaves,
     plain: Leaves = (),
     shared: tuple[Any, ...] = (),
     shardings: Sequence[NamedSharding] | None = None,
 ) -> Array:
-    """The sum, over all parameters and the devices that hold parts of them, of a function.
+    """The sum of a function over all parameters and over the devices that hold parts of them.
 
     Example:
         Two parameters on eight devices, both split over `fsdp`: each device calls `function` on its
-        parts of both, adds the two results, and one all-reduce adds those of the devices.
+        parts of both, and one all-reduce adds up the results.
 
     Args:
-        function: called as `function(stacked, plain, *shared)`; a result a parameter, all of one
-            shape, that may be added up over parts of the parameter.
+        function: called as `function(stacked, plain, *shared)` with the lists of those parameters
+            that are split alike; its result may be added up over parameters and parts of them.
         stacked: lists of arrays [task, ...], an array a parameter.
         plain: lists of arrays without the task axis.
         shared: arrays that every device has whole; None is passed on.
@@ -41,36 +54,83 @@ def total(
             parameters, or what the compiler makes of it.
     """
     if shardings is None:
-        results = function(stacked, plain, *shared)
-        return _added(results, [()] * len(results))
+        return function(stacked, plain, *shared)
     specs = tuple(sharding.spec for sharding in shardings)
-    splits = [_mesh_axes(spec) for spec in specs]
 
     def of_a_device(stacked: Leaves, plain: Leaves, shared: tuple[Any, ...]) -> Array:
-        return _added(function(stacked, plain, *shared), splits)
+        results = []
+        for axes, places in _by_split(specs).items():
+            result = function(_picked(stacked, places), _picked(plain, places), *shared)
+            results.append(jax.lax.psum(result, axes) if axes else result)
+        return functools.reduce(operator.add, results)
 
     mapped = jax.shard_map(
         of_a_device,
         mesh=shardings[0].mesh,
-        in_specs=(
-            (tuple(PartitionSpec(None, *spec) for spec in specs),) * len(stacked),
-            (specs,) * len(plain),
-            PartitionSpec(),
-        ),
+        in_specs=(*_in_specs(specs, stacked, plain), PartitionSpec()),
         out_specs=PartitionSpec(),
     )
-    return mapped(tuple(map(tuple, stacked)), tuple(map(tuple, plain)), shared)
+    return mapped(_tuples(stacked), _tuples(plain), shared)
 
 
-def _added(results: Sequence[Array], splits: Sequence[tuple[str, ...]]) -> Array:
-    """Over parameters, and over the mesh axes that split each of them: one exchange a split."""
-    by_split: dict[tuple[str, ...], Array] = {}
-    for result, split in zip(results, splits, strict=True):
-        by_split[split] = by_split[split] + result if split in by_split else result
-    whole = [jax.lax.psum(part, split) if split else part for split, part in by_split.items()]
-    return jnp.sum(jnp.stack(whole), axis=0, dtype=whole[0].dtype)
+def joined(
+    function: Callable[..., Array],
+    *,
+    stacked: Leaves,
+    plain: Leaves = (),
+    shardings: Sequence[NamedSharding] | None = None,
+) -> Joined:
+    """What a function makes of the parameters that are split alike, as one array each.
+
+    Args:
+        function: called as in `total`; its result is [task, entries], entries of this device.
+        stacked: as in `total`.
+        plain: as in `total`.
+        shardings: as in `total`.
+
+    Returns:
+        An array [task, entries of all devices] for each way in which parameters are split, and the
+        shardings that `total` takes with these arrays.
+    """
+    if shardings is None:
+        return Joined([function(stacked, plain)], None)
+    specs = tuple(sharding.spec for sharding in shardings)
+    splits = _by_split(specs)
+    mesh = shardings[0].mesh
+
+    def of_a_device(stacked: Leaves, plain: Leaves) -> tuple[Array, ...]:
+        return tuple(
+            function(_picked(stacked, places), _picked(plain, places)) for places in splits.values()
+        )
+
+    mapped = jax.shard_map(
+        of_a_device,
+        mesh=mesh,
+        in_specs=_in_specs(specs, stacked, plain),
+        out_specs=tuple(PartitionSpec(None, axes) for axes in splits),
+    )
+    arrays = list(mapped(_tuples(stacked), _tuples(plain)))
+    return Joined(arrays, [NamedSharding(mesh, PartitionSpec(axes)) for axes in splits])
 
 
-def _mesh_axes(spec: PartitionSpec) -> tuple[str, ...]:
-    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec if entry]
-    return tuple(sorted(axis for entry in entries for axis in entry))
+def _in_specs(specs: tuple[PartitionSpec, ...], stacked: Leaves, plain: Leaves) -> tuple[Any, Any]:
+    wide = tuple(PartitionSpec(None, *spec) for spec in specs)
+    return (wide,) * len(stacked), (specs,) * len(plain)
+
+
+def _by_split(specs: Sequence[PartitionSpec]) -> dict[tuple[str, ...], list[int]]:
+    """Places of the parameters that the same mesh axes split, in whatever order."""
+    places: dict[tuple[str, ...], list[int]] = {}
+    for place, spec in enumerate(specs):
+        entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec if entry]
+        axes = tuple(sorted(axis for entry in entries for axis in entry))
+        places.setdefault(axes, []).append(place)
+    return places
+
+
+def _picked(leaves: Leaves, places: Sequence[int]) -> Leaves:
+    return tuple([arrays[place] for place in places] for arrays in leaves)
+
+
+def _tuples(leaves: Leaves) -> Leaves:
+    return tuple(map(tuple, leaves))

@@ -8,20 +8,20 @@ from jaxtyping import Array, BFloat16, Float, UInt32
 
 
 def noise(
-    gradients: Float[Array, "task *shape"], param: Float[Array, "*shape"], salt: UInt32[Array, ""]
-) -> UInt32[Array, "task *shape"]:
+    gradient: Float[Array, "*shape"], param: Float[Array, "*shape"], salt: UInt32[Array, ""]
+) -> UInt32[Array, "*shape"]:
     """16 bits that look random, hashed from the entry: nothing to draw, nothing to move.
 
     Args:
-        gradients: what is hashed, with the parameter.
+        gradient: what is hashed, with the parameter.
         param: likewise.
-        salt: differs by step and parameter.
+        salt: differs by step, parameter and task.
     """
 
     def bits(array: jax.Array) -> jax.Array:
         return jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
 
-    mixed = bits(gradients) ^ (bits(param) * jnp.uint32(0x9E3779B1)) ^ salt
+    mixed = bits(gradient) ^ (bits(param) * jnp.uint32(0x9E3779B1)) ^ salt
     mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)
     mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE3D)
     return mixed >> 16

@@ -21,6 +21,7 @@ from taser_jax.errors import ConfigError
 from taser_jax.optim.parameter_rules import parameter_path
 
 _WHERE = "multi-task optimiser"
+_ROW = 512
 
 
 class Report(NamedTuple):
@@ -176,8 +177,12 @@ def gram_matrix(leaves: Sequence[Float[Array, "task ..."]]) -> Float[Array, "tas
 def sums(arrays: Sequence[Float[Array, "*shape"]]) -> Float[Array, " sums"]:
     """Sums of arrays of one shape in one pass, which stores none of them.
 
-    Along the last axis first: one running float32 sum over millions of entries would lose digits.
+    Along the last axis first, and long vectors in rows: one running float32 sum over millions of
+    entries would lose digits.
     """
+    if arrays[0].ndim == 1:
+        missing = -arrays[0].size % _ROW
+        arrays = [jnp.pad(array, (0, missing)).reshape(-1, _ROW) for array in arrays]
     axes = (arrays[0].ndim - 1,) if arrays[0].ndim else ()
     totals = jax.lax.reduce(
         tuple(arrays),

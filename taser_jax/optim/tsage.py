@@ -17,7 +17,8 @@ from jaxtyping import Array, Float
 
 from taser_jax.errors import ConfigError
 from taser_jax.optim.median import MedianOf, MedianOver, lower_median
-from taser_jax.optim.over_devices import total
+from taser_jax.optim.over_devices import Leaves, total
+from taser_jax.optim.sampling import sample, sample_share
 from taser_jax.optim.stochastic_rounding import noise, round_at_random
 from taser_jax.optim.task_gradients import (
     Report,
@@ -31,9 +32,9 @@ from taser_jax.optim.task_gradients import (
 _LARGEST = 1e30
 """Bound of a normalised sensitivity: finite also where a median is 0 and epsilon tiny."""
 
-_REPORTED_WHOLE = 65536
-_REPORTED_SHARE = 16
-"""Reported means are over whole parameters up to this size, and a 16th of the larger ones' rows."""
+
+_REPORTED = 24
+"""Reported means of a large model are over samples of so many parameters that are split alike."""
 
 
 class TemperatureSchedule(enum.Enum):
@@ -186,14 +187,16 @@ class TSageState(NamedTuple):
 
     Attributes:
         step: steps done.
-        average: moving average of the normalised sensitivities, [tasks, *shape] a parameter.
+        average: task -> moving average of its normalised sensitivities, shaped as the trainable
+            parameters. Arrays of their own let a step write them, and the combined gradient, in one
+            pass.
         median_bits: the last medians' bit patterns, where the next search starts.
-        report: mean weights and `task_entropy` (nats), over a sample of large parameters, and
-            `median_passes`, of the last step.
+        report: mean weights and `task_entropy` (nats), of large models over a sample (`sampling`),
+            and `median_passes`, of the last step.
     """
 
     step: Array
-    average: Any
+    average: dict[str, Any]
     median_bits: Array
     report: Report
 
@@ -248,7 +251,10 @@ def tsage(
         kept = keep_trainable(params, trainable)
         return TSageState(
             step=jnp.zeros((), jnp.int32),
-            average=jax.tree.map(lambda leaf: jnp.zeros((num_tasks, *leaf.shape), dtype), kept),
+            average={
+                task: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, dtype), kept)
+                for task in tasks
+            },
             median_bits=jnp.zeros((num_tasks,), jnp.int32),
             report=Report(
                 weights=jnp.full((num_tasks,), 1.0 / num_tasks, jnp.float32),
@@ -292,61 +298,52 @@ def tsage(
         in_burn_in = state.step < burn_in_steps
         sharpness = jnp.where(in_burn_in, 0.0, inverse_temperature) * correction
         factor = jnp.where(in_burn_in, burn_in_factor * scale, scale)
-
-        def parts_of(
-            gradients: Any, param: Any, average: Any, *, sharpness: Any, inverse_median: Any
-        ) -> list[jax.Array]:
-            # Written out over tasks, all of this is one loop that reads its inputs once.
-            return _softmax_parts(
-                [
-                    sharpness * _moved(config, average[t], gradients[t], param, inverse_median[t])
-                    for t in range(num_tasks)
-                ]
-            )
-
-        def of_leaf(gradients: Any, param: Any, average: Any) -> jax.Array:
-            parts = parts_of(
-                gradients, param, average, sharpness=sharpness, inverse_median=inverse_median
-            )
-            weighted = sum(part * gradients[t] for t, part in enumerate(parts))
-            return factor * weighted / functools.reduce(operator.add, parts)
-
-        kept = keep_trainable(params, trainable)
-        combined = combine(of_leaf, updates, params, kept, state.average, trainable=trainable)
-        averages = jax.tree.leaves(state.average)
-        salts = jax.random.bits(key, (len(leaves),), jnp.uint32)
-        new_leaves = []
-        for place, (gradients, param, average) in enumerate(
-            zip(leaves, factors, averages, strict=True)
-        ):
-            wide = inverse_median.reshape(-1, *(1,) * param.ndim)
-            moved = _moved(config, average, gradients, param, wide)
-            if config.average_dtype is AverageDtype.BFLOAT16:
-                moved = round_at_random(moved, noise(gradients, param, salts[place]))
-            new_leaves.append(moved)
-        average = jax.tree.unflatten(jax.tree.structure(state.average), new_leaves)
-
-        def sampled(
-            stacked: Any, plain: Any, sharpness: jax.Array, inverse_median: jax.Array
-        ) -> list[jax.Array]:
-            return [
-                _totals(parts_of(*arrays, sharpness=sharpness, inverse_median=inverse_median))
-                for arrays in zip(
-                    map(_sample, stacked[0]),
-                    (_sample(param[None])[0] for param in plain[0]),
-                    map(_sample, stacked[1]),
-                    strict=True,
-                )
-            ]
-
+        averages = [jax.tree.leaves(state.average[task]) for task in tasks]
         totals = total(
-            sampled,
-            stacked=(leaves, averages),
-            plain=(factors,),
+            functools.partial(_sampled_totals, config, share=sample_share(leaves)),
+            stacked=(leaves,),
+            plain=(factors, *averages),
             shared=(sharpness, inverse_median),
             shardings=shardings,
         )
-        *weights, task_entropy = totals[:-1] / totals[-1]
+        # The old averages are read here before a step writes over them, or they would be copied.
+        totals, inverse_median = jax.lax.optimization_barrier((totals, inverse_median))
+        salts = jax.random.bits(key, (len(leaves), num_tasks), jnp.uint32)
+
+        def of_leaf(
+            gradients: Any, param: Any, averages: Sequence[Any], salts: jax.Array
+        ) -> tuple[jax.Array, list[jax.Array]]:
+            # Written out over tasks, all of this is one loop that reads its inputs once.
+            products = [gradients[t] * param for t in range(num_tasks)]
+            moved = _moved(config, averages, products, inverse_median)
+            parts = _softmax_parts([sharpness * score for score in moved])
+            weighted = sum(part * gradients[t] for t, part in enumerate(parts))
+            if config.average_dtype is AverageDtype.BFLOAT16:
+                moved = [
+                    round_at_random(score, noise(gradients[t], param, salts[t]))
+                    for t, score in enumerate(moved)
+                ]
+            return factor * weighted / functools.reduce(operator.add, parts), moved
+
+        by_leaf = zip(leaves, factors, zip(*averages, strict=True), salts, strict=True)
+        found = [of_leaf(*arrays) for arrays in by_leaf]
+        # Or its last division would be done again wherever the gradient is used, and the numerators
+        # kept for that.
+        new_gradients = jax.lax.optimization_barrier([new for new, _ in found])
+        kept = keep_trainable(params, trainable)
+        structure = jax.tree.structure(kept)
+        combined = combine(
+            lambda gradients, new: new,
+            updates,
+            params,
+            jax.tree.unflatten(structure, new_gradients),
+            trainable=trainable,
+        )
+        average = {
+            task: jax.tree.unflatten(structure, [moved[t] for _, moved in found])
+            for t, task in enumerate(tasks)
+        }
+        *weights, task_entropy = totals[:-1] / jnp.maximum(totals[-1], 1)
         scalars = {
             "task_entropy": task_entropy,
             "median_passes": median.passes.astype(jnp.float32),
@@ -357,18 +354,17 @@ def tsage(
 
 
 def _moved(
-    config: TSageConfig,
-    average: jax.Array,
-    gradient: jax.Array,
-    param: jax.Array,
-    inverse_median: Any,
-) -> jax.Array:
-    product = gradient * param
-    if config.sensitivity is Sensitivity.ABSOLUTE:
-        sensitivity = jnp.minimum(jnp.abs(product) * inverse_median, _LARGEST)
-    else:
-        sensitivity = jnp.clip(product * inverse_median, -_LARGEST, _LARGEST)
-    return config.beta * average.astype(jnp.float32) + (1.0 - config.beta) * sensitivity
+    config: TSageConfig, averages: Sequence[Any], products: Any, inverse_median: Any
+) -> list[jax.Array]:
+    """Each task's new average, float32, from the old one and g·θ."""
+    moved = []
+    for t, average in enumerate(averages):
+        if config.sensitivity is Sensitivity.ABSOLUTE:
+            new = jnp.minimum(jnp.abs(products[t]) * inverse_median[t], _LARGEST)
+        else:
+            new = jnp.clip(products[t] * inverse_median[t], -_LARGEST, _LARGEST)
+        moved.append(config.beta * average.astype(jnp.float32) + (1.0 - config.beta) * new)
+    return moved
 
 
 def _softmax_parts(scores: Sequence[jax.Array]) -> list[jax.Array]:
@@ -377,20 +373,26 @@ def _softmax_parts(scores: Sequence[jax.Array]) -> list[jax.Array]:
     return [jnp.exp(score - highest) for score in scores]
 
 
-def _sample(array: jax.Array) -> jax.Array:
-    """The middle rows of a large parameter, [tasks, rows, ...]: all would cost a step."""
-    rows = array.shape[1] if array.ndim > 1 else 1
-    if array.size <= len(array) * _REPORTED_WHOLE or rows < 2 * _REPORTED_SHARE:
-        return array
-    kept = rows // _REPORTED_SHARE
-    start = (rows - kept) // 2
-    return jax.lax.slice_in_dim(array, start, start + kept, axis=1)
-
-
-def _totals(parts: Sequence[jax.Array]) -> Float[Array, " totals"]:
-    """Sums over a parameter of the tasks' weights and of their entropy, and its size."""
-    whole = functools.reduce(operator.add, parts)
-    weights = [part / whole for part in parts]
-    spread = functools.reduce(operator.add, map(jax.scipy.special.entr, weights))
-    size = jnp.full((1,), parts[0].size, jnp.float32)
-    return jnp.concatenate([sums([*weights, spread]), size])
+def _sampled_totals(
+    config: TSageConfig,
+    stacked: Leaves,
+    plain: Leaves,
+    sharpness: jax.Array,
+    inverse_median: jax.Array,
+    *,
+    share: int,
+) -> Float[Array, " totals"]:
+    """Sums over a sample of the tasks' weights and of their entropy, and the sample's size."""
+    totals = jnp.zeros((len(inverse_median) + 2,), jnp.float32)
+    (gradients,), (params, *averages) = stacked, plain
+    pick = functools.partial(sample, share=share, most=_REPORTED)
+    others = [pick([leaf[None] for leaf in leaves]) for leaves in (params, *averages)]
+    for gradient, param, *of_tasks in zip(pick(gradients), *others, strict=True):
+        moved = _moved(config, [leaf[0] for leaf in of_tasks], gradient * param, inverse_median)
+        parts = _softmax_parts([sharpness * score for score in moved])
+        whole = functools.reduce(operator.add, parts)
+        weights = [part / whole for part in parts]
+        spread = functools.reduce(operator.add, map(jax.scipy.special.entr, weights))
+        size = jnp.full((1,), whole.size, jnp.float32)
+        totals = totals + jnp.concatenate([sums([*weights, spread]), size])
+    return totals

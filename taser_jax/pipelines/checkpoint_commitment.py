@@ -83,10 +83,9 @@ def saved_commitments(
 
     def mark(step: int) -> list[Marks]:
         average = restore_saved_average(model.checkpoint(step), model.params)
-        num_tasks = len(next(iter(average.values())))
         values = {
-            str(task): {path: leaf[task][None] for path, leaf in average.items()}
-            for task in range(num_tasks)
+            task: {path: leaf[None] for path, leaf in tree.items()}
+            for task, tree in average.items()
         }
         return _marks(Averages(1, values), uncorrected, betas=(0.0,))
 

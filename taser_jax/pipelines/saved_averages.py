@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.sharding import NamedSharding, PartitionSpec
 
 from taser_jax.optim.parameter_rules import parameter_path
 
@@ -23,7 +22,9 @@ def has_saved_average(checkpoint: epath.Path, abstract_params: Any) -> bool:
     return _path_to_average(tree, _by_path(abstract_params)) is not None
 
 
-def restore_saved_average(checkpoint: epath.Path, abstract_params: Any) -> dict[str, Any]:
+def restore_saved_average(
+    checkpoint: epath.Path, abstract_params: Any
+) -> dict[str, dict[str, Any]]:
     """The average I that T-SAGE took its weights from, as it was saved.
 
     Args:
@@ -31,7 +32,7 @@ def restore_saved_average(checkpoint: epath.Path, abstract_params: Any) -> dict[
         abstract_params: shapes and shardings of the parameters.
 
     Returns:
-        Path of a trainable parameter -> [tasks, *shape], float32, the task axis not split.
+        Task -> path of a trainable parameter -> float32 of its shape, sharded alike.
     """
     params = _by_path(abstract_params)
     place = checkpoint / "state"
@@ -43,9 +44,8 @@ def restore_saved_average(checkpoint: epath.Path, abstract_params: Any) -> dict[
             """The average's shape and sharding; of anything else, that it is not read."""
             if tuple(map(_name, path[: len(keys)])) != keys:
                 return ocp.PLACEHOLDER
-            sharding = params[parameter_path(path[len(keys) :])].sharding
-            wide = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
-            return jax.ShapeDtypeStruct(tuple(leaf.shape), jnp.float32, sharding=wide)
+            sharding = params[parameter_path(path[len(keys) + 1 :])].sharding
+            return jax.ShapeDtypeStruct(tuple(leaf.shape), jnp.float32, sharding=sharding)
 
         item = jax.tree_util.tree_map_with_path(wanted, tree)
         restored = reader.restore(
@@ -56,7 +56,7 @@ def restore_saved_average(checkpoint: epath.Path, abstract_params: Any) -> dict[
         )
     for key in keys:
         restored = restored[key]
-    return _by_path(restored)
+    return {task: _by_path(tree) for task, tree in restored.items()}
 
 
 def _name(key: Any) -> Any:
@@ -69,14 +69,14 @@ def _by_path(tree: Any) -> dict[str, Any]:
 
 
 def _path_to_average(tree: Any, params: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Keys down to the first "average" that is shaped as parameters with a task axis."""
+    """Keys down to the first "average" whose branches, one a task, are shaped as parameters."""
     branches: Iterable[tuple[Any, Any]] = ()
     if isinstance(tree, Mapping):
         branches = tree.items()
     elif isinstance(tree, list | tuple):
         branches = enumerate(tree)
     for key, branch in branches:
-        if key == _FIELD and _fits(branch, params):
+        if key == _FIELD and isinstance(branch, Mapping) and _all_fit(branch.values(), params):
             return (key,)
         below = _path_to_average(branch, params)
         if below is not None:
@@ -84,10 +84,9 @@ def _path_to_average(tree: Any, params: Mapping[str, Any]) -> tuple[Any, ...] | 
     return None
 
 
-def _fits(tree: Any, params: Mapping[str, Any]) -> bool:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
+def _all_fit(trees: Iterable[Any], params: Mapping[str, Any]) -> bool:
+    leaves = [leaf for tree in trees for leaf in jax.tree_util.tree_leaves_with_path(tree)]
     return bool(leaves) and all(
-        parameter_path(path) in params
-        and tuple(leaf.shape[1:]) == params[parameter_path(path)].shape
+        parameter_path(path) in params and tuple(leaf.shape) == params[parameter_path(path)].shape
         for path, leaf in leaves
     )

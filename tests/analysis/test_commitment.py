@@ -144,13 +144,11 @@ def test_averages_are_those_of_t_sage():
             stacked, state, params, losses=jnp.ones(3), key=jax.random.key(0)
         )
     found = averages_of(PARAMS, BATCHES[:3])
-    for task, name in enumerate(quadratic.TASKS):
+    for task in quadratic.TASKS:
         jax.tree.map(
-            lambda mine, theirs, task=task: np.testing.assert_allclose(
-                mine[1], theirs[task], rtol=1e-5, atol=1e-6
-            ),
-            found.values[name],
-            state.average,
+            lambda mine, theirs: np.testing.assert_allclose(mine[1], theirs, rtol=1e-5, atol=1e-6),
+            found.values[task],
+            state.average[task],
         )
 
 

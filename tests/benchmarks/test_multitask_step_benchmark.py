@@ -51,5 +51,5 @@ def test_traffic_by_hand():
     assert traffic("plain", passes=0, **sizes) == 0
     assert traffic("naive", passes=0, **sizes) == 80 + 80 + 40
     assert traffic("pcgrad", passes=0, **sizes) == 80 + 80 + 80 + 40
-    # Stack, three passes of 120, then 80 + 80 + 80 and 80 + 160 + 40.
-    assert traffic("tsage", passes=3, **sizes) == 80 + 360 + 240 + 280
+    # Stack, three passes of 120, then gradients, averages twice, parameters and the combined one.
+    assert traffic("tsage", passes=3, **sizes) == 80 + 360 + (80 + 2 * 80 + 2 * 40)

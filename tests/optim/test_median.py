@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from taser_jax.errors import ConfigError
+from taser_jax.optim import sampling
 from taser_jax.optim.median import MedianOf, MedianOver, lower_median
 
 median = jax.jit(lambda values, guess: lower_median(values, guess=guess))
@@ -234,3 +235,37 @@ def test_no_product_is_kept():
 def test_nothing_to_take_a_median_of():
     with pytest.raises(ConfigError, match="0 trainable parameters"):
         lower_median([jnp.zeros((2, 0))])
+
+
+OPTIONS = [(of, over) for of in MedianOf for over in MedianOver]
+
+
+@pytest.mark.parametrize(("of", "over"), OPTIONS)
+def test_a_sample_however_bad_changes_nothing_but_the_passes(of, over, monkeypatch):
+    rng = np.random.default_rng(8)
+    rows = np.stack([adversarial(name, rng) for name in NAMES])
+    rows = np.where(rng.random(rows.shape) < 0.5, -rows, rows)
+    values = split(rows)
+    guess = rng.integers(0, INF, len(NAMES)).astype(np.int32)
+    plain = jax.jit(lambda v, g: lower_median(v, guess=g, of=of, over=over))(values, guess)
+    monkeypatch.setattr(sampling, "_WHOLE", 1)
+    sampled = jax.jit(lambda v, g: lower_median(v, guess=g, of=of, over=over))(values, guess)
+    np.testing.assert_array_equal(sampled.bits, plain.bits)
+    assert int(sampled.passes) <= 17
+
+
+def test_a_large_model_takes_five_passes_at_most_with_any_guess():
+    """Rows differ in scale, as those of a vocabulary do, and a third of the entries is zero."""
+    rng = np.random.default_rng(9)
+    shapes = ((30000, 24), (256, 1024), (1024, 256), (700, 1))
+    values = [
+        rng.normal(size=(2, *shape)) * np.exp(2 * rng.normal(size=(2, shape[0], 1)))
+        for shape in shapes
+    ]
+    values[0][:, rng.random(30000) < 0.5] = 0
+    values = [value.astype(np.float32) for value in values]
+    expected = sorted_median(values)
+    for guess in ([0, 0], [INF - 1, 1], expected):
+        found = median(values, np.array(guess, np.int32))
+        np.testing.assert_array_equal(found.bits, expected)
+        assert int(found.passes) <= 5

@@ -1,0 +1,196 @@
+"""The integer of a given rank among very many, found by counting how many lie below thresholds.
+
+Integers are bit patterns of non-negative floats, which are ordered as the floats are: from 0 to
+infinity's. One pass over them answers "how many lie below b?" for `THRESHOLDS` values of b, and so
+narrows a bracket around the one that is looked for. What they are and where they live is the
+caller's: this module only chooses thresholds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, UInt32
+
+THRESHOLDS = 16
+"""Counts a pass takes. More would narrow faster, but compute would cost more than memory."""
+
+ABOVE_INFINITY = 0x7F800001
+"""All patterns but those of NaNs lie below."""
+
+_INTERPOLATING_PASSES = 6
+"""After so many, passes split the bracket evenly: 17-fold each, whatever the distribution."""
+
+_OCTAVE = 1 << 23
+# Around a guess, in octaves; around a sample's and an interpolated place, in standard errors.
+# Neighbours in a sample are alike, so that its error is several times that of single entries.
+_WARM = np.array([1 / 128, 1 / 32, 1 / 12, 1 / 5, 0.45, 1, 2.5, 8])
+_SAMPLED = np.array([0.15, 0.5, 1.1, 2.2, 4.5, 9, 20, 60])
+_NEAR = np.array([0.05, 0.2, 0.5, 1, 1.7, 3, 9])
+_EVEN = THRESHOLDS - 2 * len(_NEAR)
+
+Counts = Callable[[Int[Array, "row thresholds"]], UInt32[Array, "row thresholds"]]
+"""How many of each row's integers lie below each of the row's thresholds."""
+
+
+class _Bracket(NamedTuple):
+    low: jax.Array
+    high: jax.Array
+    below_low: jax.Array
+    below_high: jax.Array
+    passes: jax.Array
+
+
+def select(
+    count_below: Counts,
+    *,
+    rank: UInt32[Array, " row"],
+    size: UInt32[Array, " row"],
+    first: Int[Array, "row thresholds"],
+) -> tuple[Int[Array, " row"], Int[Array, ""]]:
+    """The integer with `rank` integers before it in sorted order, for each row.
+
+    Throughout, count_below(low) <= rank < count_below(high): it is in [low, high). After the first
+    pass thresholds lie around the place where a locally even distribution would have it, and from
+    the seventh on at evenly spaced places, so that no distribution takes more than 15 passes.
+
+    Args:
+        count_below: one pass.
+        rank: below `size`.
+        size: how many integers there are, NaNs' patterns not counted.
+        first: thresholds of the first pass.
+
+    Returns:
+        The integers, and the number of passes.
+    """
+
+    def is_open(bracket: _Bracket) -> jax.Array:
+        return jnp.any(bracket.high - bracket.low > 1)
+
+    def narrow(bracket: _Bracket) -> _Bracket:
+        later = jnp.where(
+            bracket.passes < _INTERPOLATING_PASSES,
+            _interpolated(bracket, rank),
+            _evenly(bracket, THRESHOLDS),
+        )
+        thresholds = jnp.where(bracket.passes == 0, first, later)
+        every = bracket.low[:, None] + 1 + np.arange(THRESHOLDS, dtype=np.int32)
+        is_short = bracket.high - bracket.low <= THRESHOLDS + 1
+        thresholds = jnp.where(is_short[:, None], every, thresholds)
+        thresholds = jnp.clip(thresholds, bracket.low[:, None] + 1, bracket.high[:, None] - 1)
+        # A row that is done has thresholds at its answer, which change nothing.
+        thresholds = jnp.maximum(thresholds, bracket.low[:, None])
+        counts = count_below(thresholds)
+        not_above = counts <= rank[:, None]
+
+        def highest(array: jax.Array, kept: jax.Array) -> jax.Array:
+            return jnp.maximum(kept, jnp.max(jnp.where(not_above, array, 0), axis=1))
+
+        def lowest(array: jax.Array, kept: jax.Array) -> jax.Array:
+            return jnp.minimum(kept, jnp.min(jnp.where(not_above, kept[:, None], array), axis=1))
+
+        return _Bracket(
+            low=highest(thresholds, bracket.low),
+            high=lowest(thresholds, bracket.high),
+            below_low=highest(counts, bracket.below_low),
+            below_high=lowest(counts, bracket.below_high),
+            passes=bracket.passes + 1,
+        )
+
+    end = jax.lax.while_loop(is_open, narrow, _everything(size))
+    return end.low, end.passes
+
+
+def around_guess(guess: Int[Array, " row"]) -> Int[Array, "row thresholds"]:
+    """First thresholds from the integers that are expected; all over where one is 0, no guess."""
+    offsets = np.concatenate([-_WARM[::-1], _WARM]) * _OCTAVE
+    # The sum may leave int32: as float it saturates, and a threshold need not be exact.
+    near = _to_int(guess.astype(jnp.float32)[:, None] + offsets.astype(np.float32))
+    everywhere = _evenly(_everything(jnp.zeros_like(guess, jnp.uint32)), THRESHOLDS)
+    return jnp.where((guess > 0)[:, None], near, everywhere)
+
+
+def around_sample(
+    count_in_sample: Counts,
+    *,
+    rank: UInt32[Array, " row"],
+    size: UInt32[Array, " row"],
+    guess: Int[Array, " row"],
+) -> Int[Array, "row thresholds"]:
+    """First thresholds from a sample: around its integer of the same relative rank.
+
+    Two integers of the sample are found, two standard errors (√m/2 of m entries) below that rank
+    and above it; their distance is the unit of the thresholds' distances.
+
+    Args:
+        count_in_sample: one pass over the sample.
+        rank: in all entries.
+        size: of all entries.
+        guess: where the search in the sample starts; 0 is no guess.
+    """
+    rows = len(rank)
+    ends = jnp.full((rows, THRESHOLDS), ABOVE_INFINITY, jnp.int32)
+    sampled = count_in_sample(ends)[:, 0]
+    entries = sampled.astype(jnp.float32)
+    place = rank.astype(jnp.float32) * (entries / jnp.maximum(size, 1).astype(jnp.float32))
+    error = jnp.sqrt(entries)
+    places = jnp.clip(jnp.concatenate([place - error, place + error]), 0.0, None)
+    sizes = jnp.tile(sampled, 2)
+    ranks = jnp.minimum(places.astype(jnp.uint32), jnp.maximum(sizes, 1) - 1)
+
+    def count_twice(thresholds: jax.Array) -> jax.Array:
+        lower, upper = jnp.split(thresholds, 2)
+        counts = count_in_sample(jnp.concatenate([lower, upper], axis=1))
+        return jnp.concatenate(jnp.split(counts, 2, axis=1))
+
+    found, _ = select(count_twice, rank=ranks, size=sizes, first=around_guess(jnp.tile(guess, 2)))
+    low, high = jnp.split(found, 2)
+    offsets = np.concatenate([-_SAMPLED[::-1], _SAMPLED]).astype(np.float32)
+    unit = jnp.maximum((high - low).astype(jnp.float32) / 4, 1.0)
+    middle = (low + (high - low) // 2).astype(jnp.float32)
+    return jnp.where(
+        (sampled > 0)[:, None],
+        _to_int(middle[:, None] + unit[:, None] * offsets),
+        around_guess(guess),
+    )
+
+
+def _everything(size: jax.Array) -> _Bracket:
+    nothing = jnp.zeros(len(size), jnp.int32)
+    return _Bracket(
+        low=nothing,
+        high=jnp.full_like(nothing, ABOVE_INFINITY),
+        below_low=jnp.zeros_like(size),
+        below_high=size,
+        passes=jnp.int32(0),
+    )
+
+
+def _interpolated(bracket: _Bracket, rank: jax.Array) -> jax.Array:
+    """Evenly spaced ones and some where a locally even distribution has the rank."""
+    width = (bracket.high - bracket.low).astype(jnp.float32)
+    inside = jnp.maximum(bracket.below_high - bracket.below_low, 1).astype(jnp.float32)
+    share = ((rank - bracket.below_low).astype(jnp.float32) + 0.5) / inside
+    place = bracket.low + _to_int(width * share)
+    # Half the root of the count is the standard error of the rank; a density that changes over an
+    # octave bends the interpolation.
+    error = jnp.maximum(width * (0.5 / jnp.sqrt(inside) + width / (8 * _OCTAVE)), 1.0)
+    offsets = np.concatenate([-_NEAR[::-1], _NEAR]).astype(np.float32)
+    steps = error[:, None] * offsets
+    steps = _to_int(jnp.where(steps > 0, jnp.ceil(steps), jnp.floor(steps)))
+    steps = jnp.clip(steps, (bracket.low - place)[:, None], (bracket.high - place)[:, None])
+    near = place[:, None] + steps
+    return jnp.concatenate([_evenly(bracket, _EVEN), near], axis=1)
+
+
+def _evenly(bracket: _Bracket, number: int) -> jax.Array:
+    part = (bracket.high - bracket.low) // (number + 1)
+    return bracket.low[:, None] + part[:, None] * np.arange(1, number + 1, dtype=np.int32)
+
+
+def _to_int(values: jax.Array) -> jax.Array:
+    return jnp.clip(values, 128 - 2.0**31, 2.0**31 - 128).astype(jnp.int32)
