@@ -150,11 +150,15 @@ def compile_step(
         compiler_flops=cost["flops"],
         compiler_bytes=cost["bytes accessed"],
         products=matrix_products(traced.jaxpr),
-        collectives=read_collectives(hlo, num_devices=mesh.size),
+        collectives=read_collectives(hlo, num_devices=mesh.size, num_slices=_num_slices(mesh)),
         recomputed=recomputed_instructions(hlo),
         warnings=[line for line in messages if "nvoluntary full rematerialization" in line],
         effort=effort,
     )
+
+
+def _num_slices(mesh: Mesh) -> int:
+    return len({getattr(device, "slice_index", 0) for device in mesh.devices.flat})
 
 
 @contextlib.contextmanager

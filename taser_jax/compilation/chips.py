@@ -19,6 +19,7 @@ class Chip:
         hbm_bandwidth: bytes/s between memory and core.
         link_bandwidth: bytes/s out of one inter-chip link.
         num_links: inter-chip links.
+        network_bandwidth: bytes/s of a chip's share of its host's connection to the data centre.
         source: where the figures stand.
     """
 
@@ -29,6 +30,7 @@ class Chip:
     hbm_bandwidth: float
     link_bandwidth: float
     num_links: int
+    network_bandwidth: float
     source: str
 
 
@@ -37,11 +39,13 @@ _DOCS = "https://cloud.google.com/tpu/docs"
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
+        # Network: 50 Gbit/s a v5p chip; 6.4 and 25.6 Tbit/s a pod of 256 v5e and v6e chips. Nothing
+        # is published for v4: v5p's is taken.
         # Links: all-reduce bandwidth of a pod, 1.1 PB/s, over 4,096 chips of six links.
-        Chip("v4", "TPU v4", 32 * _GIB, 275e12, 1.2e12, 45e9, 6, f"{_DOCS}/v4"),
+        Chip("v4", "TPU v4", 32 * _GIB, 275e12, 1.2e12, 45e9, 6, 6.25e9, f"{_DOCS}/v4"),
         # Links: 400 GB/s a chip, both directions, over four; v5p: 1,200 GB/s over six.
-        Chip("v5e", "TPU v5 lite", 16 * _GIB, 197e12, 819e9, 50e9, 4, f"{_DOCS}/v5e"),
-        Chip("v5p", "TPU v5", 95 * _GIB, 459e12, 2.765e12, 100e9, 6, f"{_DOCS}/v5p"),
-        Chip("v6e", "TPU v6 lite", 32 * _GIB, 918e12, 1.638e12, 100e9, 4, f"{_DOCS}/v6e"),
+        Chip("v5e", "TPU v5 lite", 16 * _GIB, 197e12, 819e9, 50e9, 4, 3.125e9, f"{_DOCS}/v5e"),
+        Chip("v5p", "TPU v5", 95 * _GIB, 459e12, 2.765e12, 100e9, 6, 6.25e9, f"{_DOCS}/v5p"),
+        Chip("v6e", "TPU v6 lite", 32 * _GIB, 918e12, 1.638e12, 100e9, 4, 12.5e9, f"{_DOCS}/v6e"),
     )
 }

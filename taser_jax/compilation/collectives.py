@@ -14,6 +14,9 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _COLLECTIVE = re.compile(
     r" = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
 )
+# Between slices chips send through their hosts; the hosts' runtime is told what it is part of.
+_CROSSING = re.compile(r' = \((.*?)\) send\(.*_xla_megascale_transfer_type="(\w+)"')
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _CALLS = re.compile(
     r"(body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
 )
@@ -32,6 +35,13 @@ class CollectiveKind(enum.Enum):
     COLLECTIVE_PERMUTE = "collective-permute"
 
 
+class Network(enum.Enum):
+    """What carries it: links between the chips of a slice, or the data centre's network."""
+
+    ICI = "ICI"
+    DCN = "DCN"
+
+
 @dataclasses.dataclass(frozen=True)
 class Collective:
     """One collective of a step.
@@ -43,6 +53,7 @@ class Collective:
         times: how often a step runs it: once, or as often as the loops it is in go round. A loop
             whose length the compiler does not know counts as one round.
         operation: where it comes from, by JAX's names.
+        network: DCN for the part of a collective over several slices that crosses them.
     """
 
     kind: CollectiveKind
@@ -50,6 +61,7 @@ class Collective:
     group_size: int
     times: int
     operation: str
+    network: Network = Network.ICI
 
     @property
     def link_bytes(self) -> float:
@@ -63,11 +75,12 @@ class Collective:
         return self.times * self.num_bytes * factor.get(self.kind, share)
 
 
-def read_collectives(hlo: str, *, num_devices: int) -> list[Collective]:
+def read_collectives(hlo: str, *, num_devices: int, num_slices: int = 1) -> list[Collective]:
     """Collectives of a compiled module, in the order of its text.
 
     The TPU compiler writes a collective that it runs beside other work once for each piece of that
-    work, under one channel: a channel counts once.
+    work, under one channel: what is of one kind, size and channel counts once. One over several
+    slices it splits into collectives within them and a transfer between.
 
     Example:
         >>> text = '''ENTRY %main (p: f32[8]) -> f32[8] {
@@ -79,11 +92,21 @@ def read_collectives(hlo: str, *, num_devices: int) -> list[Collective]:
     Args:
         hlo: `compiled.as_text()`, after partitioning: shapes are those of one device.
         num_devices: of the program.
+        num_slices: that they are spread over.
     """
     lines = list(_instructions(hlo))
     times = _times(lines)
     found: dict[str, Collective] = {}
     for number, (computation, line) in enumerate(lines):
+        rounds = times.get(computation, 1)
+        crossing = _CROSSING.search(line)
+        if crossing is not None:
+            collective = _between_slices(crossing, num_slices=num_slices, times=rounds)
+            rendezvous = _RENDEZVOUS.search(line)
+            key = f"rendezvous {rendezvous.group(1)}" if rendezvous else f"line {number}"
+            if key not in found or found[key].times < rounds:
+                found[key] = collective
+            continue
         match = _COLLECTIVE.search(line)
         if match is None:
             continue
@@ -95,10 +118,12 @@ def read_collectives(hlo: str, *, num_devices: int) -> list[Collective]:
             kind=kind,
             num_bytes=_num_bytes(match.group(1), kind, group_size=group_size, starts=starts),
             group_size=group_size,
-            times=times.get(computation, 1),
+            times=rounds,
             operation=source.group(1) if source else "",
         )
-        key = f"channel {channel.group(1)}" if channel else f"line {number}"
+        key = f"line {number}"
+        if channel:
+            key = f"channel {channel.group(1)} {kind.value} {collective.num_bytes}"
         if key not in found or found[key].times < collective.times:
             found[key] = collective
     return [collective for collective in found.values() if collective.group_size > 1]
@@ -107,6 +132,19 @@ def read_collectives(hlo: str, *, num_devices: int) -> list[Collective]:
 def recomputed_instructions(hlo: str) -> int:
     """Instructions that the compiler computes a second time to save memory, of its own accord."""
     return sum(bool(_RECOMPUTED.match(line)) for line in hlo.splitlines())
+
+
+def _between_slices(crossing: re.Match[str], *, num_slices: int, times: int) -> Collective:
+    kind = CollectiveKind(crossing.group(2).lower().replace("_", "-"))
+    dtype, shape = next(iter(_ARRAY.findall(crossing.group(1))))
+    return Collective(
+        kind=kind,
+        num_bytes=_array_bytes(dtype, shape),
+        group_size=num_slices,
+        times=times,
+        operation="between slices",
+        network=Network.DCN,
+    )
 
 
 def _instructions(hlo: str) -> Iterator[tuple[str, str]]:

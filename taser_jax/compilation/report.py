@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taser_jax.compilation.ahead_of_time import CompiledStep
-from taser_jax.compilation.collectives import Collective, CollectiveKind
+from taser_jax.compilation.collectives import Collective, Network
 from taser_jax.compilation.products import MatrixProduct
 from taser_jax.compilation.roofline import Roofline, roofline
 from taser_jax.compilation.topologies import Topology
@@ -97,7 +97,12 @@ class StepReport:
             },
             "bytes_accessed": self.compiled.compiler_bytes,
             "collectives": [
-                dataclasses.asdict(each) | {"kind": each.kind.value, "sent": each.link_bytes}
+                dataclasses.asdict(each)
+                | {
+                    "kind": each.kind.value,
+                    "network": each.network.value,
+                    "sent": each.link_bytes,
+                }
                 for each in self.compiled.collectives
             ],
             "float32_products": [dataclasses.asdict(each) for each in self.float32_products],
@@ -188,23 +193,28 @@ def _collective_lines(collectives: Sequence[Collective]) -> list[str]:
     if not collectives:
         return ["  no collectives"]
     lines = [f"  {'collectives of a step':<35}{'count':>8}{'MiB':>12}{'MiB sent':>12}"]
-    by_kind = sorted(collectives, key=lambda each: each.kind.value)
-    for kind, members in itertools.groupby(by_kind, key=lambda each: each.kind):
-        lines.append(_collective_line(kind, list(members)))
+    by_name = sorted(collectives, key=_name)
+    for name, members in itertools.groupby(by_name, key=_name):
+        lines.append(_collective_line(name, list(members)))
     lines.append("  largest")
     for each in sorted(collectives, key=lambda each: -each.link_bytes)[:_SHOWN]:
         lines.append(
-            f"    {each.num_bytes * each.times / _MIB:10.3f} MiB  {each.kind.value:<18} "
+            f"    {each.num_bytes * each.times / _MIB:10.3f} MiB  {_name(each):<18} "
             f"over {each.group_size}: {each.operation}"
         )
     return lines
 
 
-def _collective_line(kind: CollectiveKind, members: Sequence[Collective]) -> str:
+def _name(collective: Collective) -> str:
+    crosses = collective.network is Network.DCN
+    return f"{collective.kind.value}{', DCN' if crosses else ''}"
+
+
+def _collective_line(name: str, members: Sequence[Collective]) -> str:
     count = sum(each.times for each in members)
     size = sum(each.times * each.num_bytes for each in members)
     sent = sum(each.link_bytes for each in members)
-    return f"    {kind.value:<33}{count:>8}{size / _MIB:>12.3f}{sent / _MIB:>12.3f}"
+    return f"    {name:<33}{count:>8}{size / _MIB:>12.3f}{sent / _MIB:>12.3f}"
 
 
 def _time_lines(estimate: Roofline) -> list[str]:
@@ -213,6 +223,8 @@ def _time_lines(estimate: Roofline) -> list[str]:
         "HBM": estimate.hbm,
         "ICI": estimate.ici,
     }
+    if estimate.dcn:
+        milliseconds["DCN"] = estimate.dcn
     parts = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in milliseconds.items())
     return [
         f"  roofline: {1e3 * estimate.step_seconds:.2f} ms a step, bound by "

@@ -1,12 +1,12 @@
-"""The least time a step can take: arithmetic, memory and links, each at its peak."""
+"""The least time a step can take: arithmetic, memory, links and network, each at its peak."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from taser_jax.compilation.collectives import Collective
+from taser_jax.compilation.collectives import Collective, Network
 from taser_jax.compilation.topologies import Topology
 
 
@@ -16,6 +16,7 @@ class Bound(enum.Enum):
     COMPUTE = "compute"
     HBM = "HBM"
     ICI = "ICI"
+    DCN = "DCN"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Roofline:
         compute: matrix products at the chip's bfloat16 peak.
         hbm: bytes that the compiler counts, at memory bandwidth.
         ici: bytes that collectives send, over the links.
+        dcn: bytes that collectives send to other slices, over the data centre's network.
         model_flops: useful FLOPs of a device, the numerator of MFU.
         peak_flops: of a device.
     """
@@ -33,24 +35,30 @@ class Roofline:
     compute: float
     hbm: float
     ici: float
+    dcn: float
     model_flops: float
     peak_flops: float
 
     @property
     def bound(self) -> Bound:
         """The resource that is needed longest."""
-        seconds = {Bound.COMPUTE: self.compute, Bound.HBM: self.hbm, Bound.ICI: self.ici}
+        seconds = {
+            Bound.COMPUTE: self.compute,
+            Bound.HBM: self.hbm,
+            Bound.ICI: self.ici,
+            Bound.DCN: self.dcn,
+        }
         return max(seconds, key=lambda bound: seconds[bound])
 
     @property
     def step_seconds(self) -> float:
-        """All three at once: the longest decides."""
-        return max(self.compute, self.hbm, self.ici)
+        """All of them at once: the longest decides."""
+        return max(self.compute, self.hbm, self.ici, self.dcn)
 
     @property
     def sequential_seconds(self) -> float:
         """None beside another: their sum."""
-        return self.compute + self.hbm + self.ici
+        return self.compute + self.hbm + self.ici + self.dcn
 
     @property
     def mfu(self) -> float:
@@ -64,7 +72,7 @@ def roofline(
     flops: float,
     model_flops: float,
     num_bytes: float,
-    collectives: Iterable[Collective],
+    collectives: Sequence[Collective],
 ) -> Roofline:
     """What a device needs for a step.
 
@@ -85,7 +93,10 @@ def roofline(
         ici=sum(
             each.link_bytes / (topology.links(each.group_size) * chip.link_bandwidth)
             for each in collectives
+            if each.network is Network.ICI
         ),
+        dcn=sum(each.link_bytes for each in collectives if each.network is Network.DCN)
+        / chip.network_bandwidth,
         model_flops=model_flops,
         peak_flops=chip.peak_flops,
     )

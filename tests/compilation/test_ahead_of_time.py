@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from taser_jax.compilation.ahead_of_time import CompilerEffort, OutOfMemory, compile_step
+from taser_jax.compilation.collectives import Network
 from taser_jax.compilation.topologies import open_topology
 from taser_jax.partitioning import MeshConfig, make_mesh
 
@@ -63,3 +64,22 @@ def test_more_than_the_chip_has():
         compile_step(jax.jit(jnp.add), large, large, mesh=mesh)
     assert error.value.needed >= 64 * 2**30
     assert 15 * 2**30 < error.value.available <= 16 * 2**30
+
+
+def test_two_slices_add_up_gradients_over_the_network():
+    topology = open_topology("v5e:2x2", num_slices=2)
+    mesh = make_mesh(MeshConfig(replica=2, data=4), devices=topology.devices)
+    rows = NamedSharding(mesh, PartitionSpec(("replica", "data")))
+    whole = NamedSharding(mesh, PartitionSpec())
+    inputs = jax.ShapeDtypeStruct((64, 256), jnp.float32, sharding=rows)
+    kernel = jax.ShapeDtypeStruct((256, 512), jnp.float32, sharding=whole)
+
+    def step(kernel, inputs):
+        return kernel - jax.grad(lambda kernel: jnp.sum(jnp.tanh(inputs @ kernel)))(kernel)
+
+    compiled = compile_step(jax.jit(step), kernel, inputs, mesh=mesh)
+    crossing = [each for each in compiled.collectives if each.network is Network.DCN]
+    assert [each.group_size for each in crossing] == [2] * len(crossing)
+    # Each chip of a slice sends its quarter of the slice's sum, or all of it.
+    size = 4 * 256 * 512
+    assert size / 4 <= sum(each.num_bytes for each in crossing) <= size

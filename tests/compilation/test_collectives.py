@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from taser_jax.compilation.collectives import (
     Collective,
     CollectiveKind,
+    Network,
     read_collectives,
     recomputed_instructions,
 )
@@ -103,6 +104,31 @@ ENTRY %main (p: f32[8]) -> f32[8] {
   %w2 = f32[8]{0} while(%p), condition=%c, body=%unknown
 }
 """
+
+
+def test_one_channel_may_carry_several_kinds():
+    text = entry(
+        "  %a = f32[8]{0} all-reduce(%p), channel_id=1, replica_groups={{0,1}}",
+        "  %g = f32[8]{0} all-gather(%p), channel_id=1, replica_groups={{0,1}}",
+        "  %h = f32[16]{0} all-gather(%q), channel_id=1, replica_groups={{0,1}}",
+    )
+    assert [each.num_bytes for each in read_collectives(text, num_devices=2)] == [32, 32, 64]
+
+
+def test_between_slices_hosts_carry_it():
+    transfer = (
+        '_xla_host_transfer_rendezvous="all-reduce_0",_xla_megascale_target="{1,2}x{0:3}",'
+        '_xla_megascale_transfer_type="ALL_REDUCE"}'
+    )
+    text = entry(
+        "  %r = (f32[4,8]{1,0}, u32[], token[]) recv(%t), channel_id=1, is_host_transfer=true, "
+        "frontend_attributes={" + transfer,
+        "  %s = (f32[4,8]{1,0}, u32[], token[]) send(%p, %t), channel_id=2, "
+        "is_host_transfer=true, frontend_attributes={" + transfer,
+    )
+    (found,) = read_collectives(text, num_devices=8, num_slices=2)
+    assert (found.kind, found.network) == (CollectiveKind.ALL_REDUCE, Network.DCN)
+    assert (found.num_bytes, found.group_size, found.times) == (128, 2, 1)
 
 
 def test_loops_multiply():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taser_jax.compilation.chips import CHIPS
-from taser_jax.compilation.collectives import Collective, CollectiveKind
+from taser_jax.compilation.collectives import Collective, CollectiveKind, Network
 from taser_jax.compilation.roofline import Bound, roofline
 from taser_jax.compilation.topologies import Topology
 
@@ -13,19 +13,24 @@ V5E = Topology("v5e:4x8", CHIPS["v5e"], (4, 8), 1, ())
 MILLISECOND = {"flops": 197e9, "num_bytes": 819e6}
 
 
-def estimate(*, flops=0.0, num_bytes=0.0, sent=0.0):
-    each = Collective(CollectiveKind.COLLECTIVE_PERMUTE, int(sent), 32, 1, "")
+def estimate(*, flops=0.0, num_bytes=0.0, sent=0.0, crossing=0.0):
+    kind = CollectiveKind.COLLECTIVE_PERMUTE
+    collectives = [
+        Collective(kind, int(sent), 32, 1, ""),
+        Collective(kind, int(crossing), 2, 1, "", Network.DCN),
+    ]
     return roofline(
-        V5E, flops=flops, model_flops=flops / 2, num_bytes=num_bytes, collectives=[each]
+        V5E, flops=flops, model_flops=flops / 2, num_bytes=num_bytes, collectives=collectives
     )
 
 
 def test_each_resource_at_its_peak():
-    # Four links of 50 GB/s.
-    found = estimate(**MILLISECOND, sent=200e6)
-    assert (found.compute, found.hbm, found.ici) == pytest.approx((1e-3, 1e-3, 1e-3))
+    # Four links of 50 GB/s, and 3.125 GB/s between slices.
+    found = estimate(**MILLISECOND, sent=200e6, crossing=3.125e6)
+    seconds = (found.compute, found.hbm, found.ici, found.dcn)
+    assert seconds == pytest.approx((1e-3, 1e-3, 1e-3, 1e-3))
     assert found.step_seconds == pytest.approx(1e-3)
-    assert found.sequential_seconds == pytest.approx(3e-3)
+    assert found.sequential_seconds == pytest.approx(4e-3)
     assert found.mfu == pytest.approx(0.5)
 
 
@@ -35,9 +40,10 @@ def test_each_resource_at_its_peak():
         ({"flops": 394e9}, Bound.COMPUTE),
         ({"num_bytes": 1638e6}, Bound.HBM),
         ({"sent": 500e6}, Bound.ICI),
+        ({"crossing": 10e6}, Bound.DCN),
     ],
 )
 def test_the_longest_decides(more, bound):
     found = estimate(**(MILLISECOND | more))
     assert found.bound is bound
-    assert found.step_seconds == max(found.compute, found.hbm, found.ici)
+    assert found.step_seconds == max(found.compute, found.hbm, found.ici, found.dcn)
