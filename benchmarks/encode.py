@@ -45,7 +45,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cpu": {
         "layers": 6, "embed_dim": 384, "heads": 12, "mlp_dim": 1536, "vocab_size": 30522,
         "passages": 2000, "median_length": 90, "max_length": 256, "dtype": "float32",
-        "attention": "einsum", "torch_batch_size": 32, "length_multiple": 16, "repeats": 3,
+        "attention": "einsum", "torch_batch_size": 32, "length_multiple": 8, "repeats": 3,
     },
     "gpu": {
         "layers": 12, "embed_dim": 768, "heads": 12, "mlp_dim": 3072, "vocab_size": 30522,
