@@ -16,7 +16,14 @@ from taser_jax.models import routing
 from taser_jax.models.attention import AttentionKernel, SelfAttention
 from taser_jax.models.dropout import Dropout
 from taser_jax.models.feed_forward import FeedForward
-from taser_jax.models.layers import Activation, Affine, LayerNormParameters, layer_norm, parameter
+from taser_jax.models.layers import (
+    Activation,
+    Affine,
+    LayerNormParameters,
+    layer_norm,
+    parameter,
+    split_over_batch,
+)
 from taser_jax.models.routing import (
     ExpertConfig,
     GateSharing,
@@ -324,7 +331,7 @@ class BertEncoder(nn.Module):
         block_class = nn.remat(Block) if config.remat is Remat.BLOCK else Block
 
         hidden = Embeddings(config, deterministic=not train, name="embeddings")(ids)
-        hidden = nn.with_logical_constraint(hidden, ("batch", "length", None))
+        hidden = split_over_batch(hidden)
         statistics = []
         for i in range(config.num_layers):
             is_specialized = i + 1 in specialized
@@ -337,7 +344,7 @@ class BertEncoder(nn.Module):
                 name=f"layers_{i}",
             )
             hidden, block_statistics = block(hidden, mask, group_gates, shared_router)
-            hidden = nn.with_logical_constraint(hidden, ("batch", "length", None))
+            hidden = split_over_batch(hidden)
             if block_statistics is not None:
                 statistics.append(block_statistics)
         if output is EncoderOutput.FIRST_TOKEN:

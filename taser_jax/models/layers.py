@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
+from taser_jax.partitioning import BATCH, DEFAULT_RULES
+
 Initializer = Callable[..., Any]
+
+_BATCH_AXES = cast(tuple[str, ...], dict(DEFAULT_RULES)[BATCH])
 
 
 class Activation(enum.Enum):
@@ -204,3 +210,20 @@ class LayerNormParameters(nn.Module):
         """Returns (scale, bias)."""
         scale = parameter(self, "scale", nn.initializers.ones, self.shape, self.axes)
         return scale, parameter(self, "bias", nn.initializers.zeros, self.shape, self.axes)
+
+
+def split_over_batch(
+    activations: Float[Array, "batch *features"],
+) -> Float[Array, "batch *features"]:
+    """The same, its first axis split over the devices that share a batch, the others whole.
+
+    Left to itself the compiler may split activations as `fsdp` splits kernels, and then exchange
+    activations, which are many times larger than the kernels it would have to gather. Without a
+    mesh around it (`jax.set_mesh`), or where the batch does not divide, nothing is done.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = tuple(axis for axis in _BATCH_AXES if axis in mesh.axis_names)
+    parts = math.prod(mesh.shape[axis] for axis in axes)
+    if parts == 1 or activations.shape[0] % parts:
+        return activations
+    return jax.lax.with_sharding_constraint(activations, PartitionSpec(axes))

@@ -16,6 +16,7 @@ from taser_jax.batch import Tokens
 from taser_jax.errors import ConfigError
 from taser_jax.models.bert import Remat, Table
 from taser_jax.models.dropout import Dropout
+from taser_jax.models.layers import split_over_batch
 from taser_jax.models.t5_layers import (
     MLP_ACTIVATIONS,
     FeedForward,
@@ -242,11 +243,11 @@ class Encoder(nn.Module):
         if config.position_bias is PositionBias.SHARED:
             position_bias = _relative_positions(config)(hidden.shape[1])
         layer_class = nn.remat(EncoderLayer) if config.remat is Remat.BLOCK else EncoderLayer
-        hidden = dropout(hidden)
+        hidden = split_over_batch(dropout(hidden))
         for i in range(config.num_layers):
             layer = layer_class(config, deterministic=not train, name=f"layers_{i}")
             hidden = layer(hidden, mask, position_bias)
-            hidden = nn.with_logical_constraint(hidden, ("batch", "length", None))
+            hidden = split_over_batch(hidden)
         return dropout(RmsNorm(config.rms_norm_epsilon, name="encoder_norm")(hidden))
 
 
@@ -271,10 +272,10 @@ class Decoder(nn.Module):
         if config.position_bias is PositionBias.SHARED:
             _relative_positions(config)(1)
         layer_class = nn.remat(DecoderLayer) if config.remat is Remat.BLOCK else DecoderLayer
-        hidden = dropout(hidden)
+        hidden = split_over_batch(dropout(hidden))
         for i in range(config.num_decoder_layers):
             layer = layer_class(config, deterministic=not train, name=f"layers_{i}")
-            hidden = layer(hidden, encoded, mask)
+            hidden = split_over_batch(layer(hidden, encoded, mask))
         return dropout(RmsNorm(config.rms_norm_epsilon, name="decoder_norm")(hidden))
 
 

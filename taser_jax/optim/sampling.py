@@ -63,9 +63,10 @@ def _tiles(
     leaf: Float[Array, "task ..."], share: int, place: int
 ) -> Float[Array, "task rows lanes"]:
     columns = leaf.shape[-1]
-    wanted = leaf[0].size // share
+    entries = leaf.size // len(leaf)
+    wanted = entries // share
     if columns < LANES:
-        row = leaf[0, 0].size
+        row = entries // leaf.shape[1]
         flat = jnp.concatenate(_runs(leaf, max(wanted // row, 1), place), axis=1)
         flat = flat.reshape(len(leaf), -1)
         rows = flat.shape[1] // LANES
