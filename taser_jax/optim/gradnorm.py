@@ -27,6 +27,10 @@ from taser_jax.optim.task_gradients import (
 )
 
 
+_SMALLEST_LOSS = 1e-6
+_SMALLEST_SUM = 1e-30
+
+
 @dataclasses.dataclass(frozen=True)
 class GradNormConfig:
     """GradNorm as Chen et al. have it; TACO-DR's paper gives no numbers.
@@ -80,7 +84,8 @@ def gradnorm(
     second part counts as a constant: its gradient for w_t is sign(G_t − Ḡ·r_t^α)·‖g_t‖. An Adam of
     their own takes the step, then they are scaled to add up to T. A step uses the weights it came
     with.
-    A weight that would fall below 0 is 0, from where its own gradient raises it.
+    A weight that would fall below 0 is 0, from where its own gradient raises it; where all would,
+    they stay as they were. Losses below 1e-6 count as 1e-6 in r: a first loss of 0 would divide.
 
     Example:
         ‖g‖ = (4, 2), w = (1, 1), ℓ = ℓ(0): r = (1, 1), Ḡ = 3, gradients of w (+4, −2). Adam's first
@@ -118,6 +123,8 @@ def gradnorm(
         del extra
         check_task_gradients(updates, params, losses, tasks, trainable)
         norms = jnp.sqrt(squared_norms(_chosen(keep_trainable(updates, trainable), config.layers)))
+        # Exact zeros happen: scores far apart saturate a softmax. A regulariser may go below.
+        losses = jnp.maximum(losses, _SMALLEST_LOSS)
         first_losses = jnp.where(state.step == 0, losses, state.first_losses)
         paces = losses / first_losses
         paces = paces / jnp.mean(paces)
@@ -126,7 +133,12 @@ def gradnorm(
         slopes = jnp.sign(weighted_norms - targets) * norms
         steps, inner_state = inner.update(slopes, state.inner)
         weights = jnp.maximum(state.weights + steps, 0.0)
-        weights = weights * num_tasks / jnp.sum(weights)
+        # With all at 0 no slope would ever raise one again.
+        weights = jnp.where(
+            jnp.sum(weights) > 0,
+            weights * num_tasks / jnp.maximum(jnp.sum(weights), _SMALLEST_SUM),
+            state.weights,
+        )
         combined = combine(
             lambda gradients: weighted_sum(state.weights, gradients),
             updates,

@@ -108,3 +108,28 @@ def test_devices_order_and_a_single_task():
 def test_layers_that_match_nothing_trainable(layers):
     with pytest.raises(ConfigError, match=r"GradNormConfig\.layers"):
         make(GradNormConfig(layers=layers)).init(PARAMS)
+
+
+@pytest.mark.parametrize("losses", [([0.0, 2.0], [1.0, 1.0]), ([1.0, 1.0], [0.0, 0.0])])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_losses_of_zero_or_less_leave_weights_finite(losses, sign):
+    params = {"w": jnp.zeros(2)}
+    combiner = gradnorm(GradNormConfig(), tasks=("a", "b"))
+    state = combiner.init(params)
+    for of_step in losses:
+        updates, state = combiner.update(
+            {"w": jnp.eye(2)}, state, params, losses=sign * jnp.array(of_step)
+        )
+    assert np.all(np.isfinite(updates["w"]))
+    assert float(jnp.sum(state.weights)) == pytest.approx(2)
+
+
+def test_weights_that_would_all_fall_to_zero_stay():
+    params = {"w": jnp.zeros(1)}
+    combiner = gradnorm(GradNormConfig(learning_rate=2.0), tasks=("alone",))
+    state = combiner.init(params)
+    # One task alone has no slope; a moment of before pushes its weight below 0.
+    moments = jax.tree.map(lambda leaf: jnp.ones_like(leaf), state.inner)
+    state = state._replace(inner=moments)
+    _, state = combiner.update({"w": jnp.ones((1, 1))}, state, params, losses=jnp.ones(1))
+    np.testing.assert_array_equal(state.weights, [1.0])
