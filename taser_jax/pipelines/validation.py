@@ -12,10 +12,13 @@ import numpy as np
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.data.batching import BatchingConfig, BatchStream
+from taser_jax.data.sampling import take
 from taser_jax.data.token_arrays import TokenizedQueries
 from taser_jax.data.token_store import TokenStore
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.fingerprint import fingerprint
 from taser_jax.partitioning import Partitioner
+from taser_jax.progress import logger
 from taser_jax.training.step import ObjectiveConfig, make_eval_step
 from taser_jax.training.validation import PoolConfig, mean_over_batches, rank_in_pool, select_pool
 
@@ -48,7 +51,8 @@ class Validator:
     Args:
         model: the dual encoder.
         store: tokens.
-        tasks: task -> its validation queries; tasks without any are left out by the caller.
+        tasks: task -> its validation queries; tasks without any are left out by the caller. Queries
+            without a positive are left out here.
         config: sizes.
         objective: its temperature is used.
         partitioner: devices; every host calls this with the same arguments.
@@ -74,7 +78,8 @@ class Validator:
             )
         partitioner.check_batch_size(config.batch_size)
         self._config, self._store, self._partitioner = config, store, partitioner
-        self._tasks = dict(tasks)
+        tasks = {task: _with_positives(queries) for task, queries in tasks.items()}
+        self._tasks = tasks
         self._eval_step = make_eval_step(model, objective=objective)
         self._streams = {
             task: BatchStream(
@@ -157,6 +162,31 @@ class Validator:
             tokens = self._partitioner.put_batch(tokens_of(block[mine]))
             blocks.append(np.asarray(self._encode_tokens(params, tokens, role=role, task=task)))
         return np.concatenate(blocks)[: len(rows)]
+
+
+def _with_positives(queries: TokenizedQueries) -> TokenizedQueries:
+    """Those whose gold is in the collection: evaluation keeps the others, a loss cannot."""
+    rows = np.flatnonzero(queries.positives.lengths)
+    where = f"task {queries.task!r}, split {queries.split!r}"
+    if not len(rows):
+        raise DataError(
+            f"none of {len(queries)} queries has a positive",
+            where=where,
+            expected="queries to validate with",
+            fix="leave the task out, or bind train.validation = None",
+        )
+    if len(rows) == len(queries):
+        return queries
+    logger.info("%s: %d of %d queries have a positive", where, len(rows), len(queries))
+    return dataclasses.replace(
+        queries,
+        ids=queries.ids[rows],
+        lengths=queries.lengths[rows],
+        positives=take(queries.positives, rows),
+        hard_negatives=take(queries.hard_negatives, rows),
+        query_ids=[queries.query_ids[row] for row in rows],
+        fingerprint=fingerprint([queries.fingerprint, rows]),
+    )
 
 
 def _usable(size: int, partitioner: Partitioner) -> int:
