@@ -28,6 +28,7 @@ from taser_jax.pipelines.taser import begin_pipeline, check_depth
 from taser_jax.pipelines.train import train
 from taser_jax.pipelines.training_config import TrainingConfig
 from taser_jax.progress import logger
+from taser_jax.retrieval.mining import MiningConfig
 
 WARM_UP = "warm-up"
 
@@ -191,7 +192,7 @@ def pipeline_ance(
     if warm_up_dir is None:
         retriever = run.warm_up(rows)
     else:
-        retriever = _finished_warm_up(pathlib.Path(warm_up_dir))
+        retriever = _finished_warm_up(pathlib.Path(warm_up_dir), mining=setting.second_mining)
     for episode in numbered:
         retriever = run.episode(episode, retriever, rows, is_last=episode is numbered[-1])
     table = write_table(output_dir, systems=rows, by_task=setting.evaluation.measures[0])
@@ -330,8 +331,8 @@ class _AnceRun:
         return _Retriever(label, root, inputs)
 
 
-def _finished_warm_up(directory: pathlib.Path) -> _Retriever:
-    """The warm-up of another run, whose stages are all recorded."""
+def _finished_warm_up(directory: pathlib.Path, *, mining: MiningConfig) -> _Retriever:
+    """The warm-up of another run, whose stages are all recorded and which mined alike."""
     stages = Stages(directory)
     missing = [
         stage
@@ -345,6 +346,15 @@ def _finished_warm_up(directory: pathlib.Path) -> _Retriever:
             expected="the OUTPUT_DIR of a `taser pipeline ance` that has warmed up",
             fix="run it there first; it needs no episodes",
         )
+    mined = stages.record(f"{WARM_UP}-mine").inputs
+    for setting, wanted in flatten(mining=mining).items():
+        if mined.get(setting, wanted) != wanted:
+            raise ConfigError(
+                f"{setting} {mined[setting]!r} made its negatives for the first episode",
+                where=str(directory),
+                expected=f"{wanted!r}, as this run has it",
+                fix="mine as the warm-up did, or warm up here",
+            )
     record = stages.record(f"{WARM_UP}-encode")
     return _Retriever(WARM_UP, directory / WARM_UP, {**record.inputs, **record.outputs})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -97,23 +98,26 @@ class RetrievalStages:
             f"{label}-index", index_stage, inputs={**inputs, **flatten(index=setting.index)}
         )
 
-        def search_stage() -> None:
-            for split in splits:
-                search(
-                    model_dir=model_dir,
-                    token_store=setting.token_store,
-                    data_dir=setting.data_dir,
-                    # Mining searches exactly; what is reported goes through the chosen index.
-                    index_dir=str(root / ("exact" if split == "train" else "index")),
-                    output_dir=str(root / "runs"),
-                    split=split,
-                    tasks=setting.tasks,
-                    k=setting.k,
-                    tag=label,
-                )
+        def search_stage(split: str) -> None:
+            search(
+                model_dir=model_dir,
+                token_store=setting.token_store,
+                data_dir=setting.data_dir,
+                # Mining searches exactly; what is reported goes through the chosen index.
+                index_dir=str(root / ("exact" if split == "train" else "index")),
+                output_dir=str(root / "runs"),
+                split=split,
+                tasks=setting.tasks,
+                k=setting.k,
+                tag=label,
+            )
 
         inputs = {**inputs, "k": setting.k}
-        self._stages.run(f"{label}-search", search_stage, inputs=inputs)
+        # A stage each: what was the last model may be mined with when more episodes are asked for.
+        for split in splits:
+            self._stages.run(
+                f"{label}-search-{split}", functools.partial(search_stage, split), inputs=inputs
+            )
         return inputs
 
     def mine(self, label: str, root: pathlib.Path, config: MiningConfig, inputs: Inputs) -> None:

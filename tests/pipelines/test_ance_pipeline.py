@@ -164,6 +164,13 @@ def test_runs_share_a_warm_up(
         assert mine[task] | {"system": ""} == theirs[task] | {"system": ""}
     assert not (tmp_path / "out" / "warm-up").exists()
     assert (finished / "warm-up" / "embeddings").exists(), "another run's files stay"
+    # Asked for one more episode, it mines with what was the last model.
+    shared[1] = "--gin.NUM_EPISODES=2"
+    succeed(*arguments(small_world, tmp_path / "out", *shared))
+    assert {line["system"] for line in figures(tmp_path / "out")} == {
+        "Second (episode-1)",
+        "Second (episode-2)",
+    }
 
 
 def test_a_continued_optimiser_and_embeddings_that_go(
@@ -196,6 +203,9 @@ def test_refused_before_anything_is_done(
     output = tmp_path / "out"
     message = refused(capsys, *arguments(small_world, output, f"--gin.WARM_UP_DIR={tmp_path}"))
     assert "no finished stage warm-up-encode, warm-up-mine" in message
+    other_mining = gin(WARM_UP_DIR=finished, MINING_COUNT=7)
+    message = refused(capsys, *arguments(small_world, output, *other_mining))
+    assert "mining.count 20 made its negatives" in message
     message = refused(capsys, *arguments(small_world, output, "--gin.TOP_K=50"))
     assert "mining looks 100 deep" in message
     message = refused(capsys, *arguments(small_world, output, "--gin.NUM_EPISODES=0"))

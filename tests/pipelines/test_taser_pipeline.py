@@ -167,12 +167,12 @@ def test_sigkill_in_a_stage_and_the_rest_afterwards(
     said = []
     for line in process.stderr:
         said.append(line)
-        if line.startswith("taser-2-search: started"):
+        if line.startswith("taser-2-search-train: started"):
             process.send_signal(signal.SIGKILL)
             break
     process.stderr.close()
     assert process.wait(timeout=60) == -signal.SIGKILL, "".join(said)
-    assert not (output / "stages" / "taser-2-search.json").exists()
+    assert not (output / "stages" / "taser-2-search-train.json").exists()
     succeed(*small_world.compare(output))
     assert figures(output) == figures(compared)
 
