@@ -25,8 +25,10 @@ class AttentionKernel(enum.Enum):
 
     EINSUM moves the heads into the batch dimension before the products, and can drop attention
     probabilities. DOT_PRODUCT is `jax.nn.dot_product_attention`; CUDNN is the same with cuDNN's
-    flash attention (NVIDIA GPUs, bfloat16). Those two have no attention dropout: while it is
-    active (training with `attention_dropout_rate` > 0) EINSUM runs in their place.
+    flash attention (NVIDIA GPUs, bfloat16), which takes even numbers of queries and keys; for
+    others, such as [CLS] pooling's one query, CUDNN is DOT_PRODUCT. Those two have no attention
+    dropout: while it is active (training with `attention_dropout_rate` > 0) EINSUM runs in their
+    place.
 
     On CPUs EINSUM trains a small encoder no slower than DOT_PRODUCT, hence the default.
     """
@@ -95,13 +97,19 @@ class SelfAttention(nn.Module):
         if dropping or self.kernel is AttentionKernel.EINSUM:
             dropout = Dropout(self.dropout_rate, deterministic=self.deterministic)
             attended = _einsum_attention(query, key, value, mask, dropout)
-        else:
+        elif self.kernel is AttentionKernel.CUDNN and not (query.shape[1] % 2 or key.shape[1] % 2):
+            # A mask would have to be a bias for every query and key. Texts are padded at their
+            # ends, so that lengths say the same; a text of no token has no softmax.
             attended = jax.nn.dot_product_attention(
                 query,
                 key,
                 value,
-                mask=mask[:, None, None, :],
-                implementation="cudnn" if self.kernel is AttentionKernel.CUDNN else "xla",
+                key_value_seq_lengths=jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1),
+                implementation="cudnn",
+            )
+        else:
+            attended = jax.nn.dot_product_attention(
+                query, key, value, mask=mask[:, None, None, :], implementation="xla"
             )
 
         heads = (self.num_heads, self.head_dim)
