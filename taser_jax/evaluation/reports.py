@@ -96,6 +96,15 @@ class ResultsTable:
             )
         return cls(list(results), measures, tasks, by_task)
 
+    def mean(self, result: SystemResult, measure: str) -> float | None:
+        """A row's mean over the tasks that any row has the measure of; None where it lacks one."""
+        tasks = [
+            task
+            for task in self.tasks
+            if any(row.value(measure, task) is not None for row in self.results)
+        ]
+        return result.mean(measure, tasks)
+
     def to_text(self, width: int = 120) -> str:
         """Aligned text: averages of every measure, then one measure for every task.
 
@@ -108,7 +117,7 @@ class ResultsTable:
             ["system", "parameters", *self.measures, *details],
             [
                 [result.system, _count(result.parameters)]
-                + [_percent(result.mean(measure, self.tasks)) for measure in self.measures]
+                + [_percent(self.mean(result, measure)) for measure in self.measures]
                 + [result.details.get(name, _NONE) for name in details]
                 for result in self.results
             ],
@@ -121,7 +130,7 @@ class ResultsTable:
                 [
                     [result.system]
                     + [_percent(result.value(self.by_task, task)) for task in self.tasks]
-                    + [_percent(result.mean(self.by_task, self.tasks))]
+                    + [_percent(self.mean(result, self.by_task))]
                     for result in self.results
                 ],
                 width,
@@ -136,7 +145,7 @@ class ResultsTable:
             _markdown(
                 ["system", "parameters", *self.measures, *details],
                 [[result.system, _count(result.parameters)] for result in self.results],
-                [[r.mean(measure, self.tasks) for measure in self.measures] for r in self.results],
+                [[self.mean(r, measure) for measure in self.measures] for r in self.results],
                 [[r.details.get(name, _NONE) for name in details] for r in self.results],
             ),
         ]
@@ -165,15 +174,13 @@ class ResultsTable:
                 queries = result.tasks[task].num_queries if task in result.tasks else ""
                 values = [_fraction(result.value(measure, task)) for measure in self.measures]
                 writer.writerow([*first, task, queries, *values, *last])
-            values = [_fraction(result.mean(measure, self.tasks)) for measure in self.measures]
+            values = [_fraction(self.mean(result, measure)) for measure in self.measures]
             writer.writerow([*first, AVERAGE, "", *values, *last])
         return text.getvalue()
 
     def plot(self) -> Figure:
         """Grouped bars: the average of every measure, and below one measure for every task."""
-        averages = [
-            [r.mean(measure, self.tasks) for measure in self.measures] for r in self.results
-        ]
+        averages = [[self.mean(r, measure) for measure in self.measures] for r in self.results]
         panels = [(self._average_title(), list(self.measures), averages)]
         if len(self.tasks) > 1:
             by_task = [[r.value(self.by_task, task) for task in self.tasks] for r in self.results]

@@ -11,6 +11,7 @@ from taser_jax.data.collections import PassageStore, QuerySet
 from taser_jax.data.writers import RetrievalResult, RetrievedPassage, write_dpr_results
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.answers import AnswerMatch
+from taser_jax.evaluation.kilt import is_page_measure
 from taser_jax.evaluation.metrics import (
     Evaluation,
     evaluate_answers,
@@ -54,11 +55,32 @@ class EvaluationConfig:
             accuracy, "Recall@k" in the papers' tables); also MRR@k, nDCG@k, Recall@k, MAP, Rprec;
             by KILT's pages PageRprec, PageRecall@k and PageP@k.
         match: how answers are looked for; regex for CuratedTREC.
+        page_only_tasks: tasks with measures that start with Page alone, since their gold is whole
+            pages (AIDA); averages of the others are without them.
     """
 
     judge: Judge = Judge.QRELS
     measures: tuple[str, ...] = ("R@1", "R@5", "R@20", "MRR@10", "nDCG@10")
     match: AnswerMatch = AnswerMatch.STRING
+    page_only_tasks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        has_pages = any(map(is_page_measure, self.measures))
+        if self.page_only_tasks and not (self.judge is Judge.KILT and has_pages):
+            raise ConfigError(
+                f"page_only_tasks {self.page_only_tasks}, judge {self.judge.value!r}, measures "
+                + ", ".join(self.measures),
+                where="EvaluationConfig",
+                expected="judge 'kilt' and a measure that starts with Page",
+                fix="add PageRprec, or leave page_only_tasks out",
+            )
+
+    def measures_of(self, task: str) -> tuple[str, ...]:
+        """The measures that a task is scored by."""
+        measures = tuple(self.measures)
+        if task in self.page_only_tasks:
+            return tuple(filter(is_page_measure, measures))
+        return measures
 
 
 @first_host_only
@@ -99,6 +121,7 @@ def evaluate(
     """
     store = PassageStore.open(data_dir, collection)
     heads = PassageHeads(store)
+    _check_page_only_tasks(config, tasks_with(data_dir, collection, split=split))
     evaluations = {}
     for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = QuerySet.open(data_dir, collection, task, split)
@@ -124,11 +147,20 @@ def evaluate(
     )
     write_result(pathlib.Path(output_dir) / "results", result)
     write_table(output_dir, by_task=config.measures[-1])
-    means = ", ".join(f"{name} {result.mean(name, list(results)):.4f}" for name in config.measures)
+    averages = {
+        name: group_averages(
+            {
+                task: Evaluation(found.query_ids, {name: found.values[name]})
+                for task, found in evaluations.items()
+                if name in found.values
+            }
+        )
+        for name in config.measures
+    }
+    means = ", ".join(f"{name} {found.macro[name]:.4f}" for name, found in averages.items())
     logger.info("%s: %s (macro: mean over %d tasks)", system, means, len(results))
     if len(evaluations) > 1:
-        micro = group_averages(evaluations).micro
-        pooled = ", ".join(f"{name} {micro[name]:.4f}" for name in config.measures)
+        pooled = ", ".join(f"{name} {found.micro[name]:.4f}" for name, found in averages.items())
         logger.info("%s: %s (micro: all queries pooled)", system, pooled)
     logger.info("table of all systems: %s", pathlib.Path(output_dir) / "table.md")
     return result
@@ -146,10 +178,11 @@ def judge_run(
         ConfigError: answers are asked for and no query has any, or KILT's pages and the task was
             not prepared from KILT's files.
     """
+    measures = config.measures_of(queries.task)
     if config.judge is Judge.QRELS:
-        return evaluate_qrels(run, qrels_of(queries), config.measures)
+        return evaluate_qrels(run, qrels_of(queries), measures)
     if config.judge is Judge.KILT:
-        return judge_kilt(run, queries, heads, config.measures)
+        return judge_kilt(run, queries, heads, measures)
     answers = {query.id: query.answers for query in queries}
     if not any(answers.values()):
         raise ConfigError(
@@ -158,7 +191,16 @@ def judge_run(
             fix="judge by 'qrels', or prepare the task from a file with answers",
         )
     with answer_matcher(heads.store, config.match) as matcher:
-        return evaluate_answers(run, answers, matcher, config.measures)
+        return evaluate_answers(run, answers, matcher, measures)
+
+
+def _check_page_only_tasks(config: EvaluationConfig, known: Sequence[str]) -> None:
+    if unknown := sorted(set(config.page_only_tasks) - set(known)):
+        raise ConfigError(
+            f"no task {', '.join(unknown)}",
+            where="EvaluationConfig.page_only_tasks",
+            expected=f"tasks of the split: {', '.join(known)}",
+        )
 
 
 def write_table(

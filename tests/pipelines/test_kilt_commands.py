@@ -90,6 +90,34 @@ def test_pages_and_passages_in_one_table(prepared: pathlib.Path):
     assert found == {"q0": ["7", "9", "8"], "q1": ["9", "7"], "q2": []}
 
 
+def test_a_task_judged_by_pages_alone(prepared: pathlib.Path):
+    lines = (json.dumps(_record(id, outputs)) + "\n" for id, outputs in QUERIES)
+    (prepared / "q2.jsonl").write_text("".join(lines))
+    succeed(
+        *("prepare", "kilt", *gin(DATA_DIR=prepared / "d2", COLLECTION="k", PASSAGES="p.tsv")),
+        *gin(QUERIES={"fever": {"test": "q.jsonl"}, "aida": {"test": "q2.jsonl"}}),
+        *gin(SOURCE_DIR=prepared, PAGE_GOLD_TASKS=["aida"]),
+    )
+    run = (prepared / "runs" / "fever.test.trec").read_text()
+    (prepared / "runs" / "aida.test.trec").write_text(run)
+    out = prepared / "out2"
+    succeed(
+        *("evaluate", *gin(DATA_DIR=prepared / "d2", COLLECTION="k", RUNS_DIR=prepared / "runs")),
+        *gin(EVAL_OUTPUT_DIR=out, SYSTEM="hand", JUDGE="kilt", MEASURES=["PageRprec", "Rprec"]),
+        *gin(PAGE_ONLY_TASKS=["aida"]),
+    )
+    tasks = json.loads((out / "results" / "hand.json").read_text())["tasks"]
+    assert tasks["aida"]["metrics"].keys() == {"PageRprec"}
+    rprec = tasks["fever"]["metrics"]["Rprec"]
+    [average] = [
+        line.split(",")
+        for line in (out / "table.csv").read_text().splitlines()
+        if ",average," in line
+    ]
+    assert float(average[-1]) == pytest.approx(rprec, abs=1e-6), "over fever alone"
+    assert float(average[-2]) == pytest.approx(0.5, abs=1e-6), "over both"
+
+
 def test_refusals(prepared: pathlib.Path, capsys: pytest.CaptureFixture[str]):
     evaluate = [
         *("evaluate", *gin(DATA_DIR=prepared / "data", COLLECTION="k", SYSTEM="hand")),
@@ -98,6 +126,11 @@ def test_refusals(prepared: pathlib.Path, capsys: pytest.CaptureFixture[str]):
     message = refused(capsys, *evaluate, *gin(JUDGE="kilt", MEASURES=["PageRprec@2"]))
     assert "PageRprec@2" in message
     assert "PageRecall@5" in refused(capsys, *evaluate, *gin(MEASURES=["PageRecall@5"]))
+    message = refused(capsys, *evaluate, *gin(PAGE_ONLY_TASKS=["fever"]))
+    assert "expected: judge 'kilt'" in message
+    pages = gin(JUDGE="kilt", MEASURES=["PageRprec"])
+    message = refused(capsys, *evaluate, *pages, *gin(PAGE_ONLY_TASKS=["aida"]))
+    assert "no task aida" in message
     gold_path(QuerySet.open(prepared / "data", "k", "fever", "test")).unlink()
     message = refused(capsys, *evaluate, *gin(JUDGE="kilt", MEASURES=["PageRprec"]))
     assert "task 'fever' was not prepared from KILT's files" in message
