@@ -34,7 +34,9 @@ class KiltOptions:
             its validation split, in place of a share (TACO-DR: the last 500 of each training
             file); 0 goes by shares.
         split_groups: task -> pattern; queries whose ids have the same match share a split.
-        train_samples: task -> how many training queries are kept, chosen by hash.
+        train_samples: task -> how many training queries are kept, chosen by hash; with
+            `validation_last`, of the whole file, whose last queries are then parted off (TACO-DR:
+            zsRE's 99,500 are 100,000 less 500).
     """
 
     strictness: PrepareOptions = PrepareOptions()

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 from etils import epath
@@ -269,27 +269,49 @@ def _mapped(
 def _of_split(
     task: str, split: str, sharing: tuple[str, ...], path: FilePath, options: KiltOptions
 ) -> Iterator[KiltQuery]:
-    def all_of_split() -> Iterator[KiltQuery]:
-        queries = kilt.read_queries(path, outputs=options.outputs)
-        others = sharing
-        if options.validation_last and len(sharing) > 1 and VALIDATION in sharing:
-            if split == VALIDATION:
-                yield from last(queries, options.validation_last)
-                return
-            queries = without_last(queries, options.validation_last)
-            others = tuple(one for one in sharing if one != VALIDATION)
-        pattern = options.split_groups.get(task)
-        for query in queries:
-            group = group_of(query.id, pattern, query.where)
-            if split_of(group, task=task, splits=others, shares=options.shares) == split:
-                yield query
+    def whole_file() -> Iterator[KiltQuery]:
+        return kilt.read_queries(path, outputs=options.outputs)
 
-    count = options.train_samples.get(task) if split == "train" else None
-    if count is None:
-        yield from all_of_split()
+    count = options.train_samples.get(task) if "train" in sharing else None
+    if options.validation_last and len(sharing) > 1 and VALIDATION in sharing:
+        queries = _sampled(whole_file, task, count)
+        if split == VALIDATION:
+            yield from last(queries, options.validation_last)
+            return
+        queries = without_last(queries, options.validation_last)
+        others = tuple(one for one in sharing if one != VALIDATION)
+        yield from _shared(queries, task, split, others, options)
         return
-    kept = sampled((query.id for query in all_of_split()), task=task, count=count)
-    yield from (query for query in all_of_split() if query.id in kept)
+
+    def all_of_split() -> Iterator[KiltQuery]:
+        return _shared(whole_file(), task, split, sharing, options)
+
+    yield from _sampled(all_of_split, task, count if split == "train" else None)
+
+
+def _shared(
+    queries: Iterator[KiltQuery],
+    task: str,
+    split: str,
+    splits: tuple[str, ...],
+    options: KiltOptions,
+) -> Iterator[KiltQuery]:
+    """Those whose hash falls into the split."""
+    pattern = options.split_groups.get(task)
+    for query in queries:
+        group = group_of(query.id, pattern, query.where)
+        if split_of(group, task=task, splits=splits, shares=options.shares) == split:
+            yield query
+
+
+def _sampled(
+    read: Callable[[], Iterator[KiltQuery]], task: str, count: int | None
+) -> Iterator[KiltQuery]:
+    """A sample of what is read, twice: ids first."""
+    if count is None:
+        return read()
+    kept = sampled((query.id for query in read()), task=task, count=count)
+    return (query for query in read() if query.id in kept)
 
 
 def _passages(source: FilePath, options: KiltOptions, *, chunked: bool) -> Iterator[KiltPassage]:
@@ -355,6 +377,8 @@ def _inputs_fingerprint(
     # As before there was the option: what was prepared without it need not be prepared again.
     if not options.validation_last:
         del settings["validation_last"]
+    elif options.train_samples:
+        settings["sampled"] = "before the last queries are parted off"
     return fingerprint_json([*described, settings])
 
 
