@@ -7,17 +7,21 @@ Needs jax, flax, numpy, and torch, transformers and sentence-transformers for th
 (`--sides ours` does without). Both sides get tokens, with the same random weights, mean pooling and
 embeddings of length one. Ours is `taser encode`'s way: buckets by length, batches of equal numbers
 of tokens. Theirs is `SentenceTransformer.encode`: sorted by length, batches of `--torch_batch_size`
-texts padded to the longest. Prints one JSON line a figure:
+texts padded to the longest, scaled-dot-product attention, and `torch.compile` with dynamic shapes
+in the gpu preset or with `--torch_compile`. Prints one JSON line a figure:
 
     agreement     largest difference of a number of the embeddings; the sides compute the same
+    matmul peak   FLOPs a second of a large product in the encoder's precision
     <side>        medians over rounds in which the sides take turns, tokens a second, the share of
                   computed positions that hold tokens, and seconds of the first pass, in which ours
-                  compiles one program a bucket
+                  compiles one program a bucket. `mfu` is model FLOPs of the passages a second over
+                  the matmul peak, `mfu_padded` the same of the padded batches, which are computed
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import pathlib
 import tempfile
@@ -27,7 +31,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from side_by_side import bert_config, in_turns, machine, parse_with_presets, show
+from side_by_side import (
+    bert_config,
+    in_turns,
+    machine,
+    matmul_peak,
+    parse_with_presets,
+    show,
+)
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.data.token_arrays import TokenArray
@@ -39,6 +50,7 @@ from taser_jax.models.dual_encoder import (
     Pooling,
     init_params,
 )
+from taser_jax.models.flops import forward_flops
 from taser_jax.retrieval.embeddings import EncodeConfig, encode_queries
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -46,16 +58,36 @@ PRESETS: dict[str, dict[str, Any]] = {
         "layers": 6, "embed_dim": 384, "heads": 12, "mlp_dim": 1536, "vocab_size": 30522,
         "passages": 2000, "median_length": 90, "max_length": 256, "dtype": "float32",
         "attention": "einsum", "torch_batch_size": 32, "length_multiple": 8, "repeats": 3,
+        "matmul_size": 2048, "torch_compile": False,
     },
     "gpu": {
         "layers": 12, "embed_dim": 768, "heads": 12, "mlp_dim": 3072, "vocab_size": 30522,
         "passages": 100_000, "median_length": 130, "max_length": 256, "dtype": "bfloat16",
         "attention": "cudnn", "torch_batch_size": 256, "length_multiple": 32, "repeats": 3,
+        "matmul_size": 8192, "torch_compile": True,
     },
 }  # fmt: skip
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 Encode = Callable[[], np.ndarray]
+
+
+@dataclasses.dataclass
+class Computed:
+    """What one pass of a side computed, padding included.
+
+    Attributes:
+        positions: of tokens.
+        flops: of the model.
+    """
+
+    positions: int = 0
+    flops: int = 0
+
+    def add(self, config: DualEncoderConfig, batch_size: int, length: int) -> None:
+        """Counts a batch."""
+        self.positions += batch_size * length
+        self.flops += forward_flops(config, batch_size=batch_size, length=length)
 
 
 def parse() -> argparse.Namespace:
@@ -80,10 +112,11 @@ def model_config(arguments: argparse.Namespace) -> DualEncoderConfig:
 
 
 def our_side(
-    arguments: argparse.Namespace, params: Any, passages: TokenArray, positions: list[int]
+    arguments: argparse.Namespace, params: Any, passages: TokenArray, computed: Computed
 ) -> Encode:
     """`encode_queries`: what `encode_passages` does, without files."""
-    model = build_model(model_config(arguments))
+    config = model_config(arguments)
+    model = build_model(config)
 
     @jax.jit
     def embed(params: Any, tokens: Tokens) -> jax.Array:
@@ -91,17 +124,17 @@ def our_side(
         return encoded.embeddings
 
     def encode_fn(tokens: Tokens) -> jax.Array:
-        positions[0] += tokens.ids.size
+        computed.add(config, *tokens.ids.shape)
         return embed(params, tokens)
 
-    config = EncodeConfig(
+    how = EncodeConfig(
         batch_tokens=arguments.batch_tokens, length_multiple=arguments.length_multiple
     )
-    return lambda: encode_queries(encode_fn, passages, config=config)
+    return lambda: encode_queries(encode_fn, passages, config=how)
 
 
 def torch_side(
-    arguments: argparse.Namespace, params: Any, passages: TokenArray, positions: list[int]
+    arguments: argparse.Namespace, params: Any, passages: TokenArray, computed: Computed
 ) -> Encode:
     """`SentenceTransformer.encode` with these weights, its tokenizer stepped over."""
     import torch
@@ -109,11 +142,11 @@ def torch_side(
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
-    config = model_config(arguments).bert
+    config = model_config(arguments)
     bert = transformers.BertModel(
-        transformers.BertConfig.from_dict(config_to_json(config)), add_pooling_layer=False
+        transformers.BertConfig.from_dict(config_to_json(config.bert)), add_pooling_layer=False
     )
-    tensors = encoder_to_tensors(params["encoder"], config)
+    tensors = encoder_to_tensors(params["encoder"], config.bert)
     bert.load_state_dict(
         {name: torch.from_numpy(np.array(value)) for name, value in tensors.items()}
     )
@@ -122,11 +155,15 @@ def torch_side(
         vocabulary = pathlib.Path(folder) / "vocab.txt"
         vocabulary.write_text("\n".join(_SPECIAL), encoding="utf-8")
         transformers.BertTokenizerFast(str(vocabulary)).save_pretrained(folder)
-        modules = [Transformer(folder), Pooling(config.embed_dim), Normalize()]
+        transformer = Transformer(folder, model_kwargs={"attn_implementation": "sdpa"})
+        modules = [transformer, Pooling(config.bert.embed_dim), Normalize()]
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = SentenceTransformer(modules=modules, device=device)
     if arguments.dtype == "bfloat16":
         model.bfloat16()
+    if arguments.torch_compile:
+        # Each batch has its own length, which would be a program of its own.
+        model.compile(dynamic=True)
 
     # A text holds one character a token: sentence-transformers sorts by the length of texts.
     lengths = passages.lengths
@@ -140,7 +177,7 @@ def torch_side(
             [torch.tensor(list(map(ord, text))) for text in batch], batch_first=True
         )
         sizes = torch.tensor([len(text) for text in batch])
-        positions[0] += ids.numel()
+        computed.add(config, *ids.shape)
         mask = (torch.arange(ids.shape[1])[None] < sizes[:, None]).long()
         return {"input_ids": ids, "attention_mask": mask}
 
@@ -165,27 +202,35 @@ def main() -> None:
 
     makers = {"torch": torch_side, "ours": our_side}
     calls: dict[str, Encode] = {}
-    found, first, positions = {}, {}, {}
+    found, first, computed = {}, {}, {}
     for name in sorted(arguments.sides, reverse=True):
-        positions[name] = [0]
-        calls[name] = makers[name](arguments, params, passages, positions[name])
+        counted = Computed()
+        calls[name] = makers[name](arguments, params, passages, counted)
         began = time.perf_counter()
         found[name] = calls[name]()
         first[name] = time.perf_counter() - began
+        computed[name] = dataclasses.replace(counted)
     if len(found) == 2:
         difference = float(np.abs(found["ours"] - found["torch"]).max())
         show(about | {"figure": "agreement", "largest_difference": difference})
 
-    computed = {name: count[0] for name, count in positions.items()}
+    peak = matmul_peak(arguments.matmul_size, arguments.dtype)
+    show(about | {"figure": "matmul peak", "gigaflops": peak / 1e9})
     times = in_turns(calls, repeats=arguments.repeats)
     tokens = int(passages.lengths.sum())
+    real = Computed()
+    for length, count in zip(*np.unique(passages.lengths, return_counts=True), strict=True):
+        real.add(model_config(arguments), int(count), int(length))
     for name in calls:
         found_here = times[name].figures(times.get("torch"))
+        seconds = found_here["milliseconds"] / 1e3
         figure = {
             **found_here,
-            "tokens_per_second": 1e3 * tokens / found_here["milliseconds"],
+            "tokens_per_second": tokens / seconds,
             "tokens_per_cpu_second": 1e3 * tokens / found_here["cpu_milliseconds"],
-            "real_share_of_positions": tokens / computed[name],
+            "mfu": real.flops / seconds / peak,
+            "mfu_padded": computed[name].flops / seconds / peak,
+            "real_share_of_positions": tokens / computed[name].positions,
             "first_pass_seconds": first[name],
         }
         show(about | {"figure": name} | figure)

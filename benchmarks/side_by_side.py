@@ -1,4 +1,8 @@
-"""What `train_step.py` and `encode.py` share: timing in turns, memory, and the machine's names."""
+"""What `train_step.py` and `encode.py` share: timing in turns, memory, peaks, the machine's names.
+
+Import it before anything computes: JAX then takes GPU memory as it needs it, not most of it at
+once, so that PyTorch finds room in the same process.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+# JAX reads it when it first looks for devices.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 
@@ -102,13 +109,30 @@ def parse_with_presets(
     """Parses the command line; what it does not say is the chosen preset's."""
     parser.add_argument("--preset", choices=presets, default="cpu")
     for name, value in presets["cpu"].items():
-        parser.add_argument(f"--{name}", type=type(value), help="overrides the preset's")
+        how: dict[str, Any] = {"type": type(value)}
+        if isinstance(value, bool):
+            how = {"action": argparse.BooleanOptionalAction}
+        parser.add_argument(f"--{name}", **how, help="overrides the preset's")
     parser.add_argument("--sides", nargs="+", choices=["ours", "torch"], default=["ours", "torch"])
     arguments = parser.parse_args()
     for name, value in presets[arguments.preset].items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
     return arguments
+
+
+def matmul_peak(size: int, dtype: str) -> float:
+    """FLOPs a second of a square product, best of five."""
+    # Of random numbers: GPUs clock higher on constant ones, which flip fewer bits.
+    array = jax.random.normal(jax.random.key(0), (size, size), dtype)
+    product = jax.jit(lambda x: x @ x)
+    jax.block_until_ready(product(array))
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        jax.block_until_ready(product(array))
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / min(seconds)
 
 
 def bert_config(arguments: argparse.Namespace, **others: Any) -> BertConfig:
@@ -145,5 +169,5 @@ def machine(*packages: str) -> dict[str, Any]:
 
 def show(figure: Mapping[str, Any]) -> None:
     """Prints one JSON line."""
-    rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in figure.items()}
+    rounded = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in figure.items()}
     print(json.dumps(rounded), flush=True)

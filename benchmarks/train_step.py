@@ -7,8 +7,8 @@ r"""A training step of ours and of PyTorch: time, memory, DPR beside TASER.
 Needs jax, flax, optax, numpy, and torch and transformers for the other side (`--sides ours` does
 without). The same step on both sides: DPR's two encoders, queries and passages, in-batch negatives,
 AdamW; shapes, batch, lengths, precision and dropout are equal. PyTorch runs transformers' BertModel
-with scaled-dot-product attention, fused AdamW, and `torch.compile` if `--torch_compile`. Prints one
-JSON line a figure:
+with scaled-dot-product attention, fused AdamW, and `torch.compile` in the gpu preset or with
+`--torch_compile`. Prints one JSON line a figure:
 
     matmul peak   FLOPs a second of a large product in the step's precision
     <variant>     medians over rounds in which the variants take turns of two steps, the second of
@@ -16,6 +16,10 @@ JSON line a figure:
                   bytes of parameters, gradients and moments, and peak memory: the compiler's for
                   ours (arguments and scratch), the allocator's for PyTorch (on a CPU, growth of
                   the process). `mfu` is model FLOPs a second over the matmul peak.
+    profile       with `--profile DIR`, of each variant of ours: milliseconds of one more step by
+                  kind of operation, and their share of all; the trace is left in DIR. (On a GPU
+                  set XLA_FLAGS=--xla_gpu_enable_command_buffer= for it: graphs of kernels have
+                  no names.)
 """
 
 from __future__ import annotations
@@ -23,19 +27,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import time
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from profile_table import time_by_kind
 from side_by_side import (
     PeakResident,
     Times,
     bert_config,
     in_turns,
     machine,
+    matmul_peak,
     parse_with_presets,
     show,
 )
@@ -58,13 +63,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "layers": 6, "embed_dim": 384, "heads": 12, "mlp_dim": 1536, "vocab_size": 30522,
         "queries": 16, "query_length": 32, "passages": 32, "passage_length": 128,
         "dtype": "float32", "attention": "einsum", "dropout": 0.1, "repeats": 5,
-        "matmul_size": 2048, "chunks": 4,
+        "matmul_size": 2048, "chunks": 4, "torch_compile": False,
     },
     "gpu": {
         "layers": 12, "embed_dim": 768, "heads": 12, "mlp_dim": 3072, "vocab_size": 30522,
-        "queries": 256, "query_length": 32, "passages": 512, "passage_length": 256,
+        # Half of what one side alone could take of 80 GB: each keeps the memory that it has had.
+        "queries": 128, "query_length": 32, "passages": 256, "passage_length": 256,
         "dtype": "bfloat16", "attention": "cudnn", "dropout": 0.0, "repeats": 10,
-        "matmul_size": 8192, "chunks": 4,
+        "matmul_size": 8192, "chunks": 4, "torch_compile": True,
     },
 }  # fmt: skip
 VARIANTS = ("dpr", "taser", "dpr_remat", "dpr_chunks", "taser_remat", "taser_chunks")
@@ -79,19 +85,21 @@ class Variant:
         parameters: number of trained numbers.
         peak_bytes: most memory taken, parameters and moments included.
         flops: of the model, a step; None for PyTorch, whose model is DPR's.
+        program: text of the compiled step; None for PyTorch.
     """
 
     step: Callable[[], object]
     parameters: int
     peak_bytes: int
     flops: int | None = None
+    program: str | None = None
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    parser.add_argument("--torch_compile", action="store_true")
     parser.add_argument("--torch_checkpointing", action="store_true", help="recomputes blocks")
+    parser.add_argument("--profile", type=pathlib.Path, metavar="DIR", help="traces a step of ours")
     return parse_with_presets(parser, PRESETS)
 
 
@@ -162,6 +170,7 @@ def our_variant(name: str, arguments: argparse.Namespace, batch: Batch) -> Varia
         parameters=sum(leaf.size for leaf in jax.tree.leaves(shapes)),
         peak_bytes=memory.argument_size_in_bytes + memory.temp_size_in_bytes,
         flops=training_flops(config, shape),
+        program=compiled.as_text(),
     )
 
 
@@ -215,28 +224,16 @@ def torch_variant(arguments: argparse.Namespace, batch: Batch) -> Variant:
             torch.cuda.synchronize()
 
     parameters = sum(parameter.numel() for parameter in towers.parameters())
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
     with PeakResident() as peak:
-        for _ in range(2):
-            once()
+        once()
+        if device == "cuda":
+            # The first step compiles, which takes memory of its own, and makes the moments.
+            torch.cuda.reset_peak_memory_stats()
+        once()
     peak_bytes = 4 * parameters + peak.bytes
     if device == "cuda":
         peak_bytes = torch.cuda.max_memory_allocated()
     return Variant(once, parameters, peak_bytes)
-
-
-def matmul_peak(size: int, dtype: str) -> float:
-    """FLOPs a second of a square product, best of five."""
-    array = jnp.ones((size, size), dtype)
-    product = jax.jit(lambda x: x @ x)
-    jax.block_until_ready(product(array))
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        jax.block_until_ready(product(array))
-        seconds.append(time.perf_counter() - began)
-    return 2 * size**3 / min(seconds)
 
 
 def main() -> None:
@@ -245,7 +242,7 @@ def main() -> None:
     packages = ("flax", "optax", *(("torch", "transformers") if "torch" in arguments.sides else ()))
     about = {"benchmark": "train_step", "preset": arguments.preset}
     about |= {name: getattr(arguments, name) for name in PRESETS["cpu"]}
-    about |= {"torch_compile": arguments.torch_compile} | machine(*packages)
+    about |= machine(*packages)
     peak = matmul_peak(arguments.matmul_size, arguments.dtype)
     show(about | {"figure": "matmul peak", "gigaflops": peak / 1e9})
 
@@ -259,6 +256,14 @@ def main() -> None:
     times = in_turns(steps, repeats=arguments.repeats, uncounted=1)
     for name in variants:
         show(about | {"figure": name} | figures(name, variants, times, peak))
+    for name, variant in variants.items():
+        if arguments.profile is not None and variant.program is not None:
+            rows = time_by_kind(variant.step, arguments.profile / name, variant.program)
+            total = sum(row.milliseconds for row in rows)
+            for row in rows:
+                figure = {"figure": "profile", "variant": name, "kind": row.kind.value}
+                figure |= {"milliseconds": row.milliseconds, "operations": row.operations}
+                show(figure | {"share": row.milliseconds / total})
 
 
 def figures(

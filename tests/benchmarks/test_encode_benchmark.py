@@ -7,27 +7,63 @@ import sys
 
 import pytest
 
+from taser_jax.models.flops import forward_flops
+
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 TOY = (
     "--layers 1 --embed_dim 8 --heads 2 --mlp_dim 16 --vocab_size 30 --passages 20"
     " --median_length 6 --max_length 16 --length_multiple 8 --batch_tokens 64"
-    " --torch_batch_size 4 --repeats 1"
+    " --torch_batch_size 4 --repeats 1 --matmul_size 64 --torch_compile"
 )
 
 
-def test_both_sides_compute_the_same(monkeypatch, capsys):
+def real_flops(module) -> int:
+    arguments = module.parse()
+    lengths = module.make_passages(arguments).lengths.tolist()
+    config = module.model_config(arguments)
+    return sum(forward_flops(config, batch_size=1, length=length) for length in lengths)
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     spec = importlib.util.spec_from_file_location("encode_benchmark", FOLDER / "encode.py")
     module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by name.
+    monkeypatch.setitem(sys.modules, "encode_benchmark", module)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_both_sides_compute_the_same(benchmark, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["encode.py", *TOY.split()])
-    module.main()
+    compiled = []
+    # PyTorch's compiler would take longer than all the rest.
+    monkeypatch.setattr(
+        "sentence_transformers.SentenceTransformer.compile",
+        lambda model, **options: compiled.append(options),
+    )
+    benchmark.main()
+    assert compiled == [{"dynamic": True}]
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["figure"] for line in lines] == ["agreement", "torch", "ours"]
-    agreement, torch, ours = lines
+    assert [line["figure"] for line in lines] == ["agreement", "matmul peak", "torch", "ours"]
+    agreement, peak, torch, ours = lines
     assert agreement["largest_difference"] < 1e-4
     assert torch["ratio_to_torch"] == 1
     assert ours["ratio_to_torch"] == pytest.approx(
         ours["milliseconds"] / torch["milliseconds"], rel=0.05
     )
+    # The same passages on both sides; padding is computed too.
+    for side in (ours, torch):
+        seconds = side["milliseconds"] / 1e3
+        gigaflops = real_flops(benchmark) / 1e9
+        assert side["mfu"] == pytest.approx(gigaflops / seconds / peak["gigaflops"], abs=1e-4)
+        assert side["mfu"] <= side["mfu_padded"]
+    assert ours["mfu_padded"] > ours["mfu"]
     assert 0.4 < ours["real_share_of_positions"] < torch["real_share_of_positions"] <= 1
+
+
+def test_presets(benchmark):
+    cpu, gpu = benchmark.PRESETS["cpu"], benchmark.PRESETS["gpu"]
+    assert cpu.keys() == gpu.keys()
+    assert (cpu["torch_compile"], gpu["torch_compile"]) == (False, True)

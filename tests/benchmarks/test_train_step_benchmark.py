@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -11,6 +13,7 @@ FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 TOY = (
     "--layers 3 --embed_dim 8 --heads 2 --mlp_dim 16 --vocab_size 20 --queries 4 --query_length 4"
     " --passages 8 --passage_length 6 --matmul_size 16 --repeats 1 --variants dpr taser"
+    " --torch_compile"
 )
 
 
@@ -25,12 +28,16 @@ def train_step(monkeypatch):
     return module
 
 
-def test_it_prints_a_line_a_figure(train_step, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train_step.py", *TOY.split()])
+def test_it_prints_a_line_a_figure(train_step, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["train_step.py", *TOY.split(), "--profile", str(tmp_path)])
+    compiled = []
+    # PyTorch's compiler would take longer than all the rest.
+    monkeypatch.setattr("torch.compile", lambda module: compiled.append(module) or module)
     train_step.main()
+    assert len(compiled) == 2
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["figure"] for line in lines] == ["matmul peak", "torch", "dpr", "taser"]
-    peak, torch, dpr, taser = lines
+    assert [line["figure"] for line in lines[:4]] == ["matmul peak", "torch", "dpr", "taser"]
+    peak, torch, dpr, taser = lines[:4]
     assert peak["gigaflops"] > 0
     # The same model on both sides, to the last parameter.
     assert dpr["parameters"] == torch["parameters"]
@@ -44,7 +51,30 @@ def test_it_prints_a_line_a_figure(train_step, monkeypatch, capsys):
     # Arguments alone: parameters and two moments.
     assert dpr["peak_bytes"] > 12 * dpr["parameters"]
     assert dpr["mfu"] > 0
+    for variant in ("dpr", "taser"):
+        profile = [line for line in lines[4:] if line["variant"] == variant]
+        assert {"matrix products", "fusions with GELU (erf)"} <= {line["kind"] for line in profile}
+        assert sum(line["share"] for line in profile) == pytest.approx(1, abs=1e-3)
+        assert list((tmp_path / variant).rglob("*.xplane.pb"))
 
 
-def test_presets_name_the_same_settings(train_step):
-    assert train_step.PRESETS["cpu"].keys() == train_step.PRESETS["gpu"].keys()
+def test_presets(train_step):
+    cpu, gpu = train_step.PRESETS["cpu"], train_step.PRESETS["gpu"]
+    assert cpu.keys() == gpu.keys()
+    assert (cpu["torch_compile"], gpu["torch_compile"]) == (False, True)
+
+
+def test_preallocation_leaves_pytorch_room():
+    """Unless the user has said otherwise."""
+    program = "import os, side_by_side; print(os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'])"
+    unset = {key: os.environ[key] for key in os.environ if not key.startswith("XLA_")}
+    for given, wanted in (({}, "false"), ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, "true")):
+        found = subprocess.run(
+            [sys.executable, "-c", program],
+            env=unset | given,
+            cwd=FOLDER,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert found.stdout.strip() == wanted
