@@ -46,10 +46,14 @@ require() {
   done
 }
 
+# require_number LEAST OPTION...
 require_number() {
-  local _key
+  local _least="$1" _key
+  shift
   for _key in "$@"; do
-    [[ "${!_key}" =~ ^[1-9][0-9]*$ ]] || fail "--$_key is '${!_key}', expected a number from 1 on"
+    if ! [[ "${!_key}" =~ ^(0|[1-9][0-9]*)$ ]] || ((${!_key} < _least)); then
+      fail "--$_key is '${!_key}', expected a number from $_least on"
+    fi
   done
 }
 

@@ -19,7 +19,8 @@ use_environment() {
     echo "  fix: install one, or name it: PYTHON=/path/to/python3.11 $0" >&2
     exit 2
   fi
-  [ -x .venv/bin/python ] || "$python" -m venv .venv
+  # Without ensurepip an environment is left behind that has python and no pip.
+  [ -x .venv/bin/pip ] || "$python" -m venv .venv
   # Installing again is skipped while what decides it is unchanged.
   wanted="$(cat setup.py pyproject.toml | sha256sum | cut -d' ' -f1) $extra"
   stamp=".venv/installed$(printf '%s' "$extra" | tr -c 'a-z\n' '_')"

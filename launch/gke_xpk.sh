@@ -19,7 +19,7 @@ usage: launch/gke_xpk.sh --cluster=CLUSTER --workload=NAME --type=TYPE [options]
   --image=IMAGE        base Docker image with Python 3.11 or 3.12 (python:3.11)
   --data=gs://PLACE    copied to the folder `data` of each host before the first step, for example a
                        token store: --gin.TOKEN_STORE=data
-  --retries=N          restarts after a preemption (100)
+  --retries=N          restarts after a preemption (100); 0: none
   --dry_run            print the command, run nothing
   COMMAND              of taser; --multihost is added, and to `train` --gin.MESH_REPLICA=N as by
                        launch/tpu_multislice.sh
@@ -28,10 +28,12 @@ USAGE
 
 here="$(dirname "${BASH_SOURCE[0]}")"
 . "$here/_arguments.sh"
+. "$here/_checkout.sh"
 cluster='' workload='' type='' slices=1 zone='' project='' image=python:3.11 data='' retries=100 dry_run=''
 parse_arguments "cluster workload type slices zone project image data retries" "" "$@"
 require cluster workload type
-require_number slices retries
+require_number 1 slices
+require_number 0 retries
 [[ "$workload" =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] ||
   fail "--workload is '$workload', expected lower-case letters, digits and dashes"
 require_taser_command
@@ -41,11 +43,16 @@ if ((slices > 1)) && [ "${rest[0]}" = train ] &&
   rest+=("--gin.MESH_REPLICA=$slices")
 fi
 
-# The image holds this checkout as its working directory. 75 is taser's "preempted, run again".
+# The image holds this checkout as its working directory, as hosts of a pod get it. 75 is taser's
+# "preempted, run again".
+use_scratch
+archive_checkout "$scratch/taser_jax.tgz"
+step mkdir -p "$scratch/taser_jax"
+step tar -xzf "$scratch/taser_jax.tgz" -C "$scratch/taser_jax"
 fetch=''
 [ -z "$data" ] || fetch="python launch/_fetch.py $(quoted "$data" data)&& "
 words="pip install --quiet '.[tpu]' && ${fetch}taser $(quoted "${rest[@]}" --multihost)"
 step xpk workload create "--cluster=$cluster" "--workload=$workload" "--tpu-type=$type" \
   "--num-slices=$slices" ${zone:+"--zone=$zone"} ${project:+"--project=$project"} \
-  "--base-docker-image=$image" "--script-dir=$(cd "$here/.." && pwd)" \
+  "--base-docker-image=$image" "--script-dir=$scratch/taser_jax" \
   "--max-restarts=$retries" --restart-on-exit-codes=75 "--command=${words% }"

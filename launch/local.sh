@@ -7,7 +7,7 @@ usage() {
   cat <<'USAGE'
 usage: launch/local.sh [--directory=DIR] [--devices=N] [--steps=N] [--dry_run] [-- FLAGS...]
 
-  --directory=DIR  where collection, tokens and model go (runs/local)
+  --directory=DIR  where collection, tokens and model go, seen from the checkout (runs/local)
   --devices=N      fake devices (8)
   --steps=N        training steps (20)
   --dry_run        print the commands, run nothing
@@ -15,21 +15,22 @@ usage: launch/local.sh [--directory=DIR] [--devices=N] [--steps=N] [--dry_run] [
 USAGE
 }
 
-. "$(dirname "${BASH_SOURCE[0]}")/_arguments.sh"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+. "$root/launch/_arguments.sh"
 directory=runs/local devices=8 steps=20 dry_run=
 parse_arguments "directory devices steps" "" "$@"
-require_number devices steps
+require_number 1 devices steps
 
-if [ -z "$dry_run" ]; then
-  . "$(dirname "${BASH_SOURCE[0]}")/_environment.sh"
-  use_environment ""
-fi
-collection="--gin.DATA_DIR=$directory/data --gin.COLLECTION=pydocs"
+# A dry run looks for what is finished where a real one does.
+cd "$root"
+step cd "$root"
+step . launch/_environment.sh
+step use_environment ""
+collection=("--gin.DATA_DIR=$directory/data" --gin.COLLECTION=pydocs)
 # A finished step of these is found and not repeated.
-# shellcheck disable=SC2086  # two flags
 if [ ! -e "$directory/tokens/metadata.json" ]; then
-  step taser prepare pydocs $collection
-  step taser vocab $collection "--gin.VOCABULARY=$directory/vocabulary" --gin.VOCAB_SIZE=4096
+  step taser prepare pydocs "${collection[@]}"
+  step taser vocab "${collection[@]}" "--gin.VOCABULARY=$directory/vocabulary" --gin.VOCAB_SIZE=4096
   step taser tokenize "--gin.DATA_DIR=$directory/data" "--gin.VOCABULARY=$directory/vocabulary" \
     --gin.MIXTURE_OR_TASK_NAME=pydocs --gin.MIXTURE_OR_TASK_MODULE=taser_jax.tasks.pydocs \
     "--gin.TASK_FEATURE_LENGTHS={'query': 32, 'passage': 64}" "--gin.TOKEN_STORE=$directory/tokens"

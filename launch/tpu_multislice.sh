@@ -17,7 +17,7 @@ usage: launch/tpu_multislice.sh --name=NAME --zone=ZONE --type=TYPE --slices=N [
   --slices=N           how many (2 or more)
   --version=VERSION    runtime (tpu-ubuntu2204-base)
   --spot               slices may be preempted
-  --retries=N          attempts after a preemption (100)
+  --retries=N          attempts after a preemption, or a queued resource that failed (100); 0: none
   --retry_seconds=N    pause before each, and between looks at the queue (60)
   --data=gs://PLACE    copied to the folder `data` of each host before the first step, for example a
                        token store: --gin.TOKEN_STORE=data
@@ -32,75 +32,94 @@ USAGE
 
 here="$(dirname "${BASH_SOURCE[0]}")"
 . "$here/_arguments.sh"
+. "$here/_checkout.sh"
 . "$here/_pod.sh"
 name='' zone='' project='' type='' slices='' version=tpu-ubuntu2204-base spot='' data='' skip_install=''
-dry_run='' retries=100 retry_seconds=60 status=0
+dry_run='' retries=100 retry_seconds=60
 parse_arguments "name zone project type slices version data retries retry_seconds" "spot skip_install" "$@"
 require name zone type slices
-require_number slices retries retry_seconds
+require_number 1 slices retry_seconds
+require_number 0 retries
 ((slices > 1)) || fail "--slices is $slices; for one slice there is launch/tpu_vm.sh"
 require_taser_command
 require_program gcloud "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install"
 if [ "${rest[0]}" = train ] && ! grep -qE 'MESH_REPLICA|across_slices' <<<"${rest[*]}"; then
   rest+=("--gin.MESH_REPLICA=$slices")
 fi
-scratch="$(mktemp -d)"
-trap 'rm -rf "$scratch"' EXIT
+use_scratch
+# Each slice runs in a process group of its own, which a key does not interrupt.
+trap 'end_slices; exit 130' INT
+trap 'end_slices; exit 143' TERM
 
-queue_state() {
-  described queued-resources "$name" "value(state.state)"
+end_slices() {
+  local group
+  for group in $(jobs -p); do kill -TERM -- "-$group" 2>/dev/null; done
 }
 
 create() {
-  gcloud_tpu queued-resources create "$name" "--node-count=$slices" "--node-prefix=$name" \
+  request queued-resources create "$name" "--node-count=$slices" "--node-prefix=$name" \
     "--accelerator-type=$type" "--runtime-version=$version" ${spot:+--spot}
 }
 
-# Waits for the slices; asks for them where nobody has, and anew where they were taken away.
+look() {
+  look_at queued-resources "$name" "value(state.state)"
+}
+
+is_there() {
+  look && [ "$state" = ACTIVE ]
+}
+
+# Waits for the slices, as long as the queue is; asks for them where nobody has, and anew where they
+# were taken away.
 make_ready() {
-  local state former=
+  local former='' renewed=''
   if [ -n "$dry_run" ]; then
     create
     return
   fi
   while true; do
-    state="$(queue_state)"
+    look || return
     [ "$state" = "$former" ] || echo "queued resource $name: $state"
     former="$state"
     case "$state" in
       ACTIVE) return ;;
-      ABSENT) create || return 1 ;;
-      FAILED | SUSPENDED) gcloud_tpu queued-resources delete "$name" --force || return 1 ;;
-      *) sleep "$retry_seconds" ;;
+      ABSENT) create || return ;;
+      SUSPENDED | FAILED)
+        # Why; FAILED may be a lack of capacity or of permission.
+        gcloud_tpu queued-resources describe "$name" "--format=value(state)" >&2 || true
+        request queued-resources delete "$name" --force || return
+        if [ "$state" = FAILED ] || [ -n "$renewed" ]; then
+          reason="queued resource $name: $state"
+          return 75
+        fi
+        renewed=yes
+        continue
+        ;;
     esac
+    sleep "$retry_seconds"
   done
 }
 
 attempt() {
   local slice logs=()
-  status=75
-  make_ready || return 0
+  make_ready || return
   for ((slice = 0; slice < slices; slice++)); do
-    [ -n "$skip_install" ] || install_on "$name-$slice" || return 0
-    [ -z "$data" ] || fetch_on "$name-$slice" || return 0
+    prepare "$name-$slice" || return
   done
+  set -m
   for ((slice = 0; slice < slices; slice++)); do
     logs+=("$scratch/log.$slice")
     if [ -n "$dry_run" ]; then
       run_on "$name-$slice" "$scratch/log.$slice"
     else
       : >"$scratch/log.$slice"
-      run_on "$name-$slice" "$scratch/log.$slice" &
+      run_on "$name-$slice" "$scratch/log.$slice" </dev/null &
     fi
   done
+  set +m
   wait
   [ -z "$dry_run" ] || return 0
-  status="$(outcome "${logs[@]}")"
-  # A slice that is lost takes the others down with statuses of their own.
-  case "$status" in
-    0 | 2 | 75) ;;
-    *) [ "$(queue_state)" = ACTIVE ] || status=75 ;;
-  esac
+  after_failure "$(outcome "${logs[@]}")"
 }
 
 with_retries

@@ -1,0 +1,114 @@
+"""Stand-ins for gcloud, xpk and sleep that record what they are asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+LAUNCH = pathlib.Path(__file__).resolve().parents[2] / "launch"
+TRAIN = ("--", "train", "--gin_file=runs/taser_base.gin", "--gin.MODEL_DIR=gs://bucket/my model")
+TPU = ("--name=pod", "--zone=us-central2-b")
+SLICES = (*TPU, "--type=v4-32", "--slices=2")
+XPK = ("--cluster=tpus", "--workload=taser-1", "--type=v5litepod-64")
+
+NOT_FOUND = (
+    "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource "
+    "'projects/p/locations/us-central2-b/nodes/pod' was not found."
+)
+DENIED = "ERROR: (gcloud.compute.tpus) PERMISSION_DENIED: The caller does not have permission."
+
+# Answers from a list of [pattern, output, status]; each is used once, the last one for ever. What
+# launchers send is there only while they run: a file is kept, a directory's files are listed.
+_STUB = """\
+import json, pathlib, shutil, sys
+folder = pathlib.Path({folder!r})
+words = sys.argv[1:]
+with (folder / "calls.jsonl").open("a") as file:
+    file.write(json.dumps(words) + "\\n")
+if "scp" in words:
+    shutil.copy(words[4], folder / "sent.tgz")
+for word in words:
+    name, _, value = word.partition("=")
+    if name == "--script-dir":
+        root = pathlib.Path(value)
+        files = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
+        (folder / "script_dir.json").write_text(json.dumps(files))
+answers = json.loads((folder / "answers.json").read_text())
+for number, (pattern, output, status) in enumerate(answers):
+    if pattern in " ".join(words):
+        if any(pattern == other for other, _, _ in answers[number + 1:]):
+            del answers[number]
+            (folder / "answers.json").write_text(json.dumps(answers))
+        print(output, file=sys.stderr if output.startswith("ERROR: ") else sys.stdout)
+        sys.exit(status)
+"""
+
+
+class Stubs:
+    """Runs launchers with the stand-ins first on the PATH.
+
+    Args:
+        folder: an empty one, for what is recorded.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        (folder / "bin").mkdir()
+        stub = f"#!{sys.executable} -S\n" + _STUB.format(folder=str(folder))
+        sleep = f'#!/bin/sh\necho "$1" >>{folder}/sleeps\n'
+        for name, text in (("gcloud", stub), ("xpk", stub), ("sleep", sleep)):
+            path = folder / "bin" / name
+            path.write_text(text)
+            path.chmod(0o755)
+        self.answer()
+
+    def answer(self, *answers: tuple[str, str, int]) -> None:
+        """Sets what calls are answered: (words the call holds, output, status)."""
+        (self.folder / "answers.json").write_text(json.dumps(answers))
+
+    def start(
+        self, script: str, *arguments: str, checkout: pathlib.Path = LAUNCH.parent, **options
+    ):
+        """Starts a launcher of a checkout."""
+        return subprocess.Popen(
+            ["bash", str(checkout / "launch" / script), *arguments],
+            env=os.environ | {"PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def run(self, script: str, *arguments: str, **options) -> subprocess.CompletedProcess[str]:
+        """Runs a launcher to its end."""
+        with self.start(script, *arguments, **options) as process:
+            try:
+                output, errors = process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+    @property
+    def calls(self) -> list[list[str]]:
+        """Words of each call, in order."""
+        path = self.folder / "calls.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def sleeps(self) -> int:
+        """How often a launcher has waited."""
+        path = self.folder / "sleeps"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def asked(self, *words: str) -> list[list[str]]:
+        """Calls that begin with these words, `compute tpus` left out."""
+        return [call for call in self.calls if call[2 : 2 + len(words)] == list(words)]
+
+
+def finished(hosts: int = 2, status: int = 0) -> str:
+    """What hosts print that end with one status."""
+    return "\n".join(f"loss 1.0\ntaser-status {status} on host-{i}" for i in range(hosts))

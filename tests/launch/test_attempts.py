@@ -1,0 +1,321 @@
+"""What the TPU launchers make of gcloud's answers: done, worth another attempt, or to be mended."""
+
+from __future__ import annotations
+
+import pathlib
+import shlex
+import signal
+
+import pytest
+from launch_stubs import DENIED, NOT_FOUND, SLICES, TPU, TRAIN, finished
+
+SKIP = ("--skip_install", "--retries=2")
+MADE = (*TPU, "--type=v4-32", *SKIP)
+CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
+
+
+def test_after_a_preemption_the_tpu_is_made_again_and_the_same_command_run(stubs):
+    stubs.answer(
+        ("describe", "READY", 0), ("describe", "PREEMPTED", 0), ("describe", "READY", 0),
+        ("_host.sh", "taser-status 75 on host-0\ntaser-status 134 on host-1", 1),
+        ("_host.sh", finished(), 0),
+    )  # fmt: skip
+    options = (*TPU, "--type=v4-32", "--spot", "--skip_install")
+    found = stubs.run("tpu_vm.sh", *options, *TRAIN)
+    assert found.returncode == 0, found.stderr
+    assert "preempted, or a host was lost (attempt 1 of 101)" in found.stderr
+    assert len(stubs.asked("tpu-vm", "delete")) == 1
+    (create,) = stubs.asked("tpu-vm", "create")
+    assert create[4:8] == [
+        *("pod", "--accelerator-type=v4-32", "--version=tpu-ubuntu2204-base", "--spot"),
+    ]
+    first, second = stubs.asked("tpu-vm", "ssh")
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("output", "gcloud", "states", "status", "attempts"),
+    [
+        # A message to act on: no other attempt changes it.
+        (finished(status=2), 2, ["READY"], 2, 1),
+        # Host 1 says 2, and takes host 0 down.
+        ("taser-status 134 on a\ntaser-status 2 on b", 1, ["READY"], 2, 1),
+        # A defect.
+        (finished(status=1), 1, ["READY"], 1, 1),
+        # The same statuses, but the TPU is gone: a host was lost.
+        (finished(1, status=134), 1, ["READY", "PREEMPTED"], 2, 1),
+        # ssh lost its connection; nothing was said.
+        ("", 255, ["READY"], 75, 2),
+        # The same within a line.
+        ("loss 1", 255, ["READY"], 75, 2),
+        # The job never started: no checkout on the host.
+        ("bash: taser_jax/launch/_host.sh: No such file or directory", 127, ["READY"], 127, 1),
+        # It never started, as the TPU is gone.
+        ("", 1, ["READY", "PREEMPTED"], 2, 1),
+        # One host was lost, another was told of it by its runtime.
+        (finished(1, status=134), 255, ["READY"], 75, 2),
+        # One host finished, and ssh to the other failed.
+        (finished(1), 1, ["READY"], 75, 2),
+    ],
+)
+def test_preemption_is_told_from_failure(stubs, output, gcloud, states, status, attempts):
+    stubs.answer(*(("describe", state, 0) for state in states), ("_host.sh", output, gcloud))
+    options = ("--retries=1", "--skip_install")
+    found = stubs.run("tpu_vm.sh", *TPU, *options, *TRAIN)
+    assert found.returncode == status, found.stderr
+    assert len(stubs.asked("tpu-vm", "ssh")) == attempts
+    if status == 75:
+        assert "run the same command again" in found.stderr
+
+
+def test_a_tpu_that_is_not_there(stubs):
+    stubs.answer(("describe", NOT_FOUND, 1))
+    found = stubs.run("tpu_vm.sh", *TPU, *TRAIN)
+    assert found.returncode == 2
+    assert "TPU pod in us-central2-b is ABSENT, expected READY" in found.stderr
+    assert "--type=TYPE" in found.stderr
+
+
+def test_slices_are_asked_for_waited_for_and_run_together(stubs, checkout):
+    stubs.answer(
+        ("describe", NOT_FOUND, 1), ("describe", "PROVISIONING", 0), ("describe", "ACTIVE", 0),
+        ("_host.sh", finished(), 0),
+    )  # fmt: skip
+    found = stubs.run("tpu_multislice.sh", *SLICES, *TRAIN, checkout=checkout)
+    assert found.returncode == 0, found.stderr
+    (create,) = stubs.asked("queued-resources", "create")
+    assert create[4:9] == [
+        *("pod", "--node-count=2", "--node-prefix=pod", "--accelerator-type=v4-32"),
+        "--runtime-version=tpu-ubuntu2204-base",
+    ]
+    assert [call[5] for call in stubs.asked("tpu-vm", "scp")] == [
+        f"pod-{number}:taser_jax.tgz" for number in range(2)
+    ]
+    runs = [call for call in stubs.asked("tpu-vm", "ssh") if "_host.sh" in call[6]]
+    assert sorted(call[4] for call in runs) == ["pod-0", "pod-1"]
+    for call in runs:
+        assert shlex.split(call[6])[-1] == "--gin.MESH_REPLICA=2"
+
+
+def test_one_slice_that_is_lost_stops_the_attempt(stubs):
+    stubs.answer(
+        ("describe", "ACTIVE", 0),
+        ("ssh pod-0", finished(status=134), 1), ("ssh pod-1", "", 255),
+    )  # fmt: skip
+    options = ("--skip_install", "--retries=1")
+    found = stubs.run("tpu_multislice.sh", *SLICES, *options, *TRAIN)
+    assert found.returncode == 75
+    assert len(stubs.asked("tpu-vm", "ssh")) == 4
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        f'{CREATE}{{\n  "code": 8,\n  "message": "There is no more capacity in the zone"\n}}',
+        f"{CREATE}RESOURCE_EXHAUSTED: Insufficient capacity",
+        f"{CREATE}UNAVAILABLE: The service is currently unavailable.",
+        f"{CREATE}INTERNAL: an internal error has occurred",
+        f"{CREATE}HttpError 503: backend error",
+        f"{CREATE}HTTPError 429: too many requests",
+    ],
+)
+def test_capacity_is_waited_for(stubs, error):
+    stubs.answer(
+        ("describe", NOT_FOUND, 1), ("tpu-vm create", error, 1), ("tpu-vm create", error, 1),
+        ("tpu-vm create", "Created", 0), ("_host.sh", finished(), 0),
+    )  # fmt: skip
+    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert found.returncode == 0, found.stderr
+    assert error in found.stderr
+    assert "(attempt 2 of 3)" in found.stderr
+    assert "preempted" not in found.stderr
+    assert stubs.sleeps == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DENIED,
+        f'{CREATE}INVALID_ARGUMENT: Accelerator type "v4-33" was not found [EID: 0x503]',
+        f"{CREATE}Invalid choice: 'v4-429'",
+    ],
+)
+@pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
+def test_what_gcloud_refuses_is_not_asked_again(stubs, script, error):
+    stubs.answer(("describe", NOT_FOUND, 1), (" create", error, 1))
+    slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
+    found = stubs.run(script, *MADE, *slices, *TRAIN)
+    assert found.returncode == 2
+    assert error in found.stderr
+    assert "mend it and start again" in found.stderr
+    assert len([call for call in stubs.calls if "create" in call]) == 1
+    assert stubs.sleeps == 0
+
+
+@pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
+def test_what_gcloud_says_in_place_of_a_state_is_shown(stubs, script):
+    stubs.answer(("describe", DENIED, 1))
+    slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
+    found = stubs.run(script, *MADE, *slices, *TRAIN)
+    assert found.returncode == 2
+    assert DENIED in found.stderr
+    assert "ABSENT" not in found.stderr
+    assert all("describe" in call for call in stubs.calls)
+
+
+def test_a_state_that_is_not_to_be_had_for_now(stubs):
+    stubs.answer(
+        ("describe", "ERROR: (gcloud) UNAVAILABLE: try again", 1), ("describe", "READY", 0),
+        ("_host.sh", finished(), 0),
+    )  # fmt: skip
+    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert found.returncode == 0, found.stderr
+    assert "(attempt 1 of 3)" in found.stderr
+    assert stubs.asked("tpu-vm", "create") == []
+
+
+@pytest.mark.parametrize(
+    ("failing", "code"), [("scp", 1), ("use_environment", 1), ("_fetch.py", 2), ("_fetch.py", 1)]
+)
+@pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
+def test_hosts_that_cannot_be_prepared_stop_the_launcher(stubs, checkout, script, failing, code):
+    there = "READY" if script == "tpu_vm.sh" else "ACTIVE"
+    stubs.answer(("describe", there, 0), (failing, "told why", code))
+    slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
+    options = ("--type=v4-32", *slices, "--data=gs://bucket/tokens")
+    found = stubs.run(script, *TPU, *options, *TRAIN, checkout=checkout)
+    assert found.returncode == code
+    assert "told why" in found.stdout
+    # Nothing follows, neither on this host nor on the next.
+    assert failing in " ".join([c for c in stubs.calls if "describe" not in c][-1])
+    assert stubs.sleeps == 0
+
+
+def test_a_tpu_that_is_lost_while_it_is_prepared(stubs):
+    stubs.answer(
+        ("describe", "READY", 0), ("describe", "PREEMPTED", 0), ("describe", "READY", 0),
+        ("_fetch.py", "", 1), ("_fetch.py", "", 0), ("_host.sh", finished(), 0),
+    )  # fmt: skip
+    found = stubs.run("tpu_vm.sh", *MADE, "--data=gs://bucket/tokens", *TRAIN)
+    assert found.returncode == 0, found.stderr
+    assert "preempted, or a host was lost (attempt 1 of 3)" in found.stderr
+
+
+def test_hosts_that_were_reached_before_are_tried_again(stubs):
+    stubs.answer(
+        ("describe", "READY", 0),
+        ("_fetch.py", "", 0), ("_fetch.py", "", 255), ("_fetch.py", "", 0),
+        ("_host.sh", "taser-status 75 on a", 1), ("_host.sh", finished(), 0),
+    )  # fmt: skip
+    found = stubs.run("tpu_vm.sh", *MADE, "--data=gs://bucket/tokens", *TRAIN)
+    assert found.returncode == 0, found.stderr
+    assert "(attempt 2 of 3)" in found.stderr
+
+
+def test_hosts_that_were_never_reached_stop_the_launcher(stubs, checkout):
+    stubs.answer(("describe", "READY", 0), ("scp", "Permission denied (publickey).", 255))
+    found = stubs.run("tpu_vm.sh", *TPU, *TRAIN, checkout=checkout)
+    assert found.returncode == 255
+    assert len(stubs.asked("tpu-vm", "scp")) == 1
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED"])
+def test_a_tpu_that_was_taken_away_is_made_anew(stubs, state):
+    stubs.answer(("describe", state, 0), ("_host.sh", finished(), 0))
+    assert stubs.run("tpu_vm.sh", *MADE, *TRAIN).returncode == 0
+    assert len(stubs.asked("tpu-vm", "delete")) == len(stubs.asked("tpu-vm", "create")) == 1
+
+
+@pytest.mark.parametrize("state", ["CREATING", "STARTING", "REPAIRING", "MAINTENANCE"])
+def test_a_tpu_that_is_being_made_ready_is_waited_for(stubs, state):
+    stubs.answer(
+        ("describe", state, 0), ("describe", state, 0), ("describe", "READY", 0),
+        ("_host.sh", finished(), 0),
+    )  # fmt: skip
+    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count(f"TPU pod is {state}: waiting") == 1
+    assert stubs.sleeps == 2
+    assert stubs.asked("tpu-vm", "delete") == []
+
+
+def test_waiting_has_an_end(stubs):
+    stubs.answer(("describe", "REPAIRING", 0))
+    found = stubs.run("tpu_vm.sh", *TPU, "--type=v4-32", "--retries=0", *TRAIN)
+    assert found.returncode == 75
+    assert "TPU pod is still REPAIRING (attempt 1 of 1)" in found.stderr
+    assert stubs.sleeps == 30
+    assert stubs.asked("tpu-vm", "delete") == []
+
+
+@pytest.mark.parametrize("state", ["STOPPED", "HIDDEN", "UNKNOWN"])
+def test_a_tpu_with_a_disk_to_keep_is_left_alone(stubs, state):
+    stubs.answer(("describe", state, 0))
+    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert found.returncode == 2
+    assert f"TPU pod in us-central2-b is {state}, expected READY" in found.stderr
+    assert "tpu-vm start pod --zone=us-central2-b" in found.stderr
+    assert all("describe" in call for call in stubs.calls)
+
+
+def test_no_retries(stubs):
+    stubs.answer(("describe", "READY", 0), ("_host.sh", "taser-status 75 on a", 1))
+    found = stubs.run("tpu_vm.sh", *TPU, "--skip_install", "--retries=0", *TRAIN)
+    assert found.returncode == 75
+    assert len(stubs.asked("tpu-vm", "ssh")) == 1
+    assert stubs.sleeps == 0
+
+
+def test_a_queued_resource_that_fails_counts_as_an_attempt(stubs):
+    """It is looked at, asked for its reason, deleted and asked for anew after a pause."""
+    stubs.answer(
+        *(("value(state.state)", state, code) for state, code in
+          [("FAILED", 0), (NOT_FOUND, 1), ("FAILED", 0), (NOT_FOUND, 1), ("FAILED", 0)]),
+        ("value(state)", "failedData: no permission", 0),
+    )  # fmt: skip
+    found = stubs.run("tpu_multislice.sh", *SLICES, *SKIP, *TRAIN)
+    assert found.returncode == 75
+    assert "failedData: no permission" in found.stderr
+    assert "queued resource pod: FAILED (attempt 3 of 3)" in found.stderr
+    assert len(stubs.asked("queued-resources", "delete")) == 3
+    # After each creation, and before each further attempt.
+    assert stubs.sleeps == 2 + 2
+
+
+@pytest.mark.parametrize(
+    ("states", "status", "deleted"),
+    [
+        (["SUSPENDED", NOT_FOUND, "ACTIVE"], 0, 1),
+        (["SUSPENDED"], 75, 2),
+    ],
+)
+def test_slices_that_were_taken_away_are_asked_for_at_once_and_once(stubs, states, status, deleted):
+    stubs.answer(
+        *(("value(state.state)", state, int(state == NOT_FOUND)) for state in states),
+        ("_host.sh", finished(), 0),
+    )  # fmt: skip
+    options = ("--skip_install", "--retries=0")
+    found = stubs.run("tpu_multislice.sh", *SLICES, *options, *TRAIN)
+    assert found.returncode == status, found.stderr
+    assert len(stubs.asked("queued-resources", "delete")) == deleted
+    assert stubs.sleeps == (1 if status == 0 else 0)
+
+
+def test_an_interrupted_launcher_ends_its_connections(stubs):
+    connection = stubs.folder / "bin" / "gcloud"
+    connection.write_text(
+        f'#!/bin/sh\ncase "$*" in *describe*) echo ACTIVE;; '
+        f"*) echo $$ >>{stubs.folder}/pids; echo connected; exec tail -f /dev/null;; esac\n"
+    )
+    launcher = stubs.start("tpu_multislice.sh", *SLICES, "--skip_install", *TRAIN)
+    with launcher:
+        # Both slices are connected.
+        assert [launcher.stdout.readline() for _ in range(3)][1:] == ["connected\n"] * 2
+        launcher.send_signal(signal.SIGINT)
+        # Returns when nobody writes to the pipe any more.
+        launcher.communicate(timeout=30)
+    assert launcher.returncode == 130
+    for pid in (stubs.folder / "pids").read_text().split():
+        # Empty for a process that has ended and that nobody has asked for.
+        program = pathlib.Path("/proc", pid, "cmdline")
+        assert not program.exists() or not program.read_bytes()
