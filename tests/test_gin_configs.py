@@ -23,11 +23,16 @@ RECIPES = {
             for combiner in ("naive", "pcgrad", "cgd", "gradnorm", "tsage")
         ),
     ),
+    "tokenize": (("runs/kilt_full_tokenize.gin",),),
     "prepare kilt": (("runs/kilt_mini_prepare.gin",), ("runs/kilt_full_prepare.gin",)),
     "pipeline taser": (("runs/open_qa.gin",), ("runs/open_qa_pretrained.gin",)),
     "pipeline ance": (
         ("runs/kilt_mini_ance.gin",),
         ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin"),
+        (
+            *("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin"),
+            "runs/kilt_mini_taco_dr.gin",
+        ),
         ("runs/taco_dr_kilt.gin",),
     ),
     "quickstart": (("runs/quickstart_pretrained.gin",),),

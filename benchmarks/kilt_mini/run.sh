@@ -21,7 +21,7 @@ options=("$@")
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 data_dir=$output_dir/data
 read -r -a seeds <<<"${SEEDS:-0 1 2}"
-rows=${ROWS:-naive prompts t-sage taco-dr pcgrad cgd gradnorm marker qspec per-task}
+rows=${ROWS:-naive prompts t-sage t-sage-prompts taco-dr pcgrad cgd gradnorm marker qspec per-task}
 repeated="naive prompts t-sage taco-dr"
 tasks="squad nq_qed selqa fm2 climate_fever fewrel cmu_dog"
 # shellcheck disable=SC2086  # one word a task
@@ -66,14 +66,18 @@ for seed in "${seeds[@]}"; do
       naive) ance "$seed" naive kilt_mini "${from[@]}" ;;
       marker) ance "$seed" marker kilt_mini_marker "${from[@]}" ;;
       prompts) ance "$seed" prompts kilt_mini_name "${from[@]}" ;;
-      qspec) ance "$seed" qspec kilt_mini --gin_file=models/query_specific.gin \
-        --gin.QUERY_TASKS="($query_tasks)" "${from[@]}" ;;
+      qspec)
+        # Towers that no passage trains move apart from the passages' at the others' rate, 1e-4.
+        ance "$seed" qspec kilt_mini --gin_file=models/query_specific.gin \
+          --gin.QUERY_TASKS="($query_tasks)" --gin.LEARNING_RATE=2e-5 "${from[@]}" ;;
       pcgrad | cgd | gradnorm)
         ance "$seed" "$row" kilt_mini --gin_file="optim/$row.gin" "${from[@]}" ;;
       t-sage) ance "$seed" t-sage kilt_mini --gin_file=optim/tsage.gin \
         --gin_file=runs/kilt_mini_tsage.gin "${from[@]}" ;;
-      taco-dr) ance "$seed" taco-dr kilt_mini_name --gin_file=optim/tsage.gin \
+      t-sage-prompts) ance "$seed" t-sage-prompts kilt_mini_name --gin_file=optim/tsage.gin \
         --gin_file=runs/kilt_mini_tsage.gin "${from[@]}" ;;
+      taco-dr) ance "$seed" taco-dr kilt_mini_name --gin_file=optim/tsage.gin \
+        --gin_file=runs/kilt_mini_tsage.gin --gin_file=runs/kilt_mini_taco_dr.gin "${from[@]}" ;;
       per-task)
         # Each task's share of the other rows' queries; negatives and start are theirs, too.
         for task in $tasks; do
@@ -90,13 +94,20 @@ done
 python "$here/table.py" "$output_dir"
 
 # Which parameters serve which task, with and without T-SAGE: the paper's figures.
+# analyze NAME MIXTURE MODELS: models of the first seed, as the queries of a mixture use them.
 models=$output_dir/seed-${seeds[0]}
-if [ -d "$models/naive/episode-1" ] && [ -d "$models/t-sage/episode-1" ]; then
-  taser analyze --gin.TOKEN_STORE="$output_dir/tokens/kilt_mini" \
-    --gin.OUTPUT_DIR="$output_dir/analysis" \
-    --gin.MODEL_DIRS="{'naive': '$models/naive/episode-1/model', 'T-SAGE': '$models/t-sage/episode-1/model'}" \
-    --gin.NEGATIVES_DIRS="['$models/warm-up/warm-up/negatives']" --gin.RANDOM_SEED="${seeds[0]}" \
-    --gin.TOTAL_BATCH_SIZE=56 --gin.NUM_NEGATIVES=1 --gin.TEMPERATURE=0.05 \
-    --gin.MEDIAN_OVER=nonzero --gin.NUM_BATCHES="${ANALYZED_BATCHES:-8}" \
+analyze() {
+  taser analyze --gin.TOKEN_STORE="$output_dir/tokens/$2" --gin.OUTPUT_DIR="$output_dir/$1" \
+    --gin.MODEL_DIRS="$3" --gin.NEGATIVES_DIRS="['$models/warm-up/warm-up/negatives']" \
+    --gin.RANDOM_SEED="${seeds[0]}" --gin.TOTAL_BATCH_SIZE=56 --gin.NUM_NEGATIVES=1 \
+    --gin.TEMPERATURE=0.05 --gin.MEDIAN_OVER=nonzero --gin.NUM_BATCHES="${ANALYZED_BATCHES:-8}" \
     --gin.TSAGE_BETAS="${TSAGE_BETAS:-[0.0, 0.9, 0.99]}"
+}
+if [ -d "$models/naive/episode-1" ] && [ -d "$models/t-sage/episode-1" ]; then
+  analyze analysis kilt_mini \
+    "{'naive': '$models/naive/episode-1/model', 'T-SAGE': '$models/t-sage/episode-1/model'}"
+fi
+if [ -d "$models/prompts/episode-1" ] && [ -d "$models/taco-dr/episode-2" ]; then
+  analyze analysis_prompts kilt_mini_name \
+    "{'prompts': '$models/prompts/episode-1/model', 'TACO-DR': '$models/taco-dr/episode-2/model'}"
 fi

@@ -12,7 +12,6 @@ from __future__ import annotations
 import csv
 import io
 import pathlib
-import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,8 +36,11 @@ ROWS = {
     "cgd": "CGD",
     "gradnorm": "GradNorm",
     "t-sage": "T-SAGE, without prompts",
-    "taco-dr": "TACO-DR (T-SAGE with prompts)",
+    "t-sage-prompts": "T-SAGE, with prompts",
+    "taco-dr": "TACO-DR (prompts; equal weights, then T-SAGE)",
 }
+# A row that has fewer has not finished.
+EPISODES = {"bm25": 0, "warm-up": 0, "taco-dr": 2}
 MEASURES = {"pages": "PageRprec", "passages": "Rprec"}
 Values = Mapping[str, float]
 
@@ -50,16 +52,18 @@ def main() -> None:
         sys.exit(2)
     root = pathlib.Path(sys.argv[1])
     for name, measure in MEASURES.items():
-        rows = {
-            title: [
-                found for seed in sorted(root.glob("seed-*")) if (found := read(seed, row, measure))
-            ]
+        by_seed = {
+            title: {
+                int(seed.name.removeprefix("seed-")): found
+                for seed in sorted(root.glob("seed-*"))
+                if (found := read(seed, row, measure))
+            }
             for row, title in ROWS.items()
         }
-        rows = {title: seeds for title, seeds in rows.items() if seeds}
+        rows = {title: list(seeds.values()) for title, seeds in by_seed.items() if seeds}
         tasks = list(next(iter(rows.values()))[0])
         (root / f"{name}.md").write_text(markdown(rows, tasks), encoding="utf-8")
-        (root / f"{name}.csv").write_text(comma_separated(rows, tasks), encoding="utf-8")
+        (root / f"{name}.csv").write_text(comma_separated(by_seed, tasks), encoding="utf-8")
         plot(rows, tasks, measure).savefig(root / f"{name}.png", dpi=150, bbox_inches="tight")
         print(f"{measure}\n\n{(root / f'{name}.md').read_text(encoding='utf-8')}")
 
@@ -67,31 +71,29 @@ def main() -> None:
 def read(seed: pathlib.Path, row: str, measure: str) -> Values:
     """Task -> value of one row and seed; empty where it has not finished."""
     if row == "per-task":
-        found = [last_result(folder) for folder in sorted(seed.glob("per-task-*"))]
+        found = [result_of(folder, 1) for folder in sorted(seed.glob("per-task-*"))]
         values = {
             task: one.tasks[task].metrics[measure] for one in found if one for task in one.tasks
         }
         return values if len(values) == len(read(seed, "bm25", measure)) else {}
     folder = seed / ("warm-up" if row == "bm25" else row)
-    result = _results(folder).get("BM25") if row == "bm25" else last_result(folder)
+    result = (
+        _results(folder).get("BM25") if row == "bm25" else result_of(folder, EPISODES.get(row, 1))
+    )
     return {} if result is None else {t: one.metrics[measure] for t, one in result.tasks.items()}
 
 
-def last_result(folder: pathlib.Path) -> SystemResult | None:
-    """The result of a run's last episode, or of its warm-up."""
-    found = [one for name, one in _results(folder).items() if name != "BM25"]
-    return max(found, key=lambda one: _episode(one.system), default=None)
+def result_of(folder: pathlib.Path, episode: int) -> SystemResult | None:
+    """The result after an episode; 0 is the warm-up."""
+    label = f"episode-{episode}" if episode else "warm-up"
+    found = [one for name, one in _results(folder).items() if f"({label})" in name]
+    return found[0] if found else None
 
 
 def _results(folder: pathlib.Path) -> Mapping[str, SystemResult]:
     """System -> result of a run; empty before its first evaluation."""
     directory = folder / "results"
     return {one.system: one for one in read_results(directory)} if directory.is_dir() else {}
-
-
-def _episode(system: str) -> int:
-    match = re.search(r"episode-(\d+)", system)
-    return int(match.group(1)) if match else 0
 
 
 def average(values: Values) -> float:
@@ -118,15 +120,15 @@ def markdown(rows: Mapping[str, Sequence[Values]], tasks: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def comma_separated(rows: Mapping[str, Sequence[Values]], tasks: Sequence[str]) -> str:
+def comma_separated(rows: Mapping[str, Mapping[int, Values]], tasks: Sequence[str]) -> str:
     """One line a row and seed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["system", "seed", *tasks, "average"])
     for title, seeds in rows.items():
-        for number, values in enumerate(seeds):
+        for seed, values in seeds.items():
             figures = [values[task] for task in tasks] + [average(values)]
-            writer.writerow([title, number, *(f"{figure:.6f}" for figure in figures)])
+            writer.writerow([title, seed, *(f"{figure:.6f}" for figure in figures)])
     return text.getvalue()
 
 

@@ -73,6 +73,11 @@ class BatchPlan(Protocol):
         ...
 
     @property
+    def steps_per_epoch(self) -> int:
+        """Steps until every query was seen."""
+        ...
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What a reader of run.json wants to know of the batches."""
         ...
@@ -156,6 +161,12 @@ class OneTaskPlan:
         """Of the stream."""
         assert self._stream is not None
         return self._stream.batches_per_epoch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Of the stream."""
+        assert self._stream is not None
+        return self._stream.steps_per_epoch
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -260,6 +271,11 @@ class EveryTaskPlan:
         return self._stream.batches_per_epoch
 
     @property
+    def steps_per_epoch(self) -> int:
+        """Of the task with most batches; smaller ones go round."""
+        return self._stream.steps_per_epoch
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Each task's batch, and the combiner."""
         batching = self._multitask.batching
@@ -270,7 +286,6 @@ class EveryTaskPlan:
             "negatives_per_query": self._stream.negatives_per_query,
             "padded_query_lengths": self._stream.query_lengths,
             "false_negatives": batching.false_negatives.value,
-            "steps_per_epoch": self._stream.steps_per_epoch,
         }
 
     @property

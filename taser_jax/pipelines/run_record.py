@@ -19,10 +19,12 @@ from taser_jax.pipelines.batch_plans import BatchPlan
 from taser_jax.pipelines.models import MODEL_FILE, RUN_FILE, VOCABULARY
 
 
-def data_facts(plan: BatchPlan, store: TokenStore) -> dict[str, Any]:
+def data_facts(plan: BatchPlan, store: TokenStore, *, train_steps: int) -> dict[str, Any]:
     """What the data of a run was."""
     return {
         "batches_per_epoch": plan.batches_per_epoch,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "epochs": round(train_steps / plan.steps_per_epoch, 2),
         "data_fingerprint": plan.fingerprint,
         "collection": store.metadata.collection,
         "collection_fingerprint": store.metadata.collection_fingerprint,

@@ -197,7 +197,7 @@ def _train(
         **plan.facts,
     }
     if store is not None:
-        facts |= data_facts(plan, store)
+        facts |= data_facts(plan, store, train_steps=training.loop.train_steps)
     for name, value in facts.items():
         logger.info("%s: %s", name.replace("_", " "), value)
     # Read before anything is allocated: weights that do not fit cost nothing but this message.

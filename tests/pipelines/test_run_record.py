@@ -38,8 +38,11 @@ def recorded(directory, settings, *, lengths=types.MappingProxyType({}), titles=
             length=lengths.get(task),
             settings=setting,
         )
-    plan = types.SimpleNamespace(batches_per_epoch=dict.fromkeys(settings, 1), fingerprint="f")
-    facts = data_facts(plan, writer.finish())
+    plan = types.SimpleNamespace(
+        batches_per_epoch=dict.fromkeys(settings, 1), steps_per_epoch=4, fingerprint="f"
+    )
+    facts = data_facts(plan, writer.finish(), train_steps=6)
+    assert facts["epochs"] == 1.5
     names = ("query_normalization", "query_prompt", "query_lengths", "titles")
     return {name: facts[name] for name in names if name in facts} | {"query_length": 4}
 
