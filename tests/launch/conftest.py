@@ -20,8 +20,9 @@ def checkout(tmp_path) -> pathlib.Path:
     root = tmp_path / "my checkout"
     shutil.copytree(LAUNCH, root / "launch")
     for name in (
-        *("setup.py", "gin_configs/runs/taser_base.gin", "taser_jax/data/token_store.py"),
-        *("taser_jax/__pycache__/cli.pyc", "taser_jax.egg-info/PKG-INFO", ".git/HEAD"),
+        *("setup.py", "pyproject.toml", "gin_configs/runs/taser_base.gin"),
+        *("taser_jax/data/token_store.py", "taser_jax/__pycache__/cli.pyc"),
+        *("taser_jax.egg-info/PKG-INFO", ".git/HEAD"),
         *(".venv/bin/python", "venv311/pyvenv.cfg", ".mypy_cache/3.11/x", ".ci/run"),
         *("runs/local/model/weights", "data/passages/ids.npy", "workspace/x", "build/x", "a.log"),
     ):
@@ -36,6 +37,6 @@ def sent(checkout) -> set[str]:
     """The files of `checkout` that are to be sent."""
     launch = {f"launch/{path.name}" for path in LAUNCH.iterdir() if path.is_file()}
     return launch | {
-        *("setup.py", "gin_configs/runs/taser_base.gin", "taser_jax/data/token_store.py"),
-        ".ci/run",
+        *("setup.py", "pyproject.toml", "gin_configs/runs/taser_base.gin"),
+        *("taser_jax/data/token_store.py", ".ci/run"),
     }

@@ -20,7 +20,8 @@ NOT_FOUND = (
 )
 DENIED = "ERROR: (gcloud.compute.tpus) PERMISSION_DENIED: The caller does not have permission."
 
-# Answers from a list of [pattern, output, status]; each is used once, the last one for ever. What
+# Answers from a list of [pattern, output, status]; each is used once, the last one for ever. Output
+# that ends with an ellipsis is a line that was cut off. What
 # launchers send is there only while they run: a file is kept, a directory's files are listed.
 _STUB = """\
 import json, pathlib, shutil, sys
@@ -42,7 +43,8 @@ for number, (pattern, output, status) in enumerate(answers):
         if any(pattern == other for other, _, _ in answers[number + 1:]):
             del answers[number]
             (folder / "answers.json").write_text(json.dumps(answers))
-        print(output, file=sys.stderr if output.startswith("ERROR: ") else sys.stdout)
+        file = sys.stderr if output.startswith("ERROR: ") else sys.stdout
+        print(output, end="" if output.endswith("...") else "\\n", file=file)
         sys.exit(status)
 """
 

@@ -47,7 +47,7 @@ def test_after_a_preemption_the_tpu_is_made_again_and_the_same_command_run(stubs
         # ssh lost its connection; nothing was said.
         ("", 255, ["READY"], 75, 2),
         # The same within a line.
-        ("loss 1", 255, ["READY"], 75, 2),
+        ("loss 1...", 255, ["READY"], 75, 2),
         # The job never started: no checkout on the host.
         ("bash: taser_jax/launch/_host.sh: No such file or directory", 127, ["READY"], 127, 1),
         # It never started, as the TPU is gone.
