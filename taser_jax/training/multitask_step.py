@@ -137,7 +137,9 @@ def make_multitask_train_step(
         }
         metrics |= _report(opt_state, tasks)
         if schedule is not None:
-            metrics["learning_rate"] = jnp.asarray(schedule(state.step), jnp.float32)
+            # The optimiser's own count stands still in steps that are skipped.
+            taken = state.step - state.opt_state.total
+            metrics["learning_rate"] = jnp.asarray(schedule(taken), jnp.float32)
         return TrainState(state.step + 1, params, opt_state), metrics
 
     out_shardings = None if state_shardings is None else (state_shardings, None)

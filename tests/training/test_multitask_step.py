@@ -223,6 +223,8 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted_until_training_sto
     state, metrics = step(TrainState(state.step, good, state.opt_state), BATCHES)
     names = ("skipped", "skipped_in_a_row", "skipped_total", "finite")
     assert [float(metrics[n]) for n in names] == [0, 0, 2, 1]
+    # The second step that was taken, of four.
+    assert float(metrics["learning_rate"]) == pytest.approx(0.5 / 2)
 
 
 def compiled(num_tasks, optimizer=None, gradients=TaskGradients.SUMMED):
