@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -192,13 +193,13 @@ def _message(error: Exception) -> str:
 
 def _execute(module: Any, function: Callable[..., Any], arguments: _Arguments) -> int:
     has_dry_run = "dry_run" in inspect.signature(function).parameters
-    if arguments.dry_run and not has_dry_run:
-        raise ConfigError(
-            f"`taser {arguments.command}` has no dry run",
-            where="--dry_run",
-            fix="leave it out",
-        )
     try:
+        if arguments.dry_run and not has_dry_run:
+            raise ConfigError(
+                f"`taser {arguments.command}` has no dry run",
+                where="--dry_run",
+                fix="leave it out",
+            )
         resolved = configuration.resolve(
             function,
             configurables=module.CONFIGURABLES,
@@ -206,9 +207,11 @@ def _execute(module: Any, function: Callable[..., Any], arguments: _Arguments) -
             allow_unset=arguments.dry_run,
         )
     except ConfigError as error:
-        # The other hosts would wait for this one to tell how it was started.
+        # The other hosts would wait for this one to tell how it was started. They are told that it
+        # differs; here the error itself says more.
         if arguments.multihost:
-            hosts.require_same(_start(arguments, f"error: {error}"))
+            with contextlib.suppress(ConfigError):
+                hosts.require_same(_start(arguments, f"error: {error}"))
         raise
     if arguments.multihost:
         hosts.require_same(_start(arguments, resolved.text))

@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import pickle
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
@@ -41,10 +42,14 @@ def initialize(*, timeout: int = COORDINATOR_TIMEOUT) -> None:
         timeout: seconds to wait for the coordinator and for the hosts.
 
     Raises:
-        ConfigError: no coordinator is known, or it or a host did not answer in time.
+        ConfigError: no coordinator is known, its port is taken, it or a host did not answer in
+            time, or the hosts could not be joined for another reason.
     """
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
     options = _from_environment()
+    if address is not None:
+        elsewhere = "JAX_COORDINATOR_BIND_ADDRESS" in os.environ
+        _check_address(address, serves=options.get("process_id") == 0 and not elsewhere)
     failures: list[Exception] = []
 
     def join() -> None:
@@ -67,15 +72,18 @@ def initialize(*, timeout: int = COORDINATOR_TIMEOUT) -> None:
             fix="look whether host 0 runs, its port can be reached and every host was started; "
             "--coordinator_timeout=SECONDS waits longer",
         )
-    if failures and not isinstance(failures[0], ValueError):
-        raise failures[0]
     if failures:
+        known = address is not None
         raise ConfigError(
-            f"no coordinator ({failures[0]})",
+            f"the hosts could not be joined ({type(failures[0]).__name__}: {failures[0]})"
+            if known
+            else f"no coordinator ({failures[0]})",
             where="--multihost",
             expected="a TPU pod, Slurm, Kubernetes, or the variables JAX_COORDINATOR_ADDRESS, "
-            "JAX_NUM_PROCESSES and JAX_PROCESS_ID",
-            fix="leave --multihost out on one host, or set them",
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID, which is 0 on the first host",
+            fix="look at these variables and at what the other hosts print"
+            if known
+            else "leave --multihost out on one host, or set them",
         ) from failures[0]
     _joined.append(jax.process_index())
     if not is_first():
@@ -96,6 +104,30 @@ def _from_environment() -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(
             str(error), where=" or ".join(names.values()), expected="whole numbers"
+        ) from error
+
+
+def _check_address(address: str, *, serves: bool) -> None:
+    """What JAX's runtime would answer with an IndexError or a crash."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError(
+            f"address {address!r}",
+            where="JAX_COORDINATOR_ADDRESS",
+            expected="HOST:PORT, host 0's name or IP address and a free port of it",
+        )
+    if not serves:
+        return
+    try:
+        dualstack = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dualstack else socket.AF_INET
+        socket.create_server(("", int(port)), family=family, dualstack_ipv6=dualstack).close()
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} cannot be listened on ({os.strerror(error.errno or 0)})",
+            where="JAX_COORDINATOR_ADDRESS",
+            expected="a free port of host 0, which this is",
+            fix="end what an earlier start left, or take another port on all hosts",
         ) from error
 
 

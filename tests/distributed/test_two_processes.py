@@ -93,6 +93,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("distributed")
     (folder / "without_clu").mkdir()
     (folder / "without_clu" / "clu.py").write_text("raise ImportError('not here')\n")
+    (folder / "tiny.gin").write_text(tiny_training.GIN_FILE)
     tiny_training.write_token_store(folder / "tokens")
     Together("whole", 1, folder).finish()
     whole = Together("whole", 2, folder)
@@ -164,6 +165,50 @@ def test_hosts_started_with_other_settings_are_told_which(folder):
     assert not (folder / "refused").exists()
 
 
+def command(folder, name) -> list[tuple[int, str]]:
+    """(status, standard error) of `taser train` on each host."""
+    texts = [(folder / f"{name}.{index}").read_text() for index in range(2)]
+    return [(int(text.partition("\n")[0]), text.partition("\n")[2]) for text in texts]
+
+
+def test_commands_with_other_settings_stop_on_both_hosts(folder):
+    for index, (status, errors) in enumerate(command(folder, "other_seed")):
+        assert status == 2
+        assert errors.startswith(f"error on host {index}: ")
+        assert "configuration differs on host 1" in errors
+    for index, (status, errors) in enumerate(command(folder, "one_dry")):
+        assert status == 2
+        assert errors.startswith(f"error on host {index}: ")
+        assert "command differs on host 1" in errors
+
+
+def test_an_error_in_one_hosts_configuration_stops_both(folder):
+    (first_status, first), (second_status, second) = command(folder, "one_broken")
+    assert first_status == second_status == 2
+    assert "configuration differs on host 1" in first
+    # Where it is, it is told itself.
+    assert second.startswith("error on host 1: ")
+    assert "sede" in second
+    assert "differs" not in second
+    for status, errors in command(folder, "both_broken"):
+        assert status == 2
+        assert "sede" in errors
+        assert "differs" not in errors
+
+
+def test_sigterm_to_one_host_makes_both_save_the_same_step(folder):
+    (first_status, first), (second_status, second) = command(folder, "preempted")
+    assert first_status == second_status == 75
+    found = [
+        re.search(r"preempted on host (\d): saved after step (\d+)", each)
+        for each in (first, second)
+    ]
+    assert [match[1] for match in found] == ["0", "1"]
+    assert found[0][2] == found[1][2]
+    saved = tiny_command.final_state(folder / "preempted", int(found[0][2]))
+    assert int(saved["step"]) == int(found[0][2]) > 2
+
+
 def test_a_failure_on_the_first_host_stops_the_others(folder):
     assert (folder / "failed.0").read_text() == "FileNotFoundError: no such run"
     other = (folder / "failed.1").read_text()
@@ -184,13 +229,14 @@ def test_two_hosts_encode_what_one_encodes(folder):
     np.testing.assert_allclose(together.rows(0, 48), alone.rows(0, 48), rtol=1e-4, atol=1e-6)
 
 
-def test_a_coordinator_that_does_not_answer(folder):
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_a_host_or_a_coordinator_that_does_not_answer(folder, process_id):
     where = {
         "JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}",
         "JAX_NUM_PROCESSES": "2",
-        "JAX_PROCESS_ID": "1",
+        "JAX_PROCESS_ID": str(process_id),
     }
-    command = ["train", "--multihost", "--coordinator_timeout=2"]
+    command = ["train", "--multihost", "--coordinator_timeout=1"]
     found = subprocess.run(
         [sys.executable, "-m", "taser_jax.cli", *command],
         env=environment(folder) | where,
@@ -200,5 +246,5 @@ def test_a_coordinator_that_does_not_answer(folder):
     )
     assert found.returncode == 2, found.stderr
     assert found.stderr.startswith("error: --multihost: the coordinator at localhost:")
-    assert "did not answer, or not all hosts came, within 2 s" in found.stderr
+    assert "did not answer, or not all hosts came, within 1 s" in found.stderr
     assert "--coordinator_timeout" in found.stderr

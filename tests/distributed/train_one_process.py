@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import logging
+import os
 import pathlib
+import signal
 import sys
 import time
 
@@ -48,6 +52,7 @@ def main(phase: str, process_count: int, folder: pathlib.Path) -> None:
             train_into("refused", dataclasses.replace(training, seed=process_id))
         except ConfigError as error:
             (folder / f"refused.{process_id}").write_text(str(error))
+        commands_that_differ(folder, process_id)
         stages_and_errors(folder, process_id, hosts, TaserError)
         encode_passages(folder)
         # The test kills a process of this training; what is left of it goes on in "resumed".
@@ -55,26 +60,88 @@ def main(phase: str, process_count: int, folder: pathlib.Path) -> None:
         train_into("killed")
     if phase == "resumed":
         train_into("killed")
+        # Last, since JAX takes one notice of preemption in a process's life.
+        preempted(folder, process_id)
 
 
 def wait_at_step(step: int) -> None:
     """Makes trainings of this process stand still there, for the test to kill it."""
+
+    def wait(done: int) -> None:
+        if done == step:
+            print("waits to be killed", flush=True)
+            time.sleep(600)
+
+    before_each_step(wait)
+
+
+def before_each_step(call) -> None:
+    """Makes trainings of this process call it with the number of steps done."""
     from taser_jax.pipelines import batch_plans
 
     make = batch_plans.make_train_step
 
-    def make_waiting(*args, **kwargs):
+    def make_calling(*args, **kwargs):
         train_step = make(*args, **kwargs)
 
-        def waiting(state, batch):
-            if int(state.step) == step:
-                print("waits to be killed", flush=True)
-                time.sleep(600)
+        def calling(state, batch):
+            call(int(state.step))
             return train_step(state, batch)
 
-        return waiting
+        return calling
 
-    batch_plans.make_train_step = make_waiting
+    batch_plans.make_train_step = make_calling
+
+
+def run_command(folder, name: str, process_id: int, *flags: str) -> None:
+    """`taser train --multihost` in this process, which has joined the other; notes what it said."""
+    from taser_jax import cli, hosts
+
+    def initialize(*, timeout: int) -> None:
+        if not hosts.is_first():
+            logging.getLogger("taser").setLevel(logging.WARNING)
+
+    hosts.initialize = initialize
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        status = cli.run(
+            [
+                *("train", "--multihost", f"--gin_file={folder / 'tiny.gin'}"),
+                *(f"--gin.MODEL_DIR={folder / name}", f"--gin.TOKEN_STORE={folder / 'tokens'}"),
+                *flags,
+            ]
+        )
+    (folder / f"{name}.{process_id}").write_text(f"{status}\n{errors.getvalue()}")
+
+
+def commands_that_differ(folder, process_id: int) -> None:
+    """What hosts are told whose commands are not the same, before anything is computed."""
+    seed = f"--gin.RANDOM_SEED={process_id}"
+    run_command(folder, "other_seed", process_id, "--gin.TRAIN_STEPS=1", seed)
+    broken = ["--gin.TrainingConfig.sede=0"] * (process_id == 1)
+    run_command(folder, "one_broken", process_id, "--gin.TRAIN_STEPS=1", *broken)
+    run_command(folder, "both_broken", process_id, "--gin.TrainingConfig.sede=0")
+    dry = ["--dry_run"] * (process_id == 1)
+    run_command(folder, "one_dry", process_id, "--gin.TRAIN_STEPS=1", *dry)
+
+
+def preempted(folder, process_id: int) -> None:
+    """A training whose second process gets SIGTERM."""
+
+    def signal_once(done: int) -> None:
+        # JAX looks for the signal once a second, and tells the others.
+        time.sleep(0.02)
+        if done == 2 and process_id == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before_each_step(signal_once)
+    run_command(
+        folder,
+        "preempted",
+        process_id,
+        "--gin.TRAIN_STEPS=3000",
+        "--gin.EVAL_PERIOD=0",
+        "--gin.CHECKPOINT_PERIOD=0",
+    )
 
 
 def stages_and_errors(folder, process_id, hosts, error_type) -> None:
