@@ -1,0 +1,73 @@
+"""Every multi-task combiner over the parameters of both families of encoders."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_encoder import VOCAB, make_batch
+
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.build import build_model
+from taser_jax.models.dual_encoder import DualEncoderConfig, init_params
+from taser_jax.models.routing import ExpertConfig
+from taser_jax.models.t5 import T5Config
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.optim.multitask import Combiner, MultitaskConfig, build_combiner
+from taser_jax.training.step import make_loss
+
+TASKS = ("first", "second")
+SIZES = {"vocab_size": VOCAB, "embed_dim": 8, "num_layers": 1, "num_heads": 2, "head_dim": 4}
+MODELS = {
+    "bert": DualEncoderConfig(
+        bert=BertConfig(mlp_dim=16, max_length=8, dropout_rate=0.0, **SIZES),
+        experts=ExpertConfig(num_experts=2, blocks=(1,)),
+    ),
+    "t5": T5DualEncoderConfig(
+        t5=T5Config(mlp_dim=16, num_decoder_layers=1, dropout_rate=0.0, **SIZES)
+    ),
+}
+# Of two tasks that are alike: their sum, or their mean. CGD's is a multiple of its own.
+MULTIPLES = {
+    Combiner.NAIVE: 2.0,
+    Combiner.PCGRAD: 2.0,
+    Combiner.GRADNORM: 2.0,
+    Combiner.TSAGE: 1.0,
+    Combiner.CGD: None,
+}
+
+
+@functools.cache
+def loss_and_gradient(name):
+    model = build_model(MODELS[name])
+    params = init_params(model, jax.random.key(0))
+    loss_fn = make_loss(model, train=True)
+    batch = make_batch(4, length=6)
+    (loss, _), gradient = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(
+        params, batch=batch, step=jnp.int32(0)
+    )
+    return params, loss, gradient
+
+
+@pytest.mark.parametrize("combiner", Combiner)
+@pytest.mark.parametrize("name", MODELS)
+def test_two_tasks_that_are_alike_are_as_one(name, combiner):
+    params, loss, gradient = loss_and_gradient(name)
+    built = build_combiner(MultitaskConfig(combiner=combiner), tasks=TASKS, total_steps=1)
+    combined, _ = built.update(
+        jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), gradient),
+        built.init(params),
+        params,
+        losses=jnp.stack([loss, loss]),
+        key=jax.random.key(1),
+    )
+    found, wanted = (
+        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+        for tree in (combined, gradient)
+    )
+    multiple = found @ wanted / (wanted @ wanted)
+    assert multiple > 0
+    if MULTIPLES[combiner] is not None:
+        assert multiple == pytest.approx(MULTIPLES[combiner], rel=1e-4)
+    np.testing.assert_allclose(found, multiple * wanted, rtol=1e-3, atol=1e-7)
