@@ -160,8 +160,10 @@ def _grid(make: Callable[..., np.ndarray], shape: Sequence[int], devices: Sequen
         return make(shape, devices, allow_split_physical_axes=True)
 
 
+# Models keep activations split over these, whatever table their parameters have.
+BATCH_AXES = ("replica", "data", "fsdp")
 DEFAULT_RULES: tuple[tuple[str, MeshAxes], ...] = (
-    (BATCH, ("replica", "data", "fsdp")),
+    (BATCH, BATCH_AXES),
     ("mlp", "model"),
     ("heads", "model"),
     ("vocab", "model"),
@@ -183,6 +185,7 @@ class LogicalRules:
 
     Attributes:
         rules: (logical axis, mesh axis or axes or None), each logical axis once; flax's format.
+            The batch stays along replica, data and fsdp.
     """
 
     rules: tuple[tuple[str, MeshAxes], ...] = DEFAULT_RULES
@@ -271,6 +274,18 @@ class Partitioner:
         if table.get(BATCH) is None:
             raise ConfigError(f"no mesh axis for {BATCH!r}", where="logical rules")
         self._batch_axes = _as_tuple(table[BATCH])
+        found, wanted = (
+            [axis for axis in axes if mesh.shape[axis] > 1]
+            for axes in (self._batch_axes, BATCH_AXES)
+        )
+        if found != wanted:
+            raise ConfigError(
+                f"{BATCH!r} along {', '.join(self._batch_axes)}, on a mesh of "
+                f"{_axes_text(dict(mesh.shape))}",
+                where="logical rules",
+                expected=f"{', '.join(BATCH_AXES)}: activations are split over these",
+                fix="leave this rule as it is; an axis of one device has no part of the batch",
+            )
 
     @property
     def replicated(self) -> NamedSharding:

@@ -120,6 +120,22 @@ def test_bad_tables():
         Partitioner(make_mesh(), LogicalRules((("mlp", "model"),)))
 
 
+@pytest.mark.parametrize("axes", ["data", ("data", "fsdp", "model"), ("fsdp", "data")])
+def test_a_batch_along_other_axes_than_the_activations_is_refused(axes):
+    rules = LogicalRules((("batch", axes), *DEFAULT_RULES[1:]))
+    told = r"logical rules: 'batch' along .*data 2, fsdp 2, model 2\n.*replica, data, fsdp"
+    with pytest.raises(ConfigError, match=told):
+        Partitioner(make_mesh(MeshConfig(data=2, fsdp=2, model=2)), rules)
+
+
+def test_a_batch_rule_may_leave_out_axes_of_one_device():
+    rules = LogicalRules((("batch", "data"), *DEFAULT_RULES[1:]))
+    mesh = make_mesh(MeshConfig(data=8))
+    assert Partitioner(mesh, rules).batch_sharding.is_equivalent_to(
+        Partitioner(mesh).batch_sharding, 2
+    )
+
+
 def make_batch(queries=8, negatives=1):
     rng = np.random.default_rng(0)
     passages = queries * (1 + negatives)

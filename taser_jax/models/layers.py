@@ -14,11 +14,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
-from taser_jax.partitioning import BATCH, DEFAULT_RULES
+from taser_jax.partitioning import BATCH_AXES
 
 Initializer = Callable[..., Any]
-
-_BATCH_AXES = cast(tuple[str, ...], dict(DEFAULT_RULES)[BATCH])
 
 
 class Activation(enum.Enum):
@@ -219,10 +217,11 @@ def split_over_batch(
 
     Left to itself the compiler may split activations as `fsdp` splits kernels, and then exchange
     activations, which are many times larger than the kernels it would have to gather. Without a
-    mesh around it (`jax.set_mesh`), or where the batch does not divide, nothing is done.
+    mesh around it (`jax.set_mesh`), or where the batch does not divide, nothing is done. A table
+    of rules that splits the batch otherwise is refused by `Partitioner`.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    axes = tuple(axis for axis in _BATCH_AXES if axis in mesh.axis_names)
+    axes = tuple(axis for axis in BATCH_AXES if axis in mesh.axis_names)
     parts = math.prod(mesh.shape[axis] for axis in axes)
     if parts == 1 or activations.shape[0] % parts:
         return activations
