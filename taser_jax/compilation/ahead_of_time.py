@@ -20,7 +20,10 @@ from taser_jax.compilation.collectives import (
     read_collectives,
     recomputed_instructions,
 )
+from taser_jax.compilation.device_products import DeviceProducts, device_products
+from taser_jax.compilation.hlo import read_module
 from taser_jax.compilation.products import MatrixProduct, matrix_products
+from taser_jax.progress import logger
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # The compiler gives up before it has placed anything, or when it cannot place all.
@@ -84,6 +87,10 @@ class CompiledStep:
         warnings: of involuntary rematerialisation: arrays that are copied whole to every device
             because the compiler sees no other way from one sharding to another.
         effort: of the compiler.
+        of_a_device: matrix products that one device computes, those that others compute too
+            included.
+        unknown_loops: loops of a length that the compiler does not know, such as the search for a
+            median: all counts take them for one round.
     """
 
     memory: Memory
@@ -94,6 +101,8 @@ class CompiledStep:
     recomputed: int
     warnings: Sequence[str]
     effort: CompilerEffort = CompilerEffort.FULL
+    of_a_device: DeviceProducts = DeviceProducts(flops=0, passes=0)
+    unknown_loops: int = 0
 
 
 class OutOfMemory(Exception):
@@ -128,10 +137,11 @@ def compile_step(
     Raises:
         OutOfMemory: it does not fit.
     """
-    with jax.set_mesh(mesh), _at_level(_LEVELS[effort]), _native_messages() as messages:
+    with jax.set_mesh(mesh), _at_level(_LEVELS[effort]):
         traced = step.trace(*arguments, **static)  # type: ignore[attr-defined]  # of jax.jit
         try:
-            compiled = traced.lower().compile()
+            with _native_messages() as messages:
+                compiled = traced.lower().compile()
         except jax.errors.JaxRuntimeError as error:
             found = _out_of_memory(str(error))
             if found is None:
@@ -139,6 +149,7 @@ def compile_step(
             raise found from error
     stats, cost = compiled.memory_analysis(), compiled.cost_analysis()
     hlo = compiled.as_text()
+    module = read_module(hlo)
     return CompiledStep(
         memory=Memory(
             arguments=stats.argument_size_in_bytes,
@@ -150,10 +161,17 @@ def compile_step(
         compiler_flops=cost["flops"],
         compiler_bytes=cost["bytes accessed"],
         products=matrix_products(traced.jaxpr),
-        collectives=read_collectives(hlo, num_devices=mesh.size, num_slices=_num_slices(mesh)),
+        collectives=read_collectives(
+            hlo,
+            num_devices=mesh.size,
+            num_slices=_num_slices(mesh),
+            coordinates=[device.coords for device in mesh.devices.flat],
+        ),
         recomputed=recomputed_instructions(hlo),
         warnings=[line for line in messages if "nvoluntary full rematerialization" in line],
         effort=effort,
+        of_a_device=device_products(module),
+        unknown_loops=module.unknown_loops,
     )
 
 
@@ -184,14 +202,24 @@ def _out_of_memory(message: str) -> OutOfMemory | None:
 
 @contextlib.contextmanager
 def _native_messages() -> Iterator[list[str]]:
-    """Collects what libtpu writes to the process's standard error, which is not Python's."""
+    """Collects what libtpu writes to the process's standard error, which is not Python's.
+
+    An exception gives it back. An abort in native code ends the process at once: the file that is
+    named beforehand has the compiler's last words then, and is gone otherwise.
+    """
     messages: list[str] = []
-    sys.stderr.flush()
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as file:
+    with tempfile.NamedTemporaryFile(prefix="taser_compile_", suffix=".log") as file:
+        logger.info("if the compiler aborts, its last words are in %s", file.name)
+        sys.stderr.flush()
         os.dup2(file.fileno(), 2)
         try:
             yield messages
+        except BaseException:
+            os.dup2(kept, 2)
+            file.seek(0)
+            sys.stderr.write(file.read().decode(errors="replace"))
+            raise
         finally:
             os.dup2(kept, 2)
             os.close(kept)

@@ -43,7 +43,9 @@ CHIPS: dict[str, Chip] = {
         # is published for v4: v5p's is taken.
         # Links: all-reduce bandwidth of a pod, 1.1 PB/s, over 4,096 chips of six links.
         Chip("v4", "TPU v4", 32 * _GIB, 275e12, 1.2e12, 45e9, 6, 6.25e9, f"{_DOCS}/v4"),
-        # Links: 400 GB/s a chip, both directions, over four; v5p: 1,200 GB/s over six.
+        # Links: 400 GB/s a chip, both directions, over four; v5p: 1,200 GB/s over six. v6e:
+        # the page has had 3,200 and 3,584 Gbit/s a chip, one direction, over four; the lower agrees
+        # with its all-reduce bandwidth of a pod, 102.4 TB/s over 256 chips.
         Chip("v5e", "TPU v5 lite", 16 * _GIB, 197e12, 819e9, 50e9, 4, 3.125e9, f"{_DOCS}/v5e"),
         Chip("v5p", "TPU v5", 95 * _GIB, 459e12, 2.765e12, 100e9, 6, 6.25e9, f"{_DOCS}/v5p"),
         Chip("v6e", "TPU v6 lite", 32 * _GIB, 918e12, 1.638e12, 100e9, 4, 12.5e9, f"{_DOCS}/v6e"),

@@ -6,22 +6,19 @@ import dataclasses
 import enum
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 
-_BITS = {"pred": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64}
-_ARRAY = re.compile(r"\b(pred|bf16|[fsu]\d+\w*)\[([\d,]*)\]")
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+import numpy as np
+
+from taser_jax.compilation.hlo import arrays, read_module
+
 _COLLECTIVE = re.compile(
     r" = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
 )
 # Between slices chips send through their hosts; the hosts' runtime is told what it is part of.
 _CROSSING = re.compile(r' = \((.*?)\) send\(.*_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
-_CALLS = re.compile(
-    r"(body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
-)
-_BRANCHES = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CHANNEL = re.compile(r"channel_id=(\d+)")
 _RECOMPUTED = re.compile(r"^\s+(?:ROOT )?%[\w.\-]+\.remat[\w.\-]* = ")
 
 
@@ -54,6 +51,7 @@ class Collective:
             whose length the compiler does not know counts as one round.
         operation: where it comes from, by JAX's names.
         network: DCN for the part of a collective over several slices that crosses them.
+        extent: chips that a group has along each axis of the torus; None where it is not known.
     """
 
     kind: CollectiveKind
@@ -62,6 +60,7 @@ class Collective:
     times: int
     operation: str
     network: Network = Network.ICI
+    extent: tuple[int, ...] | None = None
 
     @property
     def link_bytes(self) -> float:
@@ -75,7 +74,13 @@ class Collective:
         return self.times * self.num_bytes * factor.get(self.kind, share)
 
 
-def read_collectives(hlo: str, *, num_devices: int, num_slices: int = 1) -> list[Collective]:
+def read_collectives(
+    hlo: str,
+    *,
+    num_devices: int,
+    num_slices: int = 1,
+    coordinates: Sequence[Sequence[int]] | None = None,
+) -> list[Collective]:
     """Collectives of a compiled module, in the order of its text.
 
     The TPU compiler writes a collective that it runs beside other work once for each piece of that
@@ -93,38 +98,29 @@ def read_collectives(hlo: str, *, num_devices: int, num_slices: int = 1) -> list
         hlo: `compiled.as_text()`, after partitioning: shapes are those of one device.
         num_devices: of the program.
         num_slices: that they are spread over.
+        coordinates: of each device on the torus, in the program's order.
     """
-    lines = list(_instructions(hlo))
-    times = _times(lines)
+    module = read_module(hlo)
     found: dict[str, Collective] = {}
-    for number, (computation, line) in enumerate(lines):
-        rounds = times.get(computation, 1)
-        crossing = _CROSSING.search(line)
+    for number, (computation, line) in enumerate(module.instructions):
+        times = module.rounds[computation]
+        crossing, match = _CROSSING.search(line), _COLLECTIVE.search(line)
+        key = None
         if crossing is not None:
-            collective = _between_slices(crossing, num_slices=num_slices, times=rounds)
-            rendezvous = _RENDEZVOUS.search(line)
-            key = f"rendezvous {rendezvous.group(1)}" if rendezvous else f"line {number}"
-            if key not in found or found[key].times < rounds:
-                found[key] = collective
+            collective = _between_slices(crossing, num_slices=num_slices, times=times)
+            if rendezvous := _RENDEZVOUS.search(line):
+                key = f"rendezvous {rendezvous.group(1)}"
+        elif match is not None:
+            collective = _within_slice(
+                match, line, num_devices=num_devices, times=times, coordinates=coordinates
+            )
+            if channel := _CHANNEL.search(line):
+                kind = collective.kind.value
+                key = f"channel {channel.group(1)} {kind} {collective.num_bytes}"
+        else:
             continue
-        match = _COLLECTIVE.search(line)
-        if match is None:
-            continue
-        kind, starts = CollectiveKind(match.group(2)), match.group(3) is not None
-        group_size = _group_size(line, num_devices)
-        channel = re.search(r"channel_id=(\d+)", line)
-        source = re.search(r'op_name="([^"]*)"', line)
-        collective = Collective(
-            kind=kind,
-            num_bytes=_num_bytes(match.group(1), kind, group_size=group_size, starts=starts),
-            group_size=group_size,
-            times=rounds,
-            operation=source.group(1) if source else "",
-        )
-        key = f"line {number}"
-        if channel:
-            key = f"channel {channel.group(1)} {kind.value} {collective.num_bytes}"
-        if key not in found or found[key].times < collective.times:
+        key = key or f"line {number}"
+        if key not in found or found[key].times < times:
             found[key] = collective
     return [collective for collective in found.values() if collective.group_size > 1]
 
@@ -135,11 +131,9 @@ def recomputed_instructions(hlo: str) -> int:
 
 
 def _between_slices(crossing: re.Match[str], *, num_slices: int, times: int) -> Collective:
-    kind = CollectiveKind(crossing.group(2).lower().replace("_", "-"))
-    dtype, shape = next(iter(_ARRAY.findall(crossing.group(1))))
     return Collective(
-        kind=kind,
-        num_bytes=_array_bytes(dtype, shape),
+        kind=CollectiveKind(crossing.group(2).lower().replace("_", "-")),
+        num_bytes=arrays(crossing.group(1))[0].num_bytes,
         group_size=num_slices,
         times=times,
         operation="between slices",
@@ -147,65 +141,87 @@ def _between_slices(crossing: re.Match[str], *, num_slices: int, times: int) -> 
     )
 
 
-def _instructions(hlo: str) -> Iterator[tuple[str, str]]:
-    """(computation, line) of each instruction; the entry computation is ""."""
-    computation = ""
-    for line in hlo.splitlines():
-        header = _COMPUTATION.match(line)
-        if header:
-            computation = "" if header.group(1) else header.group(2)
-        elif " = " in line:
-            yield computation, line
-
-
-def _times(lines: list[tuple[str, str]]) -> dict[str, int]:
-    """How often each computation runs in a step."""
-    calls: dict[str, list[tuple[str, int]]] = {}
-    for computation, line in lines:
-        trips = _TRIPS.search(line)
-        for attribute, callee in _CALLS.findall(line):
-            rounds = int(trips.group(1)) if trips and attribute == "body" else 1
-            calls.setdefault(computation, []).append((callee, rounds))
-        for branches in _BRANCHES.findall(line):
-            for callee in re.findall(r"[\w.\-]+", branches):
-                calls.setdefault(computation, []).append((callee, 1))
-    times = {"": 1}
-    waiting = [""]
-    while waiting:
-        caller = waiting.pop()
-        for callee, rounds in calls.get(caller, ()):
-            if times[caller] * rounds > times.get(callee, 0):
-                times[callee] = times[caller] * rounds
-                waiting.append(callee)
-    return times
+def _within_slice(
+    match: re.Match[str],
+    line: str,
+    *,
+    num_devices: int,
+    times: int,
+    coordinates: Sequence[Sequence[int]] | None,
+) -> Collective:
+    kind, starts = CollectiveKind(match.group(2)), match.group(3) is not None
+    group = _group(line, num_devices)
+    source = re.search(r'op_name="([^"]*)"', line)
+    return Collective(
+        kind=kind,
+        num_bytes=_num_bytes(match.group(1), kind, group_size=len(group), starts=starts),
+        group_size=len(group),
+        times=times,
+        operation=source.group(1) if source else "",
+        extent=_extent([coordinates[device] for device in group]) if coordinates else None,
+    )
 
 
 def _num_bytes(types: str, kind: CollectiveKind, *, group_size: int, starts: bool) -> int:
-    sizes = [_array_bytes(dtype, shape) for dtype, shape in _ARRAY.findall(types)]
     if starts and kind is not CollectiveKind.ALL_REDUCE:
-        # An asynchronous start returns its operand beside its result.
-        return max(sizes, default=0)
-    total = sum(sizes)
+        # An asynchronous start returns its operands beside its results: ((a, b), (A, B), ...).
+        return max(_sum_of_bytes(part) for part in _parts(types)[:2])
+    total = _sum_of_bytes(types)
     return total * group_size if kind is CollectiveKind.REDUCE_SCATTER else total
 
 
-def _array_bytes(dtype: str, shape: str) -> int:
-    bits = _BITS.get(dtype) or int(re.sub(r"\D.*", "", dtype[1:]))
-    return math.prod(int(size) for size in shape.split(",") if size) * bits // 8
+def _sum_of_bytes(types: str) -> int:
+    return sum(array.num_bytes for array in arrays(types))
 
 
-def _group_size(line: str, num_devices: int) -> int:
-    """Devices in one replica group, in any of the ways that XLA writes them."""
-    if "source_target_pairs=" in line:
-        return 2
-    listed = re.search(r"replica_groups=\{\{([\d,]*)\}", line)
+def _parts(types: str) -> list[str]:
+    """The elements of a tuple's type, which may be tuples."""
+    parts, depth = [""], 0
+    for character in types[1:-1]:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _extent(coordinates: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(len(set(along)) for along in zip(*coordinates, strict=True))
+
+
+def _group(line: str, num_devices: int) -> list[int]:
+    """The devices of the first replica group, in any of the ways that XLA writes them."""
+    listed = re.search(r"(?:source_target_pairs|replica_groups)=\{\{([\d,]*)\}", line)
     if listed:
-        return listed.group(1).count(",") + 1
-    counted = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
+        return [int(device) for device in listed.group(1).split(",")]
+    counted = re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
     if counted:
-        return int(counted.group(1))
+        size, sizes, order = counted.groups()
+        shape = _numbers(sizes)
+        grid = np.arange(math.prod(shape)).reshape(shape)
+        grid = grid.transpose(_numbers(order)) if order else grid
+        return grid.reshape(-1)[: int(size)].tolist()
     named = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line)
     if named:
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", named.group(1)))
-        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named.group(2)))
-    return num_devices
+        return _along_axes(*named.groups())
+    return list(range(num_devices))
+
+
+def _along_axes(mesh: str, axes: str) -> list[int]:
+    """The group of the first device along axes of a mesh: `'x'=2,'y'=4` and `'y'`.
+
+    Of an axis `'y':(2)2` the group has the second factor only, of 2·2·rest.
+    """
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+    along = {name: [0] for name in sizes}
+    for name, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes):
+        count = int(size or sizes[name])
+        stride = sizes[name] // (int(before or 1) * count)
+        along[name] = [start + step * stride for start in along[name] for step in range(count)]
+    grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+    return grid[np.ix_(*along.values())].reshape(-1).tolist()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]

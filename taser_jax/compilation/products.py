@@ -11,7 +11,7 @@ import jax
 from jax.extend import core
 
 # Passes of the matrix unit over float32 operands, by jax.lax.Precision's names.
-_FLOAT32_PASSES = {"HIGHEST": 6, "HIGH": 3}
+FLOAT32_PASSES = {"HIGHEST": 6, "HIGH": 3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MatrixProduct:
     @property
     def passes(self) -> int:
         """Passes of the matrix unit, which multiplies bfloat16: more for exact float32."""
-        return _FLOAT32_PASSES.get(self.precision, 1) if self.dtype == "float32" else 1
+        return FLOAT32_PASSES.get(self.precision, 1) if self.dtype == "float32" else 1
 
 
 def matrix_products(jaxpr: core.ClosedJaxpr) -> list[MatrixProduct]:

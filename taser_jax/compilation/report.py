@@ -12,9 +12,13 @@ from taser_jax.compilation.collectives import Collective, Network
 from taser_jax.compilation.products import MatrixProduct
 from taser_jax.compilation.roofline import Roofline, roofline
 from taser_jax.compilation.topologies import Topology
+from taser_jax.copied_axes import CopiedAxis
 
 _GIB, _MIB = 2**30, 2**20
 _SHOWN = 8
+# A device that computes more than this of its part of the products computes others' parts too.
+# Padding and what the compiler rewrites as element-wise work stay below.
+_CLEARLY = 1.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +32,7 @@ class StepReport:
         mesh: devices along each axis.
         compiled: what the compiler says.
         model_flops: useful FLOPs of one device, by the model's formulas.
+        copied: axes of parameters that could not be split.
     """
 
     name: str
@@ -36,6 +41,7 @@ class StepReport:
     mesh: Mapping[str, int]
     compiled: CompiledStep
     model_flops: float
+    copied: Sequence[CopiedAxis] = ()
 
     @property
     def num_devices(self) -> int:
@@ -46,9 +52,31 @@ class StepReport:
         return count
 
     @property
-    def executed_flops(self) -> float:
-        """FLOPs of all matrix products on one device: loops and recomputation included."""
+    def fits(self) -> bool:
+        """Whether a chip has the memory; the compiler lets some pass that it has not."""
+        return self.compiled.memory.peak <= self.topology.chip.hbm_bytes
+
+    @property
+    def divided_flops(self) -> float:
+        """A device's part of all matrix products: loops and recomputation included."""
         return sum(product.flops for product in self.compiled.products) / self.num_devices
+
+    @property
+    def repeated(self) -> bool:
+        """Whether devices compute products that others compute too."""
+        return self.compiled.of_a_device.flops > _CLEARLY * self.divided_flops
+
+    @property
+    def executed_flops(self) -> float:
+        """FLOPs of the matrix products that one device computes."""
+        return self.compiled.of_a_device.flops if self.repeated else self.divided_flops
+
+    @property
+    def executed_passes(self) -> float:
+        """The same in passes of the matrix unit: more for exact float32 products."""
+        products = self.compiled.products
+        divided = sum(each.flops * each.passes for each in products) / self.num_devices
+        return max(divided, self.compiled.of_a_device.passes) if self.repeated else divided
 
     @property
     def float32_products(self) -> list[MatrixProduct]:
@@ -63,15 +91,14 @@ class StepReport:
         1 without loops around matrix products; else products computed over those in the text.
         """
         once = sum(product.flops / product.times for product in self.compiled.products)
-        return self.executed_flops * self.num_devices / once if once else 1.0
+        return self.divided_flops * self.num_devices / once if once else 1.0
 
     @property
     def roofline(self) -> Roofline:
         """The least time of a step."""
-        passes = sum(product.flops * product.passes for product in self.compiled.products)
         return roofline(
             self.topology,
-            flops=passes / self.num_devices,
+            flops=self.executed_passes,
             model_flops=self.model_flops,
             num_bytes=self.compiled.compiler_bytes * self.loop_factor,
             collectives=self.compiled.collectives,
@@ -87,11 +114,14 @@ class StepReport:
             "num_slices": self.topology.num_slices,
             "mesh": dict(self.mesh),
             "compiler_effort": self.compiled.effort.value,
+            "fits": self.fits,
             "memory": dataclasses.asdict(self.compiled.memory)
             | {"peak": self.compiled.memory.peak, "hbm": self.topology.chip.hbm_bytes},
             "flops": {
                 "model": self.model_flops,
                 "matrix_products": self.executed_flops,
+                "matrix_passes": self.executed_passes,
+                "matrix_products_over_devices": self.divided_flops,
                 "compiler": self.compiled.compiler_flops,
                 "loop_factor": self.loop_factor,
             },
@@ -106,6 +136,8 @@ class StepReport:
                 for each in self.compiled.collectives
             ],
             "float32_products": [dataclasses.asdict(each) for each in self.float32_products],
+            "copied_axes": [dataclasses.asdict(each) for each in self.copied],
+            "loops_of_unknown_length": self.compiled.unknown_loops,
             "recomputed_by_the_compiler": self.compiled.recomputed,
             "warnings": list(self.compiled.warnings),
             "roofline": dataclasses.asdict(estimate)
@@ -129,6 +161,39 @@ class StepReport:
             *_time_lines(self.roofline),
         ]
         return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRefusal:
+    """A step that the compiler could not place in a device's memory.
+
+    Attributes:
+        name: of the step.
+        topology: what it was to be compiled for.
+        needed: bytes of a device.
+        available: bytes a device has.
+    """
+
+    name: str
+    topology: Topology
+    needed: int
+    available: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The refusal as plain values; `fits` tells it from a report."""
+        return {
+            "step": self.name,
+            "topology": self.topology.name,
+            "num_slices": self.topology.num_slices,
+            "fits": False,
+            "memory": {"peak": self.needed, "hbm": self.available},
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} on {self.topology.name}: does not fit, "
+            f"{self.needed / _GIB:.2f} of {self.available / _GIB:.2f} GiB of a device"
+        )
 
 
 def _memory_lines(report: StepReport) -> list[str]:
@@ -155,11 +220,13 @@ def _arithmetic_lines(report: StepReport) -> list[str]:
         "the compiler's count": compiled.compiler_flops,
     }
     lines = [
+        *(f"  {axis}" for axis in report.copied),
         "  arithmetic of a device, TFLOPs",
         *(
             f"    {name:<33}{flops / 1e12:8.3f}  {flops / model:.2f} of the model's"
             for name, flops in rows.items()
         ),
+        *_repeated_lines(report),
         "  memory traffic of a device, GiB",
         f"    {'the compiler’s count':<33}{compiled.compiler_bytes / _GIB:8.3f}",
     ]
@@ -168,6 +235,11 @@ def _arithmetic_lines(report: StepReport) -> list[str]:
             f"    the compiler counts loop bodies once; products count {report.loop_factor:.2f} "
             "times as much with all rounds, and the traffic is taken to"
         )
+    if compiled.unknown_loops:
+        lines.append(
+            f"  {compiled.unknown_loops} loops of a length that the compiler does not know: their "
+            "arithmetic, traffic and collectives count for one round, so the times are too short"
+        )
     if compiled.recomputed:
         lines.append(f"  {compiled.recomputed} instructions recomputed by the compiler for memory")
     lines += [f"  {warning}" for warning in compiled.warnings]
@@ -175,11 +247,22 @@ def _arithmetic_lines(report: StepReport) -> list[str]:
     return lines
 
 
+def _repeated_lines(report: StepReport) -> list[str]:
+    if not report.repeated:
+        return []
+    factor = report.executed_flops / report.divided_flops
+    return [
+        f"    WARNING: {factor:.2f} times a device's part of the products, "
+        f"{report.divided_flops / 1e12:.3f}: devices compute the same products, or the compiler "
+        "repeats some"
+    ]
+
+
 def _float32_lines(report: StepReport) -> list[str]:
     products = report.float32_products
     if not products:
         return ["  no float32 matrix products"]
-    share = sum(each.flops for each in products) / report.num_devices / report.executed_flops
+    share = sum(each.flops for each in products) / report.num_devices / report.divided_flops
     lines = [f"  {len(products)} float32 matrix products, {share:.2%} of the arithmetic; largest:"]
     lines += [
         f"    {each.flops / report.num_devices / 1e9:10.3f} GFLOPs  {each.precision:<8} "

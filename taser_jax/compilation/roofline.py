@@ -91,7 +91,7 @@ def roofline(
         compute=flops / chip.peak_flops,
         hbm=num_bytes / chip.hbm_bandwidth,
         ici=sum(
-            each.link_bytes / (topology.links(each.group_size) * chip.link_bandwidth)
+            each.link_bytes / (topology.links(each.group_size, each.extent) * chip.link_bandwidth)
             for each in collectives
             if each.network is Network.ICI
         ),

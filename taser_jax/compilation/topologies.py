@@ -52,17 +52,36 @@ class Topology:
     num_slices: int
     devices: Sequence[Any]
 
-    def links(self, group_size: int) -> int:
-        """Links of a chip that a collective over `group_size` devices can use.
+    def links(self, group_size: int, extent: Sequence[int] | None = None) -> int:
+        """Links of a chip that a collective can use, by the axes that its groups span.
 
-        A group of all chips of a slice runs along every axis of the torus, a smaller one along
-        its longest. An axis of two chips has one link, a longer one two: that its ends meet,
-        which holds for whole pods only, is taken for granted.
+        Along an axis that closes to a ring a chip sends both ways. Elsewhere the chip at the end
+        has one neighbour, and the others wait for it: one link. A part of an axis is no ring.
+
+        Args:
+            group_size: devices that take part.
+            extent: chips of a group along each axis. Where it is None, a group as large as the
+                slice spans all of it, and a smaller one is taken to have one link.
         """
-        axes = sorted((size for size in self.shape if size > 1), reverse=True)
-        if group_size < math.prod(self.shape):
-            axes = axes[:1]
-        return max(1, min(sum(1 if size == 2 else 2 for size in axes), self.chip.num_links))
+        if extent is None:
+            extent = self.shape if group_size >= math.prod(self.shape) else ()
+        # Coordinates have three axes on two-dimensional tori too.
+        spans = zip(extent, self.shape, self._rings, strict=False)
+        links = sum(2 if ring and size == length else 1 for size, length, ring in spans if size > 1)
+        return max(1, min(links, self.chip.num_links))
+
+    @property
+    def _rings(self) -> tuple[bool, ...]:
+        """Which axes of a slice close to rings.
+
+        v4 and v5p are cubes of 4x4x4 chips; optical switches join the faces of slices of whole
+        cubes, smaller slices are open (the pages of `chips.py`). v5e and v6e are one torus of
+        16x16 chips, and only an axis of all 16 has its ends in the slice
+        (jax-ml.github.io/scaling-book/tpus).
+        """
+        if len(self.shape) == 3:
+            return (all(length % 4 == 0 for length in self.shape),) * 3
+        return tuple(length == 16 for length in self.shape)
 
 
 def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:

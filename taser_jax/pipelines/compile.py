@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -20,7 +20,7 @@ from taser_jax.compilation.ahead_of_time import (
     OutOfMemory,
     compile_step,
 )
-from taser_jax.compilation.report import StepReport
+from taser_jax.compilation.report import StepRefusal, StepReport
 from taser_jax.compilation.topologies import Topology, one_host, open_topology
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError
@@ -45,6 +45,7 @@ from taser_jax.retrieval.embeddings import EncodeConfig
 from taser_jax.storage import storage_errors
 
 REPORT_JSON, REPORT_TEXT = "report.json", "report.txt"
+_TRAINING, _ENCODING = "training step", "encoding of passages, on one host"
 
 
 def compile_recipe(
@@ -66,7 +67,8 @@ def compile_recipe(
     The TPU compiler comes with libtpu (the extra `tpu`). Prints for each step, the training step
     and the encoding of passages: memory of a device against the chip's, FLOPs against the model's
     formulas, bytes, collectives, float32 products, and a roofline estimate. Nothing is run: times
-    are bounds, not measurements.
+    are bounds, not measurements. What is known is printed and written before a step that does not
+    fit ends the command.
 
     Args:
         topology: "<generation>:<chips along each axis>", such as v5e:4x4.
@@ -82,7 +84,7 @@ def compile_recipe(
         output_dir: where report.json and report.txt go; empty writes no files.
 
     Returns:
-        A report for each step.
+        A report for each step, if all of them fit.
 
     Raises:
         ConfigError: no such topology, a mesh or batch that does not fit its devices, no libtpu, or
@@ -128,35 +130,48 @@ def compile_recipe(
             partitioner.mesh.size,
             compiler_effort.value,
         )
-        reports = [
-            _training_report(
+        reports = _Reports(output)
+        _training_report(
+            reports,
+            target,
+            model_config,
+            training,
+            plan=plan,
+            program=program,
+            partitioner=partitioner,
+            effort=compiler_effort,
+        )
+        if encoding is not None:
+            _encoding_report(
+                reports,
                 target,
                 model_config,
-                training,
-                plan=plan,
-                program=program,
-                partitioner=partitioner,
+                module,
+                encoding,
+                length=passage_length,
                 effort=compiler_effort,
             )
-        ]
-        if encoding is not None:
-            reports.append(
-                _encoding_report(
-                    target,
-                    model_config,
-                    module,
-                    encoding,
-                    length=passage_length,
-                    effort=compiler_effort,
-                )
-            )
-        text = "\n\n".join(map(str, reports)) + "\n"
-        print(text)
-        if output is not None:
-            (output / REPORT_TEXT).write_text(text)
-            facts = [report.as_json() for report in reports]
-            (output / REPORT_JSON).write_text(json.dumps(facts, indent=2) + "\n")
-    return reports
+    return [report for report in reports.all if isinstance(report, StepReport)]
+
+
+class _Reports:
+    """Prints and writes each report as soon as there is one: a later step may not fit.
+
+    Args:
+        output: directory of the files; None writes none.
+    """
+
+    def __init__(self, output: epath.Path | None) -> None:
+        self._output = output
+        self.all: list[StepReport | StepRefusal] = []
+
+    def add(self, report: StepReport | StepRefusal) -> None:
+        self.all.append(report)
+        print(f"{report}\n", flush=True)
+        if self._output is not None:
+            (self._output / REPORT_TEXT).write_text("\n\n".join(map(str, self.all)) + "\n")
+            facts = [report.as_json() for report in self.all]
+            (self._output / REPORT_JSON).write_text(json.dumps(facts, indent=2) + "\n")
 
 
 def _known_lengths(given: Mapping[str, int] | None, store: TokenStore | None) -> Mapping[str, int]:
@@ -171,6 +186,7 @@ def _known_lengths(given: Mapping[str, int] | None, store: TokenStore | None) ->
 
 
 def _training_report(
+    reports: _Reports,
     target: Topology,
     model_config: ModelConfig,
     training: TrainingConfig,
@@ -179,46 +195,45 @@ def _training_report(
     program: StepProgram,
     partitioner: Partitioner,
     effort: CompilerEffort,
-) -> StepReport:
+) -> None:
     state = program.placed_state
     batch = jax.tree.map(
         lambda leaf: _placed(leaf, partitioner.batch_sharding), plan.abstract_batch()
     )
-    try:
-        with phase("compile the training step"):
-            compiled = compile_step(
-                program.train_step, state, batch, mesh=partitioner.mesh, effort=effort
-            )
-        _check_memory(compiled, target)
-    except OutOfMemory as error:
-        raise ConfigError(
-            f"the training step needs {error.needed / 2**30:.2f} GiB of a device",
-            where=target.name,
-            expected=f"at most the {error.available / 2**30:.2f} GiB that the chip leaves to it",
-            fix=what_would_fit(
-                model_config,
-                training,
-                partitioner=partitioner,
-                smallest_batch=min(shape.queries for shape in plan.shapes),
-                needed=error.needed,
-                available=error.available,
-                state_bytes=sum(map(_bytes_of_a_device, jax.tree.leaves(state))),
-            ),
-        ) from error
     queries = sum(shape.queries for shape in plan.shapes)
     passages = sum(shape.passages for shape in plan.shapes)
-    return StepReport(
-        name="training step",
-        about=f"{queries} queries and {passages} passages over {partitioner.batch_devices} parts",
-        topology=target,
-        mesh=dict(partitioner.mesh.shape),
-        compiled=compiled,
-        model_flops=sum(training_flops(model_config, shape) for shape in plan.shapes)
-        / partitioner.mesh.size,
+    _report(
+        reports,
+        _TRAINING,
+        target,
+        compile_=lambda: compile_step(
+            program.train_step, state, batch, mesh=partitioner.mesh, effort=effort
+        ),
+        describe=lambda compiled: StepReport(
+            name=_TRAINING,
+            about=f"{queries} queries and {passages} passages over "
+            f"{partitioner.batch_devices} parts",
+            topology=target,
+            mesh=dict(partitioner.mesh.shape),
+            compiled=compiled,
+            model_flops=sum(training_flops(model_config, shape) for shape in plan.shapes)
+            / partitioner.mesh.size,
+            copied=program.copied_axes,
+        ),
+        advise=lambda needed, available: what_would_fit(
+            model_config,
+            training,
+            partitioner=partitioner,
+            smallest_batch=min(shape.queries for shape in plan.shapes),
+            needed=needed,
+            available=available,
+            state_bytes=sum(map(_bytes_of_a_device, jax.tree.leaves(state))),
+        ),
     )
 
 
 def _encoding_report(
+    reports: _Reports,
     target: Topology,
     model_config: ModelConfig,
     module: nn.Module,
@@ -226,7 +241,7 @@ def _encoding_report(
     *,
     length: int,
     effort: CompilerEffort,
-) -> StepReport:
+) -> None:
     """Passages as `taser encode` does them: each host its own, on copies of the parameters."""
     host = one_host(target)
     partitioner = Partitioner(make_mesh(devices=host.devices))
@@ -244,34 +259,56 @@ def _encoding_report(
     )
     tokens = jax.tree.map(lambda leaf: _placed(leaf, partitioner.batch_sharding), tokens)
     static = {"model": module, "role": Role.PASSAGE, "task": None}
-    try:
-        with phase("compile the encoding of passages"):
-            compiled = compile_step(
-                embed, params, tokens, mesh=partitioner.mesh, effort=effort, **static
-            )
-        _check_memory(compiled, host)
-    except OutOfMemory as error:
-        raise ConfigError(
-            f"encoding needs {error.needed / 2**30:.2f} GiB of a device",
-            where=host.name,
-            expected=f"at most the {error.available / 2**30:.2f} GiB that the chip leaves to it",
-            fix=f"lower BATCH_TOKENS, now {encoding.batch_tokens:,}; it decides the batch",
-        ) from error
-    return StepReport(
-        name="encoding of passages, on one host",
-        about=f"{size} passages of {length} tokens",
-        topology=host,
-        mesh=dict(partitioner.mesh.shape),
-        compiled=compiled,
-        model_flops=forward_flops(model_config, batch_size=size, length=length) / devices,
+    _report(
+        reports,
+        _ENCODING,
+        host,
+        compile_=lambda: compile_step(
+            embed, params, tokens, mesh=partitioner.mesh, effort=effort, **static
+        ),
+        describe=lambda compiled: StepReport(
+            name=_ENCODING,
+            about=f"{size} passages of {length} tokens",
+            topology=host,
+            mesh=dict(partitioner.mesh.shape),
+            compiled=compiled,
+            model_flops=forward_flops(model_config, batch_size=size, length=length) / devices,
+        ),
+        advise=lambda *_: (
+            f"lower BATCH_TOKENS, now {encoding.batch_tokens:,}; it decides the batch"
+        ),
     )
 
 
-def _check_memory(compiled: CompiledStep, target: Topology) -> None:
-    """Raises `OutOfMemory` where the compiler let more pass than the chip is said to have."""
-    needed, available = compiled.memory.peak, target.chip.hbm_bytes
-    if needed > available:
-        raise OutOfMemory(needed=needed, available=available)
+def _report(
+    reports: _Reports,
+    name: str,
+    target: Topology,
+    *,
+    compile_: Callable[[], CompiledStep],
+    describe: Callable[[CompiledStep], StepReport],
+    advise: Callable[[int, int], str],
+) -> None:
+    """Compiles a step and reports it, fitting or not; only then raises `ConfigError` if not."""
+    try:
+        with phase(f"compile the {name}"):
+            compiled = compile_()
+    except OutOfMemory as error:
+        needed, available = error.needed, error.available
+        reports.add(StepRefusal(name=name, topology=target, needed=needed, available=available))
+    else:
+        report = describe(compiled)
+        reports.add(report)
+        # The compiler lets pass more than the chip is said to have.
+        needed, available = compiled.memory.peak, target.chip.hbm_bytes
+        if report.fits:
+            return
+    raise ConfigError(
+        f"the {name} needs {needed / 2**30:.2f} GiB of a device",
+        where=target.name,
+        expected=f"at most the {available / 2**30:.2f} GiB that the chip leaves to it",
+        fix=advise(needed, available),
+    )
 
 
 def _placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import optax
 
+from taser_jax.copied_axes import CopiedAxis, copied_axes
 from taser_jax.models.dual_encoder import abstract_params, init_params, logical_axes
 from taser_jax.optim.optimizers import OptimizerConfig, build_schedule, trainable
 from taser_jax.partitioning import Partitioner
 from taser_jax.pipelines.batch_plans import BatchPlan, Step
+from taser_jax.progress import logger
 from taser_jax.training.state import TrainState, init_state, state_shardings
 from taser_jax.training.step import ObjectiveConfig
 
@@ -27,6 +29,7 @@ class StepProgram:
         params: shapes of the parameters.
         param_shardings: where they live.
         logical_axes: names of their axes.
+        copied_axes: those that the mesh cannot divide.
         optimizer: the optax chain.
         initialise: key -> parameters.
         state: shapes of the whole state.
@@ -37,6 +40,7 @@ class StepProgram:
     params: Any
     param_shardings: Any
     logical_axes: Any
+    copied_axes: Sequence[CopiedAxis]
     optimizer: optax.GradientTransformationExtraArgs
     initialise: Callable[[jax.Array], Any]
     state: TrainState
@@ -81,6 +85,9 @@ def make_step_program(
     params = abstract_params(model)
     axes = logical_axes(model)
     shardings = partitioner.param_shardings(axes, params)
+    copied = copied_axes(partitioner, axes, params)
+    for axis in copied:
+        logger.warning("%s", axis)
     chain = plan.optimizer(optimizer, params, total_steps=total_steps)
     initialise = functools.partial(
         init_params, model, query_length=query_length, passage_length=passage_length
@@ -100,6 +107,7 @@ def make_step_program(
         params=params,
         param_shardings=shardings,
         logical_axes=axes,
+        copied_axes=copied,
         optimizer=chain,
         initialise=initialise,
         state=state,

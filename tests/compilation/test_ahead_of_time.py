@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from taser_jax.compilation import ahead_of_time
 from taser_jax.compilation.ahead_of_time import CompilerEffort, OutOfMemory, compile_step
 from taser_jax.compilation.collectives import Network
+from taser_jax.compilation.report import StepReport
 from taser_jax.compilation.topologies import open_topology
 from taser_jax.partitioning import MeshConfig, make_mesh
 
@@ -83,3 +91,120 @@ def test_two_slices_add_up_gradients_over_the_network():
     # Each chip of a slice sends its quarter of the slice's sum, or all of it.
     size = 4 * 256 * 512
     assert size / 4 <= sum(each.num_bytes for each in crossing) <= size
+
+
+def test_products_that_every_device_computes_are_counted_as_often():
+    """Two layers and their gradients on 4 x 4 chips: with whole kernels `model` computes alike."""
+    topology = open_topology("v5e:4x4")
+    mesh = make_mesh(MeshConfig(data=4, model=4), devices=topology.devices)
+    inputs = array(mesh, (512, 256), PartitionSpec("data"))
+
+    def loss(kernels, inputs):
+        hidden = jnp.tanh(inputs @ kernels[0])
+        return (jnp.tanh(hidden @ kernels[1]).astype(jnp.float32) ** 2).sum()
+
+    def report(first, second):
+        kernels = array(mesh, (256, 512), first), array(mesh, (512, 256), second)
+        placed = jax.tree.map(lambda kernel: kernel.sharding, kernels)
+        step = jax.jit(jax.grad(loss), out_shardings=placed)
+        compiled = compile_step(step, kernels, inputs, mesh=mesh)
+        return StepReport("step", "", topology, dict(mesh.shape), compiled, model_flops=1e9)
+
+    split = report(PartitionSpec(None, "model"), PartitionSpec("model"))
+    whole = report(PartitionSpec(), PartitionSpec())
+    # Two products forward and three backward, 16 devices.
+    divided = 5 * 2 * 512 * 256 * 512 / 16
+    assert split.divided_flops == whole.divided_flops == divided
+    assert split.compiled.of_a_device.flops == split.executed_flops == divided
+    assert not split.repeated
+    assert "WARNING" not in str(split)
+    assert whole.repeated
+    assert whole.compiled.of_a_device.flops == whole.executed_flops == 4 * divided
+    assert whole.roofline.compute == pytest.approx(whole.executed_flops / 197e12)
+    assert whole.as_json()["flops"]["matrix_products"] == whole.executed_flops
+    assert "WARNING: 4.00 times a device's part of the products" in str(whole)
+
+
+def test_groups_lie_on_the_torus():
+    """Rows of the mesh lie along one axis of eight chips: no ring, and one link."""
+    topology = open_topology("v5e:4x8")
+    mesh = make_mesh(MeshConfig(data=8, model=4), devices=topology.devices)
+    rows = array(mesh, (1024, 512), PartitionSpec("data"))
+    step = jax.jit(lambda x: x + 1, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    (gather,) = compile_step(step, rows, mesh=mesh).collectives
+    assert (gather.group_size, gather.extent) == (8, (1, 8, 1))
+    assert topology.links(gather.group_size, gather.extent) == 1
+
+
+def test_rounds_of_loops_are_read_and_those_of_unknown_length_told():
+    mesh = make_mesh(MeshConfig(), devices=open_topology("v5e:1x1").devices)
+    square = array(mesh, (256, 256), dtype=jnp.float32)
+    topology = open_topology("v5e:1x1")
+
+    def until_small(x):
+        return jax.lax.while_loop(lambda x: jnp.sum(x) > 1, lambda x: x @ x, x)
+
+    def five_times(x):
+        return jax.lax.fori_loop(0, 5, lambda _, x: jnp.tanh(x @ x), x)
+
+    unknown, known = (
+        compile_step(jax.jit(loop), square, mesh=mesh) for loop in (until_small, five_times)
+    )
+    assert (unknown.unknown_loops, known.unknown_loops) == (1, 0)
+    assert (unknown.of_a_device.flops, known.of_a_device.flops) == (2 * 256**3, 5 * 2 * 256**3)
+    told = str(StepReport("step", "", topology, dict(mesh.shape), unknown, model_flops=1e9))
+    assert "1 loops of a length that the compiler does not know" in told
+
+
+def test_a_collective_in_a_loop_counts_in_each_round():
+    """Gradients of chunks: the TPU compiler does not write how often a loop goes round."""
+    mesh = make_mesh(MeshConfig(), devices=open_topology("v5e:2x2").devices)
+    kernel = array(mesh, (256, 512), dtype=jnp.float32)
+    chunks = array(mesh, (6, 64, 256), PartitionSpec(None, "data"), dtype=jnp.float32)
+
+    def step(kernel, chunks):
+        def add(total, rows):
+            gradient = jax.grad(lambda kernel: jnp.sum(jnp.tanh(rows @ kernel)))(kernel)
+            # Were it a sum of gradients, the compiler would reduce it once, after the loop.
+            return 0.5 * total + gradient, None
+
+        return jax.lax.scan(add, jnp.zeros_like(kernel), chunks)[0]
+
+    step = jax.jit(step, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    found = compile_step(step, kernel, chunks, mesh=mesh).collectives
+    assert sum(each.num_bytes * each.times for each in found) == 6 * 256 * 512 * 4
+
+
+def test_an_error_gives_back_what_the_compiler_wrote(capfd):
+    def compiler():
+        os.write(2, b"why the compiler gave up\n")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError), ahead_of_time._native_messages():
+        compiler()
+    assert "why the compiler gave up" in capfd.readouterr().err
+    with ahead_of_time._native_messages() as messages:
+        os.write(2, b"a warning\n")
+    assert messages == ["a warning"]
+    assert capfd.readouterr().err == ""
+
+
+ABORTS = """
+import logging, os
+from taser_jax.compilation import ahead_of_time
+logging.basicConfig(level=logging.INFO)
+with ahead_of_time._native_messages():
+    os.write(2, b"check failed in native code")
+    os.abort()
+"""
+
+
+def test_an_abort_leaves_the_compilers_last_words(tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", ABORTS], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    named = re.search(r"last words are in (\S+)", done.stderr)
+    assert named is not None, done.stderr
+    assert pathlib.Path(named.group(1)).read_text() == "check failed in native code"

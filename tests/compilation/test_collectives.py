@@ -60,6 +60,27 @@ def entry(*lines: str) -> str:
             2,
         ),
         ("  %a = s8[64]{0} all-to-all(%p), channel_id=3, replica_groups={}", "all-to-all", 64, 8),
+        (
+            "  %g = ((f32[8]{0:T(128)S(1)}, f32[16]{0}), (f32[32]{0}, /*index=1*/f32[64]{0})) "
+            "all-gather-start(%p, %q), channel_id=4, replica_groups={{0,1,2,3},{4,5,6,7}}",
+            "all-gather",
+            4 * (32 + 64),
+            4,
+        ),
+        (
+            "  %s = ((f32[32]{0}, f32[64]{0}), (f32[8]{0}, f32[16]{0}), u32[]) "
+            "reduce-scatter-start(%p, %q), channel_id=4, replica_groups=[2,4]<=[8]",
+            "reduce-scatter",
+            4 * (32 + 64),
+            4,
+        ),
+        (
+            "  %r = (f32[8]{0}, bf16[4]{0}) all-reduce-start(%p, %q), channel_id=1, "
+            "replica_groups=[1,8]<=[8], to_apply=%add",
+            "all-reduce",
+            32 + 8,
+            8,
+        ),
     ],
 )
 def test_one_instruction(line, kind, num_bytes, group_size):
@@ -68,6 +89,31 @@ def test_one_instruction(line, kind, num_bytes, group_size):
         *(kind, num_bytes, group_size),
         1,
     )
+
+
+@pytest.mark.parametrize(
+    ("groups", "extent"),
+    [
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", (1, 4)),
+        ("replica_groups=[2,4]<=[8]", (1, 4)),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", (2, 1)),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", (1, 4)),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", (2, 1)),
+        # The first and the second factor of eight devices: 0 and 4, 0 and 2.
+        ("replica_groups=mesh['axis_0'=8] {'axis_0':(1)2}", (2, 1)),
+        ("replica_groups=mesh['axis_0'=8] {'axis_0':(2)2}", (1, 2)),
+        ("replica_groups={}", (2, 4)),
+        ("source_target_pairs={{0,4},{4,0}}", (2, 1)),
+    ],
+)
+def test_axes_of_the_torus_that_a_group_spans(groups, extent):
+    """Eight devices, device d at (d // 4, d % 4)."""
+    line = f"  %g = f32[8]{{0}} all-gather(%p), channel_id=1, {groups}, dimensions={{0}}"
+    coordinates = [(device // 4, device % 4) for device in range(8)]
+    (found,) = read_collectives(entry(line), num_devices=8, coordinates=coordinates)
+    assert found.extent == extent
+    (unknown,) = read_collectives(entry(line), num_devices=8)
+    assert unknown.extent is None
 
 
 def test_where_it_comes_from():
@@ -134,6 +180,26 @@ def test_between_slices_hosts_carry_it():
 def test_loops_multiply():
     times = {each.kind: each.times for each in read_collectives(LOOPS, num_devices=4)}
     assert times == {CollectiveKind.ALL_REDUCE: 15, CollectiveKind.ALL_GATHER: 1}
+
+
+def test_a_computation_that_is_called_twice_counts_twice():
+    text = """
+%twice (p: f32[8]) -> f32[8] {
+  %r = f32[8]{0} all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4]
+}
+
+%loop (p: f32[8]) -> f32[8] {
+  %f = f32[8]{0} fusion(%p), kind=kLoop, calls=%twice
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %s = ((f32[8]), f32[8], u32[]) async-start(%p), calls=%twice
+  %d = f32[8]{0} async-done(%s), calls=%twice
+  %w = f32[8] while(%d), condition=%c, body=%loop, backend_config={"known_trip_count":{"n":"5"}}
+}
+"""
+    (found,) = read_collectives(text, num_devices=4)
+    assert found.times == 1 + 5
 
 
 @pytest.mark.parametrize(

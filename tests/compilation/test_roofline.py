@@ -9,14 +9,14 @@ from taser_jax.compilation.collectives import Collective, CollectiveKind, Networ
 from taser_jax.compilation.roofline import Bound, roofline
 from taser_jax.compilation.topologies import Topology
 
-V5E = Topology("v5e:4x8", CHIPS["v5e"], (4, 8), 1, ())
+V5E = Topology("v5e:16x16", CHIPS["v5e"], (16, 16), 1, ())
 MILLISECOND = {"flops": 197e9, "num_bytes": 819e6}
 
 
 def estimate(*, flops=0.0, num_bytes=0.0, sent=0.0, crossing=0.0):
     kind = CollectiveKind.COLLECTIVE_PERMUTE
     collectives = [
-        Collective(kind, int(sent), 32, 1, ""),
+        Collective(kind, int(sent), 256, 1, ""),
         Collective(kind, int(crossing), 2, 1, "", Network.DCN),
     ]
     return roofline(
@@ -47,3 +47,12 @@ def test_the_longest_decides(more, bound):
     found = estimate(**(MILLISECOND | more))
     assert found.bound is bound
     assert found.step_seconds == max(found.compute, found.hbm, found.ici, found.dcn)
+
+
+@pytest.mark.parametrize(
+    ("extent", "seconds"), [((16, 1), 1e-3), ((8, 2), 1e-3), ((8, 1), 2e-3), (None, 2e-3)]
+)
+def test_a_group_has_the_links_of_the_axes_it_spans(extent, seconds):
+    each = Collective(CollectiveKind.COLLECTIVE_PERMUTE, 10**8, 16, 1, "", extent=extent)
+    found = roofline(V5E, flops=1.0, model_flops=1.0, num_bytes=1.0, collectives=[each])
+    assert found.ici == pytest.approx(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 
 import pytest
 
@@ -62,20 +63,45 @@ def test_without_libtpu_it_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("shape", "chip", "group_size", "links"),
+    ("chip", "shape", "links"),
     [
-        ((4, 8), "v5e", 32, 4),
-        ((2, 4), "v5e", 8, 3),
-        ((4, 8), "v5e", 4, 2),
-        ((2, 2), "v5e", 2, 1),
-        ((4, 4, 4), "v5p", 64, 6),
-        ((2, 2, 1), "v4", 4, 2),
-        ((1, 1), "v5e", 1, 1),
+        # Rings of 16 on v5e and v6e, in cubes of 4x4x4 on v4 and v5p, and nowhere else.
+        ("v5e", (16, 16), 4),
+        ("v6e", (8, 16), 3),
+        ("v5e", (4, 8), 2),
+        ("v6e", (4, 8), 2),
+        ("v5e", (2, 4), 2),
+        ("v5e", (1, 1), 1),
+        ("v5p", (4, 4, 4), 6),
+        ("v4", (4, 4, 8), 6),
+        ("v4", (2, 4, 4), 3),
+        ("v4", (2, 2, 4), 3),
+        ("v4", (2, 2, 1), 2),
     ],
 )
-def test_links_that_a_group_can_use(shape, chip, group_size, links):
+def test_links_of_a_whole_slice(chip, shape, links):
     topology = Topology("", CHIPS[chip], shape, 1, ())
-    assert topology.links(group_size) == links
+    assert topology.links(math.prod(shape)) == topology.links(math.prod(shape), shape) == links
+
+
+@pytest.mark.parametrize(
+    ("chip", "shape", "extent", "links"),
+    [
+        # The axis that is spanned counts, not the longest; a part of an axis is no ring.
+        ("v5e", (8, 16), (8, 1, 1), 1),
+        ("v5e", (8, 16), (1, 16, 1), 2),
+        ("v5e", (8, 16), (1, 8, 1), 1),
+        ("v5p", (4, 4, 8), (1, 4, 8), 4),
+        ("v5p", (4, 4, 8), (2, 2, 1), 2),
+    ],
+)
+def test_links_of_a_part(chip, shape, extent, links):
+    topology = Topology("", CHIPS[chip], shape, 1, ())
+    assert topology.links(math.prod(extent), extent) == links
+
+
+def test_a_part_that_is_not_known_has_one_link():
+    assert Topology("", CHIPS["v5e"], (16, 16), 1, ()).links(16) == 1
 
 
 @pytest.mark.parametrize(
