@@ -27,7 +27,7 @@ from taser_jax.optim.multitask import (
 )
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.optim.skipping import skip_non_finite
-from taser_jax.optim.tsage import AverageDtype, TSageConfig
+from taser_jax.optim.tsage_options import AverageDtype, TSageConfig
 from taser_jax.training.multitask_step import TaskGradients, make_multitask_train_step
 from taser_jax.training.state import TrainState, init_state
 

@@ -43,7 +43,7 @@ from taser_jax.analysis.specialty import (
     task_weights,
 )
 from taser_jax.optim.median import MedianOver
-from taser_jax.optim.tsage import BiasCorrection
+from taser_jax.optim.tsage_options import BiasCorrection
 
 
 class JudgedAt(enum.Enum):

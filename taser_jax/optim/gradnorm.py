@@ -26,7 +26,6 @@ from taser_jax.optim.task_gradients import (
     weighted_sum,
 )
 
-
 _SMALLEST_LOSS = 1e-6
 _SMALLEST_SUM = 1e-30
 

@@ -17,7 +17,8 @@ from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, trainab
 from taser_jax.optim.pcgrad import PCGradConfig, pcgrad
 from taser_jax.optim.skipping import skip_non_finite
 from taser_jax.optim.task_gradients import check_combined, check_tasks
-from taser_jax.optim.tsage import TSageConfig, tsage
+from taser_jax.optim.tsage import tsage
+from taser_jax.optim.tsage_options import TSageConfig
 
 
 class Combiner(enum.Enum):

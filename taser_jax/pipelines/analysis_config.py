@@ -8,7 +8,7 @@ from taser_jax.analysis.commitment import JudgedAt
 from taser_jax.analysis.specialty import Bounds
 from taser_jax.errors import ConfigError
 from taser_jax.optim.median import MedianOver
-from taser_jax.optim.tsage import BiasCorrection
+from taser_jax.optim.tsage_options import BiasCorrection
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from taser_jax.analysis.commitment import (
 from taser_jax.analysis.findings import OWN, CommitmentRow
 from taser_jax.batch import Batch
 from taser_jax.errors import ConfigError
-from taser_jax.optim.tsage import BiasCorrection
+from taser_jax.optim.tsage_options import BiasCorrection
 from taser_jax.pipelines.analysis_config import AnalysisConfig
 from taser_jax.pipelines.analyzed_models import AnalyzedModel
 from taser_jax.pipelines.saved_averages import has_saved_average, restore_saved_average

@@ -19,7 +19,7 @@ from taser_jax.optim.multitask import MultitaskConfig
 from taser_jax.optim.naive import NaiveConfig
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.optim.pcgrad import PCGradConfig
-from taser_jax.optim.tsage import TSageConfig
+from taser_jax.optim.tsage_options import TSageConfig
 from taser_jax.partitioning import LogicalRules, MeshConfig
 from taser_jax.pipelines.batch_plans import MultitaskTraining
 from taser_jax.pipelines.pretrained import Pretrained

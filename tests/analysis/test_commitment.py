@@ -15,7 +15,8 @@ from taser_jax.analysis.commitment import (
 )
 from taser_jax.analysis.specialty import Bounds
 from taser_jax.errors import DataError
-from taser_jax.optim.tsage import BiasCorrection, TSageConfig, tsage
+from taser_jax.optim.tsage import tsage
+from taser_jax.optim.tsage_options import BiasCorrection, TSageConfig
 
 BETAS = (0.0, 0.9)
 PARAMS = quadratic.tree(np.random.default_rng(7))

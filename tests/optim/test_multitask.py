@@ -23,7 +23,7 @@ from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer
 from taser_jax.optim.pcgrad import PCGradConfig
 from taser_jax.optim.skipping import skip_non_finite
 from taser_jax.optim.task_gradients import check_combined, find_report
-from taser_jax.optim.tsage import TSageConfig
+from taser_jax.optim.tsage_options import TSageConfig
 
 PARAMS = tree(np.random.default_rng(9))
 OPTIMIZER = OptimizerConfig(

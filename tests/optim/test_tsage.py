@@ -19,7 +19,8 @@ from task_problem import (
 from taser_jax.errors import ConfigError
 from taser_jax.optim.median import MedianOver
 from taser_jax.optim.task_gradients import find_report
-from taser_jax.optim.tsage import (
+from taser_jax.optim.tsage import tsage
+from taser_jax.optim.tsage_options import (
     AverageDtype,
     BiasCorrection,
     BurnInScale,
@@ -28,7 +29,6 @@ from taser_jax.optim.tsage import (
     TemperatureSchedule,
     TSageConfig,
     temperature_of,
-    tsage,
 )
 
 PARAMS = tree(np.random.default_rng(9))

@@ -18,7 +18,7 @@ from taser_jax import cli
 from taser_jax.data.collections import QuerySet
 from taser_jax.data.task_batching import TaskBatchingConfig
 from taser_jax.optim.multitask import MultitaskConfig
-from taser_jax.optim.tsage import TemperatureSchedule, TSageConfig, temperature_of
+from taser_jax.optim.tsage_options import TemperatureSchedule, TSageConfig, temperature_of
 from taser_jax.pipelines import ance, retrieval_stages
 from taser_jax.pipelines.ance import Episodes, OptimizerState, number_episodes
 from taser_jax.pipelines.batch_plans import MultitaskTraining

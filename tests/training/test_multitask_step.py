@@ -15,7 +15,7 @@ from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.optim.schedules import ScheduleKind
 from taser_jax.optim.skipping import skip_non_finite
 from taser_jax.optim.task_gradients import check_combined
-from taser_jax.optim.tsage import TSageConfig
+from taser_jax.optim.tsage_options import TSageConfig
 from taser_jax.training.keys import named_key
 from taser_jax.training.multitask_step import (
     TaskGradients,

@@ -1,0 +1,149 @@
+"""Options of T-SAGE, and what each does to a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+
+from taser_jax.errors import ConfigError
+from taser_jax.optim.median import MedianOver
+
+
+class TemperatureSchedule(enum.Enum):
+    """The softmax temperature over ANCE episodes, counted from 0.
+
+    CONSTANT is τ = `temperature` in each. ANNEALED is the paper's Table 6: τ = 64·0.5^(a − 4) in
+    episode a from the fourth on, infinite before. INFINITE weighs all tasks alike.
+    """
+
+    CONSTANT = "constant"
+    ANNEALED = "annealed"
+    INFINITE = "infinite"
+
+
+class BurnInScale(enum.Enum):
+    """The weight of every task before the sensitivities are used.
+
+    MEAN is 1/T, a softmax of infinite temperature: the step keeps its size as burn-in ends. SUM is
+    1, as in the released code: gradients are T times larger during burn-in, so that Adam's second
+    moment lags behind, and clipping bites more, around its end.
+    """
+
+    MEAN = "mean"
+    SUM = "sum"
+
+
+class CombinedScale(enum.Enum):
+    """What multiplies the weighted sum, in burn-in too.
+
+    ONE is Algorithm 1 and Equation 8: Σ_t u_t·g_t with Σ_t u_t = 1. PER_TASK is the released code's
+    1/T more. Adam hides a constant factor but for its epsilon; clipping by global norm does not: at
+    the same clip norm gradients T times smaller are clipped less.
+    """
+
+    ONE = "one"
+    PER_TASK = "per_task"
+
+
+class BiasCorrection(enum.Enum):
+    """Whether the moving average is divided by 1 − β^k after k steps.
+
+    NONE is Algorithm 1 and the released code: the average starts at 0, has reached 0.20 of its size
+    after 221 steps at β = 0.999, and acts there like a five times higher temperature. ADAM divides:
+    the temperature means the same in all steps.
+    """
+
+    NONE = "none"
+    ADAM = "adam"
+
+
+class Sensitivity(enum.Enum):
+    """What a sensitivity is, before it is divided by its median.
+
+    ABSOLUTE is Equation 9 and the released code: |g·θ|, the change of the loss, to first order,
+    when θ is taken away, whatever its direction. SIGNED is Algorithm 1 to the letter: g·θ, and the
+    exact lower median of these signed values. A task then weighs less where taking θ away would
+    raise its loss. Signed values lie around 0, and so does their median: it may be tiny, which
+    makes weights one-hot, and where it is negative the order of the task's parameters is reversed.
+    """
+
+    ABSOLUTE = "absolute"
+    SIGNED = "signed"
+
+
+class AverageDtype(enum.Enum):
+    """How the moving average is stored.
+
+    BFLOAT16 halves its memory. It is rounded at random: to the nearest, a 0.1% change (1 − β)
+    would always round away.
+    """
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclasses.dataclass(frozen=True)
+class TSageConfig:
+    """T-SAGE as in the paper's Algorithm 1, with absolute values (its Equation 9).
+
+    Attributes:
+        sensitivity: absolute or signed.
+        beta: share of the old moving average that is kept. (Equation 11 has β and 1 − β the other
+            way round; Table 4, where 0.999 is best and 0 means no momentum, fits this.)
+        temperature: τ of the softmax over tasks.
+        temperature_schedule: whether τ depends on the episode.
+        episode: the ANCE episode of this training, from 0.
+        burn_in_share: share of the run's steps with equal weights; the average is updated then too.
+        burn_in_scale: what these weights are.
+        combined_scale: what multiplies the combined gradient.
+        bias_correction: of the moving average.
+        average_dtype: how the moving average is stored.
+        median_over: which entries the median is of. `NONZERO` is not in the paper; it is for small
+            models, most of whose parameters are rows of the vocabulary that a batch does not touch.
+        median_epsilon: added to the median's magnitude, as in the released code.
+    """
+
+    sensitivity: Sensitivity = Sensitivity.ABSOLUTE
+    beta: float = 0.999
+    temperature: float = 2.0
+    temperature_schedule: TemperatureSchedule = TemperatureSchedule.CONSTANT
+    episode: int = 0
+    burn_in_share: float = 0.1
+    burn_in_scale: BurnInScale = BurnInScale.MEAN
+    combined_scale: CombinedScale = CombinedScale.ONE
+    bias_correction: BiasCorrection = BiasCorrection.NONE
+    average_dtype: AverageDtype = AverageDtype.FLOAT32
+    median_over: MedianOver = MedianOver.ALL
+    median_epsilon: float = 1e-12
+
+    def __post_init__(self) -> None:
+        problems = {
+            "beta": not 0 <= self.beta < 1,
+            "temperature": not self.temperature > 0,
+            "episode": self.episode < 0,
+            "burn_in_share": not 0 <= self.burn_in_share <= 1,
+            "median_epsilon": not self.median_epsilon > 0,
+        }
+        for name, is_wrong in problems.items():
+            if is_wrong:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}",
+                    where="TSageConfig",
+                    expected="0 <= beta < 1; temperature, median_epsilon > 0; "
+                    "0 <= burn_in_share <= 1; episode >= 0",
+                    fix=f"correct {name}; the paper has beta 0.999, temperature 2, share 0.1",
+                )
+
+
+def temperature_of(config: TSageConfig) -> float:
+    """τ of the configured episode; `math.inf` where all tasks weigh the same.
+
+    Example:
+        ANNEALED: episodes 3, 4, 5, 6 -> inf, 64, 32, 16.
+    """
+    if config.temperature_schedule is TemperatureSchedule.INFINITE:
+        return math.inf
+    if config.temperature_schedule is TemperatureSchedule.ANNEALED:
+        return 64 * 0.5 ** (config.episode - 4) if config.episode >= 4 else math.inf
+    return config.temperature
