@@ -177,8 +177,8 @@ def tsage(
         salts = jax.random.bits(key, (len(leaves), num_tasks), jnp.uint32)
         by_leaf = zip(leaves, factors, zip(*averages, strict=True), salts, strict=True)
         found = [
-            _of_leaf(config, *arrays, sharpness, inverse_median, factor, salts=row)
-            for *arrays, row in by_leaf
+            _of_leaf(config, grads, param, old, sharpness, inverse_median, factor, salts=row)
+            for grads, param, old, row in by_leaf
         ]
         # Or its last division would be done again wherever the gradient is used, and the numerators
         # kept for that.
