@@ -4,10 +4,12 @@ r"""What the TPU compiler says of TASER base and DPR base on pods: a table, one 
     python benchmarks/compile_table.py --results compile_results --print   # the rows there are
 
 Needs libtpu (the extra `tpu`), no TPU. A row is one run of `taser compile` in a process of its own,
-and its report one directory of --results: what is there is not compiled again. A batch that would
-not fit starts with the NUM_CHUNKS that the memory estimate asks for; what the compiler refuses all
-the same is compiled again with the chunks that the command's message names. The compiler works with
-quick effort; `--effort full`, in another directory, takes four times as long. Prints Markdown.
+and its report one directory of --results: what is there is not compiled again, and has to be of the
+same --effort. A batch that would not fit starts with the NUM_CHUNKS that the memory estimate asks
+for; what the compiler refuses all the same is compiled again with the chunks that the command's
+message names. The compiler works with quick effort; `--effort full`, in another directory, takes
+four times as long. Prints Markdown: a row keeps what the compiler said, and times, which follow
+from peaks and links, are computed when they are printed.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Any
 import jax
 
 from taser_jax.compilation.chips import CHIPS
+from taser_jax.compilation.stored_report import stored_collectives, stored_roofline
 from taser_jax.errors import EXIT_USER_ERROR
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig
@@ -124,19 +127,39 @@ def compile_row(row: Row, results: pathlib.Path, *, effort: str) -> None:
             f"--gin.OUTPUT_DIR={directory}",
         ]
         print(row.name, f"NUM_CHUNKS={chunks}", flush=True)
+        # A report that is there afterwards is this run's.
+        (directory / REPORT_JSON).unlink(missing_ok=True)
         start = time.monotonic()
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         seconds = time.monotonic() - start
         (directory / "log.txt").write_text(done.stdout + done.stderr)
-        if done.returncode not in (0, EXIT_USER_ERROR):
+        fits = training_step_fits(directory / REPORT_JSON)
+        if done.returncode != (0 if fits else EXIT_USER_ERROR) or fits is None:
             raise SystemExit(f"{' '.join(command)}\n{done.stderr[-4000:]}")
-        tried.append({"num_chunks": chunks, "fits": done.returncode == 0, "seconds": seconds})
+        tried.append({"num_chunks": chunks, "fits": fits, "seconds": seconds})
         advice = re.search(r"NUM_CHUNKS=(\d+)", done.stderr)
-        if done.returncode == 0 or advice is None:
+        if fits or advice is None:
             break
         chunks = int(advice.group(1))
     about = dataclasses.asdict(row) | {"attempts": tried, "effort": effort, "jax": jax.__version__}
     (directory / ROW_FILE).write_text(json.dumps(about, indent=2) + "\n")
+
+
+def training_step_fits(report: pathlib.Path) -> bool | None:
+    """What the command wrote of the training step; None if it did not come as far."""
+    return json.loads(report.read_text())[0]["fits"] if report.exists() else None
+
+
+def check_effort(results: pathlib.Path, effort: str) -> None:
+    """Ends the program where a row that is kept was compiled with another effort."""
+    for row in ROWS:
+        path = results / row.name / ROW_FILE
+        kept = json.loads(path.read_text())["effort"] if path.exists() else effort
+        if kept != effort:
+            raise SystemExit(
+                f"{path}: compiled with {kept} effort, and --effort is {effort}: one table has "
+                "rows of one effort; name another directory with --results"
+            )
 
 
 def markdown(results: pathlib.Path) -> str:
@@ -159,8 +182,8 @@ def _line(row: Row, attempt: dict[str, Any], report: pathlib.Path) -> str:
     if not attempt["fits"]:
         return f"| {' | '.join([*start, 'does not fit', *[''] * 10])} |"
     step = json.loads(report.read_text())[0]
-    memory, flops, estimate = step["memory"], step["flops"], step["roofline"]
-    sent = sum(each["sent"] for each in step["collectives"])
+    memory, flops, estimate = step["memory"], step["flops"], stored_roofline(step)
+    sent = sum(each.link_bytes for each in stored_collectives(step))
     cells = [
         *start,
         f"{memory['peak'] / 2**30:.2f}",
@@ -169,15 +192,17 @@ def _line(row: Row, attempt: dict[str, Any], report: pathlib.Path) -> str:
         f"{flops['matrix_products'] / flops['model']:.2f}",
         f"{step['bytes_accessed'] * flops['loop_factor'] / 2**30:.0f}",
         f"{sent / 2**20:.0f}",
-        *(f"{1e3 * estimate[name]:.1f}" for name in ("compute", "hbm", "ici")),
-        estimate["bound"],
-        f"{estimate['mfu']:.0%}",
+        *(f"{1e3 * each:.1f}" for each in (estimate.compute, estimate.hbm, estimate.ici)),
+        estimate.bound.value,
+        f"{estimate.mfu:.0%}",
     ]
     return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     arguments = parse()
+    if not arguments.print:
+        check_effort(arguments.results, arguments.effort)
     for row in () if arguments.print else ROWS[: arguments.rows]:
         if not (arguments.results / row.name / ROW_FILE).exists():
             compile_row(row, arguments.results, effort=arguments.effort)

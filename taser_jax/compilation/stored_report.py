@@ -32,8 +32,13 @@ def stored_roofline(step: Mapping[str, Any]) -> Roofline:
         flops=flops.get("matrix_passes") or _passes(step),
         model_flops=flops["model"],
         num_bytes=step["bytes_accessed"] * flops["loop_factor"],
-        collectives=[_collective(each) for each in step["collectives"]],
+        collectives=stored_collectives(step),
     )
+
+
+def stored_collectives(step: Mapping[str, Any]) -> list[Collective]:
+    """The collectives of an entry of report.json."""
+    return [_collective(each) for each in step["collectives"]]
 
 
 def _passes(step: Mapping[str, Any]) -> float:

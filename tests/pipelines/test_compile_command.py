@@ -111,21 +111,65 @@ def test_a_recipe_that_does_not_fit_says_what_would(arguments, words, others, ca
     assert not any(word in told for word in others), told
 
 
+SMALL_MEMORY = Memory(arguments=1, outputs=1, aliased=0, temporaries=0, program=0)
+LARGE_MEMORY = dataclasses.replace(SMALL_MEMORY, arguments=2**34)
+
+
+def compiled(memory: Memory) -> CompiledStep:
+    return CompiledStep(memory, 1.0, 1.0, (), (), 0, ())
+
+
 @pytest.mark.parametrize("raises", [True, False])
-def test_an_encoding_that_does_not_fit(raises, capsys, monkeypatch):
-    """Whether the compiler says so, or lets more pass than the chip has."""
-    large = Memory(arguments=2**34, outputs=1, aliased=0, temporaries=0, program=0)
-    small = dataclasses.replace(large, arguments=1)
+def test_an_encoding_that_does_not_fit(raises, tmp_path, capsys, monkeypatch):
+    """Whether the compiler says so, or lets more pass than the chip has; nothing known is lost."""
 
     def compile_step(step, *arguments, mesh, effort, **static):
         if static and raises:
             no_room()
-        memory = large if static else small
-        return CompiledStep(memory, 1.0, 1.0, (), (), 0, ())
+        return compiled(LARGE_MEMORY if static else SMALL_MEMORY)
 
     monkeypatch.setattr(compile_module, "compile_step", compile_step)
-    assert run("--topology=v5e:2x2") == 2
-    assert "lower BATCH_TOKENS, now 1,024" in capsys.readouterr().err
+    assert run("--topology=v5e:2x2", f"--gin.OUTPUT_DIR={tmp_path}") == 2
+    shown = capsys.readouterr()
+    assert "lower BATCH_TOKENS, now 1,024" in shown.err
+    assert "training step on v5e:2x2: mesh of data 4" in shown.out
+    assert shown.out.strip() == (tmp_path / "report.txt").read_text().strip()
+    training, encoding = json.loads((tmp_path / "report.json").read_text())
+    assert (training["step"], training["fits"]) == ("training step", True)
+    assert (encoding["step"], encoding["fits"]) == ("encoding of passages, on one host", False)
+    assert encoding["memory"]["peak"] == (40 * 2**30 if raises else LARGE_MEMORY.peak)
+    assert ("roofline" in encoding) is not raises
+
+
+def test_a_training_step_that_compiles_and_does_not_fit_shows_its_figures(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(compile_module, "compile_step", lambda *_, **__: compiled(LARGE_MEMORY))
+    assert run("--topology=v5e:2x2", f"--gin.OUTPUT_DIR={tmp_path}") == 2
+    shown = capsys.readouterr()
+    assert "the training step needs 16.00 GiB of a device" in shown.err
+    assert "more chips, over which the batch is split" in shown.err
+    assert "16.000 of 16 (100%)" in shown.out
+    (training,) = json.loads((tmp_path / "report.json").read_text())
+    assert not training["fits"]
+    assert training["memory"]["arguments"] == 2**34
+
+
+def test_axes_that_cannot_be_split_are_told(tmp_path, capsys, monkeypatch):
+    """Two heads over four parts: when it starts, and in the report."""
+    monkeypatch.setattr(compile_module, "compile_step", lambda *_, **__: compiled(SMALL_MEMORY))
+    arguments = ("--topology=v5e:2x2", f"--gin.OUTPUT_DIR={tmp_path}")
+    told = "heads of 2 cannot be split over model = 4"
+    assert run(*arguments, "--gin.NUM_MODEL_PARTITIONS=4") == 0
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert told in shown.out
+    training, _ = json.loads((tmp_path / "report.json").read_text())
+    (copied,) = training["copied_axes"]
+    assert (copied["axis"], copied["size"], copied["parts"]) == ("heads", 2, 4)
+    assert "encoder/layers_0/attention/query/kernel" in copied["parameters"]
+    assert run(*arguments, "--gin.NUM_MODEL_PARTITIONS=2") == 0
+    assert "cannot be split" not in "".join(capsys.readouterr())
 
 
 def test_tasks_by_their_sizes(capsys, monkeypatch):

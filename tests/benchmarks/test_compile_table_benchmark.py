@@ -1,0 +1,120 @@
+"""benchmarks/compile_table.py: which rows are kept, and times computed from what they hold."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+PATH = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "compile_table.py"
+
+
+@pytest.fixture
+def benchmark():
+    spec = importlib.util.spec_from_file_location("compile_table", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def command(status: int, *, fits: bool | None, told: str = ""):
+    """Stands for `taser compile`: ends with a status and leaves a report, or none."""
+
+    def run(arguments, **_):
+        output = next(each for each in arguments if each.startswith("--gin.OUTPUT_DIR="))
+        if fits is not None:
+            path = pathlib.Path(output.partition("=")[2]) / "report.json"
+            path.write_text(json.dumps([{"step": "training step", "fits": fits}]))
+        return subprocess.CompletedProcess(arguments, status, "", told)
+
+    return run
+
+
+def test_a_step_that_fits_and_one_that_does_not(benchmark, tmp_path, monkeypatch):
+    row = benchmark.ROWS[0]
+    monkeypatch.setattr(benchmark.subprocess, "run", command(0, fits=True))
+    benchmark.compile_row(row, tmp_path, effort="quick")
+    kept = json.loads((tmp_path / row.name / "row.json").read_text())
+    assert [attempt["fits"] for attempt in kept["attempts"]] == [True]
+    monkeypatch.setattr(benchmark.subprocess, "run", command(2, fits=False, told="NUM_CHUNKS=8"))
+    benchmark.compile_row(row, tmp_path, effort="quick")
+    kept = json.loads((tmp_path / row.name / "row.json").read_text())
+    assert [attempt["fits"] for attempt in kept["attempts"]] == [False] * 3
+    assert kept["attempts"][-1]["num_chunks"] == 8
+
+
+@pytest.mark.parametrize(
+    ("status", "fits"),
+    [
+        # Such as a missing libtpu, or a setting that cannot be: no report is written.
+        (2, None),
+        (0, None),
+        (2, True),
+        (1, False),
+        (-6, None),
+    ],
+)
+def test_any_other_end_leaves_no_row(benchmark, tmp_path, monkeypatch, status, fits):
+    row = benchmark.ROWS[0]
+    (tmp_path / row.name).mkdir()
+    # Of an earlier run, and not of this one.
+    (tmp_path / row.name / "report.json").write_text('[{"fits": false}]')
+    monkeypatch.setattr(benchmark.subprocess, "run", command(status, fits=fits, told="why"))
+    with pytest.raises(SystemExit, match="why"):
+        benchmark.compile_row(row, tmp_path, effort="quick")
+    assert not (tmp_path / row.name / "row.json").exists()
+
+
+def test_rows_of_another_effort_are_refused(benchmark, tmp_path, monkeypatch):
+    directory = tmp_path / benchmark.ROWS[3].name
+    directory.mkdir()
+    (directory / "row.json").write_text('{"effort": "quick"}')
+    benchmark.check_effort(tmp_path, "quick")
+    arguments = ["compile_table.py", f"--results={tmp_path}", "--effort=full"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(benchmark, "compile_row", lambda *_, **__: pytest.fail("compiled"))
+    with pytest.raises(SystemExit, match="compiled with quick effort, and --effort is full"):
+        benchmark.main()
+
+
+def test_times_are_computed_from_what_a_row_holds(benchmark, tmp_path):
+    """Peaks and links of today, whatever the estimate was when the row was compiled."""
+    row = benchmark.Row("taser", 256, "v5e:2x4")
+    directory = tmp_path / row.name
+    directory.mkdir()
+    attempt = {"num_chunks": 1, "fits": True, "seconds": 60.0}
+    (directory / "row.json").write_text(json.dumps({"attempts": [attempt]}))
+    gathered = {"kind": "all-gather", "num_bytes": 800 * 2**20, "group_size": 8, "times": 2}
+    exact = {"dtype": "float32", "precision": "HIGHEST", "flops": 8 * 10**11, "times": 1}
+    report = {
+        "topology": "v5e:2x4",
+        "num_slices": 1,
+        "mesh": {"replica": 1, "data": 8, "fsdp": 1, "model": 1},
+        "memory": {"peak": 8 * 2**30, "hbm": 16 * 2**30},
+        "flops": {"model": 10e12, "matrix_products": 10e12, "loop_factor": 2.0},
+        "bytes_accessed": 50 * 2**30,
+        "collectives": [gathered | {"operation": "", "network": "ICI", "sent": 1.0}],
+        "float32_products": [exact | {"operation": ""}],
+        "roofline": {"compute": 1.0, "hbm": 1.0, "ici": 1.0},
+    }
+    (directory / "report.json").write_text(json.dumps([report]))
+    cells = benchmark.markdown(tmp_path).splitlines()[-1].strip("| ").split(" | ")
+    named = dict(zip(("sent", "compute", "HBM", "ICI"), cells[9:13], strict=True))
+    assert named == {
+        "sent": f"{2 * 800 * 7 / 8:.0f}",
+        # Products of float32 take six passes: five more of an eighth of 8e11.
+        "compute": f"{1e3 * (10e12 + 5e11) / 197e12:.1f}",
+        "HBM": f"{1e3 * 2 * 50 * 2**30 / 819e9:.1f}",
+        # Two open axes: two links of 50 GB/s.
+        "ICI": f"{1e3 * 1400 * 2**20 / 100e9:.1f}",
+    }
+    assert cells[13:] == ["HBM", f"{10e12 / (100 * 2**30 / 819e9 * 197e12):.0%}"]
