@@ -44,7 +44,6 @@ class TinyCommand:
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "XLA_FLAGS": "--xla_backend_optimization_level=0",
         }
         return subprocess.Popen(
             [

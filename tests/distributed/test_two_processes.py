@@ -35,7 +35,6 @@ def environment(folder: pathlib.Path) -> dict[str, str]:
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
