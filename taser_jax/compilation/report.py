@@ -237,7 +237,7 @@ def _arithmetic_lines(report: StepReport) -> list[str]:
         )
     if compiled.unknown_loops:
         lines.append(
-            f"  {compiled.unknown_loops} loops of a length that the compiler does not know: their "
+            f"  loops of a length that the compiler does not know: {compiled.unknown_loops}; their "
             "arithmetic, traffic and collectives count for one round, so the times are too short"
         )
     if compiled.recomputed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
@@ -17,6 +18,7 @@ from taser_jax.compilation import ahead_of_time
 from taser_jax.compilation.ahead_of_time import CompilerEffort, OutOfMemory, compile_step
 from taser_jax.compilation.collectives import Network
 from taser_jax.compilation.report import StepReport
+from taser_jax.compilation.stored_report import stored_roofline
 from taser_jax.compilation.topologies import open_topology
 from taser_jax.partitioning import MeshConfig, make_mesh
 
@@ -123,6 +125,7 @@ def test_products_that_every_device_computes_are_counted_as_often():
     assert whole.roofline.compute == pytest.approx(whole.executed_flops / 197e12)
     assert whole.as_json()["flops"]["matrix_products"] == whole.executed_flops
     assert "WARNING: 4.00 times a device's part of the products" in str(whole)
+    assert stored_roofline(json.loads(json.dumps(whole.as_json()))) == whole.roofline
 
 
 def test_groups_lie_on_the_torus():
@@ -153,7 +156,7 @@ def test_rounds_of_loops_are_read_and_those_of_unknown_length_told():
     assert (unknown.unknown_loops, known.unknown_loops) == (1, 0)
     assert (unknown.of_a_device.flops, known.of_a_device.flops) == (2 * 256**3, 5 * 2 * 256**3)
     told = str(StepReport("step", "", topology, dict(mesh.shape), unknown, model_flops=1e9))
-    assert "1 loops of a length that the compiler does not know" in told
+    assert "loops of a length that the compiler does not know: 1;" in told
 
 
 def test_a_collective_in_a_loop_counts_in_each_round():
