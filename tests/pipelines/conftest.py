@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import pathlib
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 
 import jax
 import pytest
@@ -11,6 +14,25 @@ import tiny_training
 from capitals import Capitals
 from jax.experimental.compilation_cache import compilation_cache
 from small_world import SmallWorld, succeed
+
+
+def made_once(
+    tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[pathlib.Path], object]
+) -> pathlib.Path:
+    """A directory that the first of pytest's workers makes; the others wait, and read it."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    directory, made = root / name, root / f"{name}.made"
+    with open(root / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            # What a worker left that failed.
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir()
+            make(directory)
+            made.touch()
+    return directory
 
 
 @pytest.fixture(scope="session")
@@ -22,16 +44,14 @@ def tiny_store_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def small_world(tmp_path_factory: pytest.TempPathFactory) -> SmallWorld:
-    world = SmallWorld(tmp_path_factory.mktemp("small"))
-    world.make()
-    return world
+    return SmallWorld(made_once(tmp_path_factory, "small", lambda root: SmallWorld(root).make()))
 
 
 @pytest.fixture(scope="session")
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What one training compiled, the next of the same shapes takes from disk."""
     settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_compilation_cache_dir": str(made_once(tmp_path_factory, "compiled", lambda _: None)),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
     }
     former = {name: getattr(jax.config, name) for name in settings}
@@ -49,13 +69,12 @@ def compared(
     small_world: SmallWorld, compiled_once: None, tmp_path_factory: pytest.TempPathFactory
 ) -> pathlib.Path:
     """A finished `taser pipeline taser`; tests read it, or work on a copy."""
-    directory = tmp_path_factory.mktemp("compared") / "out"
-    succeed(*small_world.compare(directory))
-    return directory
+    root = made_once(
+        tmp_path_factory, "compared", lambda root: succeed(*small_world.compare(root / "out"))
+    )
+    return root / "out"
 
 
 @pytest.fixture(scope="session")
 def capitals(tmp_path_factory: pytest.TempPathFactory) -> Capitals:
-    made = Capitals(tmp_path_factory.mktemp("capitals"))
-    made.make()
-    return made
+    return Capitals(made_once(tmp_path_factory, "capitals", lambda root: Capitals(root).make()))
