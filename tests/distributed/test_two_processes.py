@@ -181,6 +181,12 @@ def test_commands_with_other_settings_stop_on_both_hosts(folder):
         assert "command differs on host 1" in errors
 
 
+def test_an_error_in_one_hosts_command_stops_both(folder):
+    (first_status, _), (second_status, second) = command(folder, "one_dry_encode")
+    assert first_status == second_status == 2
+    assert second.startswith("error on host 1: --dry_run: `taser encode` has no dry run")
+
+
 def test_an_error_in_one_hosts_configuration_stops_both(folder):
     (first_status, first), (second_status, second) = command(folder, "one_broken")
     assert first_status == second_status == 2
