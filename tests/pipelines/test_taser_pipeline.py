@@ -97,10 +97,10 @@ def test_mined_negatives_are_no_positives(compared: pathlib.Path, small_world: S
 def test_every_stage_is_recorded_with_inputs_and_outputs(compared: pathlib.Path):
     stages = Stages(compared)
     rounds = [f"{system}-{number}" for number in (1, 2) for system in ("dpr", "taser")]
-    steps = ("train", "encode", "index", "search-validation", "search-test")
+    searched = ("search-train", "search-validation", "search-test")
+    steps = ("train", "encode", "index", *searched)
     expected = {"bm25-search", "bm25-mine", "bm25-evaluate", "taser-2-hybrid"}
     expected |= {f"{name}-{step}" for name in rounds for step in steps}
-    expected |= {f"{system}-1-search-train" for system in ("dpr", "taser")}
     expected |= {"dpr-1-mine", "taser-1-mine", "taser-bm25-evaluate"}
     expected |= {
         f"{system}-{negatives}-negatives-evaluate"
