@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from jaxtyping import Bool, Int
 
-from taser_jax.data.token_arrays import Ragged
+from taser_jax.data.token_arrays import Ragged, TokenizedQueries
+from taser_jax.fingerprint import fingerprint
 
 
 def take(lists: Ragged, rows: Int[np.ndarray, " queries"]) -> Ragged:
@@ -15,6 +18,19 @@ def take(lists: Ragged, rows: Int[np.ndarray, " queries"]) -> Ragged:
     np.cumsum(lengths, out=offsets[1:])
     at = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
     return Ragged(offsets, lists.values[at])
+
+
+def queries_of(queries: TokenizedQueries, rows: Int[np.ndarray, " kept"]) -> TokenizedQueries:
+    """The given queries alone, in the order of the rows, under a fingerprint of their own."""
+    return dataclasses.replace(
+        queries,
+        ids=queries.ids[rows],
+        lengths=queries.lengths[rows],
+        positives=take(queries.positives, rows),
+        hard_negatives=take(queries.hard_negatives, rows),
+        query_ids=[queries.query_ids[row] for row in rows],
+        fingerprint=fingerprint([queries.fingerprint, rows]),
+    )
 
 
 def keys(lists: Ragged, num_rows: int) -> Int[np.ndarray, " total"]:

@@ -12,11 +12,10 @@ import numpy as np
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.data.batching import BatchingConfig, BatchStream
-from taser_jax.data.sampling import take
+from taser_jax.data.sampling import queries_of
 from taser_jax.data.token_arrays import TokenizedQueries
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.fingerprint import fingerprint
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
 from taser_jax.training.step import ObjectiveConfig, make_eval_step
@@ -178,15 +177,7 @@ def _with_positives(queries: TokenizedQueries) -> TokenizedQueries:
     if len(rows) == len(queries):
         return queries
     logger.info("%s: %d of %d queries have a positive", where, len(rows), len(queries))
-    return dataclasses.replace(
-        queries,
-        ids=queries.ids[rows],
-        lengths=queries.lengths[rows],
-        positives=take(queries.positives, rows),
-        hard_negatives=take(queries.hard_negatives, rows),
-        query_ids=[queries.query_ids[row] for row in rows],
-        fingerprint=fingerprint([queries.fingerprint, rows]),
-    )
+    return queries_of(queries, rows)
 
 
 def _usable(size: int, partitioner: Partitioner) -> int:

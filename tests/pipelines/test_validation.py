@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax.data.sampling import take
+from taser_jax.data.sampling import queries_of
 from taser_jax.data.token_arrays import Ragged
 from taser_jax.data.token_store import TokenStore
 from taser_jax.errors import DataError
@@ -40,17 +40,6 @@ def validate(model_and_params, store, queries):
         return validator(params)
 
 
-def only(queries, rows):
-    return dataclasses.replace(
-        queries,
-        ids=queries.ids[rows],
-        lengths=queries.lengths[rows],
-        positives=take(queries.positives, rows),
-        hard_negatives=take(queries.hard_negatives, rows),
-        query_ids=[queries.query_ids[row] for row in rows],
-    )
-
-
 def test_queries_without_a_positive_have_no_part(model_and_params, tiny_store_dir):
     store = TokenStore.open(tiny_store_dir)
     queries = store.queries("first", "validation")
@@ -58,10 +47,22 @@ def test_queries_without_a_positive_have_no_part(model_and_params, tiny_store_di
     golds = [[] if row in without else list(queries.positives[row]) for row in range(len(queries))]
     holed = dataclasses.replace(queries, positives=Ragged.from_lists(golds))
     rows = [row for row in range(len(queries)) if row not in without]
-    kept = only(queries, np.array(rows))
+    kept = queries_of(queries, np.array(rows))
     found = validate(model_and_params, store, holed)
     assert found == validate(model_and_params, store, kept)
     assert found != validate(model_and_params, store, queries)
+
+
+def test_the_queries_of_some_rows(tiny_store_dir):
+    queries = TokenStore.open(tiny_store_dir).queries("first", "train")
+    rows = np.array([7, 2, 30])
+    found = queries_of(queries, rows)
+    assert found.fingerprint != queries.fingerprint
+    for place, row in enumerate(rows):
+        assert found.query_ids[place] == f"first-train-{row}"
+        np.testing.assert_array_equal(found.tokens([place]).ids, queries.tokens([row]).ids)
+        for name in ("positives", "hard_negatives"):
+            assert getattr(found, name)[place].tolist() == getattr(queries, name)[row].tolist()
 
 
 def test_a_task_without_any_positive(model_and_params, tiny_store_dir):
