@@ -67,7 +67,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "gpu": {
         "layers": 12, "embed_dim": 768, "heads": 12, "mlp_dim": 3072, "vocab_size": 30522,
-        # Each side keeps the memory that it has had: for 140 GB; half the batch, or --sides, for 80.
+        # Each side keeps the memory it has had: for 140 GB. Of 80, half the batch, or --sides.
         "queries": 256, "query_length": 32, "passages": 512, "passage_length": 256,
         "dtype": "bfloat16", "attention": "cudnn", "dropout": 0.0, "repeats": 10,
         "matmul_size": 8192, "chunks": 4, "torch_compile": True,
