@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -19,6 +20,11 @@ NOT_FOUND = (
     "'projects/p/locations/us-central2-b/nodes/pod' was not found."
 )
 DENIED = "ERROR: (gcloud.compute.tpus) PERMISSION_DENIED: The caller does not have permission."
+
+
+def _as_at_a_terminal() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 
 # Answers from a list of [pattern, output, status]; each is used once, the last one for ever. Output
 # that ends with an ellipsis is a line that was cut off. What
@@ -81,6 +87,8 @@ class Stubs:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A shell cannot trap what was ignored when it began, as for jobs in the background.
+            preexec_fn=_as_at_a_terminal,
             **options,
         )
 

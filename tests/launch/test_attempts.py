@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import shlex
 import signal
+import subprocess
 
 import pytest
 from launch_stubs import DENIED, NOT_FOUND, SLICES, TPU, TRAIN, finished
@@ -312,8 +313,12 @@ def test_an_interrupted_launcher_ends_its_connections(stubs):
         # Both slices are connected.
         assert [launcher.stdout.readline() for _ in range(3)][1:] == ["connected\n"] * 2
         launcher.send_signal(signal.SIGINT)
-        # Returns when nobody writes to the pipe any more.
-        launcher.communicate(timeout=30)
+        try:
+            # Returns when nobody writes to the pipe any more.
+            launcher.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            launcher.terminate()
+            raise
     assert launcher.returncode == 130
     for pid in (stubs.folder / "pids").read_text().split():
         # Empty for a process that has ended and that nobody has asked for.
