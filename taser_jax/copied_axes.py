@@ -11,7 +11,8 @@ import jax
 from flax.core import meta
 from jax.sharding import PartitionSpec
 
-from taser_jax.partitioning import MeshAxes, Partitioner
+from taser_jax.optim.parameter_rules import parameter_path
+from taser_jax.partitioning import Partitioner, mesh_axes_of
 
 _NAMED = 2
 
@@ -60,24 +61,16 @@ def copied_axes(partitioner: Partitioner, logical_axes: Any, shapes: Any) -> lis
         logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
     )
     arrays, _ = jax.tree_util.tree_flatten_with_path(meta.unbox(shapes))
-    by_path = {_name(path): array for path, array in arrays}
+    by_path = {parameter_path(path): array for path, array in arrays}
     table, mesh = dict(partitioner.rules.rules), partitioner.mesh
     found: dict[tuple[str, int, tuple[str, ...], int], list[str]] = {}
     for path, logical in named:
-        name, shape = _name(path), by_path[_name(path)].shape
+        name, shape = parameter_path(path), by_path[parameter_path(path)].shape
         spec = partitioner.rules.spec(logical, shape, mesh, name=name)
-        split = {each for axes in spec for each in _as_tuple(axes)}
+        split = {each for axes in spec for each in mesh_axes_of(axes)}
         for axis, size in zip(logical, shape, strict=True):
-            mesh_axes = _as_tuple(table.get(axis))
+            mesh_axes = mesh_axes_of(table.get(axis))
             parts = math.prod(mesh.shape[each] for each in mesh_axes)
             if size % parts and not split.intersection(mesh_axes):
                 found.setdefault((axis, size, mesh_axes, parts), []).append(name)
     return [CopiedAxis(*key, tuple(names)) for key, names in found.items()]
-
-
-def _as_tuple(axes: MeshAxes) -> tuple[str, ...]:
-    return (axes,) if isinstance(axes, str) else tuple(axes or ())
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")

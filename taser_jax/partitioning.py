@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from taser_jax.batch import HostShare
 from taser_jax.errors import ConfigError
+from taser_jax.optim.parameter_rules import parameter_path
 
 MESH_AXES = ("replica", "data", "fsdp", "model")
 BATCH = "batch"
@@ -197,7 +198,7 @@ class LogicalRules:
                 raise ConfigError(
                     f"{names.count(name)} rules for {name!r}", where="logical rules", expected="one"
                 )
-            for axis in _as_tuple(axes):
+            for axis in mesh_axes_of(axes):
                 if axis not in MESH_AXES:
                     raise ConfigError(
                         f"mesh axis {axis!r} for {name!r}",
@@ -245,7 +246,7 @@ class LogicalRules:
         used: set[str] = set()
         named = [place for place, axis in enumerate(logical) if axis is not None]
         for place in sorted(named, key=lambda place: order[logical[place]]):
-            axes = _as_tuple(table[logical[place]])
+            axes = mesh_axes_of(table[logical[place]])
             parts = math.prod(mesh.shape[axis] for axis in axes)
             if axes and not used.intersection(axes) and shape[place] % parts == 0:
                 spec[place] = axes[0] if len(axes) == 1 else axes
@@ -273,7 +274,7 @@ class Partitioner:
         table = dict(self.rules.rules)
         if table.get(BATCH) is None:
             raise ConfigError(f"no mesh axis for {BATCH!r}", where="logical rules")
-        self._batch_axes = _as_tuple(table[BATCH])
+        self._batch_axes = mesh_axes_of(table[BATCH])
         found, wanted = (
             [axis for axis in axes if mesh.shape[axis] > 1]
             for axes in (self._batch_axes, BATCH_AXES)
@@ -334,10 +335,10 @@ class Partitioner:
         specs, _ = jax.tree_util.tree_flatten_with_path(
             logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
         )
-        by_path = {_path_name(path): spec for path, spec in specs}
+        by_path = {parameter_path(path): spec for path, spec in specs}
 
         def sharding(path: tuple[Any, ...], array: Any) -> NamedSharding:
-            name = _path_name(path)
+            name = parameter_path(path)
             if name not in by_path:
                 raise ConfigError("no logical axes", where=f"parameter {name}")
             spec = self.rules.spec(by_path[name], array.shape, self.mesh, name=name)
@@ -369,7 +370,7 @@ class Partitioner:
         place = {part: number for number, part in enumerate(share.parts)}
 
         def put(path: tuple[Any, ...], array: np.ndarray) -> jax.Array:
-            what = f"rows of {_path_name(path)} on this host"
+            what = f"rows of {parameter_path(path)} on this host"
             _check_divisible(what, len(array), len(share.parts))
             size = len(array) // len(share.parts)
 
@@ -397,11 +398,8 @@ def _check_divisible(what: str, size: int, devices: int, *, otherwise: str = "")
     )
 
 
-def _as_tuple(axes: MeshAxes) -> tuple[str, ...]:
+def mesh_axes_of(axes: MeshAxes) -> tuple[str, ...]:
+    """One axis, several or none of a rule, as a tuple."""
     if axes is None:
         return ()
     return (axes,) if isinstance(axes, str) else tuple(axes)
-
-
-def _path_name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")

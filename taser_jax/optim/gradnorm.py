@@ -27,7 +27,6 @@ from taser_jax.optim.task_gradients import (
 )
 
 _SMALLEST_LOSS = 1e-6
-_SMALLEST_SUM = 1e-30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,12 +131,10 @@ def gradnorm(
         slopes = jnp.sign(weighted_norms - targets) * norms
         steps, inner_state = inner.update(slopes, state.inner)
         weights = jnp.maximum(state.weights + steps, 0.0)
+        whole = jnp.sum(weights)
+        scaled = weights * num_tasks / jnp.where(whole > 0, whole, 1.0)
         # With all at 0 no slope would ever raise one again.
-        weights = jnp.where(
-            jnp.sum(weights) > 0,
-            weights * num_tasks / jnp.maximum(jnp.sum(weights), _SMALLEST_SUM),
-            state.weights,
-        )
+        weights = jnp.where(whole > 0, scaled, state.weights)
         combined = combine(
             lambda gradients: weighted_sum(state.weights, gradients),
             updates,

@@ -146,7 +146,13 @@ def evaluate(
         details=dict(details or {}),
     )
     write_result(pathlib.Path(output_dir) / "results", result)
-    write_table(output_dir, by_task=config.measures[-1])
+    # Pages alone may be what all of these tasks are judged by.
+    measures = [
+        name
+        for name in config.measures
+        if any(name in found.values for found in evaluations.values())
+    ]
+    write_table(output_dir, by_task=measures[-1])
     averages = {
         name: group_averages(
             {
@@ -155,7 +161,7 @@ def evaluate(
                 if name in found.values
             }
         )
-        for name in config.measures
+        for name in measures
     }
     means = ", ".join(f"{name} {found.macro[name]:.4f}" for name, found in averages.items())
     logger.info("%s: %s (macro: mean over %d tasks)", system, means, len(results))

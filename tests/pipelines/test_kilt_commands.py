@@ -116,6 +116,13 @@ def test_a_task_judged_by_pages_alone(prepared: pathlib.Path):
     ]
     assert float(average[-1]) == pytest.approx(rprec, abs=1e-6), "over fever alone"
     assert float(average[-2]) == pytest.approx(0.5, abs=1e-6), "over both"
+    alone = prepared / "alone"
+    succeed(
+        *("evaluate", *gin(DATA_DIR=prepared / "d2", COLLECTION="k", RUNS_DIR=prepared / "runs")),
+        *gin(EVAL_OUTPUT_DIR=alone, SYSTEM="hand", JUDGE="kilt", MEASURES=["PageRprec", "Rprec"]),
+        *gin(PAGE_ONLY_TASKS=["aida"], TASKS=["aida"]),
+    )
+    assert "Rprec" not in (alone / "table.csv").read_text().replace("PageRprec", "")
 
 
 def test_refusals(prepared: pathlib.Path, capsys: pytest.CaptureFixture[str]):
