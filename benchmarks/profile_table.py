@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+from taser_jax.compilation.hlo import read_module
+
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|\S+) ([a-z][\w\-]*)\(")
 _CALLS = re.compile(r"calls=%?([\w.\-]+)")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
@@ -103,19 +104,15 @@ def kinds_of(program: str) -> dict[str, Kind]:
     """The kind of every instruction of a compiled program, by name; containers have none."""
     opcodes: dict[str, set[str]] = {}
     lines: list[tuple[str, str, str]] = []
-    computation = ""
-    for line in program.splitlines():
-        if header := _COMPUTATION.match(line):
-            computation = header[1]
-            opcodes[computation] = set()
-        elif instruction := _INSTRUCTION.match(line):
-            opcodes[computation].add(_opcode(instruction[2], line))
+    for computation, line in read_module(program).instructions:
+        if instruction := _INSTRUCTION.match(line):
+            opcodes.setdefault(computation, set()).add(_opcode(instruction[2], line))
             lines.append((instruction[1], instruction[2], line))
     kinds = {}
     for name, opcode, line in lines:
         inside = {_opcode(opcode, line)}
         if opcode == "fusion":
-            inside = set().union(*(opcodes[called] for called in _CALLS.findall(line)))
+            inside = set().union(*(opcodes.get(called, set()) for called in _CALLS.findall(line)))
         if opcode not in _CONTAINERS:
             kinds[name] = _kind(inside)
     return kinds
