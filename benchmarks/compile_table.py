@@ -27,14 +27,14 @@ from typing import Any
 
 import jax
 
+from taser_jax.assembly.batch_shapes import chunk_shapes, step_shape
+from taser_jax.commands.compile import REPORT_JSON
 from taser_jax.compilation.chips import CHIPS
 from taser_jax.compilation.stored_report import stored_collectives, stored_roofline
 from taser_jax.errors import EXIT_USER_ERROR
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig
 from taser_jax.models.memory import activation_bytes
-from taser_jax.pipelines.batch_shapes import chunk_shapes, step_shape
-from taser_jax.pipelines.compile import REPORT_JSON
 
 ROW_FILE = "row.json"
 TOPOLOGIES = ("v5e:2x4", "v5e:4x8", "v5p:4x4x4", "v6e:4x8", "v4:2x2x4")

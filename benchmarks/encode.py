@@ -41,7 +41,7 @@ from side_by_side import (
 )
 
 from taser_jax.batch import Role, Tokens
-from taser_jax.data.token_arrays import TokenArray
+from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.interop.bert import config_to_json, encoder_to_tensors
 from taser_jax.models.build import build_model
 from taser_jax.models.dual_encoder import (

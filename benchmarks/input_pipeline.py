@@ -22,10 +22,10 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from taser_jax.data.batching import BatchingConfig, BatchStream, FalseNegatives
-from taser_jax.data.prefetch import prefetch
-from taser_jax.data.token_store import TokenStore
-from taser_jax.data.token_store_writer import TokenStoreWriter
+from taser_jax.data.batches.one_task import BatchingConfig, BatchStream, FalseNegatives
+from taser_jax.data.batches.prefetch import prefetch
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
 from taser_jax.progress import track
 

@@ -28,9 +28,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.model_directory import LoadedModel, load_model
+from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.batch import Role
-from taser_jax.data.batching import BatchingConfig
-from taser_jax.data.token_store import TokenStore
+from taser_jax.commands.train import train
+from taser_jax.data.batches.one_task import BatchingConfig
+from taser_jax.data.token_store.store import TokenStore
 from taser_jax.expert_use import expert_shares, role_information
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling
@@ -41,10 +45,6 @@ from taser_jax.models.routing import (
     RoutingStatistics,
 )
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.pipelines.models import LoadedModel, load_model
-from taser_jax.pipelines.train import train
-from taser_jax.pipelines.training_config import TrainingConfig
-from taser_jax.pipelines.validation import ValidationConfig
 from taser_jax.progress import track
 from taser_jax.training.loop import LoopConfig
 from taser_jax.training.routing_losses import Direction, EntropyKind, RoutingRegularizer

@@ -67,7 +67,7 @@ def page() -> str:
     parts = [HEAD]
     objects: dict[str, Any] = {}
     for name, command in cli.COMMANDS.items():
-        module = importlib.import_module(f"taser_jax.pipelines.{command.module}")
+        module = importlib.import_module(f"taser_jax.{command.module}")
         function = getattr(module, command.function)
         parts.append(_command(name, command, function, module.CONFIGURABLES))
         for configurable in module.CONFIGURABLES:

@@ -15,7 +15,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from taser_jax.data.pydocs.build import build_pydocs
+from taser_jax.pydocs.build import build_pydocs
 from taser_jax.records import Passage, Query
 
 MODULES = (

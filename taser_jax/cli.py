@@ -43,7 +43,7 @@ class Command:
     """One entry of the command line.
 
     Attributes:
-        module: module in `taser_jax.pipelines`; it lists what Gin may configure in CONFIGURABLES.
+        module: module in `taser_jax`; it lists what Gin may configure in CONFIGURABLES.
         function: its function.
         summary: one line for the list of commands.
         gin_file: the Gin file read when none is given.
@@ -68,56 +68,79 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "prepare pydocs": Command(
-        "prepare", "prepare_pydocs", "build the built-in collection", "runs/prepare_pydocs.gin"
+        "commands.prepare",
+        "prepare_pydocs",
+        "build the built-in collection",
+        "runs/prepare_pydocs.gin",
     ),
     "prepare dpr": Command(
-        "prepare", "prepare_dpr", "DPR's TSV, JSON and qa.csv files", "runs/prepare_dpr.gin"
+        "commands.prepare",
+        "prepare_dpr",
+        "DPR's TSV, JSON and qa.csv files",
+        "runs/prepare_dpr.gin",
     ),
-    "prepare beir": Command("prepare", "prepare_beir", "a BEIR directory", "runs/prepare_beir.gin"),
+    "prepare beir": Command(
+        "commands.prepare", "prepare_beir", "a BEIR directory", "runs/prepare_beir.gin"
+    ),
     "prepare tsv": Command(
-        "prepare", "prepare_tsv", "plain TSV passages and queries", "runs/prepare_tsv.gin"
+        "commands.prepare", "prepare_tsv", "plain TSV passages and queries", "runs/prepare_tsv.gin"
     ),
     "prepare kilt": Command(
-        "kilt", "prepare_kilt", "KILT's passages and queries", "runs/prepare_kilt.gin"
+        "commands.prepare", "prepare_kilt", "KILT's passages and queries", "runs/prepare_kilt.gin"
     ),
-    "vocab": Command("vocab", "vocab", "train a vocabulary on a collection", "runs/vocab.gin"),
+    "vocab": Command(
+        "commands.vocab", "vocab", "train a vocabulary on a collection", "runs/vocab.gin"
+    ),
     "tokenize": Command(
-        "tokenize", "tokenize", "run SeqIO tasks once into a token store", "runs/tokenize.gin"
+        "commands.tokenize",
+        "tokenize",
+        "run SeqIO tasks once into a token store",
+        "runs/tokenize.gin",
     ),
     "import": Command(
-        "import_model", "import_model", "pretrained weights as a model", "runs/import.gin"
+        "commands.import_model", "import_model", "pretrained weights as a model", "runs/import.gin"
     ),
-    "train": Command("train", "train", "train a dual encoder", "runs/train.gin"),
+    "train": Command("commands.train", "train", "train a dual encoder", "runs/train.gin"),
     "compile": Command(
-        "compile",
+        "commands.compile",
         "compile_recipe",
         "compile a recipe of train for a TPU pod, without one",
         "runs/compile.gin",
         recipe="runs/taser_base.gin",
         flags={"--topology": "TOPOLOGY"},
     ),
-    "encode": Command("encode", "encode", "embed the passages", "runs/encode.gin"),
-    "index": Command("index", "index", "build an exact or ScaNN index", "runs/index.gin"),
-    "search": Command("search", "search", "search queries into a run file", "runs/search.gin"),
-    "bm25": Command("bm25", "bm25", "search queries with BM25", "runs/bm25.gin"),
-    "hybrid": Command("hybrid", "hybrid", "fuse a dense and a BM25 run", "runs/hybrid.gin"),
-    "mine": Command("mine", "mine", "mine hard negatives", "runs/mine.gin"),
-    "evaluate": Command("evaluate", "evaluate", "score a run file", "runs/evaluate.gin"),
-    "analyze": Command(
-        "analyze", "analyze", "which parameters serve which task", "runs/analyze.gin"
+    "encode": Command("commands.encode", "encode", "embed the passages", "runs/encode.gin"),
+    "index": Command("commands.index", "index", "build an exact or ScaNN index", "runs/index.gin"),
+    "search": Command(
+        "commands.search", "search", "search queries into a run file", "runs/search.gin"
     ),
-    "ask": Command("ask", "ask", "answer typed questions from an index", "runs/ask.gin"),
+    "bm25": Command("commands.bm25", "bm25", "search queries with BM25", "runs/bm25.gin"),
+    "hybrid": Command(
+        "commands.hybrid", "hybrid", "fuse a dense and a BM25 run", "runs/hybrid.gin"
+    ),
+    "mine": Command("commands.mine", "mine", "mine hard negatives", "runs/mine.gin"),
+    "evaluate": Command("commands.evaluate", "evaluate", "score a run file", "runs/evaluate.gin"),
+    "analyze": Command(
+        "commands.analyze", "analyze", "which parameters serve which task", "runs/analyze.gin"
+    ),
+    "ask": Command("commands.ask", "ask", "answer typed questions from an index", "runs/ask.gin"),
     "export": Command(
-        "export", "export_model", "a model in other libraries' formats", "runs/export.gin"
+        "commands.export", "export_model", "a model in other libraries' formats", "runs/export.gin"
     ),
     "pipeline taser": Command(
-        "taser", "pipeline_taser", "train, mine, retrain, evaluate", "runs/pipeline_taser.gin"
+        "workflows.taser",
+        "pipeline_taser",
+        "train, mine, retrain, evaluate",
+        "runs/pipeline_taser.gin",
     ),
     "pipeline ance": Command(
-        "ance", "pipeline_ance", "warm up, then mine and train in turns", "runs/pipeline_ance.gin"
+        "workflows.ance",
+        "pipeline_ance",
+        "warm up, then mine and train in turns",
+        "runs/pipeline_ance.gin",
     ),
     "quickstart": Command(
-        "quickstart", "quickstart", "BM25, DPR and TASER on pydocs", "runs/quickstart.gin"
+        "workflows.quickstart", "quickstart", "BM25, DPR and TASER on pydocs", "runs/quickstart.gin"
     ),
 }
 
@@ -163,7 +186,7 @@ def run(argv: Sequence[str]) -> int:
                     fix="leave it out",
                 )
             hosts.initialize(timeout=arguments.coordinator_timeout)
-        module = importlib.import_module(f"taser_jax.pipelines.{command.module}")
+        module = importlib.import_module(f"taser_jax.{command.module}")
         function = getattr(module, command.function)
         if arguments.help:
             print(_help(arguments.command, command, function))

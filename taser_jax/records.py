@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
+
+from taser_jax.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,3 +46,21 @@ class Query:
     relevance: tuple[int, ...] = ()
     hard_negatives: tuple[int, ...] = ()
     answers: tuple[str, ...] = ()
+
+
+class EmptyPassages(enum.Enum):
+    """What to do with a passage whose text is empty."""
+
+    ERROR = "error"
+    SKIP = "skip"
+    KEEP = "keep"
+
+
+def empty_passage(where: str) -> DataError:
+    """The error for a passage without text."""
+    return DataError(
+        "the passage is empty",
+        where=f"{where}, field 'text'",
+        expected="some text",
+        fix="remove it, or set PrepareOptions.empty = 'skip' or 'keep'",
+    )

@@ -6,8 +6,8 @@ queries: "kilt_mini" nothing, "kilt_mini_name" the task's name and the end of a 
 "kilt_mini_marker" its family's marker.
 """
 
-from taser_jax.data.prompts import Family, Prompt, TaskPrompt
-from taser_jax.data.tasks import add_retrieval_mixture, add_retrieval_task
+from taser_jax.data.seqio_tasks.registry import add_retrieval_mixture, add_retrieval_task
+from taser_jax.data.text.prompts import Family, Prompt, TaskPrompt
 
 # Task of the collection -> name in its prompt, family, tokens of a query.
 TASKS = {

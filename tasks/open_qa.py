@@ -6,8 +6,8 @@ a set: one more name in `TASKS`.
 
 import seqio
 
-from taser_jax.data.preprocessors import QueryNormalization
-from taser_jax.data.tasks import add_retrieval_task
+from taser_jax.data.seqio_tasks.registry import add_retrieval_task
+from taser_jax.data.text.preprocessors import QueryNormalization
 
 TASKS = ("nq", "squad")
 

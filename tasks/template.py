@@ -7,8 +7,8 @@ taser tokenize --gin.MIXTURE_OR_TASK_MODULE=my_tasks --gin.MIXTURE_OR_TASK_NAME=
 import seqio
 import tensorflow as tf
 
-from taser_jax.data.preprocessors import QueryNormalization
-from taser_jax.data.tasks import add_retrieval_task
+from taser_jax.data.seqio_tasks.registry import add_retrieval_task
+from taser_jax.data.text.preprocessors import QueryNormalization
 
 
 def ask_politely(dataset: tf.data.Dataset) -> tf.data.Dataset:

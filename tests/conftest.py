@@ -23,6 +23,8 @@ _CHECKED = (
     "taser_jax.training",
     "taser_jax.retrieval",
     "taser_jax.evaluation",
-    "taser_jax.data.batching",
+    "taser_jax.data.batches.one_task",
 )
 install_import_hook(_CHECKED, "beartype.beartype")
+
+pytest_plugins = ("worlds",)

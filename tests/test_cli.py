@@ -24,7 +24,7 @@ def _same_logging_afterwards():
 
 
 class _Toy(types.ModuleType):
-    """A module of pipelines whose command does what a test tells it to."""
+    """A module whose command does what a test tells it to."""
 
     CONFIGURABLES = ()
     act = None
@@ -36,11 +36,11 @@ class _Toy(types.ModuleType):
 
 @pytest.fixture
 def toy(monkeypatch, tmp_path):
-    module = _Toy("taser_jax.pipelines.toy_module")
+    module = _Toy("taser_jax.commands.toy_module")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     path = tmp_path / "toy.gin"
     path.write_text("MESSAGE = 'hello'\ntoy_command.message = %MESSAGE\n")
-    command = cli.Command("toy_module", "toy_command", "a toy", str(path))
+    command = cli.Command("commands.toy_module", "toy_command", "a toy", str(path))
     monkeypatch.setitem(cli.COMMANDS, "toy", command)
     return lambda act: monkeypatch.setattr(_Toy, "act", staticmethod(act))
 

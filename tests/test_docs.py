@@ -102,7 +102,7 @@ def test_commands_are_commands_with_options_they_have(page, tmp_path):
         if any(not (tmp_path / file).exists() for file in local):
             assert page.name == "configuration.md", f"{name(page)}: {' '.join(words)}"
             continue
-        module = importlib.import_module(f"taser_jax.pipelines.{command.module}")
+        module = importlib.import_module(f"taser_jax.{command.module}")
         # As a person gives it: whatever is required is given, or the run is a dry one.
         configuration.resolve(
             getattr(module, command.function),

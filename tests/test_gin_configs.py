@@ -46,7 +46,7 @@ PAIRS = sorted(
 @pytest.mark.parametrize(("name", "gin_files"), PAIRS)
 def test_it_resolves(name, gin_files):
     command = cli.COMMANDS[name]
-    module = importlib.import_module(f"taser_jax.pipelines.{command.module}")
+    module = importlib.import_module(f"taser_jax.{command.module}")
     function = getattr(module, command.function)
     flags = configuration.GinFlags(files=gin_files)
     resolved = configuration.resolve(

@@ -6,15 +6,15 @@ import pathlib
 
 import numpy as np
 
-from taser_jax.data.batching import BatchingConfig
-from taser_jax.data.token_store import TokenStore
-from taser_jax.data.token_store_writer import TokenStoreWriter
+from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.validator import ValidationConfig
+from taser_jax.data.batches.one_task import BatchingConfig
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.pipelines.training_config import TrainingConfig
-from taser_jax.pipelines.validation import ValidationConfig
 from taser_jax.training.checkpoints import CheckpointConfig, Selection
 from taser_jax.training.loop import LoopConfig
 from taser_jax.training.validation import PoolConfig

@@ -27,18 +27,18 @@ from typing import Any
 import jax
 import numpy as np
 
+from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.model_directory import LoadedModel, load_model
+from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.batch import Role
-from taser_jax.data.batching import BatchingConfig
-from taser_jax.data.negatives import write_negatives
-from taser_jax.data.token_store import TokenStore
+from taser_jax.commands.train import TrainSummary, train
+from taser_jax.data.batches.one_task import BatchingConfig
+from taser_jax.data.token_store.negatives import write_negatives
+from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling, Towers
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.pipelines.models import LoadedModel, load_model
-from taser_jax.pipelines.train import TrainSummary, train
-from taser_jax.pipelines.training_config import TrainingConfig
-from taser_jax.pipelines.validation import ValidationConfig
 from taser_jax.progress import phase
 from taser_jax.retrieval.embeddings import (
     EmbeddingDtype,

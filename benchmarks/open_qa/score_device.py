@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from taser_jax.data.collections import PassageStore, QuerySet
+from taser_jax.commands.evaluate import EvaluationConfig, Judge, evaluate, write_table
+from taser_jax.commands.hybrid import hybrid
+from taser_jax.commands.inputs import run_path
+from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.errors import FingerprintError
 from taser_jax.evaluation.results import write_result
-from taser_jax.pipelines.common import run_path
-from taser_jax.pipelines.evaluate import EvaluationConfig, Judge, evaluate, write_table
-from taser_jax.pipelines.hybrid import hybrid
-from taser_jax.pipelines.systems import BM25, row_name
 from taser_jax.retrieval.runs import Run, write_trec_run
+from taser_jax.workflows.setting import BM25, row_name
 
 COLLECTION = "open_qa"
 EVALUATION = EvaluationConfig(judge=Judge.ANSWERS, measures=("R@1", "R@5", "R@20", "R@100"))

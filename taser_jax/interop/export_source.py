@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from taser_jax.data.text_settings import QuerySettings, Titles
+from taser_jax.data.token_store.text_settings import QuerySettings, Titles
 from taser_jax.models.build import ModelConfig
 
 Params = Any

@@ -13,15 +13,15 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from taser_jax.batch import Role
-from taser_jax.data.preprocessors import (
+from taser_jax.data.text.preprocessors import (
     check_length,
     normalize_queries,
     passage_ids,
     query_ids,
     query_room,
 )
-from taser_jax.data.text_settings import Titles
-from taser_jax.data.vocabularies import Vocabulary, load_vocabulary
+from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
+from taser_jax.data.token_store.text_settings import Titles
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.lowering import check_source, lower_encoder, named_leaves, nested

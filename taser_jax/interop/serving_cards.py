@@ -42,7 +42,7 @@ def stablehlo_card(source: ExportSource) -> CardTexts:
         "`params.safetensors`, `ids` (int32 [batch, length]) and `mask` (bool, True at tokens); "
         f"the output is float32 [batch, {embedding_dim(source.config)}]. `signature.json` tells "
         "the same to programs. Texts become ids outside, by the vocabulary in `vocabulary/`; with "
-        "taser_jax installed, by `taser_jax.data.preprocessors.encode_queries` and "
+        "taser_jax installed, by `taser_jax.data.text.preprocessors.encode_queries` and "
         "`encode_passages`.\n"
     ) + left_to_the_reader(source)
     example = """

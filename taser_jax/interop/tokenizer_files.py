@@ -6,9 +6,9 @@ import json
 import pathlib
 from typing import Any
 
-from taser_jax.data.vocabularies import load_vocabulary
-from taser_jax.data.vocabulary_files import METADATA
-from taser_jax.data.wordpiece import VOCAB_FILE, WordPieceVocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabulary_files import METADATA
+from taser_jax.data.text.wordpiece import VOCAB_FILE, WordPieceVocabulary
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.json_files import read_json_object
 

@@ -12,7 +12,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import tiny_training
 
 from taser_jax import configuration
-from taser_jax.pipelines import prepare, taser
+from taser_jax.commands import prepare
+from taser_jax.workflows import taser
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 # sha256("t\npassage N"), first 8 bytes, divisible by 16; found with hashlib alone.

@@ -16,7 +16,7 @@ import pytest
 import tiny_command
 import tiny_training
 
-from taser_jax.pipelines.encode import encode
+from taser_jax.commands.encode import encode
 from taser_jax.retrieval.embeddings import Embeddings, EncodeConfig
 
 PROGRAM = pathlib.Path(__file__).with_name("train_one_process.py")

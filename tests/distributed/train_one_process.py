@@ -30,8 +30,8 @@ def main(phase: str, process_count: int, folder: pathlib.Path) -> None:
 
     import tiny_training
 
+    from taser_jax.commands.train import train
     from taser_jax.errors import ConfigError, TaserError
-    from taser_jax.pipelines.train import train
 
     training = tiny_training.training_config(
         train_steps=STEPS, evaluation_period=3, checkpoint_period=2
@@ -77,7 +77,7 @@ def wait_at_step(step: int) -> None:
 
 def before_each_step(call) -> None:
     """Makes trainings of this process call it with the number of steps done."""
-    from taser_jax.pipelines import batch_plans
+    from taser_jax.assembly import plans as batch_plans
 
     make = batch_plans.make_train_step
 
@@ -148,7 +148,7 @@ def preempted(folder, process_id: int) -> None:
 
 
 def stages_and_errors(folder, process_id, hosts, error_type) -> None:
-    from taser_jax.pipelines.stages import Stages
+    from taser_jax.workflows.stages import Stages
 
     calls = []
 
@@ -172,7 +172,7 @@ def stages_and_errors(folder, process_id, hosts, error_type) -> None:
 
 
 def encode_passages(folder) -> None:
-    from taser_jax.pipelines.encode import encode
+    from taser_jax.commands.encode import encode
     from taser_jax.retrieval.embeddings import EncodeConfig
 
     encode(

@@ -15,9 +15,9 @@ import optax
 import pytest
 
 from taser_jax.batch import Batch, Role, Tokens
-from taser_jax.data.preprocessors import encode_passages, encode_queries
-from taser_jax.data.vocabularies import load_vocabulary
-from taser_jax.data.wordpiece import WordPieceVocabulary
+from taser_jax.data.text.preprocessors import encode_passages, encode_queries
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.bert import BertConfig

@@ -15,12 +15,12 @@ import ten_steps
 import tensorflow as tf
 
 from taser_jax import cli
+from taser_jax.assembly.run_record import write_run_record
 from taser_jax.batch import Role
-from taser_jax.data.preprocessors import encode_passages, encode_queries
-from taser_jax.data.vocabularies import load_vocabulary
+from taser_jax.data.text.preprocessors import encode_passages, encode_queries
+from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.interop.saved_model import params_from_saved_model
 from taser_jax.interop.stablehlo import load_stablehlo, params_from_stablehlo_export
-from taser_jax.pipelines.run_record import write_run_record
 from taser_jax.records import Passage
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState

@@ -19,10 +19,10 @@ from tiny_source import (
 )
 
 from taser_jax.batch import Role
-from taser_jax.data.preprocessors import encode_passages, encode_queries
-from taser_jax.data.text_settings import QueryNormalization, QuerySettings, Titles
-from taser_jax.data.vocabularies import load_vocabulary
-from taser_jax.data.vocabulary_training import train_vocabulary
+from taser_jax.data.text.preprocessors import encode_passages, encode_queries
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabulary_training import train_vocabulary
+from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.saved_model import export_saved_model, params_from_saved_model
 from taser_jax.models import config_io

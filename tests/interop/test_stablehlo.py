@@ -19,7 +19,7 @@ from tiny_source import (
 )
 
 from taser_jax.batch import Role
-from taser_jax.data.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.stablehlo import (
     LOAD_SNIPPET,

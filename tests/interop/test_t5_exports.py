@@ -12,8 +12,8 @@ import sentencepiece
 import tensorflow as tf
 
 from taser_jax.batch import Role
-from taser_jax.data.preprocessors import encode_passages, encode_queries
-from taser_jax.data.sentencepiece_vocabulary import SentencePieceVocabulary
+from taser_jax.data.text.preprocessors import encode_passages, encode_queries
+from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.errors import ConfigError
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.saved_model import export_saved_model, params_from_saved_model

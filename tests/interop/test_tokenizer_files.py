@@ -3,9 +3,9 @@ import json
 import pytest
 from tokenizers import Tokenizer
 
-from taser_jax.data.sentencepiece_vocabulary import SentencePieceVocabulary
-from taser_jax.data.vocabularies import load_vocabulary
-from taser_jax.data.wordpiece import WordPieceVocabulary
+from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.tokenizer_files import checkpoint_vocabulary, write_tokenizer
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from taser_jax.batch import Role, Tokens
-from taser_jax.data.wordpiece import WordPieceVocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params

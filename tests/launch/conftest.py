@@ -21,7 +21,7 @@ def checkout(tmp_path) -> pathlib.Path:
     shutil.copytree(LAUNCH, root / "launch")
     for name in (
         *("setup.py", "pyproject.toml", "gin_configs/runs/taser_base.gin"),
-        *("taser_jax/data/token_store.py", "taser_jax/__pycache__/cli.pyc"),
+        *("taser_jax/data/token_store/store.py", "taser_jax/__pycache__/cli.pyc"),
         *("taser_jax.egg-info/PKG-INFO", ".git/HEAD"),
         *(".venv/bin/python", "venv311/pyvenv.cfg", ".mypy_cache/3.11/x", ".ci/run"),
         *("runs/local/model/weights", "data/passages/ids.npy", "workspace/x", "build/x", "a.log"),
@@ -38,5 +38,5 @@ def sent(checkout) -> set[str]:
     launch = {f"launch/{path.name}" for path in LAUNCH.iterdir() if path.is_file()}
     return launch | {
         *("setup.py", "pyproject.toml", "gin_configs/runs/taser_base.gin"),
-        *("taser_jax/data/token_store.py", ".ci/run"),
+        *("taser_jax/data/token_store/store.py", ".ci/run"),
     }

@@ -119,7 +119,7 @@ def test_a_pod_is_installed_and_run(stubs):
     assert found.returncode == 0, found.stderr
     assert "loss 1.0" in found.stdout
     names = archived(stubs)
-    assert {"gin_configs/runs/taser_base.gin", "taser_jax/data/token_store.py"} <= names
+    assert {"gin_configs/runs/taser_base.gin", "taser_jax/data/token_store/store.py"} <= names
     assert {"setup.py", "README.md", "launch/_host.sh", "tasks/kilt.py"} <= names
     left_out = (".venv", ".git", "runs", "data", "taser_jax.egg-info")
     assert not [name for name in names if name.split("/")[0] in left_out]

@@ -11,7 +11,7 @@ from hugging_face_parity import hidden_states, relative_error
 from safetensors.numpy import save_file
 
 from taser_jax.batch import Role, Tokens
-from taser_jax.data.preprocessors import encode_passages, encode_queries
+from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.errors import DataError
 from taser_jax.interop.bert import (
     bert_config,

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from taser_jax.data.token_arrays import TokenArray
+from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.errors import ConfigError, DataError, FingerprintError
 from taser_jax.retrieval.embeddings import (
     EmbeddingDtype,

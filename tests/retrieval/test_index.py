@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from taser_jax.batch import Tokens
-from taser_jax.data.token_arrays import TokenArray
+from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.errors import DataError, FingerprintError
 from taser_jax.retrieval.embeddings import EncodeConfig, encode_passages
 from taser_jax.retrieval.exact import ExactSearcher

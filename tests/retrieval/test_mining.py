@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from taser_jax.data.token_arrays import Ragged
+from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.answers import AnswerMatcher
 from taser_jax.retrieval.mining import (

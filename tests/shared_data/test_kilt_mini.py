@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from taser_jax.data.collections import PassageStore, QuerySet
-from taser_jax.data.kilt_options import KiltOptions
-from taser_jax.data.prepare_kilt import gold_path, prepare_kilt
-from taser_jax.data.questions import PrepareOptions
+from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.prepare.kilt import gold_path, prepare_kilt
+from taser_jax.data.prepare.kilt_options import KiltOptions
+from taser_jax.data.prepare.questions import PrepareOptions
 from taser_jax.data.readers import kilt
 
 COUNTS = {

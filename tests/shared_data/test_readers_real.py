@@ -3,9 +3,9 @@ import re
 
 import pytest
 
-from taser_jax.data.collections import PassageStore, QuerySet
-from taser_jax.data.prepare import prepare_beir, prepare_dpr
-from taser_jax.data.questions import QuestionFiles
+from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.prepare.formats import prepare_beir, prepare_dpr
+from taser_jax.data.prepare.questions import QuestionFiles
 from taser_jax.data.readers import dpr
 
 

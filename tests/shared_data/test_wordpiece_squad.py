@@ -5,8 +5,8 @@ import pytest
 import sentencepiece
 import tokenizers
 
-from taser_jax.data.vocabularies import load_vocabulary
-from taser_jax.data.vocabulary_training import train_vocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabulary_training import train_vocabulary
 
 
 @pytest.fixture(scope="module")

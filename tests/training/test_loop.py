@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from taser_jax.assembly.metric_writers import JsonlWriter
 from taser_jax.batch import Batch, Tokens
 from taser_jax.errors import ConfigError, NonFiniteLossError, Preempted
-from taser_jax.pipelines.metric_writers import JsonlWriter
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
 from taser_jax.training.state import TrainState

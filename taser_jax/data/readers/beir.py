@@ -9,7 +9,6 @@ import functools
 import os
 from collections.abc import Iterator
 
-from taser_jax.data.collection_content import EmptyPassages
 from taser_jax.data.files import FilePath, file_exists, json_lines
 from taser_jax.data.readers import tsv
 from taser_jax.data.readers.located import (
@@ -20,7 +19,7 @@ from taser_jax.data.readers.located import (
     string_field,
 )
 from taser_jax.errors import DataError
-from taser_jax.records import Passage
+from taser_jax.records import EmptyPassages, Passage
 
 # BEIR's name of a split's file -> ours.
 SPLITS = {"train": "train", "dev": "validation", "test": "test"}

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from taser_jax.data.collection_content import EmptyPassages
 from taser_jax.data.files import FilePath, json_records, numbered_lines
 from taser_jax.data.readers.located import (
     Context,
@@ -23,7 +22,7 @@ from taser_jax.data.readers.located import (
     string_list,
 )
 from taser_jax.errors import DataError
-from taser_jax.records import Passage
+from taser_jax.records import EmptyPassages, Passage
 
 _REQUIRED_COLUMNS = ("id", "text", "title")
 _PAGE_COLUMNS = ("wikipedia_id", "page_id")

@@ -12,13 +12,12 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from taser_jax.data.collection_content import EmptyPassages
 from taser_jax.data.files import FilePath, json_lines
 from taser_jax.data.id_index import RepeatFinder
 from taser_jax.data.readers import dpr
 from taser_jax.data.readers.located import checked_passages, id_field, string_field
 from taser_jax.errors import DataError
-from taser_jax.records import Passage
+from taser_jax.records import EmptyPassages, Passage
 
 # Paragraph and character in it. Characters run to here where a paragraph is meant as a whole.
 Position = tuple[int, int]

@@ -9,11 +9,10 @@ import functools
 import os
 from collections.abc import Iterator
 
-from taser_jax.data.collection_content import EmptyPassages
 from taser_jax.data.files import FilePath, numbered_lines
 from taser_jax.data.readers.located import Judgement, Question, checked_passages
 from taser_jax.errors import DataError
-from taser_jax.records import Passage
+from taser_jax.records import EmptyPassages, Passage
 
 _HEADERS = (["id", "text"], ["id", "text", "title"])
 _QRELS_HEADER = "query-id"

@@ -1,0 +1,1 @@
+"""A configuration and a token store to a program; the model directory."""

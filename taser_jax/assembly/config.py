@@ -1,0 +1,105 @@
+"""How a model is trained: the configuration that recipes build, and all that Gin may set in it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from taser_jax.assembly.plans import MultitaskTraining
+from taser_jax.assembly.pretrained import Pretrained
+from taser_jax.assembly.validator import ValidationConfig
+from taser_jax.data.batches.every_task import TaskBatchingConfig
+from taser_jax.data.batches.one_task import BatchingConfig
+from taser_jax.interop.pretrained import pretrained_bert
+from taser_jax.interop.t5_pretrained import pretrained_t5
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.models.routing import ExpertConfig
+from taser_jax.models.t5 import T5Config
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.optim.cgd import CgdConfig
+from taser_jax.optim.gradnorm import GradNormConfig
+from taser_jax.optim.multitask import MultitaskConfig
+from taser_jax.optim.naive import NaiveConfig
+from taser_jax.optim.optimizers import OptimizerConfig
+from taser_jax.optim.pcgrad import PCGradConfig
+from taser_jax.optim.tsage_options import TSageConfig
+from taser_jax.partitioning import LogicalRules, MeshConfig
+from taser_jax.training.checkpoints import CheckpointConfig
+from taser_jax.training.loop import LoopConfig
+from taser_jax.training.routing_losses import RoutingRegularizer
+from taser_jax.training.step import ObjectiveConfig
+from taser_jax.training.validation import PoolConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """How a model is trained, whichever it is.
+
+    Attributes:
+        loop: steps and periods.
+        batching: how batches are drawn.
+        optimizer: AdamW, schedule, decay, freezing.
+        objective: temperature and routing regulariser.
+        checkpoints: what is kept, and which checkpoint counts as best.
+        validation: how checkpoints are judged; None validates nothing.
+        mesh: devices along each mesh axis.
+        rules: logical axis -> mesh axis.
+        num_chunks: GradCache chunks; 1 encodes the batch at once.
+        pretrained: weights that encoders start from; None draws them.
+        multitask: a batch of every task in each step, and how their gradients become one, in place
+            of `batching`; None gives each batch to one task.
+        schedule_steps: steps that learning rate and T-SAGE's burn-in are laid out for; None means
+            those of the loop. Larger where a later training goes on from this one's state.
+        seed: of weights, dropout and routing; batches have `batching.seed`.
+    """
+
+    loop: LoopConfig
+    batching: BatchingConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    validation: ValidationConfig | None = None
+    mesh: MeshConfig = MeshConfig()
+    rules: LogicalRules = LogicalRules()
+    num_chunks: int = 1
+    pretrained: Pretrained | None = None
+    multitask: MultitaskTraining | None = None
+    schedule_steps: int | None = None
+    seed: int = 0
+
+    @property
+    def total_steps(self) -> int:
+        """Steps that schedules are laid out for."""
+        return self.schedule_steps or self.loop.train_steps
+
+
+# What a training is made of, for Gin.
+CONFIGURABLES = (
+    BatchingConfig,
+    BertConfig,
+    CgdConfig,
+    CheckpointConfig,
+    DualEncoderConfig,
+    ExpertConfig,
+    GradNormConfig,
+    LogicalRules,
+    MeshConfig,
+    MultitaskConfig,
+    MultitaskTraining,
+    NaiveConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PCGradConfig,
+    PoolConfig,
+    Pretrained,
+    RoutingRegularizer,
+    T5Config,
+    T5DualEncoderConfig,
+    TSageConfig,
+    TaskBatchingConfig,
+    TrainingConfig,
+    ValidationConfig,
+    LoopConfig,
+    pretrained_bert,
+    pretrained_t5,
+)

@@ -1,0 +1,224 @@
+"""What training reads: the token store, its queries with mined negatives, batches on devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from taser_jax.batch import Batch
+from taser_jax.data.batches.every_task import TaskBatchStream
+from taser_jax.data.batches.one_task import BatchingConfig, BatchStream
+from taser_jax.data.batches.prefetch import prefetch
+from taser_jax.data.batches.schedule import rates_from_weights
+from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
+from taser_jax.data.token_store.negatives import read_negatives
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError
+from taser_jax.models.build import ModelConfig, vocabulary_size, with_vocabulary_size
+from taser_jax.partitioning import Partitioner
+from taser_jax.progress import logger
+
+# Beside the token store: the SeqIO mixture it was made from, with its sampling weights.
+MIXTURE_FILE = "mixture.json"
+
+
+def training_queries(
+    store: TokenStore,
+    *,
+    task_names: Sequence[str] | None = None,
+    negatives_dirs: Sequence[str] = (),
+    split: str = "train",
+) -> dict[str, TokenizedQueries]:
+    """Queries of a split by task, with mined negatives in place of the store's own.
+
+    Args:
+        store: the token store.
+        task_names: tasks wanted; None means all that have the split.
+        negatives_dirs: from `taser mine`; a directory without this task and split adds nothing.
+        split: which queries.
+    """
+    names = task_names or [task for task, splits in store.tasks.items() if split in splits]
+    tasks = {}
+    for name in names:
+        if task_names and split != "train" and split not in store.tasks.get(name, ()):
+            continue
+        queries = store.queries(name, split)
+        found = [
+            read_negatives(
+                directory,
+                name,
+                split,
+                queries.query_ids,
+                collection_fingerprint=store.metadata.collection_fingerprint,
+            )
+            for directory in negatives_dirs
+            if (pathlib.Path(directory) / f"{name}.{split}.jsonl").exists()
+        ]
+        if found:
+            joined = Ragged.from_lists(
+                np.concatenate([lists[i] for lists in found]) for i in range(len(queries))
+            )
+            queries = queries.with_hard_negatives(joined)
+        elif negatives_dirs and split == "train":
+            raise ConfigError(
+                f"no negatives for task {name!r}",
+                where=", ".join(negatives_dirs),
+                expected=f"a file {name}.{split}.jsonl",
+                fix="mine negatives for this task, or leave it out of TASKS",
+            )
+        tasks[name] = queries
+    return tasks
+
+
+def with_mixture_rates(
+    batching: BatchingConfig, store: TokenStore, queries: Mapping[str, TokenizedQueries]
+) -> BatchingConfig:
+    """Rates as configured; else those of the SeqIO mixture the token store was made from."""
+    path = store.directory / MIXTURE_FILE
+    if batching.rates or not path.exists():
+        return batching
+    weights = json.loads(path.read_text(encoding="utf-8"))["weights"]
+    sizes = {task: len(found) for task, found in queries.items()}
+    if not sizes.keys() <= weights.keys():
+        return batching
+    rates = rates_from_weights({task: weights[task] for task in sizes}, sizes)
+    return dataclasses.replace(batching, rates=rates)
+
+
+class BatchNaming(enum.Enum):
+    """Whether a batch carries its task's name, as `{task: batch}`, for models that ask for it.
+
+    A name is static: each task's step is then compiled on its own.
+    """
+
+    PLAIN = "plain"
+    BY_TASK = "by_task"
+
+
+class DeviceBatches:
+    """The stream's batches, made ahead in a thread and placed on the devices."""
+
+    def __init__(
+        self,
+        stream: BatchStream,
+        queries: Mapping[str, TokenizedQueries],
+        partitioner: Partitioner,
+        *,
+        naming: BatchNaming = BatchNaming.PLAIN,
+    ) -> None:
+        self._stream, self._queries, self._partitioner = stream, queries, partitioner
+        self._naming = naming
+
+    def iterate(
+        self, start_step: int, stop_step: int
+    ) -> Iterator[tuple[int, Batch | dict[str, Batch]]]:
+        """Batches on the devices, for steps start_step .. stop_step - 1."""
+        for step, batch in prefetch(
+            self._stream, start_step, stop_step, self._partitioner.put_batch
+        ):
+            named = self._naming is BatchNaming.BY_TASK
+            yield step, {self._stream.task(step): batch} if named else batch
+
+    def describe(self, step: int) -> str:
+        """Task and first query ids of a step's batch."""
+        rows = self._stream.rows(step)
+        ids = self._queries[rows.task].query_ids
+        shown = ", ".join(repr(ids[row]) for row in rows.query_rows[:8])
+        return f"task {rows.task!r}, queries {shown}, ..."
+
+
+class DeviceTaskBatches:
+    """A batch of each task at every step, made ahead in a thread and placed on the devices."""
+
+    def __init__(
+        self,
+        stream: TaskBatchStream,
+        queries: Mapping[str, TokenizedQueries],
+        partitioner: Partitioner,
+    ) -> None:
+        self._stream, self._queries, self._partitioner = stream, queries, partitioner
+
+    def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, dict[str, Batch]]]:
+        """Batches on the devices, for steps start_step .. stop_step - 1."""
+        return prefetch(self._stream, start_step, stop_step, self._put)
+
+    def _put(self, batches: dict[str, Batch]) -> dict[str, Batch]:
+        return {task: self._partitioner.put_batch(batch) for task, batch in batches.items()}
+
+    def describe(self, step: int) -> str:
+        """First query ids of each task's batch."""
+        parts = []
+        for task, rows in self._stream.query_rows(step).items():
+            ids = self._queries[task].query_ids
+            shown = ", ".join(repr(ids[row]) for row in rows[:3])
+            parts.append(f"task {task!r}, queries {shown}, ...")
+        return "; ".join(parts)
+
+
+def open_store(token_store: str | None, *, dry_run: bool) -> TokenStore | None:
+    """Opens the token store; a dry run does without one that is not there yet."""
+    if dry_run and not (token_store and pathlib.Path(token_store).exists()):
+        place = f" at {token_store}" if token_store else ""
+        logger.info("no token store%s: tasks are not resolved", place)
+        return None
+    return TokenStore.open(token_store or "")
+
+
+def lengths(store: TokenStore | None, given: Mapping[str, int]) -> tuple[int, int]:
+    """Tokens of a query and of a passage: the store's, checked against those configured."""
+    if store is None:
+        return given["query"], given["passage"]
+    found = {"query": store.metadata.query_length, "passage": store.metadata.passage_length}
+    for name, length in given.items():
+        if found.get(name) != length:
+            raise ConfigError(
+                f"the token store's {name} length is {found.get(name)}",
+                where="TASK_FEATURE_LENGTHS",
+                expected=f"{length}, as configured",
+                fix="tokenize again with these lengths, or configure the store's",
+            )
+    return found["query"], found["passage"]
+
+
+def check_query_towers(config: ModelConfig, tasks: Iterable[str], *, where: str) -> None:
+    """Checks that queries of each task have a tower to go through.
+
+    Args:
+        config: the model.
+        tasks: whose queries there are.
+        where: what they are read for, for the message.
+
+    Raises:
+        ConfigError: a task without a query tower.
+    """
+    missing = [task for task in tasks if config.query_tasks and task not in config.query_tasks]
+    if missing:
+        raise ConfigError(
+            f"no query tower for {', '.join(missing)}",
+            where=where,
+            expected=f"tasks of QUERY_TASKS: {', '.join(config.query_tasks)}",
+            fix="name these tasks in QUERY_TASKS, or leave them out of TASKS",
+        )
+
+
+def fit_vocabulary(config: ModelConfig, store: TokenStore | None) -> ModelConfig:
+    """Checks the vocabulary's size, or takes it where the configuration leaves it open."""
+    if store is None:
+        return config
+    size = store.metadata.vocabulary_size
+    known = vocabulary_size(config)
+    if known == 1:
+        return with_vocabulary_size(config, size)
+    if known < size:
+        raise ConfigError(
+            f"the token store's vocabulary has {size} entries",
+            where="VOCAB_SIZE",
+            expected=f"at most the model's {known}",
+            fix=f"set VOCAB_SIZE={size}, or tokenize with the model's vocabulary",
+        )
+    return config

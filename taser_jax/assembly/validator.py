@@ -1,0 +1,196 @@
+"""Validation during training: DPR's loss over batches, and the gold's rank in a pool."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from taser_jax.batch import Role, Tokens
+from taser_jax.data.batches.draws import queries_of
+from taser_jax.data.batches.one_task import BatchingConfig, BatchStream
+from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.partitioning import Partitioner
+from taser_jax.progress import logger
+from taser_jax.training.step import ObjectiveConfig, make_eval_step
+from taser_jax.training.validation import PoolConfig, mean_over_batches, rank_in_pool, select_pool
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationConfig:
+    """How a checkpoint is judged.
+
+    Attributes:
+        split: which queries.
+        batch_size: queries in a validation batch; DPR's loss depends on it.
+        num_negatives: hard negatives a query in these batches.
+        num_batches: batches a task at most; one pass at most. 0 leaves the loss out.
+        pool: passages that the gold is ranked against, pooled over the queries of a task; None
+            leaves the rank out.
+    """
+
+    split: str = "validation"
+    batch_size: int = 64
+    num_negatives: int = 1
+    num_batches: int = 20
+    pool: PoolConfig | None = PoolConfig(max_queries=1000)
+
+
+class Validator:
+    """Parameters -> metrics, each the mean over tasks.
+
+    Metrics: `nll`, `average_rank`, `mrr`, and `mrr/<task>` for each task.
+
+    Args:
+        model: the dual encoder.
+        store: tokens.
+        tasks: task -> its validation queries; tasks without any are left out by the caller. Queries
+            without a positive are left out here.
+        config: sizes.
+        objective: its temperature is used.
+        partitioner: devices; every host calls this with the same arguments.
+        query_tasks: the model's tasks with a query tower of their own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        store: TokenStore,
+        tasks: Mapping[str, TokenizedQueries],
+        config: ValidationConfig,
+        *,
+        objective: ObjectiveConfig,
+        partitioner: Partitioner,
+        query_tasks: Sequence[str] = (),
+    ) -> None:
+        if not tasks:
+            raise ConfigError(
+                f"no task has a split {config.split!r}",
+                where="ValidationConfig.split",
+                fix="prepare one, or bind train.validation = None",
+            )
+        partitioner.check_batch_size(config.batch_size)
+        self._config, self._store, self._partitioner = config, store, partitioner
+        tasks = {task: _with_positives(queries) for task, queries in tasks.items()}
+        self._tasks = tasks
+        self._eval_step = make_eval_step(model, objective=objective)
+        self._streams = {
+            task: BatchStream(
+                store,
+                {task: queries},
+                BatchingConfig(
+                    batch_size=min(config.batch_size, _usable(len(queries), partitioner)),
+                    # Without hard negatives of their own, queries share each other's golds.
+                    num_negatives=config.num_negatives if len(queries.hard_negatives.values) else 0,
+                ),
+                share=partitioner.host_share,
+            )
+            for task, queries in tasks.items()
+        }
+        # Models that treat all tasks alike are told none: one program serves every task.
+        self._told = {task: task if task in query_tasks else None for task in tasks}
+        self._encode_tokens = _encoder(model, partitioner)
+
+    def __call__(self, params: Any) -> dict[str, float]:
+        """Validates all tasks."""
+        by_task = {
+            task: self._loss(task, params) | self._rank(task, params) for task in self._tasks
+        }
+        names = next(iter(by_task.values()))
+        metrics = {
+            name: float(np.mean([values[name] for values in by_task.values()])) for name in names
+        }
+        if len(by_task) > 1 and "mrr" in metrics:
+            metrics |= {f"mrr/{task}": values["mrr"] for task, values in by_task.items()}
+        return metrics
+
+    def _loss(self, task: str, params: Any) -> dict[str, float]:
+        stream = self._streams[task]
+        batches = min(self._config.num_batches, stream.steps_per_epoch)
+        if not batches:
+            return {}
+        means = mean_over_batches(
+            self._eval_step(
+                params, self._partitioner.put_batch(stream.batch(step)), task=self._told[task]
+            )
+            for step in range(batches)
+        )
+        return {"nll": means["nll"]}
+
+    def _rank(self, task: str, params: Any) -> dict[str, float]:
+        if self._config.pool is None:
+            return {}
+        queries = self._tasks[task]
+        pool = select_pool(
+            queries.positives,
+            queries.hard_negatives,
+            num_passages=len(self._store),
+            config=self._config.pool,
+        )
+        ranks = rank_in_pool(
+            self._encode(
+                Role.QUERY, params, queries.tokens, pool.query_rows, task=self._told[task]
+            ),
+            self._encode(Role.PASSAGE, params, self._store.passage_tokens, pool.passage_rows),
+            positive_index=pool.positive_index,
+        )
+        return {"average_rank": ranks.average_rank, "mrr": ranks.mrr}
+
+    def _encode(
+        self,
+        role: Role,
+        params: Any,
+        tokens_of: Callable[[np.ndarray], Tokens],
+        rows: np.ndarray,
+        *,
+        task: str | None = None,
+    ) -> np.ndarray:
+        """Embeddings of rows, in blocks whose parts the hosts prepare."""
+        size = self._config.batch_size * 2
+        size += -size % (self._partitioner.batch_devices)
+        mine = self._partitioner.host_share.rows(size)
+        blocks = []
+        for start in range(0, len(rows), size):
+            block = np.resize(rows[start : start + size], size)
+            tokens = self._partitioner.put_batch(tokens_of(block[mine]))
+            blocks.append(np.asarray(self._encode_tokens(params, tokens, role=role, task=task)))
+        return np.concatenate(blocks)[: len(rows)]
+
+
+def _with_positives(queries: TokenizedQueries) -> TokenizedQueries:
+    """Those whose gold is in the collection: evaluation keeps the others, a loss cannot."""
+    rows = np.flatnonzero(queries.positives.lengths)
+    where = f"task {queries.task!r}, split {queries.split!r}"
+    if not len(rows):
+        raise DataError(
+            f"none of {len(queries)} queries has a positive",
+            where=where,
+            expected="queries to validate with",
+            fix="leave the task out, or bind train.validation = None",
+        )
+    if len(rows) == len(queries):
+        return queries
+    logger.info("%s: %d of %d queries have a positive", where, len(rows), len(queries))
+    return queries_of(queries, rows)
+
+
+def _usable(size: int, partitioner: Partitioner) -> int:
+    """The largest batch of distinct queries that the devices can share; their number at least."""
+    devices = partitioner.batch_devices
+    return max(devices, size - size % devices)
+
+
+def _encoder(model: nn.Module, partitioner: Partitioner) -> Callable[..., jax.Array]:
+    def apply(params: Any, tokens: Tokens, *, role: Role, task: str | None) -> jax.Array:
+        encoded: Any = model.apply(
+            {"params": params}, tokens, role=role, task=task, method="encode"
+        )
+        return encoded.embeddings
+
+    return jax.jit(apply, out_shardings=partitioner.replicated, static_argnames=("role", "task"))

@@ -1,0 +1,1 @@
+"""One module per taser command: arguments in, artefacts out."""

@@ -1,0 +1,272 @@
+"""`taser analyze`: which parameters of trained models serve which task."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from taser_jax import hosts
+from taser_jax.analysis.commitment import Averages, make_advance
+from taser_jax.analysis.config import AnalysisConfig
+from taser_jax.analysis.figures import figures
+from taser_jax.analysis.findings import CommitmentRow, Findings, Specialties
+from taser_jax.analysis.sensitivity import Sensitivities, TaskLoss, make_measure
+from taser_jax.analysis.specialty import Bounds, count_leaf, entropy_edges, on_host
+from taser_jax.analysis.tables import csv_files, to_markdown
+from taser_jax.assembly.data import training_queries
+from taser_jax.assembly.plans import DeviceTaskBatches
+from taser_jax.batch import Batch
+from taser_jax.commands.analyzed_models import AnalyzedModel, open_models
+from taser_jax.commands.checkpoint_commitment import (
+    measured_commitments,
+    saved_commitments,
+    steps_to_compare,
+)
+from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError
+from taser_jax.models.dual_encoder import parameter_count
+from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
+from taser_jax.progress import logger, phase, track
+from taser_jax.retrieval.artifacts import replacing
+from taser_jax.training.step import ObjectiveConfig, make_loss
+
+_FLOAT_BYTES = 4
+
+
+def analyze(
+    *,
+    model_dirs: Mapping[str, str] | Sequence[str] | str,
+    token_store: str,
+    output_dir: str,
+    steps: Sequence[int] | None = None,
+    tasks: Sequence[str] | None = None,
+    negatives_dirs: Sequence[str] = (),
+    config: AnalysisConfig = AnalysisConfig(),
+    batching: TaskBatchingConfig = TaskBatchingConfig(),
+    objective: ObjectiveConfig = ObjectiveConfig(),
+    num_chunks: int = 1,
+    mesh: MeshConfig = MeshConfig(),
+) -> Findings:
+    """Task-specific sensitivities, task entropy and commitment of trained models.
+
+    At every checkpoint |g·θ| of each parameter and task is averaged over training batches, without
+    dropout, and divided by the task's median. `output_dir` then holds analysis.md and, each as PNG
+    and CSV, sensitivity (and sensitivity_log), entropy, temperature, specialty and, where a model
+    has several checkpoints, commitment. They are written after every model.
+
+    Commitment runs moving averages, from zero, over the checkpoints in order: `num_batches` further
+    batches enter at each, as if training had stood still there. No batch comes twice. Beside them
+    "own" is T-SAGE's moving average as the training saved it, where it did.
+
+    Args:
+        model_dirs: directories that `taser train` wrote: name -> directory, or a list, or one.
+        token_store: whose training queries are drawn from; of the models' vocabulary.
+        output_dir: where tables and figures go.
+        steps: checkpoints to look at; None means all that were kept.
+        tasks: two or more; None means all of the token store with a train split.
+        negatives_dirs: hard negatives from `taser mine`, as in training.
+        config: what is measured.
+        batching: sizes of the tasks' batches; give what training was given.
+        objective: the loss's temperature; a routing regulariser is not part of sensitivities.
+        num_chunks: GradCache chunks of each batch, to bound memory.
+        mesh: devices along each mesh axis.
+
+    Returns:
+        What was found.
+    """
+    partitioner = Partitioner(make_mesh(mesh))
+    store = TokenStore.open(token_store)
+    queries = training_queries(store, task_names=tasks, negatives_dirs=negatives_dirs)
+    _check_tasks(list(queries), config)
+    stream = TaskBatchStream(
+        store,
+        queries,
+        batching,
+        num_devices=partitioner.batch_devices,
+        num_chunks=num_chunks,
+        share=partitioner.host_share,
+    )
+    batches = DeviceTaskBatches(stream, queries, partitioner)
+    models = open_models(model_dirs, steps=steps, store=store, partitioner=partitioner)
+    pairs = {model.name: steps_to_compare(model, config) for model in models}
+    # Models of one configuration share what is compiled.
+    programs = {
+        model.configuration: _programs(
+            _task_losses(model, list(queries), objective=objective, num_chunks=num_chunks), config
+        )
+        for model in models
+    }
+    _check_losses(models, programs, batches)
+    hosts.require_same({"data": stream.fingerprint, "settings": repr((config, model_dirs, steps))})
+
+    findings = Findings(
+        tasks=list(queries),
+        bounds=config.bounds,
+        temperatures=config.all_temperatures,
+        specialties=(),
+        judged_at=config.judged_at,
+        largest_shown=config.largest_shown,
+    )
+    with jax.set_mesh(partitioner.mesh):
+        for model in models:
+            _tell(model, stream, config)
+            draw = functools.partial(_draw, batches, model.name)
+            program = programs[model.configuration]
+            specialties = _specialties(model, program.measure, draw, config)
+            commitments: list[CommitmentRow] = []
+            if pairs[model.name]:
+                commitments = saved_commitments(model, pairs[model.name], config)
+                commitments += measured_commitments(
+                    model, program.advance, draw, pairs[model.name], config, tasks=findings.tasks
+                )
+            findings = dataclasses.replace(
+                findings,
+                specialties=(*findings.specialties, *specialties),
+                commitments=(*findings.commitments, *commitments),
+            )
+            if hosts.is_first():
+                _write(findings, pathlib.Path(output_dir), _measured(stream, store, config))
+    logger.info("tables and figures: %s", pathlib.Path(output_dir) / "analysis.md")
+    return findings
+
+
+def _check_tasks(tasks: Sequence[str], config: AnalysisConfig) -> None:
+    if len(tasks) < 2:
+        raise ConfigError(
+            f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}: {', '.join(tasks) or 'none'}",
+            where="TASKS",
+            expected="two or more, which parameters can be specific to",
+            fix="take a token store with several tasks, or name more in TASKS",
+        )
+    entropy_edges(len(tasks), config.bounds)
+
+
+def _task_losses(
+    model: AnalyzedModel, tasks: Sequence[str], *, objective: ObjectiveConfig, num_chunks: int
+) -> dict[str, TaskLoss]:
+    """The contrastive loss of each task's batch, without dropout and regulariser."""
+    plain = dataclasses.replace(objective, regularizer=None)
+    loss = make_loss(model.model, objective=plain, num_chunks=num_chunks, train=False)
+
+    def of_task(params: Any, batch: Batch, *, task: str) -> jax.Array:
+        return loss(params, batch, step=jnp.zeros((), jnp.int32), task=task)[0]
+
+    return {task: functools.partial(of_task, task=task) for task in tasks}
+
+
+class _Programs(NamedTuple):
+    """What is compiled for a model configuration: losses, means, moving averages."""
+
+    losses: dict[str, TaskLoss]
+    measure: Callable[..., Sensitivities]
+    advance: Callable[..., Averages]
+
+
+def _programs(losses: dict[str, TaskLoss], config: AnalysisConfig) -> _Programs:
+    return _Programs(
+        losses,
+        make_measure(losses, over=config.median_over),
+        make_advance(losses, betas=config.betas, over=config.median_over),
+    )
+
+
+def _check_losses(
+    models: Sequence[AnalyzedModel],
+    programs: Mapping[str, _Programs],
+    batches: DeviceTaskBatches,
+) -> None:
+    """Traces every loss, so that a model the batches do not fit is met before any compute."""
+    _, batch = next(iter(batches.iterate(0, 1)))
+    for model in models:
+        for task, loss in programs[model.configuration].losses.items():
+            jax.eval_shape(loss, model.params, batch[task])
+
+
+def _draw(
+    batches: DeviceTaskBatches, name: str, start: int, count: int
+) -> Iterator[dict[str, Batch]]:
+    """Batches start .. start + count − 1 of the training's stream, on the devices."""
+    found = batches.iterate(start, start + count)
+    for _, batch in track(found, f"{name}: batches of every task", total=count):
+        yield batch
+
+
+def _specialties(
+    model: AnalyzedModel,
+    measure: Callable[..., Sensitivities],
+    draw: Callable[[int, int], Iterator[dict[str, Batch]]],
+    config: AnalysisConfig,
+) -> list[Specialties]:
+    """Counts at every step of a model, all from the same batches."""
+    found = []
+    for step in model.steps:
+        with phase(f"{model.name}, step {step}: sensitivities"):
+            sensitivities = measure(
+                model.restore(step),
+                draw(config.first_batch, config.num_batches),
+                where=str(model.checkpoint(step)),
+            )
+            found.append(Specialties(model.name, step, _count(sensitivities, config)))
+    return found
+
+
+def _count(sensitivities: Sensitivities, config: AnalysisConfig) -> dict[str, Any]:
+    return {
+        path: on_host(
+            count_leaf(
+                leaf,
+                sensitivities.medians,
+                bounds=config.bounds,
+                temperatures=config.all_temperatures,
+                sharding=leaf[0].sharding,
+            )
+        )
+        for path, leaf in sensitivities.leaves().items()
+    }
+
+
+def _tell(model: AnalyzedModel, stream: TaskBatchStream, config: AnalysisConfig) -> None:
+    """Logs what memory it takes, and whether batches are those of the training."""
+    size = _FLOAT_BYTES * len(stream.tasks) * parameter_count(model.params)
+    logger.info(
+        "%s: %.2f GB of sensitivities and %.2f GB of moving averages over all devices",
+        *(model.name, size / 1e9, size * len(config.betas) / 1e9),
+    )
+    trained_on = model.facts.get("data_fingerprint")
+    if trained_on is not None and trained_on != stream.fingerprint:
+        logger.info(
+            "%s: batches are not those it was trained on (another size, seed, task, negatives or "
+            "number of devices)",
+            model.name,
+        )
+
+
+def _measured(stream: TaskBatchStream, store: TokenStore, config: AnalysisConfig) -> str:
+    sizes = ", ".join(f"{task} {size}" for task, size in stream.batch_sizes.items())
+    end = config.first_batch + config.num_batches - 1
+    return (
+        f"Mean |g·θ| over {config.num_batches} batches a task ({config.first_batch} to {end} of "
+        f"the training's stream) of {store.metadata.collection}, without dropout, divided by each "
+        f"task's median over {config.median_over.value} parameters. Queries a batch: {sizes}."
+    )
+
+
+def _write(findings: Findings, directory: pathlib.Path, measured: str) -> None:
+    for name, text in csv_files(findings).items():
+        with replacing(directory / name) as scratch:
+            scratch.write_text(text, encoding="utf-8")
+    for name, figure in figures(findings).items():
+        with replacing(directory / name) as scratch:
+            figure.savefig(scratch, format="png")
+    with replacing(directory / "analysis.md") as scratch:
+        scratch.write_text(to_markdown(findings, measured=measured), encoding="utf-8")
+
+
+CONFIGURABLES = (AnalysisConfig, Bounds, MeshConfig, ObjectiveConfig, TaskBatchingConfig)

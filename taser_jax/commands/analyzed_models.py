@@ -1,0 +1,152 @@
+"""The checkpoints that an analysis looks at: names, steps, parameters sharded over the mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+from etils import epath
+
+from taser_jax.assembly.data import fit_vocabulary
+from taser_jax.assembly.model_directory import (
+    RUN_FILE,
+    VOCABULARY,
+    check_vocabulary_directory,
+    read_model_config,
+)
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError
+from taser_jax.models import config_io
+from taser_jax.models.build import build_model
+from taser_jax.models.dual_encoder import abstract_params, logical_axes
+from taser_jax.partitioning import Partitioner
+from taser_jax.training.checkpoints import restore_params_from
+
+
+@dataclasses.dataclass(frozen=True)
+class AnalyzedModel:
+    """One model directory and the steps of it to look at.
+
+    Attributes:
+        name: in tables and figures.
+        directory: that `taser train` wrote.
+        model: the dual encoder.
+        params: shapes, dtypes and shardings of its parameters.
+        steps: of the checkpoints, ascending.
+        configuration: of the model; models with the same one share what is compiled.
+        facts: of run.json.
+    """
+
+    name: str
+    directory: epath.Path
+    model: nn.Module
+    params: Any
+    steps: tuple[int, ...]
+    configuration: str
+    facts: Mapping[str, Any]
+
+    def checkpoint(self, step: int) -> epath.Path:
+        """The directory of a step."""
+        return self.directory / f"checkpoint_{step}"
+
+    def restore(self, step: int) -> Any:
+        """The parameters at a step, on the devices."""
+        return restore_params_from(self.checkpoint(step), abstract_params=self.params)
+
+
+def open_models(
+    model_dirs: Mapping[str, str] | Sequence[str] | str,
+    *,
+    steps: Sequence[int] | None,
+    store: TokenStore,
+    partitioner: Partitioner,
+) -> list[AnalyzedModel]:
+    """Opens and checks all models; reads no parameters yet.
+
+    Args:
+        model_dirs: name -> directory; or directories, whose last parts are then the names.
+        steps: of every model; None takes all checkpoints there are.
+        store: tokens; must be of the models' vocabulary.
+        partitioner: decides the shardings.
+
+    Raises:
+        ConfigError: no model, a name twice, no model in a directory, or no such step.
+        FingerprintError: the store has another vocabulary.
+    """
+    return [
+        _open(name, directory, steps, store=store, partitioner=partitioner)
+        for name, directory in _named(model_dirs).items()
+    ]
+
+
+def _named(model_dirs: Mapping[str, str] | Sequence[str] | str) -> dict[str, str]:
+    if isinstance(model_dirs, Mapping):
+        named = dict(model_dirs)
+    else:
+        directories = [model_dirs] if isinstance(model_dirs, str) else list(model_dirs)
+        named = {epath.Path(directory).name: directory for directory in directories}
+        if len(named) < len(directories):
+            raise ConfigError(
+                "two model directories of the same name",
+                where="MODEL_DIRS",
+                expected="names that tell them apart",
+                fix="give names: {'naive': 'first/model', 'T-SAGE': 'second/model'}",
+            )
+    if not named:
+        raise ConfigError("no model directory", where="MODEL_DIRS", fix="name at least one")
+    return named
+
+
+def _open(
+    name: str,
+    model_dir: str,
+    steps: Sequence[int] | None,
+    *,
+    store: TokenStore,
+    partitioner: Partitioner,
+) -> AnalyzedModel:
+    directory = epath.Path(model_dir)
+    config = read_model_config(directory)
+    check_vocabulary_directory(directory / VOCABULARY, store)
+    fit_vocabulary(config, store)
+    model = build_model(config)
+    shapes = abstract_params(model)
+    shardings = partitioner.param_shardings(logical_axes(model), shapes)
+    facts = directory / RUN_FILE
+    return AnalyzedModel(
+        name=name,
+        directory=directory,
+        model=model,
+        params=jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            shapes,
+            shardings,
+        ),
+        steps=_steps(directory, steps),
+        configuration=config_io.to_json(config),
+        facts=json.loads(facts.read_text(encoding="utf-8")) if facts.is_file() else {},
+    )
+
+
+def _steps(directory: epath.Path, wanted: Sequence[int] | None) -> tuple[int, ...]:
+    names = (re.fullmatch(r"checkpoint_(\d+)", path.name) for path in directory.iterdir())
+    there = sorted(int(name.group(1)) for name in names if name)
+    if not there:
+        raise ConfigError(
+            "no finished checkpoint", where=str(directory), fix="train the model first"
+        )
+    missing = [step for step in wanted or () if step not in there]
+    if missing:
+        raise ConfigError(
+            f"no checkpoint of step {', '.join(map(str, missing))}",
+            where=str(directory),
+            expected=f"some of {', '.join(map(str, there))}",
+            fix="correct STEPS; `--gin.CheckpointConfig.keep_latest=1000` makes `taser train` keep "
+            "all checkpoints, one every CHECKPOINT_PERIOD steps",
+        )
+    return tuple(sorted(set(wanted))) if wanted else tuple(there)

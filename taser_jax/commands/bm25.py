@@ -1,0 +1,62 @@
+"""`taser bm25`: the sparse baseline, into run files."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+from taser_jax.commands.inputs import run_path, tasks_with
+from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.hosts import first_host_only
+from taser_jax.progress import phase
+from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
+from taser_jax.retrieval.runs import Run, write_trec_run
+
+
+@first_host_only
+def bm25(
+    *,
+    data_dir: str,
+    collection: str,
+    output_dir: str,
+    index_dir: str,
+    split: str = "test",
+    tasks: Sequence[str] | None = None,
+    k: int = 100,
+    config: Bm25Config = Bm25Config(),
+) -> list[pathlib.Path]:
+    """Searches queries with BM25 over title and text, one run file a task.
+
+    Args:
+        data_dir: where collections lie.
+        collection: the collection.
+        output_dir: run files go there as `<task>.<split>.trec`.
+        index_dir: the index is built there once and reused.
+        split: whose queries.
+        tasks: which tasks; None means all that have the split.
+        k: results a query.
+        config: parameters of the score.
+
+    Returns:
+        The run files.
+    """
+    store = PassageStore.open(data_dir, collection)
+    index = Bm25Index.build(
+        (title_and_text(passage) for passage in store.iterate()),
+        index_dir,
+        config=config,
+        fingerprints={"collection": store.fingerprint},
+    )
+    paths = []
+    for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
+        queries = list(QuerySet.open(data_dir, collection, task, split))
+        with phase(f"BM25 search of {task} {split}"):
+            result = index.search([query.text for query in queries], k)
+        run = Run.of([query.id for query in queries], result)
+        path = run_path(output_dir, task, split)
+        paths.append(path)
+        write_trec_run(path, run, ids=store.ids, tag="bm25")
+    return paths
+
+
+CONFIGURABLES = (Bm25Config,)

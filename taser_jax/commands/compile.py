@@ -1,0 +1,378 @@
+"""`taser compile`: a recipe, compiled for a TPU pod on a machine that has none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from etils import epath
+
+from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.data import (
+    fit_vocabulary,
+    lengths,
+    open_store,
+    training_queries,
+)
+from taser_jax.assembly.model_directory import embed
+from taser_jax.assembly.plans import BatchPlan, make_plan
+from taser_jax.assembly.program import StepProgram, make_step_program
+from taser_jax.batch import Role, Tokens
+from taser_jax.commands import train
+from taser_jax.compilation.ahead_of_time import (
+    CompiledStep,
+    CompilerEffort,
+    OutOfMemory,
+    compile_step,
+)
+from taser_jax.compilation.report import StepRefusal, StepReport
+from taser_jax.compilation.topologies import Topology, one_host, open_topology
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError
+from taser_jax.models.bert import Remat
+from taser_jax.models.build import ModelConfig, build_model, remat
+from taser_jax.models.dual_encoder import abstract_params
+from taser_jax.models.flops import forward_flops, training_flops
+from taser_jax.partitioning import Partitioner, make_mesh
+from taser_jax.progress import logger, phase
+from taser_jax.retrieval.embeddings import EncodeConfig
+from taser_jax.storage import storage_errors
+
+REPORT_JSON, REPORT_TEXT = "report.json", "report.txt"
+_TRAINING, _ENCODING = "training step", "encoding of passages, on one host"
+
+
+def compile_recipe(
+    *,
+    topology: str | None,
+    model: ModelConfig,
+    training: TrainingConfig,
+    feature_lengths: Mapping[str, int] | None = None,
+    num_slices: int = 1,
+    task_sizes: Mapping[str, int] | None = None,
+    token_store: str = "",
+    tasks: Sequence[str] | None = None,
+    encoding: EncodeConfig | None = EncodeConfig(),
+    compiler_effort: CompilerEffort = CompilerEffort.FULL,
+    output_dir: str = "",
+) -> list[StepReport]:
+    """Compiles the steps of a training recipe for a TPU topology, with no TPU and no data.
+
+    The TPU compiler comes with libtpu (the extra `tpu`). Prints for each step, the training step
+    and the encoding of passages: memory of a device against the chip's, FLOPs against the model's
+    formulas, bytes, collectives, float32 products, and a roofline estimate. Nothing is run: times
+    are bounds, not measurements. What is known is printed and written before a step that does not
+    fit ends the command.
+
+    Args:
+        topology: "<generation>:<chips along each axis>", such as v5e:4x4.
+        model: the dual encoder.
+        training: how it is trained; mesh, batch and chunks are what matters here.
+        feature_lengths: {"query": ..., "passage": ...}, tokens.
+        num_slices: slices of the topology.
+        task_sizes: task -> training queries, for recipes with a batch of every task.
+        token_store: in place of `task_sizes` and `feature_lengths`, tokens to take them from.
+        tasks: tasks to train on, of those in the token store.
+        encoding: batches of passages to encode; None compiles the training step alone.
+        compiler_effort: full, as a training run gets, or quick.
+        output_dir: where report.json and report.txt go; empty writes no files.
+
+    Returns:
+        A report for each step, if all of them fit.
+
+    Raises:
+        ConfigError: no such topology, a mesh or batch that does not fit its devices, no libtpu, or
+            a step that needs more memory than a chip has; the message says what would fit.
+    """
+    # Nothing runs: the TPU of this machine, if it had one, is left alone.
+    jax.config.update("jax_platforms", "cpu")
+    target = open_topology(topology, num_slices=num_slices)
+    store = open_store(token_store, dry_run=not token_store)
+    model_config = fit_vocabulary(model, store)
+    query_length, passage_length = lengths(store, _known_lengths(feature_lengths, store))
+    partitioner = Partitioner(make_mesh(training.mesh, devices=target.devices), training.rules)
+    module = build_model(model_config)
+    plan = make_plan(
+        training.batching,
+        training.multitask,
+        num_chunks=training.num_chunks,
+        query_length=query_length,
+        passage_length=passage_length,
+        partitioner=partitioner,
+        store=store,
+        queries={} if store is None else training_queries(store, task_names=tasks),
+        query_tasks=model_config.query_tasks,
+        task_sizes=task_sizes,
+    )
+    program = make_step_program(
+        module,
+        plan,
+        partitioner=partitioner,
+        optimizer=training.optimizer,
+        objective=training.objective,
+        total_steps=training.total_steps,
+        seed=training.seed,
+        query_length=query_length,
+        passage_length=passage_length,
+    )
+    with storage_errors(output_dir):
+        output = epath.Path(output_dir) if output_dir else None
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+        logger.info(
+            "compiling for %d devices with %s effort: this takes minutes",
+            partitioner.mesh.size,
+            compiler_effort.value,
+        )
+        reports = _Reports(output)
+        _training_report(
+            reports,
+            target,
+            model_config,
+            training,
+            plan=plan,
+            program=program,
+            partitioner=partitioner,
+            effort=compiler_effort,
+        )
+        if encoding is not None:
+            _encoding_report(
+                reports,
+                target,
+                model_config,
+                module,
+                encoding,
+                length=passage_length,
+                effort=compiler_effort,
+            )
+    return [report for report in reports.all if isinstance(report, StepReport)]
+
+
+class _Reports:
+    """Prints and writes each report as soon as there is one: a later step may not fit.
+
+    Args:
+        output: directory of the files; None writes none.
+    """
+
+    def __init__(self, output: epath.Path | None) -> None:
+        self._output = output
+        self.all: list[StepReport | StepRefusal] = []
+
+    def add(self, report: StepReport | StepRefusal) -> None:
+        self.all.append(report)
+        print(f"{report}\n", flush=True)
+        if self._output is not None:
+            (self._output / REPORT_TEXT).write_text("\n\n".join(map(str, self.all)) + "\n")
+            facts = [report.as_json() for report in self.all]
+            (self._output / REPORT_JSON).write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def _known_lengths(given: Mapping[str, int] | None, store: TokenStore | None) -> Mapping[str, int]:
+    if store is None and not given:
+        raise ConfigError(
+            "no lengths of queries and passages",
+            where="TASK_FEATURE_LENGTHS",
+            expected="{'query': 256, 'passage': 256}, or a token store",
+            fix="set TASK_FEATURE_LENGTHS in the recipe, or --gin.TOKEN_STORE=...",
+        )
+    return given or {}
+
+
+def _training_report(
+    reports: _Reports,
+    target: Topology,
+    model_config: ModelConfig,
+    training: TrainingConfig,
+    *,
+    plan: BatchPlan,
+    program: StepProgram,
+    partitioner: Partitioner,
+    effort: CompilerEffort,
+) -> None:
+    state = program.placed_state
+    batch = jax.tree.map(
+        lambda leaf: _placed(leaf, partitioner.batch_sharding), plan.abstract_batch()
+    )
+    queries = sum(shape.queries for shape in plan.shapes)
+    passages = sum(shape.passages for shape in plan.shapes)
+    _report(
+        reports,
+        _TRAINING,
+        target,
+        compile_=lambda: compile_step(
+            program.train_step, state, batch, mesh=partitioner.mesh, effort=effort
+        ),
+        describe=lambda compiled: StepReport(
+            name=_TRAINING,
+            about=f"{queries} queries and {passages} passages over "
+            f"{partitioner.batch_devices} parts",
+            topology=target,
+            mesh=dict(partitioner.mesh.shape),
+            compiled=compiled,
+            model_flops=sum(training_flops(model_config, shape) for shape in plan.shapes)
+            / partitioner.mesh.size,
+            copied=program.copied_axes,
+        ),
+        advise=lambda needed, available: what_would_fit(
+            model_config,
+            training,
+            partitioner=partitioner,
+            smallest_batch=min(shape.queries for shape in plan.shapes),
+            needed=needed,
+            available=available,
+            state_bytes=sum(map(_bytes_of_a_device, jax.tree.leaves(state))),
+        ),
+    )
+
+
+def _encoding_report(
+    reports: _Reports,
+    target: Topology,
+    model_config: ModelConfig,
+    module: nn.Module,
+    encoding: EncodeConfig,
+    *,
+    length: int,
+    effort: CompilerEffort,
+) -> None:
+    """Passages as `taser encode` does them: each host its own, on copies of the parameters."""
+    host = one_host(target)
+    partitioner = Partitioner(make_mesh(devices=host.devices))
+    devices = partitioner.batch_devices
+    multiple = devices * -(-max(encoding.batch_multiple, 8) // devices)
+    encoding = dataclasses.replace(encoding, batch_multiple=multiple)
+    size = encoding.batch_size(length, platform="tpu")
+    params = jax.tree.map(
+        lambda leaf: _placed(leaf, partitioner.replicated), abstract_params(module)
+    )
+    tokens = jax.eval_shape(
+        lambda: Tokens(
+            ids=jnp.zeros((size, length), jnp.int32), mask=jnp.zeros((size, length), bool)
+        )
+    )
+    tokens = jax.tree.map(lambda leaf: _placed(leaf, partitioner.batch_sharding), tokens)
+    static = {"model": module, "role": Role.PASSAGE, "task": None}
+    _report(
+        reports,
+        _ENCODING,
+        host,
+        compile_=lambda: compile_step(
+            embed, params, tokens, mesh=partitioner.mesh, effort=effort, **static
+        ),
+        describe=lambda compiled: StepReport(
+            name=_ENCODING,
+            about=f"{size} passages of {length} tokens",
+            topology=host,
+            mesh=dict(partitioner.mesh.shape),
+            compiled=compiled,
+            model_flops=forward_flops(model_config, batch_size=size, length=length) / devices,
+        ),
+        advise=lambda *_: (
+            f"lower BATCH_TOKENS, now {encoding.batch_tokens:,}; it decides the batch"
+        ),
+    )
+
+
+def _report(
+    reports: _Reports,
+    name: str,
+    target: Topology,
+    *,
+    compile_: Callable[[], CompiledStep],
+    describe: Callable[[CompiledStep], StepReport],
+    advise: Callable[[int, int], str],
+) -> None:
+    """Compiles a step and reports it, fitting or not; only then raises `ConfigError` if not."""
+    try:
+        with phase(f"compile the {name}"):
+            compiled = compile_()
+    except OutOfMemory as error:
+        needed, available = error.needed, error.available
+        reports.add(StepRefusal(name=name, topology=target, needed=needed, available=available))
+    else:
+        report = describe(compiled)
+        reports.add(report)
+        # The compiler lets pass more than the chip is said to have.
+        needed, available = compiled.memory.peak, target.chip.hbm_bytes
+        if report.fits:
+            return
+    raise ConfigError(
+        f"the {name} needs {needed / 2**30:.2f} GiB of a device",
+        where=target.name,
+        expected=f"at most the {available / 2**30:.2f} GiB that the chip leaves to it",
+        fix=advise(needed, available),
+    )
+
+
+def _placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _bytes_of_a_device(leaf: jax.ShapeDtypeStruct) -> int:
+    assert leaf.sharding is not None
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
+# Parameters, gradients and moments that leave this share of the memory to activations.
+_STATE_SHARE = 0.5
+
+
+def what_would_fit(
+    model: ModelConfig,
+    training: TrainingConfig,
+    *,
+    partitioner: Partitioner,
+    smallest_batch: int,
+    needed: int,
+    available: int,
+    state_bytes: int,
+) -> str:
+    """The settings to change, by what takes the memory.
+
+    Args:
+        model: its rematerialisation.
+        training: its chunks.
+        partitioner: devices along each axis.
+        smallest_batch: queries of the step's smallest batch.
+        needed: bytes of a device.
+        available: bytes a device has.
+        state_bytes: of `needed`, parameters and optimiser state.
+    """
+    fixes = []
+    room = available * _STATE_SHARE
+    if state_bytes > room:
+        free = partitioner.mesh.shape["data"] * partitioner.mesh.shape["fsdp"]
+        now = partitioner.mesh.shape["fsdp"]
+        splits = [size for size in range(now + 1, free + 1) if free % size == 0]
+        wide = [size for size in splits if state_bytes * now / size <= room]
+        if splits:
+            fixes.append(
+                f"MESH_FSDP={(wide or splits[-1:])[0]} splits parameters and optimiser state"
+            )
+        else:
+            fixes.append("more chips, or NUM_MODEL_PARTITIONS, to split parameters and state")
+    activations = needed - state_bytes
+    if activations > available - min(state_bytes, room):
+        if remat(model) is Remat.NONE:
+            fixes.append("REMAT=block recomputes each block in the backward pass")
+        rows = smallest_batch // partitioner.batch_devices
+        factor = activations / max(available - min(state_bytes, room), 1)
+        chunks = [
+            size
+            for size in range(training.num_chunks + 1, rows + 1)
+            if rows % size == 0 and size >= factor * training.num_chunks
+        ]
+        if chunks:
+            fixes.append(f"NUM_CHUNKS={chunks[0]} encodes a part of the batch at a time")
+    fixes.append("more chips, over which the batch is split")
+    return "; or ".join(fixes)
+
+
+CONFIGURABLES = (train.train, EncodeConfig, *train.CONFIGURABLES)

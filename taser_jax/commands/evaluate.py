@@ -1,0 +1,314 @@
+"""`taser evaluate`: run files against qrels or answers, into a result file and a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from taser_jax.commands.inputs import PassageHeads, answer_matcher, read_task_run, tasks_with
+from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.prepare.kilt import gold_path
+from taser_jax.data.readers.kilt import KiltQuery, Outputs, read_queries
+from taser_jax.errors import ConfigError
+from taser_jax.evaluation.answers import AnswerMatch
+from taser_jax.evaluation.dpr_results import RetrievalResult, RetrievedPassage, write_dpr_results
+from taser_jax.evaluation.kilt import (
+    evaluate_pages,
+    is_page_measure,
+    ranked_pages,
+    write_predictions,
+)
+from taser_jax.evaluation.metrics import (
+    Evaluation,
+    evaluate_answers,
+    evaluate_qrels,
+    group_averages,
+    qrels_of,
+)
+from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.evaluation.results import (
+    SystemResult,
+    TaskResult,
+    read_results,
+    write_per_query,
+    write_result,
+)
+from taser_jax.hosts import first_host_only
+from taser_jax.progress import logger, phase
+from taser_jax.retrieval.runs import Run
+
+
+class Judge(enum.Enum):
+    """What makes a passage right: being a positive of the query, or containing an answer.
+
+    KILT: being of a gold page, for measures that start with Page; being a positive, for others.
+    """
+
+    QRELS = "qrels"
+    ANSWERS = "answers"
+    KILT = "kilt"
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """How runs are scored.
+
+    Attributes:
+        judge: positives, answers in the passage's body, or KILT's pages and positives.
+        measures: R@k is the share of queries with a hit at rank k or better (DPR's top-k
+            accuracy, "Recall@k" in the papers' tables); also MRR@k, nDCG@k, Recall@k, MAP, Rprec;
+            by KILT's pages PageRprec, PageRecall@k and PageP@k.
+        match: how answers are looked for; regex for CuratedTREC.
+        page_only_tasks: tasks with measures that start with Page alone, since their gold is whole
+            pages (AIDA); averages of the others are without them.
+    """
+
+    judge: Judge = Judge.QRELS
+    measures: tuple[str, ...] = ("R@1", "R@5", "R@20", "MRR@10", "nDCG@10")
+    match: AnswerMatch = AnswerMatch.STRING
+    page_only_tasks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        has_pages = any(map(is_page_measure, self.measures))
+        if self.page_only_tasks and not (self.judge is Judge.KILT and has_pages):
+            raise ConfigError(
+                f"page_only_tasks {self.page_only_tasks}, judge {self.judge.value!r}, measures "
+                + ", ".join(self.measures),
+                where="EvaluationConfig",
+                expected="judge 'kilt' and a measure that starts with Page",
+                fix="add PageRprec, or leave page_only_tasks out",
+            )
+
+    def measures_of(self, task: str) -> tuple[str, ...]:
+        """The measures that a task is scored by."""
+        measures = tuple(self.measures)
+        if task in self.page_only_tasks:
+            return tuple(filter(is_page_measure, measures))
+        return measures
+
+
+@first_host_only
+def evaluate(
+    *,
+    runs_dir: str,
+    data_dir: str,
+    collection: str,
+    output_dir: str,
+    system: str,
+    split: str = "test",
+    tasks: Sequence[str] | None = None,
+    config: EvaluationConfig = EvaluationConfig(),
+    parameters: int | None = None,
+    dpr_results: bool = False,
+    details: Mapping[str, str] | None = None,
+) -> SystemResult:
+    """Scores a system's runs and rebuilds the table of all systems in `output_dir`.
+
+    Averages go over all queries of the split; a query that the run lacks counts as zero.
+
+    Args:
+        runs_dir: run files of the split.
+        data_dir: where collections lie.
+        collection: the collection.
+        output_dir: gets results/<system>.json, per-query values and table.md, .csv, .png; judged
+            by KILT's pages also kilt/*.jsonl, predictions that KILT's own script reads.
+        system: the row's name.
+        split: whose queries.
+        tasks: which tasks; None means all that have the split.
+        config: how runs are scored.
+        parameters: of the model, for the table.
+        dpr_results: also write DPR's results JSON (FiD-ready) for every task.
+        details: further columns of the row, name -> text.
+
+    Returns:
+        The system's row.
+    """
+    store = PassageStore.open(data_dir, collection)
+    heads = PassageHeads(store)
+    _check_page_only_tasks(config, tasks_with(data_dir, collection, split=split))
+    evaluations = {}
+    for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
+        queries = QuerySet.open(data_dir, collection, task, split)
+        run = read_task_run(runs_dir, queries, store)
+        with phase(f"evaluate {system} on {task} {split}"):
+            evaluation = judge_run(run, queries, heads, config)
+        name = f"{system}.{task}.{split}".replace("/", "-").replace(" ", "_")
+        write_per_query(pathlib.Path(output_dir) / "per_query" / f"{name}.csv", evaluation)
+        if dpr_results:
+            path = pathlib.Path(output_dir) / "dpr_results" / f"{name}.json"
+            _write_dpr_results(path, run, queries, store, config)
+        if config.judge is Judge.KILT:
+            path = pathlib.Path(output_dir) / "kilt" / f"{name}.jsonl"
+            write_kilt_predictions(path, run, queries, heads)
+        evaluations[task] = evaluation
+    results = {task: TaskResult.of(evaluation) for task, evaluation in evaluations.items()}
+    result = SystemResult(
+        system=system,
+        tasks=results,
+        parameters=parameters,
+        fingerprint=store.fingerprint,
+        details=dict(details or {}),
+    )
+    write_result(pathlib.Path(output_dir) / "results", result)
+    # Pages alone may be what all of these tasks are judged by.
+    measures = [
+        name
+        for name in config.measures
+        if any(name in found.values for found in evaluations.values())
+    ]
+    write_table(output_dir, by_task=measures[-1])
+    averages = {
+        name: group_averages(
+            {
+                task: Evaluation(found.query_ids, {name: found.values[name]})
+                for task, found in evaluations.items()
+                if name in found.values
+            }
+        )
+        for name in measures
+    }
+    means = ", ".join(f"{name} {found.macro[name]:.4f}" for name, found in averages.items())
+    logger.info("%s: %s (macro: mean over %d tasks)", system, means, len(results))
+    if len(evaluations) > 1:
+        pooled = ", ".join(f"{name} {found.micro[name]:.4f}" for name, found in averages.items())
+        logger.info("%s: %s (micro: all queries pooled)", system, pooled)
+    logger.info("table of all systems: %s", pathlib.Path(output_dir) / "table.md")
+    return result
+
+
+def judge_run(
+    run: Run,
+    queries: QuerySet,
+    heads: PassageHeads,
+    config: EvaluationConfig,
+) -> Evaluation:
+    """Scores one run.
+
+    Raises:
+        ConfigError: answers are asked for and no query has any, or KILT's pages and the task was
+            not prepared from KILT's files.
+    """
+    measures = config.measures_of(queries.task)
+    if config.judge is Judge.QRELS:
+        return evaluate_qrels(run, qrels_of(queries), measures)
+    if config.judge is Judge.KILT:
+        return judge_kilt(run, queries, heads, measures)
+    answers = {query.id: query.answers for query in queries}
+    if not any(answers.values()):
+        raise ConfigError(
+            f"no query of task {queries.task!r} has answers",
+            where="EvaluationConfig.judge",
+            fix="judge by 'qrels', or prepare the task from a file with answers",
+        )
+    with answer_matcher(heads.store, config.match) as matcher:
+        return evaluate_answers(run, answers, matcher, measures)
+
+
+def judge_kilt(
+    run: Run, queries: QuerySet, heads: PassageHeads, measures: Sequence[str]
+) -> Evaluation:
+    """Page measures by the official gold, others by gold passages; over all queries of the gold.
+
+    A query whose gold names no passage of the collection counts as zero at passage level.
+
+    Raises:
+        ConfigError: the task was not prepared from KILT's files.
+    """
+    gold = {
+        query.id: [
+            None if output.provenance is None else {p.page_id for p in output.provenance}
+            for output in query.outputs
+        ]
+        for query in _gold(queries)
+    }
+    values: dict[str, np.ndarray] = {}
+    if by_page := [name for name in measures if is_page_measure(name)]:
+        pages = ranked_pages(run, heads.pages)
+        values |= evaluate_pages(pages, gold, by_page).values
+    if by_passage := [name for name in measures if not is_page_measure(name)]:
+        found = evaluate_qrels(run, qrels_of(queries), by_passage)
+        place = {query_id: number for number, query_id in enumerate(found.query_ids)}
+        for name, scores in found.values.items():
+            values[name] = np.array([scores[place[id]] if id in place else 0.0 for id in gold])
+    return Evaluation(tuple(gold), {name: values[name] for name in measures})
+
+
+def write_kilt_predictions(
+    path: pathlib.Path, run: Run, queries: QuerySet, heads: PassageHeads
+) -> None:
+    """Writes the run as KILT's own script reads it, beside `kilt.jsonl` as its gold."""
+    write_predictions(
+        path,
+        run,
+        inputs={query.id: query.text for query in _gold(queries)},
+        pages_of=heads.pages,
+        titles_of=heads.titles,
+        ids=heads.store.ids,
+    )
+
+
+def _gold(queries: QuerySet) -> list[KiltQuery]:
+    path = gold_path(queries)
+    if not path.exists():
+        raise ConfigError(
+            f"task {queries.task!r} was not prepared from KILT's files",
+            where=str(path),
+            expected="the official gold of its queries",
+            fix="prepare it with `taser prepare kilt`, or judge by 'qrels'",
+        )
+    return list(read_queries(path, outputs=Outputs.OPTIONAL))
+
+
+def _check_page_only_tasks(config: EvaluationConfig, known: Sequence[str]) -> None:
+    if unknown := sorted(set(config.page_only_tasks) - set(known)):
+        raise ConfigError(
+            f"no task {', '.join(unknown)}",
+            where="EvaluationConfig.page_only_tasks",
+            expected=f"tasks of the split: {', '.join(known)}",
+        )
+
+
+def write_table(
+    output_dir: str | pathlib.Path,
+    *,
+    systems: Sequence[str] | None = None,
+    by_task: str | None = None,
+) -> ResultsTable:
+    """Collects the result files of a directory into table.md, table.csv and table.png."""
+    found = read_results(pathlib.Path(output_dir) / "results", systems)
+    table = ResultsTable.of(found, by_task=by_task)
+    table.write(output_dir, name="table")
+    return table
+
+
+def _write_dpr_results(
+    path: pathlib.Path, run: Run, queries: QuerySet, store: PassageStore, config: EvaluationConfig
+) -> None:
+    with answer_matcher(store, config.match) as matcher:
+        hits = matcher.hits(run.rows, [query.answers for query in queries])
+
+    def results() -> Iterator[RetrievalResult]:
+        for line, query in enumerate(queries):
+            found = [column for column, row in enumerate(run.rows[line]) if row >= 0]
+            passages = store.get_many([int(run.rows[line, column]) for column in found])
+            yield RetrievalResult(
+                question=query.text,
+                answers=query.answers,
+                contexts=[
+                    RetrievedPassage(
+                        passage=passage,
+                        score=float(run.scores[line, column]),
+                        has_answer=bool(hits[line, column]),
+                    )
+                    for column, passage in zip(found, passages, strict=True)
+                ],
+            )
+
+    write_dpr_results(path, results())
+
+
+CONFIGURABLES = (EvaluationConfig,)

@@ -1,0 +1,263 @@
+"""`taser export`: a trained model in the formats that others serve it with."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from taser_jax.assembly.model_directory import RUN_FILE, VOCABULARY, load_model, read_model_config
+from taser_jax.assembly.run_record import read_facts, text_settings
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.evaluation.results import read_results
+from taser_jax.interop.export_source import ExportSource
+from taser_jax.interop.lowering import check_task
+from taser_jax.interop.model_card import CardTexts, write_card
+from taser_jax.interop.serving_cards import saved_model_card, stablehlo_card
+from taser_jax.models.build import ModelConfig
+from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.progress import logger, phase
+from taser_jax.retrieval.artifacts import replacing
+
+CONFIG_FILE = "config.gin"
+_VOCABULARY_FILES = ("vocabulary.json", "vocab.txt")
+
+
+class ExportFormat(enum.Enum):
+    """What a model is exported as.
+
+    SENTENCE_TRANSFORMERS: directories for sentence-transformers and transformers.
+    SAVED_MODEL: a TensorFlow SavedModel, strings in, embeddings out.
+    STABLEHLO: StableHLO through `jax.export`, for cpu, cuda and tpu.
+    ONNX: ONNX, token ids in, embeddings out.
+    """
+
+    SENTENCE_TRANSFORMERS = "sentence_transformers"
+    SAVED_MODEL = "saved_model"
+    STABLEHLO = "stablehlo"
+    ONNX = "onnx"
+
+
+# Formats of plain BERTs, in which there is no router.
+_PLAIN = (ExportFormat.SENTENCE_TRANSFORMERS, ExportFormat.ONNX)
+
+
+def export_model(
+    *,
+    model_dir: str,
+    output_dir: str,
+    formats: Sequence[str | ExportFormat] = ("sentence_transformers",),
+    step: int | None = None,
+    query_length: int | None = None,
+    passage_length: int | None = None,
+    results_dir: str | None = None,
+    system: str | None = None,
+    metrics: Mapping[str, float] | None = None,
+    task: str | None = None,
+) -> dict[str, pathlib.Path]:
+    """Writes a trained model in other formats, each with a model card and export.json.
+
+    Every format goes to a sub-directory of `output_dir` of its name. All of them are checked
+    before anything is computed, and none is ever left half written.
+
+    Args:
+        model_dir: the trained model.
+        output_dir: where the formats' sub-directories go; these must not exist or be empty.
+        formats: of "sentence_transformers", "saved_model", "stablehlo" and "onnx".
+        step: which checkpoint; None means the best one.
+        query_length: tokens a query is cut to; None means as in training.
+        passage_length: tokens a passage is cut to; None means as in training.
+        results_dir: of `taser evaluate`, for the metrics in the model card.
+        system: whose results there; needed where there are several.
+        metrics: name -> value, for the model card too.
+        task: whose encoder, where encoders differ by task.
+
+    Returns:
+        Format -> its directory.
+
+    Raises:
+        ConfigError: an unknown format, one that cannot hold this model or whose packages are not
+            installed, a directory that is not empty, or lengths that nothing tells.
+        DataError: the vocabulary is missing.
+    """
+    wanted = _formats(formats)
+    directories = {format: pathlib.Path(output_dir) / format.value for format in wanted}
+    for directory in directories.values():
+        _check_empty(directory)
+    config = read_model_config(model_dir)
+    facts = read_facts(pathlib.Path(model_dir))
+    _check_formats(wanted, config)
+    _check_vocabulary(pathlib.Path(model_dir) / VOCABULARY, wanted)
+    check_task(config, task)
+    texts = text_settings(facts, task)
+    query_length = _length("query_length", query_length, texts.query_length, model_dir)
+    passage_length = _length(
+        "passage_length", passage_length, facts.get("passage_length"), model_dir
+    )
+    _check_positions(config, query_length=query_length, passage_length=passage_length)
+    measured = {**_metrics(results_dir, system), **(metrics or {})}
+    with phase("read the model"):
+        model = load_model(model_dir, step=step)
+        source = ExportSource(
+            config=config,
+            params=jax.device_get(model.params),
+            vocabulary_dir=model.vocabulary_dir,
+            query_length=query_length,
+            passage_length=passage_length,
+            fingerprint=model.fingerprint,
+            facts={**facts, "checkpoint_step": model.step},
+            metrics=measured,
+            config_text=_config_text(pathlib.Path(model_dir)),
+            task=task,
+            query_settings=texts.queries,
+            titles=texts.titles,
+        )
+    for format, directory in directories.items():
+        with phase(f"export {format.value}"), replacing(directory) as scratch:
+            scratch.mkdir()
+            exporter = _exporter(format)
+            exporter.export(source, scratch)
+            write_card(source, scratch, exporter.card_texts(source))
+        logger.info("%s: %s", format.value, directory)
+    return {format.value: directory for format, directory in directories.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Exporter:
+    export: Callable[[ExportSource, pathlib.Path], None]
+    card_texts: Callable[[ExportSource], CardTexts]
+
+
+def _exporter(format: ExportFormat) -> _Exporter:
+    """Imported only when asked for: each format has packages of its own."""
+    if format is ExportFormat.SENTENCE_TRANSFORMERS:
+        from taser_jax.interop import sentence_transformers
+
+        export = sentence_transformers.export_sentence_transformers
+        return _Exporter(export, sentence_transformers.card_texts)
+    if format is ExportFormat.ONNX:
+        from taser_jax.interop import onnx
+
+        return _Exporter(onnx.export_onnx, onnx.card_texts)
+    if format is ExportFormat.SAVED_MODEL:
+        from taser_jax.interop.saved_model import export_saved_model
+
+        return _Exporter(export_saved_model, saved_model_card)
+    from taser_jax.interop.stablehlo import export_stablehlo
+
+    return _Exporter(export_stablehlo, stablehlo_card)
+
+
+def _formats(formats: Sequence[str | ExportFormat]) -> list[ExportFormat]:
+    choices = [format.value for format in ExportFormat]
+    given = [formats] if isinstance(formats, str) else list(formats)
+    values = [format.value if isinstance(format, ExportFormat) else format for format in given]
+    unknown = [value for value in values if value not in choices]
+    if unknown or not values:
+        raise ConfigError(
+            f"{unknown[0]!r} is no format" if unknown else "no format",
+            where="FORMATS",
+            expected=f"some of {', '.join(choices)}",
+            fix="write --gin.FORMATS=\"['sentence_transformers']\"",
+        )
+    return [ExportFormat(value) for value in dict.fromkeys(values)]
+
+
+def _check_empty(directory: pathlib.Path) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError(
+            "there is something here already",
+            where=str(directory),
+            expected="an empty directory, or none",
+            fix="choose another EXPORT_DIR, or delete what is there",
+        )
+
+
+def _check_formats(formats: Sequence[ExportFormat], config: ModelConfig) -> None:
+    for format in formats:
+        if format in _PLAIN:
+            from taser_jax.interop.sentence_transformers import check_plain
+
+            check_plain(config, format=format.value)
+        if format is ExportFormat.ONNX:
+            from taser_jax.interop.onnx import check_packages
+
+            check_packages()
+
+
+def _check_vocabulary(directory: pathlib.Path, formats: Sequence[ExportFormat]) -> None:
+    if not any((directory / name).is_file() for name in _VOCABULARY_FILES):
+        raise DataError(
+            "the model's vocabulary is missing",
+            where=str(directory),
+            expected=f"{' or '.join(_VOCABULARY_FILES)}: an export carries its tokenizer",
+            fix="copy the vocabulary directory there that the model was trained with",
+        )
+
+    path = directory / "vocabulary.json"
+    kind = json.loads(path.read_text(encoding="utf-8")).get("kind") if path.is_file() else None
+    plain = [format.value for format in formats if format in _PLAIN]
+    if plain and kind not in (None, "wordpiece"):
+        raise ConfigError(
+            f"format {plain[0]!r} of a model with a {kind} vocabulary",
+            where=str(path),
+            expected="WordPiece, the one tokenizer of Hugging Face's BERT",
+            fix="export it as saved_model or stablehlo, which take any vocabulary",
+        )
+
+
+def _check_positions(config: ModelConfig, **lengths: int) -> None:
+    limit = config.bert.max_length if isinstance(config, DualEncoderConfig) else None
+    for name, length in lengths.items():
+        if limit is not None and not 4 <= length <= limit:
+            raise ConfigError(
+                f"{name} is {length}",
+                where="taser export",
+                expected=f"4 to {limit}, the rows of the model's position table",
+                fix=f"--gin.{name.upper()}=..., as in training",
+            )
+
+
+def _config_text(model_dir: pathlib.Path) -> str:
+    path = model_dir / CONFIG_FILE
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _length(name: str, given: int | None, recorded: Any, model_dir: str) -> int:
+    length = recorded if given is None else given
+    if type(length) is not int:
+        raise ConfigError(
+            f"{name} is not known: the model was trained before it was recorded",
+            where=str(pathlib.Path(model_dir) / RUN_FILE),
+            expected=f"a field {name!r}, or to be told",
+            fix=f"--gin.{name.upper()}=..., as in the token store it was trained from",
+        )
+    return length
+
+
+def _metrics(results_dir: str | None, system: str | None) -> dict[str, float]:
+    """`task measure` -> value, of one system."""
+    if results_dir is None:
+        return {}
+    results = read_results(results_dir, None if system is None else [system])
+    if len(results) > 1:
+        names = ", ".join(repr(result.system) for result in results)
+        raise ConfigError(
+            f"results of {len(results)} systems",
+            where=results_dir,
+            expected=f"to be told which: one of {names}",
+            fix="--gin.SYSTEM=...",
+        )
+    return {
+        f"{task} {measure}": value
+        for task, result in results[0].tasks.items()
+        for measure, value in result.metrics.items()
+    }
+
+
+CONFIGURABLES = ()

@@ -1,0 +1,102 @@
+"""`taser hybrid`: dense and BM25 runs joined, with one α chosen on development data."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from taser_jax.commands.evaluate import EvaluationConfig, judge_run
+from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
+from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.errors import ConfigError
+from taser_jax.hosts import first_host_only
+from taser_jax.progress import logger, phase
+from taser_jax.retrieval.hybrid import DevelopmentSet, HybridConfig, choose_alpha, fuse
+from taser_jax.retrieval.runs import Run, write_trec_run
+
+
+@first_host_only
+def hybrid(
+    *,
+    dense_dir: str,
+    sparse_dir: str,
+    data_dir: str,
+    collection: str,
+    output_dir: str,
+    split: str = "test",
+    development_split: str = "validation",
+    tasks: Sequence[str] | None = None,
+    alpha: float | None = None,
+    k: int = 100,
+    measure: str = "R@20",
+    config: HybridConfig = HybridConfig(),
+    evaluation: EvaluationConfig = EvaluationConfig(),
+) -> float:
+    """Joins runs: score = dense + α·BM25, missing scores at each list's minimum.
+
+    Args:
+        dense_dir: runs of the model, on the split and the development split.
+        sparse_dir: runs of BM25, likewise.
+        data_dir: where collections lie.
+        collection: the collection.
+        output_dir: joined runs of the split go there.
+        split: whose queries.
+        development_split: where α is chosen: one α for all tasks.
+        tasks: which tasks; None means all that have the split.
+        alpha: weight of BM25; None chooses it.
+        k: results a query.
+        measure: what α maximises, averaged over tasks.
+        config: depth, candidates for α, normalisation.
+        evaluation: how the measure is judged.
+
+    Returns:
+        α.
+    """
+    store = PassageStore.open(data_dir, collection)
+    names = tasks_with(data_dir, collection, split=split, tasks=tasks)
+    if alpha is None:
+        judged = EvaluationConfig(
+            judge=evaluation.judge, measures=(measure,), match=evaluation.match
+        )
+        sets, heads = [], PassageHeads(store)
+        for task in tasks_with(data_dir, collection, split=development_split, tasks=tasks):
+            queries = QuerySet.open(data_dir, collection, task, development_split)
+            sets.append(
+                DevelopmentSet(
+                    dense=read_task_run(dense_dir, queries, store),
+                    sparse=read_task_run(sparse_dir, queries, store),
+                    evaluate=functools.partial(
+                        _mean, measure=measure, queries=queries, heads=heads, config=judged
+                    ),
+                )
+            )
+        if not sets:
+            raise ConfigError("no development set", where="DEVELOPMENT_SPLIT", fix="set ALPHA")
+        with phase("choose alpha"):
+            choice = choose_alpha(sets, k=k, config=config)
+        curve = ", ".join(
+            f"{a}: {m:.4f}" for a, m in zip(choice.alphas, choice.metric, strict=True)
+        )
+        logger.info("%s by alpha: %s", measure, curve)
+        alpha = choice.alpha
+    logger.info("alpha: %s", alpha)
+    for task in names:
+        queries = QuerySet.open(data_dir, collection, task, split)
+        fused = fuse(
+            read_task_run(dense_dir, queries, store),
+            read_task_run(sparse_dir, queries, store),
+            alpha=alpha,
+            k=k,
+            config=config,
+        )
+        write_trec_run(run_path(output_dir, task, split), fused, ids=store.ids, tag="hybrid")
+    return alpha
+
+
+def _mean(
+    run: Run, *, measure: str, queries: QuerySet, heads: PassageHeads, config: EvaluationConfig
+) -> float:
+    return judge_run(run, queries, heads, config).averages()[measure]
+
+
+CONFIGURABLES = (EvaluationConfig, HybridConfig)

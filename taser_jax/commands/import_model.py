@@ -1,0 +1,146 @@
+"""`taser import`: pretrained weights as a model directory that needs no training."""
+
+from __future__ import annotations
+
+import pathlib
+import types
+from collections.abc import Mapping
+
+import jax
+
+from taser_jax.assembly.model_directory import VOCABULARY
+from taser_jax.assembly.pretrained import (
+    SENTENCEPIECE_FILE,
+    Pretrained,
+    place_pretrained,
+    read_pretrained,
+)
+from taser_jax.assembly.run_record import write_run_record
+from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
+from taser_jax.errors import ConfigError
+from taser_jax.interop.hub import fetch
+from taser_jax.interop.pretrained import pretrained_bert
+from taser_jax.interop.t5_pretrained import pretrained_t5
+from taser_jax.interop.tokenizer_files import checkpoint_vocabulary
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.build import ModelConfig, build_model
+from taser_jax.models.dual_encoder import (
+    DualEncoderConfig,
+    init_params,
+    logical_axes,
+    parameter_count,
+)
+from taser_jax.models.routing import ExpertConfig
+from taser_jax.models.t5 import T5Config
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
+from taser_jax.progress import logger, phase
+from taser_jax.storage import storage_errors
+from taser_jax.training.checkpoints import Checkpoints
+from taser_jax.training.keys import named_key
+from taser_jax.training.parameters import parameter_table
+from taser_jax.training.state import TrainState
+
+
+def import_model(
+    *,
+    model_dir: str,
+    model: ModelConfig,
+    pretrained: Pretrained,
+    vocabulary: str | None = None,
+    feature_lengths: Mapping[str, int] = types.MappingProxyType({"query": 32, "passage": 256}),
+    seed: int = 0,
+    config_text: str = "",
+) -> int:
+    """Makes a model directory of pretrained weights, with no training.
+
+    `model_dir` is then what `taser train` would have left at step 0: `taser encode`, `search`,
+    `ask` and `export` take it, and `taser train` continues from its checkpoint_0 by
+    INITIAL_CHECKPOINT_PATH.
+
+    Args:
+        model_dir: where the model goes; must not hold one.
+        model: the dual encoder; every tower and expert becomes a copy of the pretrained encoder.
+        pretrained: the weights.
+        vocabulary: of the texts to come; None takes the checkpoint's own.
+        feature_lengths: {"query": ..., "passage": ...}, tokens; for the record and for exports.
+        seed: of what the checkpoint does not have (routers).
+        config_text: written to config.gin.
+
+    Returns:
+        Number of parameters.
+
+    Raises:
+        ConfigError: sizes or vocabularies that differ, or a directory that holds a model.
+        DataError: missing or damaged files.
+    """
+    directory = pathlib.Path(model_dir)
+    if any(directory.glob("checkpoint_*")):
+        raise ConfigError(
+            "there is a model here",
+            where=model_dir,
+            expected="an empty or new directory",
+            fix="choose another MODEL_DIR",
+        )
+    module = build_model(model)
+    partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()[:1]))
+    params = init_params(module, named_key(seed, "init"))
+    known = _vocabulary(vocabulary, fetch(pretrained.source))
+    with storage_errors(directory):
+        known.save(str(directory / VOCABULARY))
+    loaded = read_pretrained(
+        pretrained, config=model, params=params, vocabulary=directory / VOCABULARY
+    )
+    params = place_pretrained(loaded, params=params)
+    axes = logical_axes(module)
+    with phase("write the model"), storage_errors(directory):
+        checkpoints = Checkpoints(directory)
+        checkpoints.save(
+            TrainState(step=jax.numpy.zeros((), jax.numpy.int32), params=params, opt_state=()),
+            step=0,
+            about={"pretrained": pretrained.source},
+        )
+        checkpoints.close()
+        write_run_record(
+            directory,
+            model_config=model,
+            facts={
+                "parameters": f"{parameter_count(params):,}",
+                "pretrained": pretrained.source,
+                "query_length": feature_lengths["query"],
+                "passage_length": feature_lengths["passage"],
+                "train_steps": 0,
+            },
+            parameter_table=parameter_table(
+                params,
+                logical_axes=axes,
+                shardings=partitioner.param_shardings(axes, params),
+            ),
+            config_text=config_text,
+            vocabulary=None,
+        )
+    logger.info("%s: %s parameters in %s", pretrained.source, parameter_count(params), model_dir)
+    return parameter_count(params)
+
+
+def _vocabulary(path: str | None, checkpoint: pathlib.Path) -> Vocabulary:
+    if path is not None:
+        return load_vocabulary(path)
+    sentencepiece = checkpoint / SENTENCEPIECE_FILE
+    if sentencepiece.is_file():
+        return load_vocabulary(sentencepiece)
+    return checkpoint_vocabulary(checkpoint)
+
+
+CONFIGURABLES = (
+    BertConfig,
+    DualEncoderConfig,
+    ExpertConfig,
+    LogicalRules,
+    MeshConfig,
+    Pretrained,
+    T5Config,
+    T5DualEncoderConfig,
+    pretrained_bert,
+    pretrained_t5,
+)

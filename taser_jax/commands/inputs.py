@@ -1,0 +1,132 @@
+"""What the commands share: where a task's files lie, and how its queries are opened."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+import jax
+
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError
+from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
+from taser_jax.fingerprint import require_equal
+from taser_jax.retrieval.runs import Run, read_trec_run
+
+# Passages read at once.
+_BLOCK = 4096
+
+
+def run_path(runs_dir: str | pathlib.Path, task: str, split: str) -> pathlib.Path:
+    """Where the run of a task's split lies in a folder of runs."""
+    return pathlib.Path(runs_dir) / f"{task}.{split}.trec"
+
+
+def tasks_with(
+    data_dir: str, collection: str, *, split: str, tasks: Sequence[str] | None = None
+) -> list[str]:
+    """The tasks of a collection that have a split.
+
+    Args:
+        data_dir: where collections lie.
+        collection: its name.
+        split: "train", "validation" or "test".
+        tasks: those wanted; None means every task that has the split.
+
+    Raises:
+        ConfigError: a task wanted does not exist or has no such split, or none has it.
+    """
+    known = list_tasks(data_dir, collection)
+    for task in tasks or ():
+        if task not in known:
+            raise ConfigError(
+                f"no task {task!r} in collection {collection!r}",
+                where="TASKS",
+                expected=f"one of {', '.join(sorted(known))}",
+                fix="prepare it, or correct the name",
+            )
+        if split not in known[task]:
+            raise ConfigError(
+                f"task {task!r} has no split {split!r}",
+                where="SPLIT",
+                expected=f"one of {', '.join(known[task])}",
+                fix="take a split that it has, or prepare this one",
+            )
+    found = list(tasks) if tasks else sorted(task for task in known if split in known[task])
+    if not found:
+        raise ConfigError(
+            f"no task of collection {collection!r} has a split {split!r}",
+            where="SPLIT",
+            fix="prepare queries for it",
+        )
+    return found
+
+
+def read_task_run(runs_dir: str | pathlib.Path, queries: QuerySet, store: PassageStore) -> Run:
+    """The run of a query set, aligned with it; a query without results has none."""
+    path = run_path(runs_dir, queries.task, queries.split)
+    if not path.exists():
+        raise ConfigError(
+            "no run of this task and split here",
+            where=str(path),
+            fix="run `taser search` or `taser bm25` for it first",
+        )
+    return read_trec_run(path, store.row_of, query_ids=[query.id for query in queries])
+
+
+def answer_matcher(store: PassageStore, match: AnswerMatch) -> AnswerMatcher:
+    """Looks answers up in the passages of a store; a context manager."""
+    return AnswerMatcher(
+        lambda rows: [passage.text for passage in store.get_many(rows)], match=match
+    )
+
+
+class PassageHeads:
+    """Pages and titles of passages; each passage is read once, however many runs name it.
+
+    Args:
+        store: the passages.
+    """
+
+    def __init__(self, store: PassageStore) -> None:
+        self.store = store
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def pages(self, rows: Sequence[int]) -> list[str]:
+        """Page ids of rows, in their order; empty where the collection has none."""
+        return [page for page, _ in self._read(rows)]
+
+    def titles(self, rows: Sequence[int]) -> list[str]:
+        """Titles of rows, in their order."""
+        return [title for _, title in self._read(rows)]
+
+    def _read(self, rows: Sequence[int]) -> list[tuple[str, str]]:
+        missing = sorted({row for row in rows if row not in self._known})
+        for start in range(0, len(missing), _BLOCK):
+            block = missing[start : start + _BLOCK]
+            for row, passage in zip(block, self.store.get_many(block), strict=True):
+                self._known[row] = passage.page_id, passage.title
+        return [self._known[row] for row in rows]
+
+
+def check_collection(tokens: TokenStore, store: PassageStore) -> None:
+    """Refuses tokens of another version of the collection.
+
+    Raises:
+        FingerprintError: naming both.
+    """
+    require_equal(
+        f"token store {tokens.directory}",
+        {"collection": tokens.metadata.collection_fingerprint},
+        {"collection": store.fingerprint},
+        "run `taser tokenize` again, or correct DATA_DIR",
+    )
+
+
+def search_devices() -> list[jax.Device] | None:
+    """Devices of exact search: all of this host's accelerators; None, the first, on CPU.
+
+    A CPU's devices share the same cores, so splitting a product among them gains nothing.
+    """
+    return None if jax.default_backend() == "cpu" else jax.local_devices()

@@ -1,0 +1,98 @@
+"""`taser prepare`: foreign files, or the built-in collection, into a collection with query sets."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from taser_jax.data.collections.store import write_collection, write_queries
+from taser_jax.data.prepare import formats, kilt
+from taser_jax.data.prepare.formats import PreparedCollection, PrepareOptions
+from taser_jax.data.prepare.kilt_options import KiltOptions
+from taser_jax.data.prepare.questions import QuestionFiles
+from taser_jax.progress import logger, phase
+from taser_jax.pydocs.build import build_pydocs
+
+
+def prepare_pydocs(
+    *,
+    data_dir: str,
+    collection: str = "pydocs",
+    packages: Sequence[str] | None = None,
+    tasks: Sequence[str] | None = None,
+) -> str:
+    """Builds the built-in collection: docstrings of Python and of four packages, in six tasks.
+
+    The text depends on the versions installed; they are printed with the checksum.
+
+    Args:
+        data_dir: where collections lie.
+        collection: its name there.
+        packages: modules to walk, for a smaller collection; None means all.
+        tasks: tasks to write; None means all six.
+
+    Returns:
+        The fingerprint of the passages.
+    """
+    with phase("build pydocs"):
+        built = build_pydocs(packages)
+    store = write_collection(data_dir, collection, built.passages)
+    for task, splits in built.queries.items():
+        if tasks is not None and task not in tasks:
+            continue
+        for split, queries in splits.items():
+            if queries:
+                write_queries(data_dir, collection, task, split, queries)
+    versions = ", ".join(f"{name} {version}" for name, version in built.versions.items())
+    logger.info("pydocs: %s passages, checksum %s", f"{len(store):,}", built.checksum)
+    logger.info("pydocs: text of %s", versions)
+    for task, splits in built.queries.items():
+        counts = ", ".join(f"{split} {len(queries):,}" for split, queries in splits.items())
+        logger.info("pydocs: task %s: %s", task, counts)
+    return store.fingerprint
+
+
+def reporting(
+    function: Callable[..., PreparedCollection],
+) -> Callable[..., PreparedCollection]:
+    """The same function; what it prepared is also printed."""
+
+    @functools.wraps(function)
+    def prepare_and_report(**arguments: Any) -> PreparedCollection:
+        return _report(function(**arguments))
+
+    return prepare_and_report
+
+
+def _report(prepared: PreparedCollection) -> PreparedCollection:
+    logger.info(
+        "%s: %s passages (%s duplicates merged, %s renamed), fingerprint %s%s",
+        prepared.collection,
+        f"{prepared.passages:,}",
+        f"{prepared.merged:,}",
+        f"{prepared.renamed:,}",
+        prepared.fingerprint,
+        ", reused" if prepared.reused else "",
+    )
+    for split in prepared.splits:
+        logger.info(
+            "%s: task %s, %s: %s queries (%s without a positive; %s positives and %s hard "
+            "negatives not in the collection)",
+            prepared.collection,
+            split.task,
+            split.split,
+            f"{split.queries:,}",
+            f"{split.without_positive:,}",
+            f"{split.missing_positives:,}",
+            f"{split.missing_hard_negatives:,}",
+        )
+    return prepared
+
+
+prepare_beir = reporting(formats.prepare_beir)
+prepare_dpr = reporting(formats.prepare_dpr)
+prepare_kilt = reporting(kilt.prepare_kilt)
+prepare_tsv = reporting(formats.prepare_tsv)
+
+CONFIGURABLES = (KiltOptions, PrepareOptions, QuestionFiles)

@@ -1,0 +1,89 @@
+"""`taser tokenize`: SeqIO tasks, run once, into a token store."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+
+from taser_jax.assembly.data import MIXTURE_FILE
+from taser_jax.data.collections.store import SPLITS
+from taser_jax.data.seqio_tasks.context import use_data
+from taser_jax.data.seqio_tasks.registry import mixture_rates
+from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.errors import ConfigError
+from taser_jax.hosts import first_host_only
+from taser_jax.progress import logger, phase
+
+
+@first_host_only
+def tokenize(
+    *,
+    data_dir: str,
+    mixture_or_task: str,
+    vocabulary: str,
+    feature_lengths: Mapping[str, int],
+    output_dir: str,
+    module: str | None = None,
+    extra_ids: int | None = None,
+    splits: Sequence[str] = SPLITS,
+) -> str:
+    """Tokenises a mixture's collection and queries; training reads the result with NumPy alone.
+
+    Args:
+        data_dir: where collections lie.
+        mixture_or_task: name in SeqIO's registry.
+        vocabulary: directory of a vocabulary or of a BERT's or T5's checkpoint, a BERT vocab.txt or
+            a SentencePiece model.
+        feature_lengths: {"query": ..., "passage": ...}, special tokens included.
+        output_dir: the token store; one made from the same inputs is reused.
+        module: Python module that registers the task, for example "taser_jax.tasks.pydocs".
+        extra_ids: ids after those of a SentencePiece model, T5's <extra_id_N>; None: as saved, or
+            as tokenizer_config.json beside it says, or else none.
+        splits: which splits.
+
+    Returns:
+        The store's fingerprint.
+    """
+    if module:
+        # As `python -m` does: a task file beside the user is found without PYTHONPATH.
+        if "" not in sys.path and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"cannot import {error.name!r}",
+                where=f"MIXTURE_OR_TASK_MODULE={module}",
+                expected="a module that registers SeqIO tasks",
+                fix="run from the folder it is in, put that on PYTHONPATH, or correct the name",
+            ) from error
+    with phase("tokenize"):
+        store = tokenize_collection(
+            data_dir=data_dir,
+            mixture_or_task=mixture_or_task,
+            vocabulary=load_vocabulary(vocabulary, extra_ids=extra_ids),
+            query_length=feature_lengths["query"],
+            passage_length=feature_lengths["passage"],
+            output_dir=output_dir,
+            splits=splits,
+        )
+    with use_data(data_dir=data_dir, vocabulary=load_vocabulary(store.vocabulary_directory)):
+        weights = mixture_rates(mixture_or_task)
+    (pathlib.Path(output_dir) / MIXTURE_FILE).write_text(
+        json.dumps({"format_version": 1, "mixture": mixture_or_task, "weights": weights}, indent=1)
+    )
+    logger.info(
+        "token store: %s passages, %s query sets, fingerprint %s",
+        f"{len(store):,}",
+        len(store.metadata.queries),
+        store.metadata.fingerprint,
+    )
+    return store.metadata.fingerprint
+
+
+CONFIGURABLES = ()

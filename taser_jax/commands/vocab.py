@@ -1,0 +1,75 @@
+"""`taser vocab`: a small vocabulary trained on a collection."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from collections.abc import Iterator
+
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabulary_training import VocabularyKind, train_vocabulary
+from taser_jax.errors import ConfigError
+from taser_jax.hosts import first_host_only
+from taser_jax.progress import logger, phase
+
+
+@first_host_only
+def vocab(
+    *,
+    data_dir: str,
+    collection: str,
+    output_dir: str,
+    kind: VocabularyKind = VocabularyKind.WORDPIECE,
+    size: int = 8192,
+    lower_case: bool = True,
+    passages: int | None = None,
+) -> str:
+    """Trains a vocabulary on a collection's passages and training queries.
+
+    Args:
+        data_dir: where collections lie.
+        collection: the collection.
+        output_dir: where the vocabulary goes; one that is there is kept.
+        kind: WordPiece (BERT) or SentencePiece (T5).
+        size: entries.
+        lower_case: whether text is lower-cased first.
+        passages: only the first so many are read; None reads all.
+
+    Returns:
+        The vocabulary's fingerprint.
+    """
+    if (pathlib.Path(output_dir) / "vocabulary.json").exists():
+        found = load_vocabulary(output_dir)
+        if found.kind != kind.value or found.size > size:
+            raise ConfigError(
+                f"a {found.kind} vocabulary of {found.size} entries is here",
+                where=output_dir,
+                expected=f"{kind.value}, {size} entries, or nothing",
+                fix="choose another VOCABULARY directory",
+            )
+        logger.info("vocabulary: reused (%d entries)", found.size)
+        return found.fingerprint
+    with phase("train vocabulary"):
+        trained = train_vocabulary(
+            _texts(data_dir, collection, passages),
+            kind=kind,
+            size=size,
+            output_dir=output_dir,
+            lower_case=lower_case,
+        )
+    logger.info("vocabulary: %d entries, fingerprint %s", trained.size, trained.fingerprint)
+    return trained.fingerprint
+
+
+def _texts(data_dir: str, collection: str, passages: int | None) -> Iterator[str]:
+    store = PassageStore.open(data_dir, collection)
+    for passage in itertools.islice(store.iterate(), passages):
+        yield f"{passage.title} {passage.text}"
+    for task, splits in sorted(list_tasks(data_dir, collection).items()):
+        if "train" in splits:
+            for query in QuerySet.open(data_dir, collection, task, "train"):
+                yield query.text
+
+
+CONFIGURABLES = ()

@@ -1,0 +1,1 @@
+"""The rows of a step, as a function of seed and step. NumPy only."""

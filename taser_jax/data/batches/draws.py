@@ -1,0 +1,149 @@
+"""Vectorised draws from lists of rows, one list a query."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
+from taser_jax.fingerprint import fingerprint
+
+
+def take(lists: Ragged, rows: Int[np.ndarray, " queries"]) -> Ragged:
+    """The lists of the given rows, packed again."""
+    starts, lengths = lists.offsets[rows], lists.offsets[rows + 1] - lists.offsets[rows]
+    offsets = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    at = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+    return Ragged(offsets, lists.values[at])
+
+
+def queries_of(queries: TokenizedQueries, rows: Int[np.ndarray, " kept"]) -> TokenizedQueries:
+    """The given queries alone, in the order of the rows, under a fingerprint of their own."""
+    return dataclasses.replace(
+        queries,
+        ids=queries.ids[rows],
+        lengths=queries.lengths[rows],
+        positives=take(queries.positives, rows),
+        hard_negatives=take(queries.hard_negatives, rows),
+        query_ids=[queries.query_ids[row] for row in rows],
+        fingerprint=fingerprint([queries.fingerprint, rows]),
+    )
+
+
+def keys(lists: Ragged, num_rows: int) -> Int[np.ndarray, " total"]:
+    """One integer for each (list, row) pair: list · num_rows + row."""
+    return np.repeat(np.arange(len(lists)), lists.lengths) * num_rows + lists.values
+
+
+def without(lists: Ragged, excluded: Ragged, num_rows: int) -> Ragged:
+    """Each list without duplicates and without the rows of the parallel `excluded` list.
+
+    Example:
+        >>> pools, positives = Ragged.from_lists([[5, 3, 5]]), Ragged.from_lists([[3]])
+        >>> without(pools, positives, num_rows=9)[0].tolist()
+        [5]
+    """
+    pairs = np.unique(keys(lists, num_rows))
+    pairs = pairs[~np.isin(pairs, keys(excluded, num_rows))]
+    offsets = np.searchsorted(pairs, np.arange(len(lists) + 1) * num_rows)
+    return Ragged(offsets.astype(np.int64), (pairs % num_rows).astype(np.int32))
+
+
+def choose(
+    lists: Ragged, count: int, rng: np.random.Generator
+) -> tuple[Int[np.ndarray, "queries count"], Bool[np.ndarray, "queries count"]]:
+    """The first `count` of each list after a shuffle: distinct places, uniform.
+
+    The first `count` steps of a Fisher-Yates shuffle for all lists at once. The lists are not
+    copied: what a place would hold by now is worked out from the swaps before.
+
+    Args:
+        lists: one list a query.
+        count: how many to choose of each.
+        rng: draws [queries, count] numbers, whatever the lists' lengths.
+
+    Returns:
+        The chosen values, and where there was one; a list shorter than `count` gives all it has,
+        first, and zeros.
+    """
+    lengths = lists.lengths
+    draws = rng.random((len(lists), count))
+    swapped = np.zeros((count, len(lists)), np.int64)
+    displaced = np.zeros((count, len(lists)), np.int64)
+    places = np.zeros((len(lists), count), np.int64)
+
+    def holds(place: np.ndarray, before: int) -> np.ndarray:
+        value = place
+        for earlier in range(before):
+            value = np.where(swapped[earlier] == place, displaced[earlier], value)
+        return value
+
+    for j in range(count):
+        left = np.maximum(lengths - j, 0)
+        swapped[j] = j + (draws[:, j] * left).astype(np.int64)
+        displaced[j] = holds(np.full(len(lists), j), j)
+        places[:, j] = holds(swapped[j], j)
+    exists = np.arange(count)[None, :] < lengths[:, None]
+    values = np.zeros((len(lists), count), np.int32)
+    at = (lists.offsets[:-1, None] + places)[exists]
+    values[exists] = lists.values[at]
+    return values, exists
+
+
+def fill_at_random(
+    values: Int[np.ndarray, "queries count"],
+    exists: Bool[np.ndarray, "queries count"],
+    excluded: Ragged,
+    num_rows: int,
+    rng: np.random.Generator,
+) -> Int[np.ndarray, "queries count"]:
+    """Fills what does not exist with random rows, distinct in a query and none of `excluded`.
+
+    Args:
+        values: rows of each query.
+        exists: False at the places to fill.
+        excluded: rows each query must not get; must leave it at least `count` others.
+        num_rows: rows are drawn from 0 to num_rows - 1.
+        rng: the draws.
+
+    Returns:
+        A filled copy of `values`.
+    """
+    values = values.copy()
+    queries, columns = np.nonzero(~exists)
+    owners = np.broadcast_to(np.arange(len(values))[:, None], values.shape)[exists]
+    taken = np.concatenate([keys(excluded, num_rows), owners * num_rows + values[exists]])
+    while len(queries):
+        drawn = rng.integers(num_rows, size=len(queries))
+        pairs = queries * num_rows + drawn
+        fresh = np.zeros(len(pairs), bool)
+        fresh[np.unique(pairs, return_index=True)[1]] = True
+        fresh &= ~np.isin(pairs, taken)
+        values[queries[fresh], columns[fresh]] = drawn[fresh]
+        taken = np.concatenate([taken, pairs[fresh]])
+        queries, columns = queries[~fresh], columns[~fresh]
+    return values
+
+
+def occurs(
+    lists: Ragged, passage_rows: Int[np.ndarray, " passages"]
+) -> Bool[np.ndarray, "queries passages"]:
+    """True where a passage is in a query's list.
+
+    Example:
+        >>> occurs(Ragged.from_lists([[4], [9, 7]]), np.array([7, 4, 7])).astype(int)
+        array([[0, 1, 0],
+               [1, 0, 1]])
+    """
+    found = np.zeros((len(lists), len(passage_rows)), bool)
+    order = np.argsort(passage_rows, kind="stable")
+    ordered = passage_rows[order]
+    first = np.searchsorted(ordered, lists.values, side="left")
+    copies = np.searchsorted(ordered, lists.values, side="right") - first
+    queries = np.repeat(np.repeat(np.arange(len(lists)), lists.lengths), copies)
+    within = np.arange(copies.sum()) - np.repeat(np.cumsum(copies) - copies, copies)
+    found[queries, order[np.repeat(first, copies) + within]] = True
+    return found

@@ -1,0 +1,255 @@
+"""A batch of every task in every step: sizes by temperature, each task with its own negatives."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Mapping
+
+import numpy as np
+
+from taser_jax.batch import Batch, HostShare, Tokens
+from taser_jax.data.batches.one_task import (
+    BatchingConfig,
+    BatchStream,
+    FalseNegatives,
+    PositiveChoice,
+)
+from taser_jax.data.batches.schedule import task_number
+from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError
+from taser_jax.fingerprint import fingerprint_json
+
+# Query arrays are cut to the task's longest query, rounded up to this many tokens.
+_LENGTH_MULTIPLE = 8
+_SEED_BITS = 32
+
+
+class BatchTotal(enum.Enum):
+    """Whether `total` counts a step's queries over all devices, or on each device.
+
+    The paper says 120 in all; its code makes it 120 on each of its devices.
+    """
+
+    GLOBAL = "global"
+    PER_DEVICE = "per_device"
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskBatchingConfig:
+    """How a step's batches are drawn.
+
+    Attributes:
+        total: queries of all tasks in a step.
+        counted: over all devices, or on each.
+        temperature: c of `task_batch_sizes`; 1 follows the sizes of the sets, large ones even out.
+        num_negatives: hard negatives a query.
+        false_negatives: KEEP as the papers, or MASK.
+        positives: FIRST as the papers, or SAMPLE.
+        seed: 0 or more.
+    """
+
+    total: int = 120
+    counted: BatchTotal = BatchTotal.GLOBAL
+    temperature: float = 4.0
+    num_negatives: int = 2
+    false_negatives: FalseNegatives = FalseNegatives.KEEP
+    positives: PositiveChoice = PositiveChoice.FIRST
+    seed: int = 0
+
+
+def task_batch_sizes(
+    sizes: Mapping[str, int], *, total: int, temperature: float = 4.0, multiple: int = 1
+) -> dict[str, int]:
+    """Queries of each task in a step: r_t ∝ N_t^(1/c), in whole seats that sum to `total`.
+
+    Every task gets one seat; of the B − T left over, task t gets ⌊B·r_t − 1⌋ (never below 0), and
+    the rest go one by one to the largest remainders. A seat is `multiple` queries.
+
+    Example:
+        Sets of 16, 1 and 1 with c = 4 have shares 1/2, 1/4, 1/4:
+
+        >>> task_batch_sizes({"a": 16, "b": 1, "c": 1}, total=8)
+        {'a': 4, 'b': 2, 'c': 2}
+
+    Args:
+        sizes: task -> its training queries.
+        total: B, queries in a step.
+        temperature: c.
+        multiple: sizes are multiples of this: the devices (and chunks) that share a batch.
+
+    Returns:
+        Task -> queries, in the order of `sizes`.
+
+    Raises:
+        ConfigError: an empty task, a total that is no multiple or leaves a task without a seat.
+
+    Source: TACO-DR (Zhang et al., 2023), section 4.2, and its released code for the rounding.
+    """
+    empty = [task for task, size in sizes.items() if size < 1]
+    if empty or not sizes:
+        raise ConfigError(
+            f"task {', '.join(empty)} has no training queries" if empty else "no task",
+            where="task batches",
+            expected="tasks with training queries",
+            fix="leave it out of TASKS, or prepare its training split",
+        )
+    if temperature <= 0 or total % multiple or total // multiple < len(sizes):
+        raise ConfigError(
+            f"{total} queries in a step, temperature {temperature}",
+            where="task batches",
+            expected=f"a multiple of {multiple} (devices and chunks that share a batch), at least "
+            f"{multiple * len(sizes)} for {len(sizes)} tasks, and a temperature above 0",
+            fix=f"the next total that fits is {_next_total(total, multiple, len(sizes))}",
+        )
+    seats = total // multiple
+    weights = np.asarray([float(size) for size in sizes.values()]) ** (1.0 / temperature)
+    wanted = seats * weights / weights.sum() - 1.0
+    given = np.maximum(np.floor(wanted), 0.0).astype(int)
+    left = seats - len(sizes) - int(given.sum())
+    # Tasks far below one seat were rounded up: the largest ones make room for them.
+    while left < 0:
+        largest = int(np.argmax(given))
+        given[largest] -= 1
+        left += 1
+    for place in np.argsort(-(wanted - given), kind="stable")[:left]:
+        given[place] += 1
+    return {task: int(1 + extra) * multiple for task, extra in zip(sizes, given, strict=True)}
+
+
+def step_batch_sizes(
+    config: TaskBatchingConfig, sizes: Mapping[str, int], *, num_devices: int, num_chunks: int
+) -> dict[str, int]:
+    """Queries of each task in a step, which devices and chunks share equally.
+
+    Args:
+        config: how many in all.
+        sizes: task -> its training queries.
+        num_devices: devices that share a batch.
+        num_chunks: GradCache chunks of each task's batch.
+
+    Raises:
+        ConfigError: as `task_batch_sizes`.
+    """
+    per_device = config.counted is BatchTotal.PER_DEVICE
+    return task_batch_sizes(
+        sizes,
+        total=config.total * (num_devices if per_device else 1),
+        temperature=config.temperature,
+        multiple=num_devices * num_chunks,
+    )
+
+
+class TaskBatchStream:
+    """One batch of each task at every step, the same on every host and after every restart.
+
+    A task's batches are `BatchStream`'s: a pass is a permutation of its queries, and a set smaller
+    than the others begins another pass, shuffled anew, while they go on. Nothing of one task is a
+    negative of another. Queries are as long as their own task's longest.
+
+    Args:
+        store: where passages' tokens are.
+        tasks: task -> queries to train on.
+        config: how to draw.
+        num_devices: devices that share a batch.
+        num_chunks: GradCache chunks of each task's batch.
+        share: the part of each task's batch that this host makes.
+
+    Raises:
+        ConfigError: as `task_batch_sizes` and `BatchStream`.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        tasks: Mapping[str, TokenizedQueries],
+        config: TaskBatchingConfig,
+        *,
+        num_devices: int = 1,
+        num_chunks: int = 1,
+        share: HostShare = HostShare(),
+    ) -> None:
+        self.config = config
+        self.batch_sizes = step_batch_sizes(
+            config,
+            {task: len(queries) for task, queries in tasks.items()},
+            num_devices=num_devices,
+            num_chunks=num_chunks,
+        )
+        self.query_lengths = {
+            task: min(
+                -(-int(queries.lengths.max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE,
+                queries.ids.shape[1],
+            )
+            for task, queries in tasks.items()
+        }
+        self._streams = {
+            task: BatchStream(
+                store,
+                {task: queries},
+                BatchingConfig(
+                    batch_size=self.batch_sizes[task],
+                    num_negatives=config.num_negatives,
+                    false_negatives=config.false_negatives,
+                    positives=config.positives,
+                    # Tasks draw apart from one another.
+                    seed=(config.seed << _SEED_BITS) + task_number(task),
+                ),
+                share=share,
+            )
+            for task, queries in tasks.items()
+        }
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names, in the order of the task axis."""
+        return tuple(self._streams)
+
+    @property
+    def batch_size(self) -> int:
+        """Queries of all tasks in a step."""
+        return sum(self.batch_sizes.values())
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps until every task has been seen whole: those of the task with most batches."""
+        return max(stream.steps_per_epoch for stream in self._streams.values())
+
+    @property
+    def batches_per_epoch(self) -> dict[str, int]:
+        """Task -> batches in one pass over it."""
+        return {task: stream.steps_per_epoch for task, stream in self._streams.items()}
+
+    @property
+    def negatives_per_query(self) -> dict[str, int]:
+        """Task -> passages of its batch that are not a query's positive."""
+        return {task: stream.negatives_per_query for task, stream in self._streams.items()}
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of all that decides the rows and tokens of a step, apart from the number of hosts."""
+        return fingerprint_json(
+            {task: stream.fingerprint for task, stream in self._streams.items()}
+        )
+
+    def batch(self, step: int) -> dict[str, Batch]:
+        """This host's share of each task's batch."""
+        return {
+            task: _cut_queries(stream.batch(step), self.query_lengths[task])
+            for task, stream in self._streams.items()
+        }
+
+    def query_rows(self, step: int) -> dict[str, np.ndarray]:
+        """Rows of the queries in each task's global batch."""
+        return {task: stream.rows(step).query_rows for task, stream in self._streams.items()}
+
+
+def _cut_queries(batch: Batch, length: int) -> Batch:
+    queries = Tokens(ids=batch.queries.ids[:, :length], mask=batch.queries.mask[:, :length])
+    return dataclasses.replace(batch, queries=queries)
+
+
+def _next_total(total: int, multiple: int, tasks: int) -> int:
+    return max(-(-total // multiple), tasks) * multiple

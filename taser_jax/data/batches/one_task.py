@@ -1,0 +1,333 @@
+"""Training batches from the token store: rows are a pure function of (seed, step)."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from taser_jax.batch import Batch, HostShare
+from taser_jax.data.batches import draws as sampling
+from taser_jax.data.batches.schedule import Purpose, Schedule, generator, task_number
+from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.fingerprint import fingerprint_json, require_equal
+
+logger = logging.getLogger("taser")
+
+
+class FalseNegatives(enum.Enum):
+    """What to do with a passage of the batch that is a positive of another query, too.
+
+    KEEP: it counts as that query's negative, as in DPR and TASER.
+    MASK: it is left out of that query's loss, and so is a copy of the query's own positive.
+    """
+
+    KEEP = "keep"
+    MASK = "mask"
+
+
+class PositiveChoice(enum.Enum):
+    """Which of several positives a step trains on: the first (gold), or one at random."""
+
+    FIRST = "first"
+    SAMPLE = "sample"
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchingConfig:
+    """How batches are drawn.
+
+    Attributes:
+        batch_size: queries in a global batch.
+        num_negatives: hard negatives a query.
+        false_negatives: KEEP as the papers, or MASK.
+        positives: FIRST as the papers, or SAMPLE.
+        seed: 0 or more.
+        rates: task -> times its queries are seen in an epoch; 1 where absent.
+    """
+
+    batch_size: int
+    num_negatives: int = 1
+    false_negatives: FalseNegatives = FalseNegatives.KEEP
+    positives: PositiveChoice = PositiveChoice.FIRST
+    seed: int = 0
+    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("num_negatives", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}", expected=f"{least} or more")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRows:
+    """The rows of one global batch.
+
+    Attributes:
+        task: the task all queries are of.
+        query_rows: rows of the task's query set. [batch]
+        passage_rows: rows of the store; query i's positive at i·(1+N), its negatives after it.
+        positive_index: column of each query's positive. [batch]
+        ignore: True where a passage does not count as a query's negative. [batch, passages]
+        random_negatives: how many negatives were drawn from the whole store, since the query's
+            own hard negatives did not suffice.
+    """
+
+    task: str
+    query_rows: Int[np.ndarray, " batch"]
+    passage_rows: Int[np.ndarray, " passages"]
+    positive_index: Int[np.ndarray, " batch"]
+    ignore: Bool[np.ndarray, "batch passages"]
+    random_negatives: int
+
+
+class BatchStream:
+    """Batches of one task each, the same on every host and after every restart.
+
+    A pass over a task is a permutation of its queries, cut into batches; the last batch of a pass
+    is filled up from the pass's beginning, so that no batch has a query twice, and the next pass
+    shuffles again. A task with fewer queries than a batch repeats them within it (MASK only).
+
+    A query's hard negatives are its pool without duplicates and without any of its positives,
+    shuffled anew each step, the first N taken; what the pool lacks is filled with random passages
+    of the store that are none of its positives.
+
+    Example:
+        queries = store.queries("nq", "train")
+        stream = BatchStream(store, {"nq": queries}, BatchingConfig(batch_size=256))
+        batch = stream.batch(step)
+
+    Args:
+        store: where passages' tokens are.
+        tasks: task -> queries to train on.
+        config: how to draw.
+        share: the part of each batch that this host makes.
+
+    Raises:
+        ConfigError: settings that no batch can be drawn from.
+        DataError: a query without a positive, or a row that the store does not have.
+        FingerprintError: queries of another collection than the store's.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        tasks: Mapping[str, TokenizedQueries],
+        config: BatchingConfig,
+        *,
+        share: HostShare = HostShare(),
+    ) -> None:
+        if config.batch_size % share.count:
+            raise ConfigError(
+                f"a batch of {config.batch_size} queries in {share.count} parts",
+                expected=f"a multiple of {share.count}",
+            )
+        self.config = config
+        self._store = store
+        self._tasks = dict(tasks)
+        self._schedule = Schedule(
+            {task: len(queries) for task, queries in tasks.items()},
+            batch_size=config.batch_size,
+            rates=config.rates,
+            seed=config.seed,
+        )
+        for task, queries in tasks.items():
+            _check_queries(task, queries, store, config)
+        self._pools = {
+            task: sampling.without(queries.hard_negatives, queries.positives, len(store))
+            for task, queries in tasks.items()
+        }
+        self.queries_short_of_negatives = {
+            task: int((pools.lengths < config.num_negatives).sum())
+            for task, pools in self._pools.items()
+        }
+        for task, short in self.queries_short_of_negatives.items():
+            if short:
+                logger.info(
+                    "%s: %d of %d queries have fewer than %d hard negatives; the rest is drawn "
+                    "from the whole store",
+                    *(task, short, len(tasks[task]), config.num_negatives),
+                )
+        self._all = np.arange(config.batch_size)
+        self._share = share.rows(config.batch_size)
+        # The last orders of all tasks at hand, and of those whose pass has just ended.
+        self._order = functools.lru_cache(maxsize=2 * len(tasks))(self._make_order)
+
+    @property
+    def batch_size(self) -> int:
+        """Queries in a global batch."""
+        return self.config.batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of all tasks in an epoch."""
+        return self._schedule.steps_per_epoch
+
+    @property
+    def batches_per_epoch(self) -> dict[str, int]:
+        """Task -> its batches in an epoch."""
+        return dict(self._schedule.batches_per_epoch)
+
+    @property
+    def negatives_per_query(self) -> int:
+        """Passages of the global batch that are not the query's positive."""
+        return self.config.batch_size * (1 + self.config.num_negatives) - 1
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of all that decides the rows and tokens of a step, apart from the number of hosts."""
+        config = self.config
+        return fingerprint_json(
+            {
+                "passages": self._store.metadata.passages_fingerprint,
+                "queries": {task: queries.fingerprint for task, queries in self._tasks.items()},
+                "batch_size": config.batch_size,
+                "num_negatives": config.num_negatives,
+                "false_negatives": config.false_negatives.value,
+                "positives": config.positives.value,
+                "seed": config.seed,
+                "rates": dict(config.rates),
+            }
+        )
+
+    def task(self, step: int) -> str:
+        """The task of a step's batch."""
+        return self._schedule.turn(step).task
+
+    def rows(self, step: int) -> StepRows:
+        """The global batch of a step, as rows."""
+        rows, random_negatives = self._draw(step)
+        return StepRows(
+            task=rows.task,
+            query_rows=rows.queries,
+            passage_rows=rows.passages.reshape(-1),
+            positive_index=self._positive_index(self._all),
+            ignore=self._ignore(rows, self._all),
+            random_negatives=random_negatives,
+        )
+
+    def batch(self, step: int) -> Batch:
+        """This host's share of a step's batch."""
+        rows, _ = self._draw(step)
+        share = self._share
+        passage_rows = rows.passages[share].reshape(-1)
+        return Batch(
+            queries=self._tasks[rows.task].tokens(rows.queries[share]),
+            passages=self._store.passage_tokens(passage_rows),
+            positive_index=self._positive_index(share),
+            ignore=self._ignore(rows, share),
+            query_rows=rows.queries[share],
+            passage_rows=passage_rows,
+        )
+
+    def _draw(self, step: int) -> tuple[_Rows, int]:
+        """Query and passage rows of a global batch, and how many negatives were random."""
+        turn = self._schedule.turn(step)
+        queries = self._query_rows(turn.task, turn.batch)
+        positives = sampling.take(self._tasks[turn.task].positives, queries)
+        if self.config.positives is PositiveChoice.FIRST:
+            chosen = positives.values[positives.offsets[:-1], None]
+        else:
+            chosen, _ = sampling.choose(positives, 1, self._generator(Purpose.POSITIVE, step))
+        pools = sampling.take(self._pools[turn.task], queries)
+        rng = self._generator(Purpose.HARD_NEGATIVE, step)
+        negatives, exist = sampling.choose(pools, self.config.num_negatives, rng)
+        if not exist.all():
+            rng = self._generator(Purpose.RANDOM_NEGATIVE, step)
+            negatives = sampling.fill_at_random(negatives, exist, positives, len(self._store), rng)
+        passages = np.concatenate([chosen, negatives], axis=1, dtype=np.int32)
+        return _Rows(turn.task, queries, passages, positives), int((~exist).sum())
+
+    def _generator(self, purpose: Purpose, step: int) -> np.random.Generator:
+        return generator(self.config.seed, purpose, step)
+
+    def _query_rows(self, task: str, batch: int) -> Int[np.ndarray, " batch"]:
+        size = len(self._tasks[task])
+        whole_pass, at = divmod(batch, -(-size // self.batch_size))
+        places = (at * self.batch_size + np.arange(self.batch_size)) % size
+        return self._order(task, whole_pass)[places]
+
+    def _make_order(self, task: str, whole_pass: int) -> Int[np.ndarray, " queries"]:
+        rng = generator(self.config.seed, Purpose.QUERY_ORDER, task_number(task), whole_pass)
+        return rng.permutation(len(self._tasks[task])).astype(np.int32)
+
+    def _positive_index(self, share: Int[np.ndarray, " share"]) -> Int[np.ndarray, " share"]:
+        columns = np.arange(self.batch_size, dtype=np.int32) * (1 + self.config.num_negatives)
+        return columns[share]
+
+    def _ignore(
+        self, rows: _Rows, share: Int[np.ndarray, " share"]
+    ) -> Bool[np.ndarray, "share passages"]:
+        positive_index = self._positive_index(share)
+        if self.config.false_negatives is FalseNegatives.KEEP:
+            return np.zeros((len(positive_index), rows.passages.size), bool)
+        ignore = sampling.occurs(sampling.take(rows.positives, share), rows.passages.reshape(-1))
+        ignore[np.arange(len(share)), positive_index] = False
+        return ignore
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """What a step draws: passages [batch, 1 + N], and every positive of its queries."""
+
+    task: str
+    queries: Int[np.ndarray, " batch"]
+    passages: Int[np.ndarray, "batch passages_per_query"]
+    positives: Ragged
+
+
+def _check_queries(
+    task: str, queries: TokenizedQueries, store: TokenStore, config: BatchingConfig
+) -> None:
+    where = f"task {task!r}, split {queries.split!r}"
+    if queries.collection_fingerprint:
+        require_equal(
+            where,
+            {"collection": queries.collection_fingerprint},
+            {"collection": store.metadata.collection_fingerprint},
+            "take queries and passages from one token store",
+        )
+    if not len(queries):
+        raise DataError("no queries", where=where, fix="leave the task out")
+    empty = np.flatnonzero(queries.positives.lengths == 0)
+    if len(empty):
+        raise DataError(
+            f"query {queries.query_ids[empty[0]]!r} has no positive"
+            + (f" (nor have {len(empty) - 1} others)" if len(empty) > 1 else ""),
+            where=where,
+            expected="a positive for every query that is trained on",
+            fix="drop the queries without one as the collection is prepared",
+        )
+    for kind in ("positives", "hard_negatives"):
+        rows: Ragged = getattr(queries, kind)
+        bad = np.flatnonzero((rows.values < 0) | (rows.values >= len(store)))
+        if len(bad):
+            query = int(np.searchsorted(rows.offsets, bad[0], side="right")) - 1
+            raise DataError(
+                f"passage row {rows.values[bad[0]]}",
+                where=f"{where}, {kind} of query {queries.query_ids[query]!r}",
+                expected=f"a row of the store, 0 to {len(store) - 1}",
+                fix="queries, negatives and passages must be of one collection",
+            )
+    most = int(queries.positives.lengths.max())
+    if len(store) - most < config.num_negatives:
+        raise ConfigError(
+            f"{config.num_negatives} negatives a query from {len(store)} passages",
+            where=where,
+            expected=f"{len(store) - most} or fewer: a query has {most} positives",
+        )
+    if len(queries) < config.batch_size and config.false_negatives is FalseNegatives.KEEP:
+        raise ConfigError(
+            f"{len(queries)} queries do not fill a batch of {config.batch_size}",
+            where=where,
+            expected="as many queries as a batch has, or a query would be its own false negative",
+            fix=f"set batch_size to {len(queries)} or less, leave the task out, or set "
+            "false_negatives to MASK, which leaves a query's copies out of its loss",
+        )

@@ -1,0 +1,1 @@
+"""Passages and queries on disk, with random access by row."""

@@ -1,0 +1,353 @@
+"""Passage stores and query sets: TFDS data sets on ArrayRecord, where the key is the row.
+
+Layout of a collection, each part built aside and published whole:
+
+    <data_dir>/<collection>/passages/                  records, ids, id and content indexes
+    <data_dir>/<collection>/queries/<task>/<split>/    records
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from taser_jax.data import id_index
+from taser_jax.data.collections import records as record_dataset
+from taser_jax.data.collections.content import (
+    EmptyPassages,
+    PassageIndexWriter,
+    passage_features,
+    query_examples,
+    query_features,
+)
+from taser_jax.data.files import FilePath
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.fingerprint import Fingerprint, require_equal
+from taser_jax.progress import phase, track
+from taser_jax.records import Passage, Query
+from taser_jax.storage import storage_errors
+
+SPLITS = ("train", "validation", "test")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_BLOCK = 2048
+_PASSAGES_PER_SHARD = 1 << 18
+
+
+class PassageStore:
+    """The passages of a collection by row number, the key that embeddings and indexes use.
+
+    Example:
+        >>> store = PassageStore.open("data", "wikipedia")  # doctest: +SKIP
+        >>> store[store.row_of("12")].title  # doctest: +SKIP
+        'Aaron'
+
+    Args:
+        directory: <data_dir>/<collection>/passages.
+    """
+
+    def __init__(self, directory: epath.Path) -> None:
+        self._records = record_dataset.RecordDataset(directory)
+        self.name: str = self._records.metadata["collection"]
+        self.fingerprint: str = self._records.metadata["fingerprint"]
+        self.ids: Sequence[str] = id_index.Ids.open(directory)
+        self._by_id = id_index.HashIndex.open(directory, "id")
+        self._by_content = id_index.HashIndex.open(directory, "content")
+        self._aliases = id_index.load_aliases(directory)
+
+    @classmethod
+    def open(cls, data_dir: FilePath, collection: str) -> PassageStore:
+        """Opens a collection's passages.
+
+        Args:
+            data_dir: folder that holds collections, local or gs://.
+            collection: its name.
+
+        Raises:
+            DataError: it does not exist or its build did not finish.
+        """
+        return cls(_passages_directory(data_dir, collection))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, row: int) -> Passage:
+        return self.get_many([row])[0]
+
+    def __iter__(self) -> Iterator[Passage]:
+        return self.iterate()
+
+    def get_many(self, rows: Sequence[int]) -> list[Passage]:
+        """Passages of the rows, in their order.
+
+        Raises:
+            IndexError: a row is negative or beyond the last.
+        """
+        return [_to_passage(record) for record in self._records.get_many(rows)]
+
+    def iterate(self, start: int = 0, stop: int | None = None) -> Iterator[Passage]:
+        """Passages start, start + 1, ... stop - 1 (default: to the end), read as a stream."""
+        stop = len(self) if stop is None else min(stop, len(self))
+        for block in range(start, stop, _BLOCK):
+            yield from self.get_many(range(block, min(block + _BLOCK, stop)))
+
+    def row_of(self, id: str) -> int:
+        """Row of a passage by its id, or by the id of a duplicate that was merged into it.
+
+        Raises:
+            DataError: no passage has this id.
+        """
+        row = self.find(id)
+        if row is None:
+            raise DataError(
+                f"no passage has the id {id!r}",
+                where=f"collection {self.name!r}",
+                expected=f"one of its {len(self):,} ids, such as {self.ids[0]!r}",
+                fix="check that the file and the collection belong together",
+            )
+        return row
+
+    def find(self, id: str) -> int | None:
+        """Row of a passage by its id or alias; None when there is none."""
+        for row in self._by_id.candidates(id_index.text_hash(id)):
+            if self.ids[row] == id:
+                return row
+        return self._aliases.get(id)
+
+    def rows_with(self, *, title: str, text: str) -> list[int]:
+        """Rows whose title and text are these, but for white space and Unicode form."""
+        wanted = id_index.normalized_content(title, text)
+        rows = self._by_content.candidates(id_index.text_hash(wanted))
+        return [
+            row
+            for row, passage in zip(rows, self.get_many(rows), strict=True)
+            if id_index.normalized_content(passage.title, passage.text) == wanted
+        ]
+
+
+class QuerySet:
+    """The queries of one task and split.
+
+    Args:
+        directory: <data_dir>/<collection>/queries/<task>/<split>.
+    """
+
+    def __init__(self, directory: epath.Path) -> None:
+        self.directory = directory
+        self._records = record_dataset.RecordDataset(directory)
+        metadata = self._records.metadata
+        self.task: str = metadata["task"]
+        self.split: str = metadata["split"]
+        self.fingerprint: str = metadata["fingerprint"]
+        self.collection_fingerprint: str = metadata["collection_fingerprint"]
+
+    @classmethod
+    def open(cls, data_dir: FilePath, collection: str, task: str, split: str) -> QuerySet:
+        """Opens the queries of a task and split.
+
+        Raises:
+            DataError: they do not exist.
+            FingerprintError: the collection was rebuilt with other passages since, so the rows
+                that the queries point to are no longer theirs.
+        """
+        directory = _queries_directory(data_dir, collection, task, split)
+        queries = cls(directory)
+        passages = record_dataset.read_metadata(_passages_directory(data_dir, collection))
+        require_equal(
+            str(directory),
+            found={"collection": queries.collection_fingerprint},
+            expected={"collection": passages["fingerprint"]},
+            fix="run `taser prepare` again with this task among its files",
+        )
+        return queries
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Query:
+        return self._to_query(self._records.get_many([index])[0])
+
+    def __iter__(self) -> Iterator[Query]:
+        for start in range(0, len(self), _BLOCK):
+            rows = range(start, min(start + _BLOCK, len(self)))
+            yield from map(self._to_query, self._records.get_many(rows))
+
+    def _to_query(self, record: Mapping[str, Any]) -> Query:
+        return Query(
+            id=record["id"].decode(),
+            text=record["text"].decode(),
+            task=self.task,
+            positives=tuple(map(int, record["positives"])),
+            relevance=tuple(map(int, record["relevance"])),
+            hard_negatives=tuple(map(int, record["hard_negatives"])),
+            answers=tuple(answer.decode() for answer in record["answers"]),
+        )
+
+
+def list_tasks(data_dir: FilePath, collection: str) -> dict[str, list[str]]:
+    """Tasks of a collection with their splits, in alphabetical and in SPLITS order."""
+    root = _collection_directory(data_dir, collection) / "queries"
+    if not root.exists():
+        return {}
+    tasks = {
+        task.name: [split for split in SPLITS if (task / split / record_dataset.METADATA).exists()]
+        for task in sorted(root.iterdir(), key=lambda path: path.name)
+    }
+    return {task: splits for task, splits in tasks.items() if splits}
+
+
+def write_collection(
+    data_dir: FilePath,
+    collection: str,
+    passages: Iterable[Passage],
+    *,
+    aliases: Mapping[str, int] | None = None,
+    empty: EmptyPassages = EmptyPassages.ERROR,
+    passages_per_shard: int = _PASSAGES_PER_SHARD,
+) -> PassageStore:
+    """Writes a collection as a stream; a passage's row is its place in `passages`.
+
+    Memory grows by about 100 bytes a passage, for the id and content indexes. The collection
+    appears when it is complete: a killed build is detected and built again, and writing the same
+    content again leaves what is there.
+
+    Args:
+        data_dir: folder that holds collections, local or gs://.
+        collection: name of the new one.
+        passages: in row order.
+        aliases: further ids -> rows, read after the last passage.
+        empty: what to do with passages without text.
+        passages_per_shard: size of an ArrayRecord shard.
+
+    Returns:
+        The store, open.
+
+    Raises:
+        DataError: no passage, a repeated id, an id that is empty or holds a newline or tab, an
+            empty passage.
+        StorageError: the disk is full or `data_dir` cannot be written.
+    """
+    directory = _passages_directory(data_dir, collection)
+    staging = record_dataset.start_staging(directory)
+    where = f"collection {collection!r}"
+    with storage_errors(staging):
+        index = PassageIndexWriter(staging, where)
+    try:
+        with phase(f"building {where}"):
+            count = record_dataset.write_records(
+                staging,
+                index.examples(track(passages, collection, unit=" passages"), empty),
+                name="passages",
+                features=passage_features(),
+                description=f"Passages of {where}; the record's position is its row.",
+                examples_per_shard=passages_per_shard,
+            )
+            if not count:
+                raise DataError("there is not one passage", where=where, expected="some")
+            with storage_errors(staging):
+                index.close(aliases or {})
+    except Exception:
+        index.abandon()
+        record_dataset.discard(staging)
+        raise
+    record_dataset.publish(
+        staging,
+        directory,
+        {
+            "name": "passages",
+            "collection": collection,
+            "count": count,
+            "fingerprint": index.fingerprint,
+        },
+    )
+    return PassageStore(directory)
+
+
+def write_queries(
+    data_dir: FilePath, collection: str, task: str, split: str, queries: Iterable[Query]
+) -> QuerySet:
+    """Writes the queries of one task and split beside the collection they point into.
+
+    Args:
+        data_dir: folder that holds collections.
+        collection: an existing one; its fingerprint is recorded.
+        task: name of the task.
+        split: "train", "validation" or "test".
+        queries: their `task` must be `task`, their rows must exist.
+
+    Returns:
+        The query set, open.
+
+    Raises:
+        DataError: no query, a repeated id, a row outside the collection, a foreign task.
+        StorageError: the disk is full or cannot be written.
+    """
+    directory = _queries_directory(data_dir, collection, task, split)
+    passages = record_dataset.read_metadata(_passages_directory(data_dir, collection))
+    staging = record_dataset.start_staging(directory)
+    where = f"collection {collection!r}, task {task!r}, split {split!r}"
+    content = Fingerprint().add(passages["fingerprint"]).add(task).add(split)
+    try:
+        count = record_dataset.write_records(
+            staging,
+            query_examples(queries, content, task=task, count=passages["count"], where=where),
+            name="queries",
+            features=query_features(),
+            description=f"Queries of {where}.",
+            examples_per_shard=_PASSAGES_PER_SHARD,
+        )
+        if not count:
+            raise DataError("there is not one query", where=where, expected="some")
+    except Exception:
+        record_dataset.discard(staging)
+        raise
+    record_dataset.publish(
+        staging,
+        directory,
+        {
+            "name": "queries",
+            "task": task,
+            "split": split,
+            "count": count,
+            "fingerprint": content.hex(),
+            "collection_fingerprint": passages["fingerprint"],
+        },
+    )
+    return QuerySet(directory)
+
+
+def _to_passage(record: Mapping[str, bytes]) -> Passage:
+    return Passage(
+        id=record["id"].decode(),
+        text=record["text"].decode(),
+        title=record["title"].decode(),
+        page_id=record["page_id"].decode(),
+    )
+
+
+def _collection_directory(data_dir: FilePath, collection: str) -> epath.Path:
+    return epath.Path(data_dir) / _checked_name(collection, "collection")
+
+
+def _passages_directory(data_dir: FilePath, collection: str) -> epath.Path:
+    return _collection_directory(data_dir, collection) / "passages"
+
+
+def _queries_directory(data_dir: FilePath, collection: str, task: str, split: str) -> epath.Path:
+    if split not in SPLITS:
+        raise ConfigError(
+            f"split {split!r}", where=f"task {task!r}", expected="one of " + ", ".join(SPLITS)
+        )
+    root = _collection_directory(data_dir, collection) / "queries"
+    return root / _checked_name(task, "task") / split
+
+
+def _checked_name(name: str, what: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{what} name {name!r}",
+            expected="letters, digits, '.', '_' and '-', starting with a letter or digit",
+        )
+    return name

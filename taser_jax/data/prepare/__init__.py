@@ -1,0 +1,1 @@
+"""Foreign records to collections: merging, splits, questions."""

@@ -1,0 +1,361 @@
+"""From foreign files to a collection with its query sets, in one call a format."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from taser_jax.data.collections.store import (
+    SPLITS,
+    PassageStore,
+    QuerySet,
+    write_collection,
+    write_queries,
+)
+from taser_jax.data.files import FilePath, file_digest
+from taser_jax.data.prepare.merging import PassageMerger, PassageSource
+from taser_jax.data.prepare.questions import (
+    PrepareOptions,
+    QuestionFiles,
+    QuestionMapper,
+    judged_beir_queries,
+    read_questions,
+)
+from taser_jax.data.readers import beir, dpr, tsv
+from taser_jax.data.readers.located import Question
+from taser_jax.errors import ConfigError, DataError, TaserError
+from taser_jax.fingerprint import fingerprint_json
+from taser_jax.records import EmptyPassages, Passage
+from taser_jax.storage import storage_errors
+
+_RECEIPT = "prepare.json"
+_FORMAT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PreparedSplit:
+    """Counts of one task and split.
+
+    Attributes:
+        task: its task.
+        split: "train", "validation" or "test".
+        queries: written.
+        without_positive: questions dropped, or kept, for lack of a positive.
+        missing_positives: positives dropped since they are not in the collection.
+        missing_hard_negatives: hard negatives dropped for the same reason.
+        fingerprint: of the query set.
+    """
+
+    task: str
+    split: str
+    queries: int
+    without_positive: int
+    missing_positives: int
+    missing_hard_negatives: int
+    fingerprint: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PreparedCollection:
+    """What was prepared.
+
+    Attributes:
+        collection: its name.
+        passages: written.
+        merged: passages left out since the same title and text came before.
+        renamed: passages whose id was taken, now written label:id.
+        fingerprint: of the collection.
+        splits: the query sets.
+        reused: nothing was done, the same had been prepared before.
+    """
+
+    collection: str
+    passages: int
+    merged: int
+    renamed: int
+    fingerprint: str
+    splits: tuple[PreparedSplit, ...]
+    reused: bool = False
+
+
+Tasks = Mapping[str, Mapping[str, FilePath | QuestionFiles]]
+PassageFiles = FilePath | Sequence[FilePath] | Mapping[str, FilePath]
+
+
+_DEFAULTS = PrepareOptions()
+
+
+def prepare_dpr(
+    *,
+    data_dir: FilePath,
+    collection: str,
+    passages: PassageFiles,
+    tasks: Tasks,
+    options: PrepareOptions = _DEFAULTS,
+) -> PreparedCollection:
+    """Prepares DPR's files: passages TSV with a header, training JSON, `.qa.csv`.
+
+    Example:
+        >>> prepare_dpr(  # doctest: +SKIP
+        ...     data_dir="data", collection="wikipedia", passages="psgs_w100.tsv",
+        ...     tasks={"nq": {"train": "nq-train.json", "test": "nq-test.qa.csv"}})
+
+    Args:
+        data_dir: folder that holds collections.
+        collection: name of the one to write.
+        passages: one file; several (labelled by their names without suffixes), merged; or
+            label -> file.
+        tasks: task -> split -> questions, as a path or `QuestionFiles`.
+        options: how strictly to take the input.
+
+    Returns:
+        Counts and fingerprints. The same call on the same files does nothing.
+
+    Raises:
+        DataError: names file:line, the field and what to do.
+        StorageError: the disk is full or `data_dir` cannot be written.
+    """
+    return _prepare(
+        data_dir,
+        collection,
+        _sources(passages, functools.partial(dpr.read_passages, empty=options.empty)),
+        tasks,
+        options,
+    )
+
+
+def prepare_tsv(
+    *,
+    data_dir: FilePath,
+    collection: str,
+    passages: PassageFiles,
+    tasks: Tasks,
+    options: PrepareOptions = _DEFAULTS,
+) -> PreparedCollection:
+    """Prepares plain TSV: passages (id, text, perhaps title), queries (id, text), qrels.
+
+    Example:
+        >>> prepare_tsv(  # doctest: +SKIP
+        ...     data_dir="data", collection="marco", passages="collection.tsv",
+        ...     tasks={"marco": {"train": QuestionFiles("queries.tsv", qrels="qrels.tsv")}})
+
+    Args:
+        data_dir: folder that holds collections.
+        collection: name of the one to write.
+        passages: one file, several, or label -> file; see `prepare_dpr`.
+        tasks: task -> split -> `QuestionFiles`.
+        options: how strictly to take the input.
+
+    Returns:
+        Counts and fingerprints. The same call on the same files does nothing.
+
+    Raises:
+        DataError: names file:line, the field and what to do.
+        StorageError: the disk is full or `data_dir` cannot be written.
+    """
+    return _prepare(
+        data_dir,
+        collection,
+        _sources(passages, functools.partial(tsv.read_passages, empty=options.empty)),
+        tasks,
+        options,
+    )
+
+
+def prepare_beir(
+    *,
+    data_dir: FilePath,
+    collection: str,
+    directories: Mapping[str, FilePath],
+    options: PrepareOptions = _DEFAULTS,
+) -> PreparedCollection:
+    """Prepares BEIR data sets, one a task; several share one collection.
+
+    Every split with qrels is prepared, with the queries judged in it: train, dev (as
+    validation) and test.
+
+    Example:
+        >>> prepare_beir(  # doctest: +SKIP
+        ...     data_dir="data", collection="scifact", directories={"scifact": "beir/scifact"})
+
+    Args:
+        data_dir: folder that holds collections.
+        collection: name of the one to write.
+        directories: task -> folder with corpus.jsonl, queries.jsonl and qrels/.
+        options: how strictly to take the input.
+
+    Returns:
+        Counts and fingerprints. The same call on the same files does nothing.
+
+    Raises:
+        DataError: names file:line, the field and what to do.
+        StorageError: the disk is full or `data_dir` cannot be written.
+    """
+    sources, tasks = [], {}
+    for task, directory in directories.items():
+        read = functools.partial(beir.read_passages, directory, empty=options.empty)
+        sources.append(PassageSource(task, beir.corpus_file(directory), read))
+        tasks[task] = {
+            split: QuestionFiles(beir.queries_file(directory), qrels=qrels, passages=task)
+            for split, qrels in beir.qrels_files(directory).items()
+        }
+        if not tasks[task]:
+            raise DataError(
+                "there are no qrels",
+                where=os.fspath(directory),
+                expected="qrels/train.tsv, qrels/dev.tsv or qrels/test.tsv",
+            )
+    if not sources:
+        raise ConfigError("no directory is given", where="directories")
+    return _prepare(data_dir, collection, sources, tasks, options, read=judged_beir_queries)
+
+
+def _prepare(
+    data_dir: FilePath,
+    collection: str,
+    sources: Sequence[PassageSource],
+    tasks: Tasks,
+    options: PrepareOptions,
+    read: Callable[[QuestionFiles, str], Iterator[Question]] = read_questions,
+) -> PreparedCollection:
+    files = _checked_tasks(tasks, [source.label for source in sources])
+    inputs = _inputs_fingerprint(sources, files, options)
+    if (done := already_prepared(data_dir, collection, inputs)) is not None:
+        return done
+    merger = PassageMerger(sources)
+    store = write_collection(
+        data_dir, collection, merger.passages(), aliases=merger.aliases, empty=EmptyPassages.KEEP
+    )
+    resolver = merger.resolver(store)
+    splits = []
+    for (task, split), question_files in files.items():
+        mapper = QuestionMapper(task, split, question_files, resolver, options)
+        questions = read(question_files, split)
+        queries = write_queries(data_dir, collection, task, split, mapper.queries(questions))
+        splits.append(
+            PreparedSplit(
+                task=task,
+                split=split,
+                queries=len(queries),
+                without_positive=mapper.counts["without_positive"],
+                missing_positives=mapper.counts["missing_positives"],
+                missing_hard_negatives=mapper.counts["missing_hard_negatives"],
+                fingerprint=queries.fingerprint,
+            )
+        )
+    prepared = PreparedCollection(
+        collection=collection,
+        passages=len(store),
+        merged=merger.merged,
+        renamed=merger.renamed,
+        fingerprint=store.fingerprint,
+        splits=tuple(splits),
+    )
+    write_receipt(data_dir, prepared, inputs)
+    return prepared
+
+
+def _sources(
+    passages: PassageFiles, read: Callable[[FilePath], Iterator[Passage]]
+) -> list[PassageSource]:
+    if isinstance(passages, str | os.PathLike):
+        passages = [passages]
+    if not isinstance(passages, Mapping):
+        labelled = {_label(path): path for path in passages}
+        if len(labelled) < len(passages):
+            raise ConfigError(
+                "two passage files have the same name: "
+                + ", ".join(os.fspath(path) for path in passages),
+                where="passages",
+                fix="give a label to each: {label: path}",
+            )
+        passages = labelled
+    if not passages:
+        raise ConfigError("no passage file is given", where="passages")
+    return [
+        PassageSource(label, path, functools.partial(read, path))
+        for label, path in passages.items()
+    ]
+
+
+def _label(path: FilePath) -> str:
+    return os.path.basename(os.fspath(path)).removesuffix(".gz").removesuffix(".tsv")
+
+
+def _checked_tasks(tasks: Tasks, labels: Sequence[str]) -> dict[tuple[str, str], QuestionFiles]:
+    checked = {}
+    for task, splits in tasks.items():
+        for split, files in splits.items():
+            where = f"task {task!r}, split {split!r}"
+            if split not in SPLITS:
+                raise ConfigError(
+                    f"unknown split {split!r}", where=where, expected=", ".join(SPLITS)
+                )
+            if not isinstance(files, QuestionFiles):
+                files = QuestionFiles(files)
+            if files.passages and files.passages not in labels:
+                raise ConfigError(
+                    f"no passage file is labelled {files.passages!r}",
+                    where=where,
+                    expected="one of " + ", ".join(labels),
+                )
+            checked[task, split] = files
+    return checked
+
+
+def _inputs_fingerprint(
+    sources: Sequence[PassageSource],
+    files: Mapping[tuple[str, str], QuestionFiles],
+    options: PrepareOptions,
+) -> str:
+    """Of every input's bytes, so a missing file is told before any work is done."""
+    described: list[Any] = [_FORMAT_VERSION, {k: v.value for k, v in _fields(options).items()}]
+    described += [[source.label, file_digest(source.path)] for source in sources]
+    for (task, split), given in files.items():
+        paths = (given.questions, given.ids, given.qrels)
+        digests = [None if path is None else file_digest(path) for path in paths]
+        described.append([task, split, given.passages, os.fspath(given.questions), *digests])
+    return fingerprint_json(described)
+
+
+def _fields(options: PrepareOptions) -> dict[str, enum.Enum]:
+    return {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+
+
+def write_receipt(data_dir: FilePath, prepared: PreparedCollection, inputs: str) -> None:
+    """Notes what was prepared, and from what, for `already_prepared`."""
+    receipt = epath.Path(data_dir) / prepared.collection / _RECEIPT
+    content = {
+        "format_version": _FORMAT_VERSION,
+        "inputs": inputs,
+        "prepared": dataclasses.asdict(prepared),
+    }
+    with storage_errors(receipt):
+        receipt.write_text(json.dumps(content, indent=1))
+
+
+def already_prepared(data_dir: FilePath, collection: str, inputs: str) -> PreparedCollection | None:
+    """What was prepared from the same inputs before, if it is all there still."""
+    receipt = epath.Path(data_dir) / collection / _RECEIPT
+    if not receipt.exists():
+        return None
+    content = json.loads(receipt.read_text())
+    if content.get("format_version") != _FORMAT_VERSION or content["inputs"] != inputs:
+        return None
+    splits = tuple(PreparedSplit(**split) for split in content["prepared"].pop("splits"))
+    prepared = PreparedCollection(**content["prepared"], splits=splits)
+    try:
+        intact = PassageStore.open(data_dir, collection).fingerprint == prepared.fingerprint
+        for one in splits:
+            queries = QuerySet.open(data_dir, collection, one.task, one.split)
+            intact = intact and queries.fingerprint == one.fingerprint
+    except TaserError:
+        return None
+    return dataclasses.replace(prepared, reused=True) if intact else None

@@ -1,0 +1,74 @@
+"""How KILT's files are read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from taser_jax.data.prepare.kilt_gold import Gold
+from taser_jax.data.prepare.questions import PrepareOptions
+from taser_jax.data.readers.kilt import Outputs
+from taser_jax.data.readers.kilt_chunking import Chunking
+from taser_jax.errors import ConfigError
+
+VALIDATION = "validation"
+_SHARES = {"train": 0.8, VALIDATION: 0.1, "test": 0.1}
+
+
+@dataclasses.dataclass(frozen=True)
+class KiltOptions:
+    """How KILT's files are read.
+
+    Attributes:
+        strictness: empty passages, missing positives and queries without any.
+        outputs: whether each query must have outputs.
+        gold: which passages a provenance makes gold.
+        page_gold_tasks: tasks whose gold is the whole page whatever `gold` says (AIDA).
+        chunking: how pages of a knowledge source become passages.
+        max_tokens: of such a passage.
+        entity_tasks: tasks whose inputs mark a mention with [START_ENT] and [END_ENT].
+        left_words: words kept before the mention.
+        dialogue_turns: task -> how many of the last turns are kept.
+        shares: of the splits, where one file holds several.
+        validation_last: so many queries at the end of a file that holds validation and others are
+            its validation split, in place of a share (TACO-DR: the last 500 of each training
+            file); 0 goes by shares.
+        split_groups: task -> pattern; queries whose ids have the same match share a split.
+        train_samples: task -> how many training queries are kept, chosen by hash; with
+            `validation_last`, of the whole file, whose last queries are then parted off (TACO-DR:
+            zsRE's 99,500 are 100,000 less 500).
+    """
+
+    strictness: PrepareOptions = PrepareOptions()
+    outputs: Outputs = Outputs.REQUIRED
+    gold: Gold = Gold.FINEST
+    page_gold_tasks: tuple[str, ...] = ()
+    chunking: Chunking = Chunking.PARAGRAPHS
+    max_tokens: int = 100
+    entity_tasks: tuple[str, ...] = ()
+    left_words: int = 64
+    dialogue_turns: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    shares: Mapping[str, float] = dataclasses.field(default_factory=lambda: dict(_SHARES))
+    split_groups: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    train_samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    validation_last: int = 0
+
+    def __post_init__(self) -> None:
+        if self.validation_last < 0:
+            raise ConfigError(
+                f"validation_last is {self.validation_last}",
+                where="KiltOptions",
+                expected="0 or more queries",
+            )
+        if self.validation_last and self.split_groups:
+            raise ConfigError(
+                f"validation_last beside split_groups of {', '.join(self.split_groups)}",
+                where="KiltOptions",
+                expected="one or the other: the last queries may be a part of a group",
+                fix="set VALIDATION_LAST=0, or SPLIT_GROUPS={}",
+            )
+
+    def tasks(self) -> set[str]:
+        """All tasks that the options name."""
+        named = (self.page_gold_tasks, self.entity_tasks, self.dialogue_turns)
+        return set().union(*named, self.split_groups, self.train_samples)

@@ -1,0 +1,156 @@
+"""Several passage files as one collection: identical passages merged, clashing ids told apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+
+from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.files import FilePath
+from taser_jax.data.id_index import normalized_content
+from taser_jax.data.readers.located import Context
+from taser_jax.errors import DataError
+from taser_jax.records import Passage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PassageSource:
+    """One passage file of a collection.
+
+    Attributes:
+        label: its name among the collection's files; the prefix of ids that clash.
+        path: the file.
+        read: starts reading its passages.
+    """
+
+    label: str
+    path: FilePath
+    read: Callable[[], Iterator[Passage]]
+
+
+class PassageMerger:
+    """Streams the passages of one or more files and remembers what became of their ids.
+
+    One file is passed through as it is: row = place in the file. Several files become one
+    collection in which no two passages have the same title and text (but for white space and
+    Unicode form): the first stays, the ids of the others become its aliases. An id that is taken
+    already is written `label:id`. Merging keeps some 300 bytes a passage in memory.
+
+    Example:
+        files a (id 1: "x", id 2: "y") and b (id 1: "y", id 3: "x", id 2: "z") give the rows
+        1 "x", 2 "y", b:2 "z", with the aliases b:1 -> row 1, b:3 and 3 -> row 0.
+
+    Args:
+        sources: in the order of their rows.
+    """
+
+    def __init__(self, sources: Sequence[PassageSource]) -> None:
+        self.sources = sources
+        self.aliases: dict[str, int] = {}
+        self.merged = 0
+        self.renamed = 0
+        self._rows_of_source: dict[str, range] = {}
+
+    def passages(self) -> Iterator[Passage]:
+        """The merged passages in row order."""
+        if len(self.sources) == 1:
+            yield from self.sources[0].read()
+            return
+        row_of_content: dict[bytes, int] = {}
+        taken: dict[str, int] = {}
+        row = 0
+        for source in self.sources:
+            start = row
+            for passage in source.read():
+                content = normalized_content(passage.title, passage.text).encode(
+                    "utf-8", "surrogatepass"
+                )
+                key = hashlib.blake2b(content, digest_size=16).digest()
+                name = f"{source.label}:{passage.id}"
+                same = row_of_content.get(key)
+                if same is not None:
+                    self.merged += 1
+                    for alias in (name, passage.id):
+                        if alias not in taken:
+                            taken[alias] = self.aliases[alias] = same
+                    continue
+                row_of_content[key] = row
+                if passage.id in taken:
+                    self.renamed += 1
+                    passage = dataclasses.replace(passage, id=name)
+                if passage.id in taken:
+                    raise DataError(
+                        f"the id {passage.id!r} is used twice",
+                        where=str(source.path),
+                        fix="give the file another label",
+                    )
+                taken[passage.id] = row
+                yield passage
+                row += 1
+            self._rows_of_source[source.label] = range(start, row)
+
+    def resolver(self, store: PassageStore) -> PassageResolver:
+        """Looks ids of the files up in the collection; after the last passage was streamed."""
+        return PassageResolver(store, self._rows_of_source)
+
+
+class PassageResolver:
+    """Rows of the passages that question files and qrels name.
+
+    Args:
+        store: the collection.
+        rows_of_source: label -> rows its own passages got; empty for a single file.
+    """
+
+    def __init__(self, store: PassageStore, rows_of_source: dict[str, range]) -> None:
+        self._store, self._rows_of_source = store, rows_of_source
+        self._rows_of_context: dict[tuple[str, str], int | None] = {}
+
+    def row_of_id(self, id: str, *, label: str, where: str) -> int | None:
+        """Row of the passage a file calls `id`; None when there is none.
+
+        Args:
+            id: the passage's id in its file.
+            label: the file's label; "" when not known.
+            where: file:line, for messages.
+
+        Raises:
+            DataError: several files use the id for different passages and no label says which.
+        """
+        if not self._rows_of_source:
+            return self._store.find(id)
+        labels = [label] if label else list(self._rows_of_source)
+        rows = {self._row_in(name, id) for name in labels} - {None}
+        if len(rows) > 1:
+            raise DataError(
+                f"the passage id {id!r} means different passages in the merged files",
+                where=where,
+                expected="the passage file that the ids belong to",
+                fix="say which with QuestionFiles(..., passages=<label>), one of "
+                + ", ".join(self._rows_of_source),
+            )
+        return rows.pop() if rows else None
+
+    def row_of_context(self, context: Context, *, label: str, where: str) -> int | None:
+        """Row of a quoted passage, by id where that is certain and else by title and text."""
+        if context.id and (label or not self._rows_of_source):
+            row = self.row_of_id(context.id, label=label, where=where)
+            if row is not None:
+                return row
+        key = (context.title, context.text)
+        if key not in self._rows_of_context:
+            rows = self._store.rows_with(title=context.title, text=context.text)
+            self._rows_of_context[key] = rows[0] if rows else None
+        return self._rows_of_context[key]
+
+    def _row_in(self, label: str, id: str) -> int | None:
+        row = self._store.find(f"{label}:{id}")
+        if row is not None:
+            return row
+        row = self._store.find(id)
+        if row is None:
+            return None
+        # Not by an alias: that would be another file's name for the passage.
+        own = row in self._rows_of_source[label] and self._store.ids[row] == id
+        return row if own else None

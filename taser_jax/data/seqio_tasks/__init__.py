@@ -1,0 +1,1 @@
+"""SeqIO registrations, and running them once into a token store."""

@@ -1,0 +1,236 @@
+"""Retrieval tasks as SeqIO tasks over a collection's query sets and passage store.
+
+Registration needs neither data nor vocabulary: both are looked up when a task is used, in the
+`use_data` context around the use.
+
+Example:
+    add_retrieval_task("trivia", collection="wikipedia")
+    seqio.MixtureRegistry.add("open_qa", ["trivia", ("open_qa_nq", 2.0)], default_rate=1.0)
+
+    with use_data(data_dir="data", vocabulary=load_vocabulary("vocabulary")):
+        task = seqio.get_mixture_or_task("trivia")
+        dataset = task.get_dataset({"query": 32}, split="validation", shuffle=False)
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from taser_jax.data.seqio_tasks.context import require_data
+from taser_jax.data.seqio_tasks.sources import PassageSource, QuerySource
+from taser_jax.data.seqio_tasks.tokenizers import TOKENS, PassageTokenizer, QueryTokenizer
+from taser_jax.data.text import preprocessors
+from taser_jax.data.text.preprocessors import check_length
+from taser_jax.data.text.prompts import TaskPrompt
+from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
+from taser_jax.errors import ConfigError
+
+Preprocessor = Callable[[tf.data.Dataset], tf.data.Dataset]
+
+
+def add_retrieval_task(
+    name: str,
+    *,
+    collection: str,
+    task: str | None = None,
+    normalization: QueryNormalization = QueryNormalization.NONE,
+    query_preprocessors: Sequence[Preprocessor] = (),
+    prompt: TaskPrompt = TaskPrompt(),
+    query_length: int | None = None,
+) -> seqio.Task:
+    """Registers a task of a collection, and the collection's passages if nobody has yet.
+
+    Its examples have `query` (token ids), `query_pretokenized`, `query_row`, `query_id`,
+    `positives` and `hard_negatives` (rows of the passage store).
+
+    Args:
+        name: name in SeqIO's registry.
+        collection: the collection its queries point into.
+        task: the task's name in the collection (a folder under `queries/`); `name` if None.
+        normalization: what is done to its queries first.
+        query_preprocessors: functions from data set to data set, run on examples whose `query` is
+            still text: filters, other words before the query.
+        prompt: token ids put before its queries; a long query never pushes them out.
+        query_length: tokens its queries are cut and padded to in a token store, special tokens and
+            prompt included; None takes the store's.
+
+    Returns:
+        The SeqIO task.
+
+    Raises:
+        ConfigError: a length that leaves no room for special tokens.
+    """
+    if query_length is not None:
+        check_length(query_length)
+    if passages_task(collection) not in seqio.TaskRegistry.names():
+        add_passages_task(passages_task(collection), collection=collection)
+    return seqio.TaskRegistry.add(
+        name,
+        source=QuerySource(collection, name if task is None else task, query_length=query_length),
+        preprocessors=[*query_preprocessors, QueryTokenizer(normalization, prompt)],
+        output_features={"query": TOKENS},
+    )
+
+
+def add_passages_task(name: str, *, collection: str, titles: Titles = Titles.INCLUDE) -> seqio.Task:
+    """Registers the passages of a collection, in row order: `passage` (token ids), `passage_row`.
+
+    `add_retrieval_task` does so with titles under the name `passages_task(collection)`; call this
+    for another form of the same passages, and name it to `tokenize_collection`.
+    """
+    return seqio.TaskRegistry.add(
+        name,
+        source=PassageSource(collection),
+        preprocessors=[PassageTokenizer(titles)],
+        output_features={"passage": TOKENS},
+    )
+
+
+def add_retrieval_mixture(
+    name: str,
+    tasks: Sequence[str | tuple[str, Any]],
+    *,
+    default_rate: Any = seqio.mixing_rate_num_examples,
+) -> seqio.Mixture:
+    """Registers a mixture, after checking that its tasks are registered.
+
+    Args:
+        name: name in SeqIO's registry.
+        tasks: their names, or (name, rate).
+        default_rate: rate of the others; their number of queries unless told otherwise.
+
+    Returns:
+        The SeqIO mixture.
+
+    Raises:
+        ConfigError: there is no task, or one is not registered; names the nearest.
+    """
+    if not tasks:
+        raise ConfigError("no task", where=f"mixture {name!r}", expected="one or more")
+    for task in tasks:
+        find_mixture_or_task(task if isinstance(task, str) else task[0], where=f"mixture {name!r}")
+    return seqio.MixtureRegistry.add(name, list(tasks), default_rate=default_rate)
+
+
+def passages_task(collection: str) -> str:
+    """Name of a collection's passages in SeqIO's registry."""
+    return f"{collection}_passages"
+
+
+def find_mixture_or_task(
+    name: str, *, where: str = "MIXTURE_OR_TASK_NAME"
+) -> seqio.Mixture | seqio.Task:
+    """A registered mixture or task.
+
+    Args:
+        name: name in SeqIO's registry.
+        where: what names it, for the message.
+
+    Raises:
+        ConfigError: there is none of that name; names the nearest.
+    """
+    registered = {*seqio.MixtureRegistry.names(), *seqio.TaskRegistry.names()}
+    if name not in registered:
+        nearest = difflib.get_close_matches(name, registered, n=3)
+        raise ConfigError(
+            f"no mixture or task {name!r} is registered",
+            where=where,
+            expected=f"one of {', '.join(sorted(registered)) or '(none is registered)'}",
+            fix=f"did you mean {' or '.join(map(repr, nearest))}?"
+            if nearest
+            else "import the module that registers it",
+        )
+    return seqio.get_mixture_or_task(name)
+
+
+def retrieval_tasks(name: str) -> list[seqio.Task]:
+    """The retrieval tasks of a mixture, or the one task, sorted by name; all of one collection.
+
+    Raises:
+        ConfigError: not registered, not retrieval tasks, two of one query set, or of several
+            collections.
+    """
+    found = find_mixture_or_task(name)
+    tasks = found.tasks if isinstance(found, seqio.Mixture) else [found]
+    sources: dict[str, str] = {}
+    for task in tasks:
+        if not isinstance(task.source, QuerySource):
+            raise ConfigError(
+                f"{task.name!r} is no retrieval task",
+                where=f"mixture or task {name!r}",
+                fix="register it with add_retrieval_task",
+            )
+        if task.source.task in sources:
+            raise ConfigError(
+                f"{sources[task.source.task]!r} and {task.name!r} are the same queries",
+                where=f"mixture {name!r}",
+                expected="each task of a collection once",
+            )
+        sources[task.source.task] = task.name
+    collections = sorted({task.source.collection for task in tasks})
+    if len(collections) > 1:
+        raise ConfigError(
+            f"its tasks are of collections {', '.join(collections)}",
+            where=f"mixture {name!r}",
+            expected="tasks of one collection",
+            fix="prepare their passages as one merged collection",
+        )
+    return tasks
+
+
+def check_query_room(task: seqio.Task, length: int) -> None:
+    """Refuses a length that a task's prompt uses up; inside `use_data`.
+
+    Raises:
+        ConfigError: naming the task.
+    """
+    vocabulary = require_data().vocabulary
+    for step in task.preprocessors:
+        if isinstance(step, QueryTokenizer):
+            try:
+                preprocessors.query_room(vocabulary, length, prompt=step.prompt.ids(vocabulary))
+            except ConfigError as error:
+                raise ConfigError(
+                    error.found,
+                    where=f"task {task.name!r}, {error.where}",
+                    expected=error.expected,
+                    fix=error.fix,
+                ) from error
+
+
+def query_settings(task: seqio.Task) -> QuerySettings | None:
+    """How a task's queries become tokens, inside `use_data`; None where its own code does it."""
+    for step in task.preprocessors:
+        if isinstance(step, QueryTokenizer):
+            return QuerySettings(
+                step.normalization, tuple(step.prompt.ids(require_data().vocabulary))
+            )
+    return None
+
+
+def passage_titles(task: seqio.Task) -> Titles | None:
+    """Whether the passages' tokens have titles; None where its own code makes them."""
+    steps = [step for step in task.preprocessors if isinstance(step, PassageTokenizer)]
+    return steps[0].titles if steps else None
+
+
+def mixture_collection(name: str) -> str:
+    """The collection that a mixture's or task's queries point into."""
+    return retrieval_tasks(name)[0].source.collection
+
+
+def mixture_rates(name: str) -> dict[str, float]:
+    """SeqIO's mixing weights, by the tasks' names in their collection (as in the token store).
+
+    Rates that are functions of the task's size, such as `seqio.mixing_rate_num_examples`, need the
+    `use_data` context. A single task has weight 1.
+    """
+    found, tasks = find_mixture_or_task(name), retrieval_tasks(name)
+    if not isinstance(found, seqio.Mixture):
+        return {task.source.task: 1.0 for task in tasks}
+    return {task.source.task: float(found.get_rate(task)) for task in tasks}

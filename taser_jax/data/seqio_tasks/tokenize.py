@@ -1,0 +1,245 @@
+"""Runs SeqIO tasks once and writes what they yield into a token store."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import seqio
+
+from taser_jax.data.collections.store import SPLITS, list_tasks
+from taser_jax.data.seqio_tasks.context import use_data
+from taser_jax.data.seqio_tasks.registry import (
+    check_query_room,
+    find_mixture_or_task,
+    passage_titles,
+    passages_task,
+    query_settings,
+    retrieval_tasks,
+)
+from taser_jax.data.seqio_tasks.sources import PASSAGES_SPLIT, PassageSource
+from taser_jax.data.text.preprocessors import PREPROCESSING_VERSION, check_length
+from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.writer import TokenStoreWriter
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.fingerprint import fingerprint
+from taser_jax.progress import bar, phase
+from taser_jax.storage import storage_errors
+
+INPUTS = "inputs.json"
+_BATCH = 1024
+logger = logging.getLogger("taser")
+
+
+def tokenize_collection(
+    *,
+    data_dir: str | os.PathLike[str],
+    mixture_or_task: str,
+    vocabulary: str | os.PathLike[str] | Vocabulary,
+    query_length: int,
+    passage_length: int,
+    output_dir: str | os.PathLike[str],
+    splits: Sequence[str] = SPLITS,
+    passages: str | None = None,
+) -> TokenStore:
+    """Makes the token store of a mixture's collection and tasks, or reuses the one that is there.
+
+    A finished store made from the same passages, queries, vocabulary, lengths and preprocessors
+    (their source is compared) is opened as it is; anything else in `output_dir` is replaced.
+
+    Args:
+        data_dir: folder that holds collections.
+        mixture_or_task: name in SeqIO's registry; its tasks must be of one collection.
+        vocabulary: a vocabulary, or the path of one.
+        query_length: tokens a query is padded and cut to, special tokens included, where its task
+            sets no length of its own.
+        passage_length: the same of passages.
+        output_dir: where the store goes.
+        splits: those of each task that are tokenised where the task has them.
+        passages: name of the passages in SeqIO's registry, where it is not the collection's usual.
+
+    Returns:
+        The store; its tasks are named as in the collection.
+
+    Raises:
+        ConfigError: a name that is not registered, tasks of several collections, or a length that
+            leaves no room.
+        DataError: the collection or a task is not prepared.
+        StorageError: the disk is full or `output_dir` cannot be written.
+    """
+    check_length(query_length)
+    check_length(passage_length)
+    if isinstance(vocabulary, str | os.PathLike):
+        vocabulary = load_vocabulary(vocabulary)
+    tasks = retrieval_tasks(mixture_or_task)
+    collection = tasks[0].source.collection
+    passages_name = passages_task(collection) if passages is None else passages
+    passage_task = _passage_task(passages_name, collection)
+    output_dir = pathlib.Path(output_dir)
+    lengths = {"query": query_length, "passage": passage_length}
+    with use_data(data_dir=os.fspath(data_dir), vocabulary=vocabulary):
+        store = passage_task.source.open()
+        work = _work(tasks, splits, os.fspath(data_dir))
+        for task in tasks:
+            check_query_room(task, task.source.query_length or query_length)
+        inputs: dict[str, Any] = {
+            "preprocessing_version": PREPROCESSING_VERSION,
+            "mixture_or_task": mixture_or_task,
+            "lengths": lengths,
+            "vocabulary": vocabulary.fingerprint,
+            "collection": store.fingerprint,
+            "passages": {passage_task.name: _describe(passage_task)},
+            "queries": {
+                f"{task.name} {split}": [_describe(task), task.source.open(split).fingerprint]
+                for task, split in work
+            },
+        }
+        # Only where there are any, so that stores of tasks without remain as good as they were.
+        if own := {task.name: n for task in tasks if (n := task.source.query_length) is not None}:
+            inputs["query_lengths"] = own
+        reused = _reuse(output_dir, inputs)
+        if reused is not None:
+            return reused
+        writer = TokenStoreWriter(
+            output_dir,
+            collection=collection,
+            collection_fingerprint=store.fingerprint,
+            vocabulary_fingerprint=vocabulary.fingerprint,
+            vocabulary_size=vocabulary.size,
+            query_length=query_length,
+            passage_length=passage_length,
+            titles=passage_titles(passage_task),
+        )
+        vocabulary.save(str(writer.vocabulary_directory))
+        with phase(f"tokenising {mixture_or_task}"):
+            count = len(store)
+            writer.write_passages(_passage_tokens(passage_task, lengths, count), count=count)
+            for task, split in work:
+                _write_queries(writer, task, split, lengths)
+        _write_inputs(output_dir, inputs)
+        return writer.finish()
+
+
+def _passage_task(name: str, collection: str) -> seqio.Task:
+    task = find_mixture_or_task(name)
+    if not isinstance(task.source, PassageSource) or task.source.collection != collection:
+        raise ConfigError(
+            f"{name!r} is not the passages of collection {collection!r}",
+            where="passages",
+            fix="register them with add_passages_task",
+        )
+    return task
+
+
+def _work(
+    tasks: Sequence[seqio.Task], splits: Sequence[str], data_dir: str
+) -> list[tuple[seqio.Task, str]]:
+    """The tasks' splits that exist."""
+    for split in splits:
+        if split not in SPLITS:
+            raise ConfigError(f"split {split!r}", expected=f"of {', '.join(SPLITS)}")
+    work = []
+    for task in tasks:
+        found = [split for split in splits if split in task.source.splits]
+        if not found:
+            prepared = list_tasks(data_dir, task.source.collection)
+            raise DataError(
+                f"task {task.source.task!r} has none of the splits {', '.join(splits)}",
+                where=f"{data_dir}, collection {task.source.collection!r}",
+                expected=f"one of the prepared tasks: {', '.join(prepared) or '(none)'}",
+                fix="prepare the task's queries with `taser prepare`",
+            )
+        work += [(task, split) for split in found]
+    return work
+
+
+def _batches(
+    task: seqio.Task, split: str, lengths: dict[str, int], *, total: int
+) -> Iterator[dict[str, Any]]:
+    """A task's examples in batches of ragged tensors, in the source's order."""
+    dataset = task.get_dataset(lengths, split=split, shuffle=False, try_in_mem_cache=False)
+    with bar(f"{task.name} {split}", total=total, unit="text") as progress:
+        for batch in dataset.ragged_batch(_BATCH):
+            yield batch
+            progress.update(int(next(iter(batch.values())).shape[0]))
+
+
+def _passage_tokens(
+    task: seqio.Task, lengths: dict[str, int], count: int
+) -> Iterator[Sequence[int]]:
+    row = 0
+    for batch in _batches(task, PASSAGES_SPLIT, lengths, total=count):
+        for passage_row in batch["passage_row"].numpy():
+            if passage_row != row:
+                raise DataError(
+                    f"row {passage_row} came in place of row {row}",
+                    where=f"SeqIO task {task.name!r}",
+                    expected="preprocessors of passages to keep all of them in order",
+                )
+            row += 1
+        yield from batch["passage"].to_list()
+
+
+def _write_queries(
+    writer: TokenStoreWriter, task: seqio.Task, split: str, lengths: dict[str, int]
+) -> None:
+    columns: dict[str, list] = {"query": [], "positives": [], "hard_negatives": []}
+    query_ids: list[str] = []
+    if (length := task.source.query_length) is not None:
+        lengths = {**lengths, "query": length}
+    for batch in _batches(task, split, lengths, total=len(task.source.open(split))):
+        for name, column in columns.items():
+            column += batch[name].to_list()
+        query_ids += [query_id.decode() for query_id in batch["query_id"].numpy()]
+    writer.write_queries(
+        task.source.task,
+        split,
+        query_ids=query_ids,
+        tokens=columns["query"],
+        positives=columns["positives"],
+        hard_negatives=columns["hard_negatives"],
+        length=length,
+        settings=query_settings(task),
+    )
+
+
+def _reuse(output_dir: pathlib.Path, inputs: dict[str, Any]) -> TokenStore | None:
+    """The finished store that was made from these inputs, if it is there."""
+    try:
+        if json.loads((output_dir / INPUTS).read_text(encoding="utf-8")) != inputs:
+            return None
+        store = TokenStore.open(output_dir)
+    except (OSError, ValueError, DataError):
+        return None
+    logger.info("token store %s: made from the same inputs, reused", output_dir)
+    return store
+
+
+def _write_inputs(output_dir: pathlib.Path, inputs: dict[str, Any]) -> None:
+    with storage_errors(output_dir):
+        (output_dir / INPUTS).write_text(json.dumps(inputs, indent=2) + "\n", encoding="utf-8")
+
+
+def _describe(task: seqio.Task) -> str:
+    """Fingerprint of a task's preprocessors: their source and what is bound to them."""
+    parts: list[str] = []
+    for function in task.preprocessors:
+        while isinstance(function, functools.partial):
+            parts.append(repr((function.args, sorted(function.keywords.items()))))
+            function = function.func
+        function = inspect.unwrap(function)
+        if not inspect.isroutine(function):
+            parts.append(repr(function))
+            function = type(function)
+        try:
+            parts.append(inspect.getsource(function))
+        except (OSError, TypeError):
+            parts.append(f"{function.__module__}.{function.__qualname__}")
+    return fingerprint(parts)

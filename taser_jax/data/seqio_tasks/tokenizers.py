@@ -1,0 +1,114 @@
+"""From the texts of retrieval tasks to token ids: SeqIO preprocessors and their vocabulary."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from taser_jax.data.seqio_tasks.context import require_data
+from taser_jax.data.seqio_tasks.sources import with_tensors
+from taser_jax.data.text import preprocessors
+from taser_jax.data.text.prompts import TaskPrompt
+from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
+
+_BLOCK = 1024
+
+
+class ContextVocabulary(seqio.Vocabulary):
+    """Stands in SeqIO's features for the vocabulary of the `use_data` context."""
+
+    @property
+    def eos_id(self) -> int | None:
+        """None: SeqIO would decode no further than to the first [SEP]."""
+        return None
+
+    @property
+    def unk_id(self) -> int | None:
+        """Id of what has no pieces."""
+        return require_data().vocabulary.unk_id
+
+    @property
+    def _base_vocab_size(self) -> int:
+        return require_data().vocabulary.size
+
+    def _encode(self, s: str) -> list[int]:
+        return require_data().vocabulary.encode([s])[0]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return require_data().vocabulary.decode(ids)
+
+    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
+        if s.shape.rank == 0:
+            return require_data().vocabulary.encode_tf(s[tf.newaxis])[0]
+        return require_data().vocabulary.encode_tf(s)
+
+    def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        vocabulary = require_data().vocabulary
+
+        def decode(ids: np.ndarray) -> np.ndarray:
+            texts = [vocabulary.decode(row).encode() for row in ids.reshape(-1, ids.shape[-1])]
+            return np.array(texts, object).reshape(ids.shape[:-1])
+
+        texts = tf.numpy_function(decode, [ids], tf.string)
+        return tf.ensure_shape(texts, ids.shape[:-1])
+
+
+# One for all: SeqIO mixes tasks only where their vocabularies are equal.
+TOKENS = seqio.Feature(ContextVocabulary(), add_eos=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryTokenizer:
+    """Preprocessor: `query` from text to ids, the text kept as `query_pretokenized`."""
+
+    normalization: QueryNormalization
+    prompt: TaskPrompt = TaskPrompt()
+    # SeqIO sets fields of this name to the lengths that a data set is asked for with.
+    sequence_length: Mapping[str, int] | None = None
+
+    def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Examples with ids."""
+        vocabulary, length = require_data().vocabulary, (self.sequence_length or {}).get("query")
+        prompt = self.prompt.ids(vocabulary)
+
+        def tokenize(batch: dict[str, Any]) -> dict[str, Any]:
+            texts = preprocessors.normalize_queries(batch["query"], self.normalization)
+            ids = preprocessors.query_ids(texts, vocabulary, length, prompt=prompt)
+            return {**batch, "query": ids, "query_pretokenized": batch["query"]}
+
+        return _map_batches(dataset, tokenize)
+
+
+@dataclasses.dataclass(frozen=True)
+class PassageTokenizer:
+    """Preprocessor: `title` and `text` to the ids of `passage`."""
+
+    titles: Titles
+    # SeqIO sets fields of this name to the lengths that a data set is asked for with.
+    sequence_length: Mapping[str, int] | None = None
+
+    def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Examples with ids."""
+        vocabulary, length = require_data().vocabulary, (self.sequence_length or {}).get("passage")
+
+        def tokenize(batch: dict[str, Any]) -> dict[str, Any]:
+            titles = batch["title"]
+            if self.titles is Titles.OMIT:
+                titles = tf.zeros_like(titles)
+            ids = preprocessors.passage_ids(titles, batch["text"], vocabulary, length)
+            return {"passage": ids, "passage_row": batch["passage_row"]}
+
+        return _map_batches(dataset, tokenize)
+
+
+def _map_batches(dataset: tf.data.Dataset, function: Callable) -> tf.data.Dataset:
+    """Maps over batches, since TensorFlow's cost a call is many times that of a text."""
+    batches = dataset.ragged_batch(_BLOCK)
+    # Nothing here needs AutoGraph, which would spend seconds on rewriting Python.
+    function = tf.autograph.experimental.do_not_convert(function)
+    return with_tensors(batches.map(function, num_parallel_calls=tf.data.AUTOTUNE).unbatch())

@@ -1,0 +1,1 @@
+"""Vocabularies, preprocessors and prompts."""

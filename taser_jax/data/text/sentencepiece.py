@@ -1,0 +1,169 @@
+"""SentencePiece vocabularies: ours with BERT's special tokens, and foreign ones such as T5's."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+
+import sentencepiece
+import tensorflow as tf
+import tensorflow_text as tf_text
+
+from taser_jax.data.text.vocabulary_files import (
+    check_fingerprint,
+    encode_eagerly,
+    read_bytes,
+    save_directory,
+)
+from taser_jax.errors import DataError
+from taser_jax.fingerprint import fingerprint
+
+MODEL_FILE = "sentencepiece.model"
+EXTRA_ID = re.compile(r"<extra_id_(\d+)>")
+
+
+class SentencePieceVocabulary:
+    """Splits text by a SentencePiece model, the same in Python and in TensorFlow graphs.
+
+    Ours name their special pieces [PAD], [CLS] and [SEP] and give them the ids that SentencePiece
+    calls pad, bos and eos; T5's model has pad and eos only, so that `cls_id` is None and nothing
+    is put before its texts.
+
+    T5 has ids after those of its SentencePiece file: `<extra_id_N>`, the spans of its pre-training
+    (Raffel et al., 2020, section 3.1.4). As in SeqIO the first has the last id. No text contains
+    them: written in a text, such a name is split as any other word.
+
+    Example:
+        T5's 32,000 pieces and 100 extra ids: `<extra_id_0>` is 32,099, `<extra_id_99>` 32,000.
+
+    Args:
+        model: the serialised model.
+        where: file it came from, for messages.
+        extra_ids: how many ids follow the model's.
+
+    Raises:
+        DataError: not a SentencePiece model, pad is not id 0, there is no end piece, or extra ids
+            for a model that has such pieces of its own.
+    """
+
+    kind = "sentencepiece"
+    pad_id = 0
+
+    def __init__(self, model: bytes, *, where: str = MODEL_FILE, extra_ids: int = 0) -> None:
+        self._model = model
+        self.extra_ids = extra_ids
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise DataError(f"not a SentencePiece model ({error})", where=where) from error
+        if not model:
+            raise DataError("the vocabulary is empty", where=where)
+        if self._processor.pad_id() != 0:
+            raise DataError(
+                f"pad is id {self._processor.pad_id()}",
+                where=where,
+                expected="id 0",
+                fix="train with pad_id=0, or make one with `taser vocab`",
+            )
+        if self._processor.eos_id() < 0:
+            raise DataError(
+                "no end piece ([SEP] or </s>)", where=where, fix="train with eos_id set"
+            )
+        if extra_ids < 0:
+            raise DataError(f"{extra_ids} extra ids", where=where, expected="0 or more")
+        if extra_ids and self._piece_id(_extra_id_name(0)) is not None:
+            raise DataError(
+                f"{extra_ids} extra ids for a model that has pieces of their names",
+                where=where,
+                expected="no extra ids: the model's own pieces serve",
+                fix="set EXTRA_IDS=0",
+            )
+        bos_id = self._processor.bos_id()
+        self.cls_id = bos_id if bos_id >= 0 else None
+        self.sep_id = self._processor.eos_id()
+        self.unk_id = self._processor.unk_id()
+
+    @classmethod
+    def from_file(cls, path: str, *, extra_ids: int = 0) -> SentencePieceVocabulary:
+        """Reads a `.model` file."""
+        return cls(read_bytes(path), where=path, extra_ids=extra_ids)
+
+    @classmethod
+    def from_directory(cls, directory: str, metadata: dict) -> SentencePieceVocabulary:
+        """Reads what `save` wrote."""
+        extra_ids = metadata.get("extra_ids", 0)
+        vocabulary = cls.from_file(f"{directory}/{MODEL_FILE}", extra_ids=extra_ids)
+        check_fingerprint(directory, metadata, vocabulary.fingerprint)
+        return vocabulary
+
+    @property
+    def trackables(self) -> tuple[tf.Module, ...]:
+        """What a `tf.Module` that calls `encode_tf` must hold to be saved."""
+        return (self._tokenizer,)
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return self._processor.get_piece_size() + self.extra_ids
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Fingerprint of the model, and of extra ids where there are any."""
+        extra = [f"{self.extra_ids} extra ids"] if self.extra_ids else []
+        return fingerprint([self.kind, self._model, *extra])
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without special tokens."""
+        return encode_eagerly(self.encode_tf, texts)
+
+    def encode_tf(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Ids of each text, without special tokens. [texts] -> [texts, (pieces)], int32."""
+        with tf.init_scope():
+            tokenizer = self._tokenizer
+        return tokenizer.tokenize(texts)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, without padding and control pieces such as [CLS]; extra ids by name."""
+        pieces = self._processor.get_piece_size()
+        parts = [
+            [_extra_id_name(self.size - 1 - id) for id in run]
+            if is_extra
+            else [self._processor.decode(list(run))]
+            for is_extra, run in itertools.groupby(map(int, ids), lambda id: id >= pieces)
+        ]
+        return " ".join(word for part in parts for word in part if word)
+
+    def id_of(self, piece: str) -> int | None:
+        """Id of a piece by its name, such as "<extra_id_1>"; None where there is none."""
+        own = self._piece_id(piece)
+        if own is not None:
+            return own
+        name = EXTRA_ID.fullmatch(piece)
+        if name is None or int(name[1]) >= self.extra_ids:
+            return None
+        return self.size - 1 - int(name[1])
+
+    def _piece_id(self, piece: str) -> int | None:
+        found = self._processor.piece_to_id(piece)
+        return found if self._processor.id_to_piece(found) == piece else None
+
+    def save(self, directory: str) -> None:
+        """Writes `sentencepiece.model` and `vocabulary.json`."""
+        save_directory(
+            str(directory),
+            kind=self.kind,
+            fingerprint=self.fingerprint,
+            size=self.size,
+            data=(MODEL_FILE, self._model),
+            **({"extra_ids": self.extra_ids} if self.extra_ids else {}),
+        )
+
+    @functools.cached_property
+    def _tokenizer(self) -> tf_text.SentencepieceTokenizer:
+        return tf_text.SentencepieceTokenizer(model=self._model, out_type=tf.int32)
+
+
+def _extra_id_name(number: int) -> str:
+    return f"<extra_id_{number}>"

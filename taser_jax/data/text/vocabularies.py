@@ -1,0 +1,177 @@
+"""Vocabularies: text to token ids, one graph for token stores, questions and exported models."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import tensorflow as tf
+
+from taser_jax.data.text.sentencepiece import EXTRA_ID, SentencePieceVocabulary
+from taser_jax.data.text.vocabulary_files import METADATA, read_bytes, read_metadata
+from taser_jax.data.text.wordpiece import VOCAB_FILE, WordPieceVocabulary
+from taser_jax.errors import DataError
+
+
+class Vocabulary(Protocol):
+    """Text to ids and back.
+
+    Attributes:
+        kind: "wordpiece" or "sentencepiece".
+        pad_id: always 0.
+        sep_id: put after a text.
+        unk_id: what has no pieces.
+    """
+
+    kind: str
+    pad_id: int
+    sep_id: int
+    unk_id: int
+
+    @property
+    def cls_id(self) -> int | None:
+        """Put before a text; None where the vocabulary has no such token (T5's)."""
+        ...
+
+    @property
+    def trackables(self) -> tuple[tf.Module, ...]:
+        """What a `tf.Module` that calls `encode_tf` must hold to be saved."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of everything that decides the ids of a text."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without special tokens."""
+        ...
+
+    def encode_tf(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Ids of each text, without special tokens. [texts] -> [texts, (pieces)], int32."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, without padding, [CLS] and [SEP]."""
+        ...
+
+    def id_of(self, piece: str) -> int | None:
+        """Id of a piece by its name, such as "[unused1]"; None where there is none."""
+        ...
+
+    def save(self, directory: str) -> None:
+        """Writes a directory that `load_vocabulary` reads."""
+        ...
+
+
+T5_MODEL_FILE = "spiece.model"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_KINDS = {kind.kind: kind for kind in (WordPieceVocabulary, SentencePieceVocabulary)}
+
+
+def load_vocabulary(
+    path: str | os.PathLike[str],
+    *,
+    lower_case: bool | None = None,
+    extra_ids: int | None = None,
+) -> WordPieceVocabulary | SentencePieceVocabulary:
+    """Loads a vocabulary, local or `gs://`.
+
+    Args:
+        path: a directory that `save` wrote, a BERT or T5 checkpoint's directory with a `vocab.txt`
+            or `spiece.model`, one of these files itself, or any SentencePiece `.model`.
+        lower_case: for a WordPiece `vocab.txt`, which does not say it itself. None: as saved, or as
+            `tokenizer_config.json` beside it says, or else True.
+        extra_ids: for a SentencePiece `.model`: ids after its own, T5's `<extra_id_N>`. None: as
+            saved, or as `tokenizer_config.json` beside it says, or else none.
+
+    Raises:
+        DataError: nothing of the kind is there, or it is damaged.
+        FingerprintError: the files are not the ones that were saved.
+    """
+    path = os.fspath(path).rstrip("/")
+    if not tf.io.gfile.isdir(path):
+        if path.endswith(".model"):
+            return _load_model(path, extra_ids)
+        return _load_vocab_txt(path, lower_case, extra_ids)
+    if not tf.io.gfile.exists(f"{path}/{METADATA}"):
+        if tf.io.gfile.exists(f"{path}/{T5_MODEL_FILE}"):
+            return _load_model(f"{path}/{T5_MODEL_FILE}", extra_ids)
+        return _load_vocab_txt(f"{path}/{VOCAB_FILE}", lower_case, extra_ids)
+    metadata = read_metadata(path)
+    if metadata["kind"] not in _KINDS:
+        raise DataError(
+            f"kind {metadata['kind']!r}",
+            where=f"{path}/{METADATA}, field 'kind'",
+            expected=f"one of {', '.join(map(repr, sorted(_KINDS)))}",
+        )
+    if lower_case is not None and metadata.get("lower_case", lower_case) != lower_case:
+        raise DataError(
+            f"lower_case is {metadata['lower_case']}, asked for was {lower_case}",
+            where=f"{path}/{METADATA}",
+            fix=f"give the path of the {VOCAB_FILE} itself to read it otherwise",
+        )
+    saved = metadata.get("extra_ids", 0)
+    if extra_ids is not None and saved != extra_ids:
+        raise DataError(
+            f"it has {saved} extra ids, asked for were {extra_ids}",
+            where=f"{path}/{METADATA}",
+            fix="give the path of the SentencePiece .model itself to read it otherwise",
+        )
+    return _KINDS[metadata["kind"]].from_directory(path, metadata)
+
+
+def _load_model(path: str, extra_ids: int | None) -> SentencePieceVocabulary:
+    named = {} if extra_ids is not None else _named_extra_ids(os.path.dirname(path))
+    count = len(named) if extra_ids is None else extra_ids
+    vocabulary = SentencePieceVocabulary.from_file(path, extra_ids=count)
+    for name, id in named.items():
+        if id is not None and vocabulary.id_of(name) != id:
+            raise DataError(
+                f"{name} is id {id}",
+                where=os.path.join(os.path.dirname(path), _TOKENIZER_CONFIG),
+                expected=f"{vocabulary.id_of(name)}: extra ids follow the model's, the first last",
+                fix="set EXTRA_IDS to read the model otherwise",
+            )
+    return vocabulary
+
+
+def _named_extra_ids(directory: str) -> dict[str, int | None]:
+    """The extra ids that a T5's tokenizer_config.json names, with the id where it says that."""
+    path = os.path.join(directory, _TOKENIZER_CONFIG)
+    if not tf.io.gfile.exists(path):
+        return {}
+    config = json.loads(read_bytes(path))
+    found: dict[str, int | None] = {
+        f"<extra_id_{number}>": None for number in range(config.get("extra_ids") or 0)
+    }
+    for token in config.get("additional_special_tokens") or ():
+        found.setdefault(token["content"] if isinstance(token, dict) else token, None)
+    for id, token in (config.get("added_tokens_decoder") or {}).items():
+        found[token["content"]] = int(id)
+    return {name: id for name, id in found.items() if EXTRA_ID.fullmatch(name)}
+
+
+def _load_vocab_txt(
+    path: str, lower_case: bool | None, extra_ids: int | None
+) -> WordPieceVocabulary:
+    if extra_ids:
+        raise DataError(
+            f"{extra_ids} extra ids for a WordPiece vocabulary",
+            where=path,
+            expected="a SentencePiece .model: only those take extra ids",
+            fix="leave EXTRA_IDS out",
+        )
+    if lower_case is None:
+        config = os.path.join(os.path.dirname(path), _TOKENIZER_CONFIG)
+        lower_case = True
+        if tf.io.gfile.exists(config):
+            lower_case = json.loads(read_bytes(config)).get("do_lower_case", True)
+    return WordPieceVocabulary.from_file(path, lower_case=lower_case)

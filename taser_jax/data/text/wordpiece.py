@@ -1,0 +1,185 @@
+"""BERT's WordPiece vocabulary as one TensorFlow graph, with Hugging Face `tokenizers`' ids."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+import tensorflow as tf
+import tensorflow_text as tf_text
+
+from taser_jax.data.text.vocabulary_files import (
+    SPECIAL_TOKENS,
+    check_fingerprint,
+    encode_eagerly,
+    read_bytes,
+    save_directory,
+)
+from taser_jax.errors import DataError
+from taser_jax.fingerprint import fingerprint
+
+VOCAB_FILE = "vocab.txt"
+_MAX_WORD_CHARACTERS = 100
+# RE2's \s is ASCII only: other white space is made a space first.
+_DELIMITERS = r"\s+"
+# BERT takes ASCII symbols such as $ and ^ for punctuation too; CJK ideographs are words each.
+_WORDS_OF_ONE_CHARACTER = (
+    r"[!-/:-@\[-`{-~\p{P}]|[\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}"
+    r"\x{20000}-\x{2A6DF}\x{2A700}-\x{2CEAF}\x{2F800}-\x{2FA1F}]"
+)
+
+
+class WordPieceVocabulary:
+    """Splits text into BERT's word pieces.
+
+    Ids equal `tokenizers.BertWordPieceTokenizer`'s, except that "[CLS]" and the like in a text are
+    ordinary text, and that characters newer than its tables (Unicode 8) are classed by TensorFlow
+    Text's. Lower-casing comes after the removal of accents and never folds: ß stays ß, and Σ
+    becomes σ wherever it stands (the graph's lower-casing would make a final one ς).
+
+    Example:
+        vocabulary = WordPieceVocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##do"])
+        vocabulary.encode(["Undo it"])   # [[4, 5, 1]]
+
+    Args:
+        pieces: the pieces in the order of their ids; "##" starts those that continue a word.
+        lower_case: lower-case and strip accents, as BERT's uncased vocabularies want it.
+        where: file the pieces came from, for messages.
+
+    Raises:
+        DataError: no pieces, one twice, or a special token is missing.
+    """
+
+    kind = "wordpiece"
+    pad_id = 0
+
+    def __init__(
+        self, pieces: Sequence[str], *, lower_case: bool = True, where: str = VOCAB_FILE
+    ) -> None:
+        self.pieces = tuple(pieces)
+        self.lower_case = lower_case
+        self._ids = ids = _index(self.pieces, where)
+        self.unk_id, self.cls_id, self.sep_id = (ids[name] for name in SPECIAL_TOKENS[1:4])
+        self._special_ids = {ids[name] for name in ("[PAD]", "[CLS]", "[SEP]")}
+        self._tokenizer = tf_text.FastWordpieceTokenizer(
+            list(self.pieces),
+            token_out_type=tf.int32,
+            unknown_token="[UNK]",
+            no_pretokenization=True,
+            # In bytes; the limit that BERT sets is in characters, and is ours to apply.
+            max_bytes_per_word=4 * _MAX_WORD_CHARACTERS,
+        )
+
+    @classmethod
+    def from_file(cls, path: str, *, lower_case: bool = True) -> WordPieceVocabulary:
+        """Reads a BERT `vocab.txt`: one piece a line, line number minus one is the id."""
+        try:
+            text = read_bytes(path).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"not UTF-8 ({error})", where=path) from error
+        # Not splitlines(): a piece may be one of the characters that it takes for a line's end.
+        pieces = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+        return cls(pieces if text else [], lower_case=lower_case, where=path)
+
+    @classmethod
+    def from_directory(cls, directory: str, metadata: dict) -> WordPieceVocabulary:
+        """Reads what `save` wrote."""
+        path = f"{directory}/{VOCAB_FILE}"
+        vocabulary = cls.from_file(path, lower_case=metadata["lower_case"])
+        check_fingerprint(directory, metadata, vocabulary.fingerprint)
+        return vocabulary
+
+    @property
+    def trackables(self) -> tuple[tf.Module, ...]:
+        """What a `tf.Module` that calls `encode_tf` must hold to be saved: nothing."""
+        return ()
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return len(self.pieces)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Fingerprint of everything that decides the ids of a text."""
+        return fingerprint([self.kind, str(self.lower_case), *self.pieces])
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without special tokens."""
+        return encode_eagerly(self._encode, texts)
+
+    def encode_tf(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Ids of each text, without special tokens. [texts] -> [texts, (pieces)], int32."""
+        words = tf_text.regex_split(
+            self._normalize(texts),
+            f"{_DELIMITERS}|{_WORDS_OF_ONE_CHARACTER}",
+            _WORDS_OF_ONE_CHARACTER,
+        )
+        characters = tf.strings.length(words.values, unit="UTF8_CHAR")
+        known = tf.where(characters > _MAX_WORD_CHARACTERS, "[UNK]", words.values)
+        return self._tokenizer.tokenize(words.with_values(known)).merge_dims(1, 2)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids in words joined by spaces, without padding, [CLS] and [SEP]."""
+        pieces = (self.pieces[i] for i in map(int, ids) if i not in self._special_ids)
+        return " ".join(pieces).replace(" ##", "")
+
+    def id_of(self, piece: str) -> int | None:
+        """Id of a piece by its name, such as "[unused1]"; None where there is none."""
+        return self._ids.get(piece)
+
+    def save(self, directory: str) -> None:
+        """Writes `vocab.txt` and `vocabulary.json`."""
+        save_directory(
+            str(directory),
+            kind=self.kind,
+            fingerprint=self.fingerprint,
+            size=self.size,
+            data=(VOCAB_FILE, "".join(f"{piece}\n" for piece in self.pieces).encode("utf-8")),
+            lower_case=self.lower_case,
+        )
+
+    @functools.cached_property
+    def _encode(self) -> tf.types.experimental.GenericFunction:
+        texts = tf.TensorSpec([None], tf.string)
+        return tf.function(self.encode_tf, input_signature=[texts], autograph=False)
+
+    def _normalize(self, texts: tf.Tensor) -> tf.Tensor:
+        # Control, format, private and replacement characters go; tab and line ends separate words.
+        texts = tf.strings.regex_replace(texts, r"[^\P{C}\t\n\r]|\x{FFFD}", "")
+        texts = tf.strings.regex_replace(texts, r"\p{Z}", " ")
+        if not self.lower_case:
+            return texts
+        texts = tf_text.normalize_utf8(texts, "NFD")
+        texts = tf.strings.regex_replace(texts, r"\p{Mn}", "")
+        texts = tf.strings.regex_replace(texts, "Σ", "σ")
+        return tf.strings.lower(texts, encoding="utf-8")
+
+
+def _index(pieces: Sequence[str], where: str) -> dict[str, int]:
+    if not any(pieces):
+        raise DataError("the vocabulary is empty", where=where, expected="one piece a line")
+    ids: dict[str, int] = {}
+    for i, piece in enumerate(pieces):
+        if not piece:
+            raise DataError("an empty line", where=f"{where}:{i + 1}", expected="one piece a line")
+        if piece in ids:
+            raise DataError(
+                f"piece {piece!r} stands on line {ids[piece] + 1} too",
+                where=f"{where}:{i + 1}",
+                expected="each piece once",
+            )
+        ids[piece] = i
+    for name in SPECIAL_TOKENS[:4]:
+        if name not in ids:
+            raise DataError(
+                f"no line {name!r}",
+                where=where,
+                expected=f"lines {', '.join(SPECIAL_TOKENS[:4])}",
+                fix="is this a BERT vocab.txt? `taser vocab` makes one",
+            )
+    if ids["[PAD]"] != 0:
+        raise DataError(
+            "[PAD] is not id 0", where=f"{where}:{ids['[PAD]'] + 1}", expected="[PAD] first"
+        )
+    return ids

@@ -1,0 +1,1 @@
+"""Memory-mapped token arrays and hard negatives. NumPy only."""

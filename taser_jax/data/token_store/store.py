@@ -1,0 +1,245 @@
+"""The token store: a tokenised collection as memory-mapped arrays, read with NumPy alone.
+
+A directory that a machine without TensorFlow trains from::
+
+    passages/ids.npy        [passages, passage_length], uint16 where the vocabulary fits, else int32
+    passages/lengths.npy    [passages], int32
+    queries/<task>/<split>/ ids.npy, lengths.npy, query_ids.json,
+                            {positives,hard_negatives}.{offsets,values}.npy
+    vocabulary/             what `Vocabulary.save` wrote
+    metadata.json           written last: a store without it is unfinished
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import pathlib
+import urllib.parse
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from taser_jax.batch import Tokens
+from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries
+from taser_jax.errors import ConfigError, DataError
+
+FORMAT_VERSION = 1
+METADATA = "metadata.json"
+_REMAKE = "make the token store again with `taser tokenize`"
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class QueriesEntry:
+    """What the metadata says of one task's split.
+
+    Attributes:
+        task: the task's name.
+        split: "train", "validation" or "test".
+        count: number of queries.
+        length: tokens they are padded to.
+        fingerprint: of their content.
+        normalization: value of a `QueryNormalization`; None where it is not known.
+        prompt: token ids between [CLS] and text.
+    """
+
+    task: str
+    split: str
+    count: int
+    length: int
+    fingerprint: str
+    normalization: str | None = None
+    prompt: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenStoreMetadata:
+    """What `metadata.json` holds.
+
+    Attributes:
+        collection: name of the collection that was tokenised.
+        collection_fingerprint: content fingerprint of its passages.
+        vocabulary_fingerprint: of the vocabulary the ids belong to.
+        vocabulary_size: ids are below it.
+        query_length: tokens a query is padded to, where its task sets none of its own.
+        passage_length: tokens a passage is padded to.
+        num_passages: rows of the store.
+        passages_fingerprint: of the passages' token ids and lengths.
+        queries: one entry a task and split.
+        fingerprint: of everything in the store.
+        format_version: of the directory's layout.
+        titles: value of a `Titles`; None where it is not known.
+    """
+
+    collection: str
+    collection_fingerprint: str
+    vocabulary_fingerprint: str
+    vocabulary_size: int
+    query_length: int
+    passage_length: int
+    num_passages: int
+    passages_fingerprint: str
+    queries: tuple[QueriesEntry, ...]
+    fingerprint: str
+    format_version: int = FORMAT_VERSION
+    titles: str | None = None
+
+
+class TokenStore:
+    """A finished token store, memory-mapped.
+
+    Example:
+        store = TokenStore.open("workspace/tokens")
+        store.passage_tokens([3, 1]).ids.shape   # (2, passage_length)
+        store.queries("squad", "train").positives[0]
+    """
+
+    def __init__(
+        self, directory: PathLike, metadata: TokenStoreMetadata, passages: TokenArray
+    ) -> None:
+        self.directory = pathlib.Path(directory)
+        self.metadata = metadata
+        self.passages = passages
+
+    @classmethod
+    def open(cls, directory: PathLike) -> TokenStore:
+        """Opens a store that `TokenStoreWriter.finish` has completed.
+
+        Raises:
+            DataError: the store is absent, unfinished, damaged or of another format version.
+        """
+        directory = pathlib.Path(directory)
+        metadata = _read_metadata(directory)
+        passages = _open_tokens(directory / "passages", metadata.num_passages)
+        return cls(directory, metadata, passages)
+
+    @property
+    def vocabulary_directory(self) -> pathlib.Path:
+        """Where the vocabulary of the ids is."""
+        return self.directory / "vocabulary"
+
+    @property
+    def tasks(self) -> dict[str, list[str]]:
+        """Task -> its splits."""
+        tasks: dict[str, list[str]] = {}
+        for entry in self.metadata.queries:
+            tasks.setdefault(entry.task, []).append(entry.split)
+        return tasks
+
+    def __len__(self) -> int:
+        return len(self.passages)
+
+    def passage_tokens(self, rows: Sequence[int] | np.ndarray) -> Tokens:
+        """Ids and mask of the given passages. Shape [rows, passage_length]."""
+        return self.passages.tokens(rows)
+
+    def queries(self, task: str, split: str) -> TokenizedQueries:
+        """One task's split.
+
+        Raises:
+            ConfigError: the store has no such task or split; names what it has.
+        """
+        for entry in self.metadata.queries:
+            if (entry.task, entry.split) == (task, split):
+                return _open_queries(self.directory, entry, self.metadata.collection_fingerprint)
+        if task in self.tasks:
+            found, known = f"task {task!r} has no split {split!r}", self.tasks[task]
+        else:
+            found, known = f"no task {task!r}", sorted(self.tasks)
+        nearest = difflib.get_close_matches(split if task in self.tasks else task, known, n=1)
+        raise ConfigError(
+            found,
+            where=str(self.directory),
+            expected=f"one of {', '.join(known) or '(the store has no queries)'}",
+            fix=f"did you mean {nearest[0]!r}?" if nearest else None,
+        )
+
+
+def queries_folder(directory: pathlib.Path, task: str, split: str) -> pathlib.Path:
+    """Where one task's split is, whatever characters its name has."""
+    quote = urllib.parse.quote
+    return directory / "queries" / quote(task, safe="") / quote(split, safe="")
+
+
+def _read_metadata(directory: pathlib.Path) -> TokenStoreMetadata:
+    path = directory / METADATA
+    if not path.is_file():
+        state = "is unfinished: it has no metadata.json" if directory.is_dir() else "does not exist"
+        raise DataError(f"the token store {state}", where=str(directory), fix=_REMAKE)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        version = value["format_version"]
+        if version != FORMAT_VERSION:
+            raise DataError(
+                f"format version {version}",
+                where=str(path),
+                expected=f"format version {FORMAT_VERSION}",
+                fix=_REMAKE,
+            )
+        value["queries"] = tuple(
+            QueriesEntry(**{**entry, "prompt": tuple(entry.get("prompt", ()))})
+            for entry in value["queries"]
+        )
+        return TokenStoreMetadata(**value)
+    except (ValueError, KeyError, TypeError) as error:
+        found = f"not a token store's metadata ({error})"
+        raise DataError(found, where=str(path), fix=_REMAKE) from error
+
+
+def _load(path: pathlib.Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode=mmap_mode)
+    except (OSError, ValueError, EOFError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: pathlib.Path, error: Exception) -> DataError:
+    return DataError(f"missing or damaged ({error})", where=str(path), fix=_REMAKE)
+
+
+def _open_tokens(folder: pathlib.Path, count: int) -> TokenArray:
+    # Lengths are touched at every step and small: read, not mapped.
+    array = TokenArray(_load(folder / "ids.npy", "r"), _load(folder / "lengths.npy"))
+    if not len(array.ids) == len(array.lengths) == count:
+        raise DataError(
+            f"{len(array.ids)} rows of ids and {len(array.lengths)} lengths",
+            where=str(folder),
+            expected=f"{count} of each",
+            fix=_REMAKE,
+        )
+    return array
+
+
+def _open_queries(
+    directory: pathlib.Path, entry: QueriesEntry, collection_fingerprint: str
+) -> TokenizedQueries:
+    folder = queries_folder(directory, entry.task, entry.split)
+    array = _open_tokens(folder, entry.count)
+    positives, hard_negatives = (
+        Ragged(
+            _load(folder / f"{name}.offsets.npy"),
+            _load(folder / f"{name}.values.npy"),
+        )
+        for name in ("positives", "hard_negatives")
+    )
+    path = folder / "query_ids.json"
+    try:
+        query_ids = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+    return TokenizedQueries(
+        array.ids,
+        array.lengths,
+        positives,
+        hard_negatives,
+        query_ids,
+        entry.task,
+        entry.split,
+        entry.fingerprint,
+        collection_fingerprint,
+    )

@@ -1,0 +1,251 @@
+"""Writing a token store; `token_store` says what is in its directory, and reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries, id_dtype, pack_tokens
+from taser_jax.data.token_store.store import (
+    METADATA,
+    PathLike,
+    QueriesEntry,
+    TokenStore,
+    TokenStoreMetadata,
+    queries_folder,
+)
+from taser_jax.data.token_store.text_settings import QuerySettings, Titles
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.fingerprint import Fingerprint, fingerprint
+from taser_jax.storage import storage_errors
+
+_BLOCK_ROWS = 4096
+
+
+class TokenStoreWriter:
+    """Writes a token store; `finish` makes it one that `TokenStore.open` accepts.
+
+    Example:
+        writer = TokenStoreWriter(directory, collection="squad", ..., passage_length=256)
+        vocabulary.save(writer.vocabulary_directory)
+        writer.write_passages(id_lists, count=len(passages))
+        writer.write_queries("squad", "train", query_ids=..., tokens=..., positives=...)
+        store = writer.finish()
+
+    Args:
+        directory: made where absent; a finished store there becomes unfinished at once.
+        collection: see `TokenStoreMetadata`, as all that follow.
+        titles: whether passages have them; None where that is not known.
+    """
+
+    def __init__(
+        self,
+        directory: PathLike,
+        *,
+        collection: str,
+        collection_fingerprint: str,
+        vocabulary_fingerprint: str,
+        vocabulary_size: int,
+        query_length: int,
+        passage_length: int,
+        titles: Titles | None = None,
+    ) -> None:
+        for name, value in (
+            ("vocabulary_size", vocabulary_size),
+            ("query_length", query_length),
+            ("passage_length", passage_length),
+        ):
+            if value < 1:
+                raise ConfigError(f"{name} is {value}", expected="1 or more")
+        self.directory = pathlib.Path(directory)
+        self._header: dict[str, Any] = {
+            "collection": collection,
+            "collection_fingerprint": collection_fingerprint,
+            "vocabulary_fingerprint": vocabulary_fingerprint,
+            "vocabulary_size": vocabulary_size,
+            "query_length": query_length,
+            "passage_length": passage_length,
+        }
+        # Not of the header, which the store's fingerprint is of: tokens say it already.
+        self._titles = None if titles is None else titles.value
+        self._num_passages: int | None = None
+        self._passages_fingerprint = ""
+        self._entries: list[QueriesEntry] = []
+        self._largest_row = (-1, "")
+        with storage_errors(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            (self.directory / METADATA).unlink(missing_ok=True)
+
+    @property
+    def vocabulary_directory(self) -> pathlib.Path:
+        """Where the vocabulary is to be saved."""
+        return self.directory / "vocabulary"
+
+    def write_passages(self, token_lists: Iterable[Sequence[int]], *, count: int) -> None:
+        """Streams the passages' ids to disk, in row order.
+
+        Args:
+            token_lists: ids of each passage, special tokens included, at most `passage_length`.
+            count: how many there are.
+
+        Raises:
+            DataError: more or fewer than `count`; a passage that is empty or too long; an id
+                outside the vocabulary.
+            StorageError: the disk is full or the directory cannot be written.
+        """
+        folder = self.directory / "passages"
+        length, vocabulary_size = self._header["passage_length"], self._header["vocabulary_size"]
+        content = Fingerprint()
+        lengths = np.zeros(count, np.int32)
+        done = 0
+        with storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with open(folder / "ids.npy", "wb") as file:
+                _write_header(file, (count, length), id_dtype(vocabulary_size))
+                for block in _blocks(token_lists, _BLOCK_ROWS):
+                    if done + len(block) > count:
+                        raise DataError(f"more than {count} passages", where=str(folder))
+                    names = [f"row {row}" for row in range(done, done + len(block))]
+                    array = pack_tokens(block, length, vocabulary_size, "passages", names)
+                    # Plain writes, since a full disk under a memory map kills the process.
+                    file.write(array.ids.tobytes())
+                    content.add(array.ids).add(array.lengths)
+                    lengths[done : done + len(block)] = array.lengths
+                    done += len(block)
+            np.save(folder / "lengths.npy", lengths)
+        if done != count:
+            raise DataError(f"{done} passages", where=str(folder), expected=f"{count}")
+        self._num_passages, self._passages_fingerprint = count, content.hex()
+
+    def write_queries(
+        self,
+        task: str,
+        split: str,
+        *,
+        query_ids: Sequence[str],
+        tokens: Sequence[Sequence[int]],
+        positives: Iterable[Sequence[int]],
+        hard_negatives: Iterable[Sequence[int]] | None = None,
+        length: int | None = None,
+        settings: QuerySettings | None = None,
+    ) -> None:
+        """Writes one task's split; one list of each kind a query.
+
+        Args:
+            task: the task's name.
+            split: "train", "validation" or "test".
+            query_ids: the source's own ids.
+            tokens: ids of each query, special tokens included.
+            positives: rows of the passages, gold first; may be empty outside training.
+            hard_negatives: rows of the passages; None means none.
+            length: tokens this task's queries are padded to; the store's `query_length` where None.
+            settings: how texts became tokens; None where that is not known.
+
+        Raises:
+            DataError: lists that do not match, or tokens that do not fit.
+            StorageError: the disk is full or the directory cannot be written.
+        """
+        if any((entry.task, entry.split) == (task, split) for entry in self._entries):
+            raise DataError(f"task {task!r}, split {split!r} was written before")
+        queries = TokenizedQueries.from_lists(
+            task,
+            split,
+            query_ids=query_ids,
+            tokens=tokens,
+            positives=positives,
+            hard_negatives=hard_negatives,
+            length=self._header["query_length"] if length is None else length,
+            vocabulary_size=self._header["vocabulary_size"],
+        )
+        self._check_rows(queries)
+        folder = queries_folder(self.directory, task, split)
+        arrays = {"ids": queries.ids, "lengths": queries.lengths}
+        for name in ("positives", "hard_negatives"):
+            ragged: Ragged = getattr(queries, name)
+            arrays[f"{name}.offsets"], arrays[f"{name}.values"] = ragged.offsets, ragged.values
+        with storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, array in arrays.items():
+                np.save(folder / f"{name}.npy", array)
+            (folder / "query_ids.json").write_text(json.dumps(queries.query_ids), encoding="utf-8")
+        entry = QueriesEntry(task, split, len(queries), queries.ids.shape[1], queries.fingerprint)
+        if settings is not None:
+            entry = dataclasses.replace(
+                entry, normalization=settings.normalization.value, prompt=settings.prompt
+            )
+        self._entries.append(entry)
+
+    def finish(self) -> TokenStore:
+        """Writes `metadata.json` atomically and opens the store.
+
+        Raises:
+            DataError: no passages were written, or a positive or hard negative is not among them.
+        """
+        if self._num_passages is None:
+            raise DataError("no passages were written", where=str(self.directory))
+        row, query = self._largest_row
+        if row >= self._num_passages:
+            raise DataError(
+                f"passage row {row}",
+                where=query,
+                expected=f"a row below {self._num_passages}, the number of passages",
+                fix="queries and passages must come from one collection: prepare it again",
+            )
+        content = fingerprint(
+            [json.dumps(self._header, sort_keys=True), self._passages_fingerprint]
+            + [entry.fingerprint for entry in self._entries]
+        )
+        metadata = TokenStoreMetadata(
+            **self._header,
+            num_passages=self._num_passages,
+            passages_fingerprint=self._passages_fingerprint,
+            queries=tuple(self._entries),
+            fingerprint=content,
+            titles=self._titles,
+        )
+        path, partial = self.directory / METADATA, self.directory / f"{METADATA}.partial"
+        with storage_errors(path):
+            partial.write_text(
+                json.dumps(dataclasses.asdict(metadata), indent=2) + "\n", encoding="utf-8"
+            )
+            os.replace(partial, path)
+        return TokenStore.open(self.directory)
+
+    def _check_rows(self, queries: TokenizedQueries) -> None:
+        """Negative rows are wrong at once; too large ones once the passages are counted."""
+        for kind, ragged in (
+            ("positive", queries.positives),
+            ("hard negative", queries.hard_negatives),
+        ):
+            if not len(ragged.values):
+                continue
+            for at in (int(np.argmin(ragged.values)), int(np.argmax(ragged.values))):
+                row = int(ragged.values[at])
+                query = int(np.searchsorted(ragged.offsets, at, side="right")) - 1
+                where = f"query {queries.query_ids[query]!r} of task {queries.task!r}, a {kind}"
+                if row < 0:
+                    raise DataError(f"passage row {row}", where=where, expected="0 or more")
+                if row > self._largest_row[0]:
+                    self._largest_row = (row, where)
+
+
+def _blocks(items: Iterable[Sequence[int]], size: int) -> Iterator[list[Sequence[int]]]:
+    block: list[Sequence[int]] = []
+    for item in items:
+        block.append(item)
+        if len(block) == size:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)

@@ -1,0 +1,70 @@
+"""Splits objects into train, validation and test so that near-copies stay together."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+from taser_jax.pydocs.objects import DocumentedObject
+from taser_jax.pydocs.similarity import components, jaccard, shingles, similar_pairs
+
+SPLITS = ("train", "validation", "test")
+_SAME_LEAF = 0.5
+_SAME_TEXT = 0.9
+_TEST_SHARE, _VALIDATION_SHARE = 0.22, 0.10
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """Where each object belongs.
+
+    Attributes:
+        split: of each object, one of `SPLITS`.
+        cluster: of each object the number of its cluster; objects of one cluster say the same and
+            share their gold.
+    """
+
+    split: tuple[str, ...]
+    cluster: tuple[int, ...]
+
+
+def split_of(family: str) -> str:
+    """The split of a family of objects, by the SHA-256 of its name.
+
+    Args:
+        family: canonical name of the family's first object.
+    """
+    share = int.from_bytes(hashlib.sha256(family.encode()).digest()[:8], "big") / 2**64
+    if share < _TEST_SHARE:
+        return "test"
+    return "validation" if share < _TEST_SHARE + _VALIDATION_SHARE else "train"
+
+
+def assign(objects: Sequence[DocumentedObject]) -> Assignment:
+    """Finds near-duplicates and splits the objects.
+
+    By Jaccard similarity of four-word shingles, objects of at least 0.9 are a cluster, and clusters
+    and objects of the same last name of at least 0.5 are a family; a family has one split.
+
+    Args:
+        objects: all objects, in any order; only text decides.
+    """
+    sets = [shingles(" ".join(e.text for e in o.doc.elements), 4) for o in objects]
+    same_text = list(similar_pairs(sets, _SAME_TEXT))
+    by_leaf: dict[str, list[int]] = {}
+    for index, item in enumerate(objects):
+        by_leaf.setdefault(item.leaf, []).append(index)
+    same_leaf = [
+        (i, j)
+        for group in by_leaf.values()
+        for position, i in enumerate(group)
+        for j in group[position + 1 :]
+        if jaccard(sets[i], sets[j]) >= _SAME_LEAF
+    ]
+    cluster = components(len(objects), same_text)
+    family = components(len(objects), [*same_text, *same_leaf])
+    names: dict[int, str] = {}
+    for index, head in enumerate(family):
+        names[head] = min(names.get(head, objects[index].name), objects[index].name)
+    return Assignment(tuple(split_of(names[head]) for head in family), tuple(cluster))

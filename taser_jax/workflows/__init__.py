@@ -1,0 +1,1 @@
+"""Stages composed into resumable runs."""

@@ -1,0 +1,368 @@
+"""`taser pipeline ance`: warm up on BM25's negatives, then episodes on the model's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import pathlib
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from taser_jax import hosts
+from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.model_directory import latest_checkpoint, selected_checkpoint
+from taser_jax.commands.evaluate import write_table
+from taser_jax.commands.inputs import check_collection
+from taser_jax.commands.train import train
+from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError
+from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.models.build import ModelConfig
+from taser_jax.progress import logger
+from taser_jax.retrieval.mining import MiningConfig
+from taser_jax.settings import flatten
+from taser_jax.workflows.retrieval_stages import RetrievalStages
+from taser_jax.workflows.setting import BM25, Setting
+from taser_jax.workflows.stages import Stages
+from taser_jax.workflows.taser import CONFIGURABLES as TASER_CONFIGURABLES
+from taser_jax.workflows.taser import begin_pipeline, check_depth
+
+WARM_UP = "warm-up"
+
+
+class OptimizerState(enum.Enum):
+    """What a later episode's optimiser starts from.
+
+    FRESH: nothing but the selected parameters; every episode has a schedule of its own (TACO-DR).
+    CONTINUED: the newest state of the episode before; the episodes share one long schedule.
+    """
+
+    FRESH = "fresh"
+    CONTINUED = "continued"
+
+
+class KeptEmbeddings(enum.Enum):
+    """Whose embeddings and indexes stay on disk: all models', or the last one's only."""
+
+    ALL = "all"
+    LAST = "last"
+
+
+@dataclasses.dataclass(frozen=True)
+class Episodes:
+    """Some episodes in a row that are trained alike.
+
+    Attributes:
+        training: one episode's; T-SAGE is told the episode's number.
+        count: how many.
+        optimizer_state: of every episode but the first one here, which begins fresh.
+    """
+
+    training: TrainingConfig
+    count: int = 1
+    optimizer_state: OptimizerState = OptimizerState.FRESH
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"count {self.count}", where="Episodes", expected="1 or more")
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """One episode.
+
+    Attributes:
+        number: from 1.
+        training: as it is run: its last step counts the steps of those it continues.
+        is_continued: whether it goes on from the optimiser of the episode before.
+    """
+
+    number: int
+    training: TrainingConfig
+    is_continued: bool
+
+    @property
+    def label(self) -> str:
+        """As folders and stages have it."""
+        return f"episode-{self.number}"
+
+
+def number_episodes(groups: Sequence[Episodes]) -> Iterator[Episode]:
+    """The episodes one by one.
+
+    Example:
+        `[Episodes(uniform, count=6), Episodes(specialised)]` are episodes 1 to 6 with `uniform` and
+        episode 7 with `specialised`: TACO-DR.
+    """
+    number = 0
+    for group in groups:
+        for index in range(group.count):
+            number += 1
+            training = _in_episode(group.training, number)
+            is_continued = False
+            if group.optimizer_state is OptimizerState.CONTINUED:
+                steps = group.training.loop.train_steps
+                training = dataclasses.replace(
+                    training,
+                    loop=dataclasses.replace(training.loop, train_steps=steps * (index + 1)),
+                    schedule_steps=steps * group.count,
+                )
+                is_continued = index > 0
+            yield Episode(number, training, is_continued)
+
+
+def _in_episode(training: TrainingConfig, number: int) -> TrainingConfig:
+    """The training with T-SAGE's temperature schedule told where it is."""
+    if training.multitask is None:
+        return training
+    combiner = training.multitask.combiner
+    combiner = dataclasses.replace(
+        combiner, tsage=dataclasses.replace(combiner.tsage, episode=number)
+    )
+    return dataclasses.replace(
+        training, multitask=dataclasses.replace(training.multitask, combiner=combiner)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Retriever:
+    """A trained model of the pipeline, encoded and searched with.
+
+    Attributes:
+        label: of its stages.
+        root: its folder, with model/ and, where an episode follows, negatives/.
+        inputs: what it depends on, for the stages that depend on it.
+    """
+
+    label: str
+    root: pathlib.Path
+    inputs: Mapping[str, Any]
+
+
+def pipeline_ance(
+    *,
+    setting: Setting,
+    model: ModelConfig,
+    episodes: Sequence[Episodes] = (),
+    name: str = "ANCE",
+    warm_up_dir: str | None = None,
+    kept_embeddings: KeptEmbeddings = KeptEmbeddings.ALL,
+    config_text: str = "",
+) -> ResultsTable:
+    """Trains on BM25's negatives, then again and again on what the model itself ranks too high.
+
+    An episode starts from the checkpoint selected in the one before, whose run over the training
+    queries gave its hard negatives. Every model is evaluated. Killed anywhere and run again, it
+    goes on at the stage it was in.
+
+    Args:
+        setting: what all stages share; its training is the warm-up's, its first mining BM25's, its
+            second mining every episode's.
+        model: the dual encoder.
+        episodes: what follows the warm-up; none stops after mining with the warmed-up model.
+        name: of the rows.
+        warm_up_dir: OUTPUT_DIR of a finished run to take warmed-up model and negatives from; None
+            warms up here. Runs that compare optimisers share one warm-up, and so may other prompts
+            and task-specific query encoders.
+        kept_embeddings: which stay on disk.
+        config_text: written to config.gin.
+
+    Returns:
+        The table, also in table.md, table.csv and table.png.
+
+    Raises:
+        ConfigError: the directory was begun with other settings, a warm-up is not finished, or
+            mining looks deeper than is searched.
+        StorageError: the directory cannot be written.
+
+    Source: ANCE (Xiong et al., 2021), with episodes one after another; TACO-DR (Zhang et al.,
+        2023), section 4.2.
+    """
+    check_depth(setting)
+    output_dir = pathlib.Path(setting.output_dir)
+    begin_pipeline(output_dir, config_text)
+    store = TokenStore.open(setting.token_store)
+    check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
+    run = _AnceRun(setting, model, name, store, kept_embeddings)
+    numbered = list(number_episodes(episodes))
+    rows: list[str] = []
+    if warm_up_dir is None:
+        retriever = run.warm_up(rows)
+    else:
+        retriever = _finished_warm_up(pathlib.Path(warm_up_dir), mining=setting.second_mining)
+    for episode in numbered:
+        retriever = run.episode(episode, retriever, rows, is_last=episode is numbered[-1])
+    table = write_table(output_dir, systems=rows, by_task=setting.evaluation.measures[0])
+    print("\n" + table.to_text())
+    logger.info("table: %s (and .csv, .png)", output_dir / "table.md")
+    return table
+
+
+class _AnceRun:
+    """The stages of one run; methods append the rows they evaluate."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        model: ModelConfig,
+        name: str,
+        store: TokenStore,
+        kept: KeptEmbeddings,
+    ) -> None:
+        self._setting, self._model, self._name, self._kept = setting, model, name, kept
+        self._root = pathlib.Path(setting.output_dir)
+        self._stages = Stages(self._root)
+        self._retrieval = RetrievalStages(self._stages, setting, store.metadata.collection)
+        self._data = {
+            "token_store": store.metadata.fingerprint,
+            "tasks": list(setting.tasks or []),
+            **flatten(model=model),
+        }
+
+    def warm_up(self, rows: list[str]) -> _Retriever:
+        """BM25's negatives, a training on them, and its negatives for the first episode."""
+        setting, bm25_root = self._setting, self._root / "bm25"
+        bm25_inputs = {key: self._data[key] for key in ("token_store", "tasks")}
+        bm25_inputs = self._retrieval.bm25(bm25_root, bm25_inputs, splits=("train", "test"))
+        self._retrieval.mine("bm25", bm25_root, setting.first_mining, bm25_inputs)
+        rows.append(
+            self._retrieval.evaluate(BM25, bm25_root / "runs", bm25_inputs, parameters=None)
+        )
+        inputs = {**self._data, **flatten(training=setting.training, mining=setting.first_mining)}
+        trained = self._train(
+            WARM_UP, setting.training, inputs, negatives_dir=bm25_root / "negatives"
+        )
+        return self._retrieve(WARM_UP, inputs, trained, rows, next_episode=1)
+
+    def episode(
+        self, episode: Episode, before: _Retriever, rows: list[str], *, is_last: bool
+    ) -> _Retriever:
+        """Trains on the negatives of the retriever before; mines for the next episode."""
+        inputs = {
+            **self._data,
+            **flatten(training=episode.training),
+            "before": before.inputs["model"],
+            "continued": episode.is_continued,
+        }
+        trained = self._train(
+            episode.label,
+            episode.training,
+            inputs,
+            negatives_dir=before.root / "negatives",
+            before=before,
+            is_continued=episode.is_continued,
+        )
+        following = None if is_last else episode.number + 1
+        retriever = self._retrieve(episode.label, inputs, trained, rows, next_episode=following)
+        if self._kept is KeptEmbeddings.LAST and before.root.parent == self._root:
+            _forget_embeddings(before.root)
+        return retriever
+
+    def _train(
+        self,
+        label: str,
+        training: TrainingConfig,
+        inputs: Mapping[str, Any],
+        *,
+        negatives_dir: pathlib.Path,
+        before: _Retriever | None = None,
+        is_continued: bool = False,
+    ) -> Mapping[str, Any]:
+        def train_stage() -> dict[str, Any]:
+            start = time.monotonic()
+            initial = continued = None
+            if before is not None and is_continued:
+                continued = str(latest_checkpoint(before.root / "model"))
+            elif before is not None:
+                initial = str(selected_checkpoint(before.root / "model"))
+            summary = train(
+                model_dir=str(self._root / label / "model"),
+                token_store=self._setting.token_store,
+                model=self._model,
+                # A checkpoint has all parameters: pretrained weights are for the first training.
+                training=training
+                if before is None
+                else dataclasses.replace(training, pretrained=None),
+                tasks=self._setting.tasks,
+                negatives_dirs=[str(negatives_dir)],
+                initial_checkpoint=initial,
+                continued_checkpoint=continued,
+            )
+            assert summary is not None
+            return {
+                "parameters": summary.parameters,
+                "validation": dict(summary.validation),
+                "steps_per_second": summary.steps_per_second,
+                "seconds": time.monotonic() - start,
+            }
+
+        return self._stages.run(f"{label}-train", train_stage, inputs=inputs)
+
+    def _retrieve(
+        self,
+        label: str,
+        inputs: Mapping[str, Any],
+        trained: Mapping[str, Any],
+        rows: list[str],
+        *,
+        next_episode: int | None,
+    ) -> _Retriever:
+        """Encodes, searches and evaluates; mines where an episode follows."""
+        root = self._root / label
+        searched = ("test",) if next_episode is None else ("train", "test")
+        inputs = self._retrieval.retrieve(label, root, inputs, splits=searched)
+        if next_episode is not None:
+            mining = self._setting.second_mining
+            # A sample of its own for each episode.
+            mining = dataclasses.replace(mining, seed=mining.seed + next_episode - 1)
+            self._retrieval.mine(label, root, mining, inputs)
+        rows.append(
+            self._retrieval.evaluate(
+                f"{self._name} ({label})",
+                root / "runs",
+                inputs,
+                parameters=trained["parameters"],
+                details={"training": f"{trained['seconds']:.0f} s"},
+            )
+        )
+        return _Retriever(label, root, inputs)
+
+
+def _finished_warm_up(directory: pathlib.Path, *, mining: MiningConfig) -> _Retriever:
+    """The warm-up of another run, whose stages are all recorded and which mined alike."""
+    stages = Stages(directory)
+    missing = [
+        stage
+        for stage in (f"{WARM_UP}-encode", f"{WARM_UP}-mine")
+        if stage not in stages.finished()
+    ]
+    if missing:
+        raise ConfigError(
+            f"no finished stage {', '.join(missing)}",
+            where=str(directory),
+            expected="the OUTPUT_DIR of a `taser pipeline ance` that has warmed up",
+            fix="run it there first; it needs no episodes",
+        )
+    mined = stages.record(f"{WARM_UP}-mine").inputs
+    for setting, wanted in flatten(mining=mining).items():
+        if mined.get(setting, wanted) != wanted:
+            raise ConfigError(
+                f"{setting} {mined[setting]!r} made its negatives for the first episode",
+                where=str(directory),
+                expected=f"{wanted!r}, as this run has it",
+                fix="mine as the warm-up did, or warm up here",
+            )
+    record = stages.record(f"{WARM_UP}-encode")
+    return _Retriever(WARM_UP, directory / WARM_UP, {**record.inputs, **record.outputs})
+
+
+@hosts.first_host_only
+def _forget_embeddings(root: pathlib.Path) -> None:
+    for name in ("embeddings", "exact", "index"):
+        shutil.rmtree(root / name, ignore_errors=True)
+
+
+CONFIGURABLES = (*TASER_CONFIGURABLES, Episodes)

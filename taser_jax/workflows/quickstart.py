@@ -1,0 +1,113 @@
+"""`taser quickstart`: from nothing to a table, on the built-in collection."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from taser_jax.commands.ask import ask
+from taser_jax.commands.prepare import prepare_pydocs
+from taser_jax.commands.tokenize import tokenize
+from taser_jax.commands.vocab import vocab
+from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.workflows.setting import Setting, System, file_name
+from taser_jax.workflows.stages import Stages
+from taser_jax.workflows.taser import CONFIGURABLES as TASER_CONFIGURABLES
+from taser_jax.workflows.taser import pipeline_taser
+
+COLLECTION = "pydocs"
+
+
+def quickstart(
+    *,
+    setting: Setting,
+    systems: Mapping[str, System],
+    hybrid_systems: Sequence[str],
+    questions: Sequence[str],
+    ask_system: str,
+    untrained_systems: Mapping[str, System] | None = None,
+    vocabulary: str | None = None,
+    vocabulary_size: int = 8192,
+    query_length: int = 32,
+    passage_length: int = 64,
+    config_text: str = "",
+) -> ResultsTable:
+    """Builds pydocs, trains and compares systems on all its tasks, and answers three questions.
+
+    Args:
+        setting: what the stages share; data and tokens are made where it says.
+        systems: row name -> model.
+        hybrid_systems: systems also shown with BM25 added.
+        questions: answered at the end.
+        ask_system: whose second round answers them.
+        untrained_systems: row name -> model shown as its pretrained weights left it.
+        vocabulary: of the pretrained weights; None trains one on the collection.
+        vocabulary_size: entries of the WordPiece vocabulary that is trained.
+        query_length: tokens a query.
+        passage_length: tokens a passage.
+        config_text: written to config.gin.
+
+    Returns:
+        The table that was printed.
+    """
+    root = pathlib.Path(setting.output_dir)
+    stages = Stages(root)
+    sizes = {
+        "vocabulary": vocabulary or vocabulary_size,
+        "lengths": {"query": query_length, "passage": passage_length},
+    }
+    passages = stages.run(
+        "prepare",
+        lambda: {"passages": prepare_pydocs(data_dir=setting.data_dir, collection=COLLECTION)},
+        inputs={},
+    )
+    if vocabulary is None:
+        trained = str(root / "vocabulary")
+        stages.run(
+            "vocab",
+            lambda: {
+                "vocabulary": vocab(
+                    data_dir=setting.data_dir,
+                    collection=COLLECTION,
+                    output_dir=trained,
+                    size=vocabulary_size,
+                )
+            },
+            inputs={**sizes, **passages},
+        )
+        vocabulary = trained
+    stages.run(
+        "tokenize",
+        lambda: {
+            "token_store": tokenize(
+                data_dir=setting.data_dir,
+                mixture_or_task=COLLECTION,
+                module="taser_jax.tasks.pydocs",
+                vocabulary=vocabulary,
+                feature_lengths={"query": query_length, "passage": passage_length},
+                output_dir=setting.token_store,
+            )
+        },
+        inputs={**sizes, **passages},
+    )
+    table = pipeline_taser(
+        setting=setting,
+        systems=systems,
+        hybrid_systems=hybrid_systems,
+        untrained_systems=untrained_systems,
+        config_text=config_text,
+    )
+    print(f"\nThree questions, answered by {ask_system} (mined negatives):")
+    answers = root / f"{file_name(ask_system)}-2"
+    ask(
+        questions=questions,
+        model_dir=str(answers / "model"),
+        index_dir=str(answers / "index"),
+        data_dir=setting.data_dir,
+        collection=COLLECTION,
+    )
+    print(f"\nAll of it is under {root}: table.md, table.csv, table.png, runs, models, stages.")
+    return table
+
+
+CONFIGURABLES = TASER_CONFIGURABLES

@@ -1,0 +1,166 @@
+"""What follows a training, or a BM25 run, in every pipeline: retrieve, mine, evaluate."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from taser_jax.commands.bm25 import bm25
+from taser_jax.commands.encode import encode
+from taser_jax.commands.evaluate import evaluate
+from taser_jax.commands.index import index
+from taser_jax.commands.mine import mine
+from taser_jax.commands.search import search
+from taser_jax.retrieval.index import IndexConfig
+from taser_jax.retrieval.mining import MiningConfig
+from taser_jax.settings import flatten
+from taser_jax.workflows.setting import Setting, file_name
+from taser_jax.workflows.stages import Stages
+
+DEVELOPMENT = "validation"
+Inputs = Mapping[str, Any]
+
+
+class RetrievalStages:
+    """Stages of one pipeline directory, in terms of the commands they run.
+
+    Args:
+        stages: where finished stages are recorded.
+        setting: what all stages share.
+        collection: the collection.
+    """
+
+    def __init__(self, stages: Stages, setting: Setting, collection: str) -> None:
+        self._stages, self._setting = stages, setting
+        self._common: dict[str, Any] = {
+            "data_dir": setting.data_dir,
+            "collection": collection,
+            "tasks": setting.tasks,
+        }
+
+    def bm25(self, root: pathlib.Path, inputs: Inputs, *, splits: Sequence[str]) -> dict[str, Any]:
+        """BM25 runs of all splits below `root`; returns the inputs of what follows."""
+        setting = self._setting
+        inputs = {**inputs, "bm25": setting.bm25.to_json(), "k": setting.k}
+
+        def run_all() -> None:
+            for split in splits:
+                bm25(
+                    output_dir=str(root / "runs"),
+                    index_dir=str(root / "index"),
+                    split=split,
+                    k=setting.k,
+                    config=setting.bm25,
+                    **self._common,
+                )
+
+        self._stages.run("bm25-search", run_all, inputs=inputs)
+        return inputs
+
+    def retrieve(
+        self, label: str, root: pathlib.Path, inputs: Inputs, *, splits: Sequence[str]
+    ) -> dict[str, Any]:
+        """Encodes the collection with `root`'s model, indexes it and searches the splits.
+
+        Returns:
+            The inputs of what follows.
+        """
+        setting, model_dir = self._setting, str(root / "model")
+
+        def encode_stage() -> dict[str, str]:
+            return encode(
+                model_dir=model_dir,
+                token_store=setting.token_store,
+                output_dir=str(root / "embeddings"),
+                config=setting.encode,
+            )
+
+        fingerprints = self._stages.run(
+            f"{label}-encode", encode_stage, inputs={**inputs, **flatten(encode=setting.encode)}
+        )
+        inputs = {**inputs, **fingerprints}
+
+        def index_stage() -> None:
+            for directory, config in (("exact", IndexConfig()), ("index", setting.index)):
+                index(
+                    embeddings_dir=str(root / "embeddings"),
+                    index_dir=str(root / directory),
+                    config=config,
+                    model_dir=model_dir,
+                    token_store=setting.token_store,
+                    sample_split=DEVELOPMENT,
+                    tasks=setting.tasks,
+                )
+
+        self._stages.run(
+            f"{label}-index", index_stage, inputs={**inputs, **flatten(index=setting.index)}
+        )
+
+        def search_stage(split: str) -> None:
+            search(
+                model_dir=model_dir,
+                token_store=setting.token_store,
+                data_dir=setting.data_dir,
+                # Mining searches exactly; what is reported goes through the chosen index.
+                index_dir=str(root / ("exact" if split == "train" else "index")),
+                output_dir=str(root / "runs"),
+                split=split,
+                tasks=setting.tasks,
+                k=setting.k,
+                tag=label,
+            )
+
+        inputs = {**inputs, "k": setting.k}
+        # A stage each: what was the last model may be mined with when more episodes are asked for.
+        for split in splits:
+            self._stages.run(
+                f"{label}-search-{split}", functools.partial(search_stage, split), inputs=inputs
+            )
+        return inputs
+
+    def mine(self, label: str, root: pathlib.Path, config: MiningConfig, inputs: Inputs) -> None:
+        """Mines from `root`'s runs of the training queries."""
+        match = self._setting.evaluation.match
+        self._stages.run(
+            f"{label}-mine",
+            lambda: mine(
+                runs_dir=str(root / "runs"),
+                output_dir=str(root / "negatives"),
+                config=config,
+                match=match,
+                **self._common,
+            ),
+            inputs={**inputs, **flatten(mining=config), "match": match.value},
+        )
+
+    def evaluate(
+        self,
+        row: str,
+        runs_dir: pathlib.Path,
+        inputs: Inputs,
+        *,
+        parameters: int | None,
+        details: Mapping[str, str] | None = None,
+    ) -> str:
+        """Evaluates the test runs as a row of the directory's table; the row's name."""
+        setting = self._setting
+
+        def evaluate_stage() -> None:
+            evaluate(
+                runs_dir=str(runs_dir),
+                output_dir=setting.output_dir,
+                system=row,
+                config=setting.evaluation,
+                parameters=parameters,
+                details=details,
+                **self._common,
+            )
+
+        self._stages.run(
+            f"{file_name(row)}-evaluate",
+            evaluate_stage,
+            inputs={**inputs, **flatten(evaluation=setting.evaluation)},
+        )
+        return row

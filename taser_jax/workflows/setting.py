@@ -1,0 +1,95 @@
+"""What a comparison compares: its systems, and what all their stages share."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from taser_jax.assembly.config import TrainingConfig
+from taser_jax.commands.evaluate import EvaluationConfig
+from taser_jax.models.build import ModelConfig
+from taser_jax.retrieval.bm25 import Bm25Config
+from taser_jax.retrieval.embeddings import EncodeConfig
+from taser_jax.retrieval.hybrid import HybridConfig
+from taser_jax.retrieval.index import IndexConfig
+from taser_jax.retrieval.mining import AnswerContaining, MiningConfig
+from taser_jax.training.step import ObjectiveConfig
+
+BM25 = "BM25"
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """One model of a comparison.
+
+    Attributes:
+        model: the dual encoder.
+        objective: None takes the training's; learned routing brings its regulariser here.
+        learning_rate: None takes the training's; models of other shapes may want their own.
+    """
+
+    model: ModelConfig
+    objective: ObjectiveConfig | None = None
+    learning_rate: float | None = None
+
+    def training(self, training: TrainingConfig) -> TrainingConfig:
+        """The common training with what this system sets itself."""
+        if self.objective is not None:
+            training = dataclasses.replace(training, objective=self.objective)
+        if self.learning_rate is not None:
+            optimizer = dataclasses.replace(training.optimizer, learning_rate=self.learning_rate)
+            training = dataclasses.replace(training, optimizer=optimizer)
+        return training
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What all stages of one comparison share.
+
+    Attributes:
+        output_dir: everything goes below it.
+        data_dir: where collections lie.
+        token_store: tokens of the collection.
+        training: how models are trained; the same steps in each round.
+        first_mining: hard negatives of round 1, from BM25 (P1).
+        second_mining: hard negatives of round 2, from each round-1 model's own run (P2).
+        index: of the searches that are reported; mining searches exactly.
+        encode: batches and shards of encoding.
+        evaluation: how runs are scored.
+        bm25: its parameters.
+        hybrid: depth and candidates for α.
+        hybrid_measure: what α maximises on the development split.
+        k: results a query.
+        tasks: None means all.
+    """
+
+    output_dir: str
+    data_dir: str
+    token_store: str
+    training: TrainingConfig
+    first_mining: MiningConfig = MiningConfig(answer_containing=AnswerContaining.DROP)
+    second_mining: MiningConfig = MiningConfig()
+    index: IndexConfig = IndexConfig()
+    encode: EncodeConfig = EncodeConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    bm25: Bm25Config = Bm25Config()
+    hybrid: HybridConfig = HybridConfig()
+    hybrid_measure: str = "R@20"
+    k: int = 100
+    tasks: Sequence[str] | None = None
+
+
+def row_name(system: str, number: int) -> str:
+    """The table's row of a system's round."""
+    return f"{system} ({'BM25 negatives' if number == 1 else 'mined negatives'})"
+
+
+def file_name(name: str) -> str:
+    """A system's or row's name as its folders and stages have it.
+
+    Example:
+        >>> file_name("TASER Det-R (mined negatives)")
+        'taser-det-r-mined-negatives'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,0 +1,320 @@
+"""`taser pipeline taser`: train, mine, retrain, search and evaluate, one resumable stage each."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from taser_jax.commands.evaluate import EvaluationConfig, write_table
+from taser_jax.commands.hybrid import hybrid
+from taser_jax.commands.import_model import import_model
+from taser_jax.commands.index import CONFIGURABLES as INDEX_CONFIGURABLES
+from taser_jax.commands.inputs import check_collection
+from taser_jax.commands.train import CONFIGURABLES as TRAIN_CONFIGURABLES
+from taser_jax.commands.train import train
+from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError
+from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.progress import logger
+from taser_jax.retrieval.bm25 import Bm25Config
+from taser_jax.retrieval.embeddings import EncodeConfig
+from taser_jax.retrieval.hybrid import HybridConfig
+from taser_jax.retrieval.mining import MiningConfig
+from taser_jax.settings import flatten
+from taser_jax.storage import storage_errors
+from taser_jax.workflows.retrieval_stages import DEVELOPMENT, RetrievalStages
+from taser_jax.workflows.setting import BM25, Setting, System, file_name, row_name
+from taser_jax.workflows.stages import Stages
+
+
+def pipeline_taser(
+    *,
+    setting: Setting,
+    systems: Mapping[str, System],
+    hybrid_systems: Sequence[str] = (),
+    untrained_systems: Mapping[str, System] | None = None,
+    rounds: int = 2,
+    config_text: str = "",
+) -> ResultsTable:
+    """Runs the paper's recipe for each system beside BM25, and prints one table.
+
+    BM25 negatives (P1) -> train -> search the training queries -> mine (P2) -> train again, as
+    long -> search held-out queries -> evaluate -> add BM25 to the chosen systems. Killed
+    anywhere and run again, it goes on at the stage it was in.
+
+    Args:
+        setting: what all stages share.
+        systems: row name -> model.
+        hybrid_systems: systems whose last round is also shown with BM25 added.
+        untrained_systems: row name -> model that is evaluated as its pretrained weights left it.
+        rounds: 1 stops before mining with the model.
+        config_text: written to config.gin.
+
+    Returns:
+        The table, also in table.md, table.csv and table.png.
+
+    Raises:
+        ConfigError: the directory was begun with other settings, or names that do not fit.
+        StorageError: the directory cannot be written.
+    """
+    untrained_systems = untrained_systems or {}
+    _check_systems(systems, hybrid_systems, rounds)
+    _check_untrained(setting, systems, untrained_systems)
+    check_depth(setting)
+    output_dir = pathlib.Path(setting.output_dir)
+    begin_pipeline(output_dir, config_text)
+    stages = Stages(output_dir)
+    store = TokenStore.open(setting.token_store)
+    check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
+    data = {"token_store": store.metadata.fingerprint, "tasks": list(setting.tasks or [])}
+    comparison = Comparison(stages, setting, store.metadata.collection, data)
+    comparison.bm25()
+    order = [BM25]
+    for name, system in untrained_systems.items():
+        order.append(comparison.untrained(name, system))
+    for number in range(1, rounds + 1):
+        for name, system in systems.items():
+            order.append(comparison.round(name, system, number))
+    for name in hybrid_systems:
+        order.append(comparison.add_bm25(name, rounds))
+    table = write_table(output_dir, systems=order, by_task=setting.evaluation.measures[-1])
+    print("\n" + table.to_text())
+    logger.info("table: %s (and .csv, .png)", output_dir / "table.md")
+    return table
+
+
+class Comparison:
+    """The stages of one comparison, in terms of the commands they run."""
+
+    def __init__(
+        self, stages: Stages, setting: Setting, collection: str, data: Mapping[str, Any]
+    ) -> None:
+        self._stages, self._setting, self._data = stages, setting, data
+        self._root = pathlib.Path(setting.output_dir)
+        self._retrieval = RetrievalStages(stages, setting, collection)
+        self._common: dict[str, Any] = {
+            "data_dir": setting.data_dir,
+            "collection": collection,
+            "tasks": setting.tasks,
+        }
+
+    def bm25(self) -> None:
+        """BM25 runs of all splits, round-1 negatives, and BM25's row."""
+        root, splits = self._root / "bm25", ("train", DEVELOPMENT, "test")
+        inputs = self._retrieval.bm25(root, self._data, splits=splits)
+        self._retrieval.mine("bm25", root, self._setting.first_mining, inputs)
+        self._retrieval.evaluate(BM25, root / "runs", inputs, parameters=None)
+
+    def untrained(self, name: str, system: System) -> str:
+        """Encodes, indexes, searches and evaluates a model as it starts; its row's name."""
+        label = file_name(name)
+        model_dir = str(self._root / label / "model")
+        pretrained = self._setting.training.pretrained
+        assert pretrained is not None
+        inputs = {**self._data, **flatten(model=system.model, pretrained=pretrained)}
+        store = TokenStore.open(self._setting.token_store)
+        imported = self._stages.run(
+            f"{label}-import",
+            lambda: {
+                "parameters": import_model(
+                    model_dir=model_dir,
+                    model=system.model,
+                    pretrained=pretrained,
+                    vocabulary=str(store.vocabulary_directory),
+                    feature_lengths={
+                        "query": store.metadata.query_length,
+                        "passage": store.metadata.passage_length,
+                    },
+                )
+            },
+            inputs=inputs,
+        )
+        root, splits = self._root / label, (DEVELOPMENT, "test")
+        inputs = self._retrieval.retrieve(label, root, inputs, splits=splits)
+        return self._retrieval.evaluate(
+            name,
+            root / "runs",
+            inputs,
+            parameters=imported["parameters"],
+            details={"training": "none"},
+        )
+
+    def round(self, name: str, system: System, number: int) -> str:
+        """Trains, encodes, indexes, searches, mines and evaluates one round; its row's name."""
+        setting = self._setting
+        label = f"{file_name(name)}-{number}"
+        root = self._root / label
+        before = self._root / ("bm25" if number == 1 else f"{file_name(name)}-{number - 1}")
+        training = system.training(setting.training)
+        inputs = {
+            **self._data,
+            **flatten(
+                model=system.model,
+                training=training,
+                negatives=(setting.first_mining, setting.second_mining)[number > 1],
+            ),
+        }
+
+        def train_stage() -> dict[str, Any]:
+            start = time.monotonic()
+            summary = train(
+                model_dir=str(root / "model"),
+                token_store=setting.token_store,
+                model=system.model,
+                training=training,
+                tasks=setting.tasks,
+                negatives_dirs=[str(before / "negatives")],
+            )
+            assert summary is not None
+            return {
+                "parameters": summary.parameters,
+                "validation": dict(summary.validation),
+                "steps_per_second": summary.steps_per_second,
+                "seconds": time.monotonic() - start,
+            }
+
+        trained = self._stages.run(f"{label}-train", train_stage, inputs=inputs)
+        splits = ("train", DEVELOPMENT, "test")
+        inputs = self._retrieval.retrieve(label, root, inputs, splits=splits)
+        if number == 1:
+            self._retrieval.mine(label, root, setting.second_mining, inputs)
+        return self._retrieval.evaluate(
+            row_name(name, number),
+            root / "runs",
+            inputs,
+            parameters=trained["parameters"],
+            details={
+                "false negatives": training.batching.false_negatives.value,
+                "training": f"{trained['seconds']:.0f} s",
+            },
+        )
+
+    def add_bm25(self, name: str, number: int) -> str:
+        """Joins a system's last round with BM25; its row's name."""
+        setting = self._setting
+        label = f"{file_name(name)}-{number}"
+        root = self._root / f"{label}-bm25"
+        trained = self._stages.record(f"{label}-train").outputs
+        inputs = {
+            **self._data,
+            **self._stages.record(f"{label}-encode").outputs,
+            **flatten(hybrid=setting.hybrid, evaluation=setting.evaluation),
+            "measure": setting.hybrid_measure,
+            "bm25": setting.bm25.to_json(),
+            "k": setting.k,
+        }
+
+        def fuse_stage() -> dict[str, float]:
+            alpha = hybrid(
+                dense_dir=str(self._root / label / "runs"),
+                sparse_dir=str(self._root / "bm25" / "runs"),
+                output_dir=str(root / "runs"),
+                development_split=DEVELOPMENT,
+                k=setting.k,
+                measure=setting.hybrid_measure,
+                config=setting.hybrid,
+                evaluation=setting.evaluation,
+                **self._common,
+            )
+            return {"alpha": alpha}
+
+        fused = self._stages.run(f"{label}-hybrid", fuse_stage, inputs=inputs)
+        return self._retrieval.evaluate(
+            f"{name} + BM25",
+            root / "runs",
+            inputs,
+            parameters=trained["parameters"],
+            details={
+                "false negatives": setting.training.batching.false_negatives.value,
+                "alpha": f"{fused['alpha']:.1f}",
+            },
+        )
+
+
+def begin_pipeline(output_dir: pathlib.Path, config_text: str) -> None:
+    """Makes a pipeline's folder, with its config.gin and a cache of compiled programs.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    with storage_errors(output_dir):
+        output_dir.mkdir(parents=True, exist_ok=True)
+        (output_dir / "config.gin").write_text(config_text, encoding="utf-8")
+    # All rounds, and every restart, run the same programs: they are compiled once.
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # set as JAX loads
+        jax.config.update("jax_compilation_cache_dir", str(output_dir / "compilation_cache"))
+
+
+def _check_systems(
+    systems: Mapping[str, System], hybrid_systems: Sequence[str], rounds: int
+) -> None:
+    unknown = sorted(set(hybrid_systems) - systems.keys())
+    names = {file_name(name) for name in systems}
+    if unknown or rounds < 1 or not systems or len(names) < len(systems):
+        raise ConfigError(
+            f"systems {', '.join(systems) or 'none'}; hybrid systems {', '.join(hybrid_systems)}; "
+            f"{rounds} rounds",
+            where="pipeline_taser",
+            expected="systems with distinct names, hybrid systems among them, at least one round",
+            fix=f"remove {', '.join(unknown)} from hybrid_systems" if unknown else None,
+        )
+
+
+def _check_untrained(
+    setting: Setting, systems: Mapping[str, System], untrained_systems: Mapping[str, System]
+) -> None:
+    if untrained_systems and setting.training.pretrained is None:
+        raise ConfigError(
+            f"{', '.join(untrained_systems)}: untrained, and no pretrained weights",
+            where="pipeline_taser.untrained_systems",
+            expected="pretrained weights that the model is evaluated with",
+            fix="set PRETRAINED, or untrained_systems to {}",
+        )
+    if untrained_systems and jax.process_count() > 1:
+        raise ConfigError(
+            f"untrained systems on {jax.process_count()} hosts",
+            where="pipeline_taser.untrained_systems",
+            expected="one host: weights are imported by one",
+            fix="set untrained_systems to {}, and evaluate the imported model by itself",
+        )
+    shared = {file_name(name) for name in untrained_systems} & {file_name(name) for name in systems}
+    if shared:
+        raise ConfigError(
+            f"the name {', '.join(sorted(shared))} is a trained and an untrained system's",
+            where="pipeline_taser.untrained_systems",
+            fix="give each row a name of its own",
+        )
+
+
+def check_depth(setting: Setting) -> None:
+    """Checks that mining finds the ranks it looks at.
+
+    Raises:
+        ConfigError: fewer results a query than mining's depth.
+    """
+    depth = max(setting.first_mining.depth, setting.second_mining.depth)
+    if setting.k < depth:
+        raise ConfigError(
+            f"{setting.k} results a query, and mining looks {depth} deep",
+            where="TOP_K",
+            expected=f"at least {depth}",
+            fix="raise TOP_K, or lower MINING_DEPTH",
+        )
+
+
+CONFIGURABLES = (
+    *TRAIN_CONFIGURABLES,
+    *INDEX_CONFIGURABLES,
+    Bm25Config,
+    EncodeConfig,
+    EvaluationConfig,
+    HybridConfig,
+    MiningConfig,
+    Setting,
+    System,
+)

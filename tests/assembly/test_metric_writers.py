@@ -1,0 +1,86 @@
+"""metrics.jsonl is exact across restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+from taser_jax.assembly.metric_writers import JsonlWriter, make_writers
+
+
+def write(path, steps, *, resume_step=0, value=1.0):
+    writer = JsonlWriter(path, resume_step=resume_step)
+    for step in steps:
+        writer.write_scalars(step, {"train/loss": value})
+        writer.flush()
+
+
+def read(path):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(line["step"], line["train/loss"]) for line in lines]
+
+
+def test_lines_after_the_checkpoint_are_written_anew(tmp_path):
+    path = tmp_path / "model" / "metrics.jsonl"
+    write(path, [1, 2, 3, 4])
+    write(path, [3, 4, 5], resume_step=2, value=2.0)
+    assert read(path) == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
+
+
+def test_a_fresh_start_forgets_what_was_there(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write(path, [1, 2])
+    write(path, [1], value=2.0)
+    assert read(path) == [(1, 2.0)]
+
+
+@pytest.mark.parametrize("rest", ['{"step": 3, "tr', '{"step"', "3", "{}", "\x00\x00", "null\n"])
+def test_half_a_line_is_dropped(tmp_path, rest):
+    path = tmp_path / "metrics.jsonl"
+    write(path, [1, 2])
+    with path.open("a") as file:
+        file.write(rest)
+    write(path, [3], resume_step=2, value=2.0)
+    assert read(path) == [(1, 1.0), (2, 1.0), (3, 2.0)]
+
+
+def test_a_kill_while_it_is_shortened_loses_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    write(path, [1, 2, 3])
+
+    def killed(source, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        JsonlWriter(path, resume_step=2)
+    monkeypatch.undo()
+    assert read(path) == [(1, 1.0), (2, 1.0), (3, 1.0)]
+
+
+def test_only_the_first_process_writes(tmp_path):
+    assert make_writers(tmp_path, resume_step=0, is_first_process=False) == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_clu_there_is_jsonl_alone(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "clu", None)
+    with caplog.at_level("INFO", logger="taser"):
+        (writer,) = make_writers(tmp_path, resume_step=0, is_first_process=True)
+    assert isinstance(writer, JsonlWriter)
+    assert "clu is not installed" in caplog.text
+
+
+def test_tensorboard_gets_the_same_scalars(tmp_path):
+    pytest.importorskip("clu")
+    writers = make_writers(tmp_path, resume_step=0, is_first_process=True)
+    assert len(writers) == 2
+    for writer in writers:
+        writer.write_scalars(3, {"train/loss": 0.5})
+        writer.flush()
+    assert read(tmp_path / "metrics.jsonl") == [(3, 0.5)]
+    (events,) = (tmp_path / "train").iterdir()
+    assert b"train/loss" in events.read_bytes()

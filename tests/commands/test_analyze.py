@@ -1,0 +1,331 @@
+"""`taser analyze` on checkpoints of tiny models: the whole analysis against NumPy, and errors."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_training
+
+from taser_jax import cli
+from taser_jax.analysis.commitment import JudgedAt
+from taser_jax.analysis.config import AnalysisConfig
+from taser_jax.analysis.specialty import Specialty
+from taser_jax.assembly.run_record import write_run_record
+from taser_jax.batch import Role
+from taser_jax.commands.analyze import analyze
+from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError, FingerprintError
+from taser_jax.models.build import build_model
+from taser_jax.models.dual_encoder import abstract_params, init_params
+from taser_jax.models.t5 import T5Config
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.optim.median import MedianOver
+from taser_jax.optim.multitask import Combiner, MultitaskConfig, build_multitask_optimizer
+from taser_jax.optim.optimizers import OptimizerConfig
+from taser_jax.partitioning import MeshConfig
+from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
+from taser_jax.training.losses import contrastive_loss
+from taser_jax.training.state import init_state
+
+TASKS = ("first", "second")
+STEPS = (4, 8)
+BATCHING = TaskBatchingConfig(total=16, num_negatives=1)
+CONFIG = AnalysisConfig(
+    num_batches=2, temperatures=(2.0, 1.0), betas=(0.0, 0.9), median_over=MedianOver.NONZERO
+)
+T5 = T5DualEncoderConfig(
+    t5=T5Config(
+        vocab_size=tiny_training.VOCABULARY_SIZE,
+        embed_dim=8,
+        num_layers=1,
+        num_decoder_layers=1,
+        num_heads=2,
+        head_dim=4,
+        mlp_dim=16,
+    )
+)
+
+
+def write_model(model_dir, config, combiner=Combiner.NAIVE, *, steps=STEPS, vocabulary=None):
+    """What a multi-task training leaves: parameters and optimiser states of some steps."""
+    write_run_record(
+        model_dir,
+        model_config=config,
+        facts={"data_fingerprint": "another"},
+        parameter_table="",
+        config_text="",
+        vocabulary=vocabulary,
+    )
+    model = build_model(config)
+    optimizer = build_multitask_optimizer(
+        MultitaskConfig(combiner),
+        OptimizerConfig(),
+        abstract_params(model),
+        tasks=TASKS,
+        total_steps=8,
+    )
+    checkpoints = Checkpoints(model_dir, CheckpointConfig(keep_latest=len(steps)))
+    for step in steps:
+        state = init_state(functools.partial(init_params, model), optimizer, jax.random.key(step))
+        if combiner is Combiner.TSAGE:
+            state = with_average(state, np.random.default_rng(0))
+        checkpoints.save(state, step=step, about={})
+        checkpoints.wait()
+    checkpoints.close()
+
+
+def with_average(state, rng):
+    """A state whose T-SAGE average is drawn."""
+
+    def draw(path, leaf):
+        is_average = ".average" in jax.tree_util.keystr(path)
+        return (
+            jnp.asarray(np.exp(2 * rng.normal(size=leaf.shape)), leaf.dtype) if is_average else leaf
+        )
+
+    return dataclasses.replace(
+        state, opt_state=jax.tree_util.tree_map_with_path(draw, state.opt_state)
+    )
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("analyzed")
+    write_model(root / "bert", tiny_training.model_config(), Combiner.TSAGE)
+    write_model(root / "t5", T5)
+    return root
+
+
+def start(model_dirs, store_dir, output_dir, **options):
+    settings = {"batching": BATCHING, "config": CONFIG, "mesh": MeshConfig(data=2, fsdp=4)}
+    return analyze(
+        model_dirs=model_dirs,
+        token_store=str(store_dir),
+        output_dir=str(output_dir),
+        **(settings | options),
+    )
+
+
+@pytest.fixture(scope="module")
+def analyzed(models, tiny_store_dir, compiled_once, tmp_path_factory):
+    output_dir = tmp_path_factory.mktemp("analysis") / "out"
+    findings = start([str(models / "bert"), str(models / "t5")], tiny_store_dir, output_dir)
+    return findings, output_dir
+
+
+@functools.cache
+def task_gradients(config):
+    """(parameters, batch, task) -> gradient on one device, without anything of the analysis."""
+    model = build_model(config)
+
+    def loss(params, batch, task):
+        encoded = [
+            model.apply({"params": params}, tokens, role=role, task=task, method="encode")
+            for tokens, role in ((batch.queries, Role.QUERY), (batch.passages, Role.PASSAGE))
+        ]
+        return contrastive_loss(
+            *(side.embeddings for side in encoded),
+            positive_index=jnp.asarray(batch.positive_index),
+            ignore=jnp.asarray(batch.ignore),
+        ).loss
+
+    return jax.jit(jax.grad(loss), static_argnums=2)
+
+
+def flat(tree):
+    leaves = [np.asarray(leaf, np.float64).reshape(-1) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate(leaves)
+
+
+def oracle_sensitivities(config, step, store_dir, batches):
+    """|g·θ| of each batch, [batches, tasks, parameters] in float64: all of it in one array."""
+    params = init_params(build_model(config), jax.random.key(step))
+    store = TokenStore.open(store_dir)
+    queries = {task: store.queries(task, "train") for task in TASKS}
+    stream = TaskBatchStream(store, queries, BATCHING, num_devices=8)
+    gradient = task_gradients(config)
+    return np.stack(
+        [
+            [
+                np.abs(flat(gradient(params, stream.batch(number)[task], task)) * flat(params))
+                for task in TASKS
+            ]
+            for number in batches
+        ]
+    )
+
+
+def in_medians(values):
+    """Divided by each task's lower median of what is not 0."""
+    rows = [np.sort(row[row > 0]) for row in values]
+    return values / np.array([row[(len(row) - 1) // 2] for row in rows])[:, None]
+
+
+def specific(values, temperature=2.0):
+    """(activated, task-specific, most sensitive task) of every parameter."""
+    weights = np.exp((values - values.max(0)) / temperature)
+    weights /= weights.sum(0)
+    logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
+    activated = values.max(0) >= 0.1
+    low = -(weights * logs).sum(0) < 0.3
+    return activated, activated & low, np.where(values[0] == values[1], 2, values.argmax(0))
+
+
+@pytest.mark.parametrize("name", ["bert", "t5"])
+def test_shares_equal_a_float64_oracle_that_holds_everything(analyzed, tiny_store_dir, name):
+    config = {"bert": tiny_training.model_config(), "t5": T5}[name]
+    found = {s.step: s.total for s in analyzed[0].specialties if s.model == name}
+    assert list(found) == list(STEPS)
+    measured = oracle_sensitivities(config, 8, tiny_store_dir, range(2))
+    values = in_medians(measured.sum(0))
+    total = found[8]
+    assert total.size == values.shape[1]
+    for place, temperature in enumerate((2.0, 1.0)):
+        activated, low, owner = specific(values, temperature)
+        wanted = [(~activated).mean(), low.mean(), (activated & ~low).mean()]
+        shares = [total.share(kind, temperature=place) for kind in Specialty]
+        # Float32 gradients move a handful of values over a bound.
+        np.testing.assert_allclose(shares, wanted, atol=3 / total.size)
+        by_task = np.bincount(owner[low], minlength=3)
+        assert np.abs(total.specialty[place, 1] - by_task).max() <= 2
+    assert min(wanted) > 0.01
+    zeros = (values == 0).sum(1)
+    assert np.abs(total.zeros - zeros).max() <= 0.02 * total.size
+
+
+def test_commitment_equals_a_float64_oracle_that_holds_everything(analyzed, tiny_store_dir):
+    """Batches 0 and 1 enter at step 4, batches 2 and 3 at step 8, into one average."""
+    config = tiny_training.model_config()
+    for beta in CONFIG.betas:
+        average, then, now = 0.0, None, None
+        for step, batches in zip(STEPS, (range(2), range(2, 4)), strict=True):
+            for new in oracle_sensitivities(config, step, tiny_store_dir, batches):
+                average = beta * average + (1 - beta) * in_medians(new)
+            seen = batches.stop
+            then, now = now, specific(average / (1 - beta**seen))
+        (row,) = [r for r in analyzed[0].commitments if (r.model, r.beta) == ("bert", f"{beta:g}")]
+        assert (row.earlier_step, row.step) == STEPS
+        judged = {
+            JudgedAt.EARLIER: then[1],
+            JudgedAt.LATER: now[1],
+            JudgedAt.BOTH: then[1] & now[1],
+        }
+        for judged_at, of in judged.items():
+            assert abs(row.commitment.specific[judged_at] - of.sum()) <= 4
+            assert abs(row.commitment.committed[judged_at] - (of & (then[2] == now[2])).sum()) <= 4
+
+
+def test_t_sages_own_average_is_read_where_it_was_saved(analyzed):
+    """Both steps were saved with the same average: every task-specific parameter stays."""
+    own = [row for row in analyzed[0].commitments if row.beta == "own"]
+    assert [row.model for row in own] == ["bert"]
+    assert own[0].commitment.rate(JudgedAt.EARLIER) == 1
+    assert own[0].commitment.specific[JudgedAt.EARLIER] > 100
+
+
+def test_it_leaves_tables_and_figures_with_their_data(analyzed):
+    findings, directory = analyzed
+    names = {path.name for path in directory.iterdir()}
+    stems = ("sensitivity", "sensitivity_log", "entropy", "temperature", "specialty", "commitment")
+    assert names == {"analysis.md", *(f"{s}{end}" for s in stems for end in (".png", ".csv"))}
+    for name in names:
+        content = (directory / name).read_bytes()
+        assert not name.endswith(".png") or content.startswith(b"\x89PNG")
+    rows = list(csv.DictReader((directory / "specialty.csv").open()))
+    whole = next(r for r in rows if (r["model"], r["step"], r["of"]) == ("t5", "8", "all"))
+    total = findings.specialties[-1].total
+    assert int(whole["parameters"]) == total.size
+    assert float(whole["task-specific"]) == pytest.approx(total.share(Specialty.SPECIFIC), abs=1e-6)
+    kinds = {r["name"] for r in rows if r["of"] == "module" and r["model"] == "t5"}
+    assert {"encoder/encoder/mlp", "encoder/decoder/self_attention"} < kinds
+    entropy = list(csv.DictReader((directory / "entropy.csv").open()))
+    shares = [float(r["share"]) for r in entropy if (r["model"], r["step"]) == ("bert", "4")]
+    assert sum(shares) == pytest.approx(len(CONFIG.all_temperatures), abs=1e-4)
+    text = (directory / "analysis.md").read_text()
+    assert "Queries a batch: first 8, second 8." in text
+    assert "| steps | T-SAGE's own | β = 0 | β = 0.9 |" in text
+
+
+def refused(models, store_dir, tmp_path, **options):
+    model_dirs = options.pop("model_dirs", str(models / "bert"))
+    with pytest.raises((ConfigError, FingerprintError)) as error:
+        start(model_dirs, store_dir, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+    return str(error.value)
+
+
+def test_what_cannot_be_analysed_is_refused_before_anything_is_computed(
+    models, tiny_store_dir, tmp_path
+):
+    told = functools.partial(refused, models, tiny_store_dir, tmp_path)
+    text = told(steps=[4, 5])
+    assert "no checkpoint of step 5" in text
+    assert "some of 4, 8" in text
+    assert "keep_latest" in text
+    assert "1 task: first" in told(tasks=["first"])
+    assert "no task 'third'" in told(tasks=["first", "third"])
+    assert "no model here" in told(model_dirs=str(models / "none"))
+    assert "two model directories of the same name" in told(model_dirs=["a/model", "b/model"])
+    text = told(config=dataclasses.replace(CONFIG, period=3))
+    assert "no two checkpoints 3 steps apart" in text
+    bounds = dataclasses.replace(CONFIG.bounds, specific_entropy=0.7)
+    assert "ln 2 = 0.693" in told(config=dataclasses.replace(CONFIG, bounds=bounds))
+    assert "a multiple of 8" in told(batching=TaskBatchingConfig(total=20, num_negatives=1))
+
+
+def test_a_store_of_another_vocabulary_is_refused(models, tiny_store_dir, tmp_path):
+    vocabulary = tmp_path / "vocabulary"
+    vocabulary.mkdir()
+    (vocabulary / "vocabulary.json").write_text(json.dumps({"fingerprint": "another"}))
+    config = tiny_training.model_config()
+    write_model(tmp_path / "model", config, steps=(1,), vocabulary=vocabulary)
+    text = refused(models, tiny_store_dir, tmp_path, model_dirs=str(tmp_path / "model"))
+    assert "vocabulary" in text
+    assert "tokenize with the model's vocabulary" in text
+
+
+def test_no_checkpoint_is_told(models, tiny_store_dir, tmp_path):
+    directory = tmp_path / "untrained"
+    write_run_record(
+        directory,
+        model_config=T5,
+        facts={},
+        parameter_table="",
+        config_text="",
+        vocabulary=None,
+    )
+    text = refused(models, tiny_store_dir, tmp_path, model_dirs=str(directory))
+    assert "no finished checkpoint" in text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("num_batches", 0), ("betas", (1.0,)), ("temperatures", (0.0,))]
+)
+def test_settings_without_meaning_are_refused(field, value):
+    with pytest.raises(ConfigError, match=f"{field} is"):
+        AnalysisConfig(**{field: value})
+
+
+def test_the_command_takes_all_of_it_from_gin(models, tiny_store_dir, capsys, tmp_path):
+    arguments = [
+        "analyze",
+        f"--gin.MODEL_DIRS={{'naive': '{models / 't5'}'}}",
+        f"--gin.TOKEN_STORE={tiny_store_dir}",
+        f"--gin.OUTPUT_DIR={tmp_path}",
+        "--gin.STEPS=[7]",
+        "--gin.TOTAL_BATCH_SIZE=16",
+        "--gin.JUDGED_AT=both",
+        "--gin.MEDIAN_OVER=nonzero",
+    ]
+    assert cli.run(arguments) == 2
+    told = capsys.readouterr().err
+    assert "no checkpoint of step 7" in told
+    assert "some of 4, 8" in told

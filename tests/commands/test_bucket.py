@@ -1,0 +1,112 @@
+"""A model directory in a bucket: what is written beside the checkpoints, and read again."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+
+import pytest
+import tiny_training
+from etils.epath import backend, gpath
+
+from taser_jax.assembly import model_directory as models
+from taser_jax.assembly.metric_writers import JsonlWriter
+from taser_jax.commands import train
+from taser_jax.training.checkpoints import Checkpoints
+
+ADDRESS = "gs://bucket/models/tiny"
+
+
+class Bucket(type(backend.os_backend)):
+    """A folder that behaves like a bucket: files appear whole, and cannot grow."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.written: list[str] = []
+
+    def _local(self, path) -> str:
+        address = str(path)
+        assert address.startswith("gs://"), address
+        return str(self.folder / address.removeprefix("gs://"))
+
+    def open(self, path, mode):
+        if mode.startswith("a"):
+            raise NotImplementedError("objects cannot be appended to")
+        if mode.startswith("w"):
+            self.written.append(str(path))
+        return super().open(self._local(path), mode)
+
+    def exists(self, path):
+        return super().exists(self._local(path))
+
+    def isdir(self, path):
+        return super().isdir(self._local(path))
+
+    def listdir(self, path):
+        return super().listdir(self._local(path))
+
+    def makedirs(self, path, **options):
+        super().makedirs(self._local(path), **options)
+
+    def mkdir(self, path, **options):
+        super().mkdir(self._local(path), **options)
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch) -> Bucket:
+    made = Bucket(tmp_path / "cloud")
+
+    def choose(self):
+        return made if self._uri_scheme == "gs" else backend.os_backend
+
+    monkeypatch.setattr(gpath._GPath, "_backend", property(choose))
+    return made
+
+
+def test_metrics_are_written_whole_and_resumed(bucket):
+    path = f"{ADDRESS}/metrics.jsonl"
+    writer = JsonlWriter(path)
+    for step in (1, 2, 3):
+        writer.write_scalars(step, {"train/loss": 1.0})
+        writer.flush()
+    assert bucket.written == [path] * 3
+    resumed = JsonlWriter(path, resume_step=2)
+    resumed.write_scalars(3, {"train/loss": 2.0})
+    resumed.flush()
+    lines = (bucket.folder / "bucket/models/tiny/metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [(line["step"], line["train/loss"]) for line in found] == [(1, 1.0), (2, 1.0), (3, 2.0)]
+
+
+def test_a_model_is_trained_into_a_bucket_and_opened_from_it(
+    bucket, tmp_path, tiny_store_dir, monkeypatch
+):
+    opened = []
+
+    def checkpoints(directory, *args):
+        # Orbax and TensorStore have their own way to a bucket.
+        opened.append(str(directory))
+        return Checkpoints(tmp_path / "checkpoints", *args)
+
+    monkeypatch.setattr(train, "Checkpoints", checkpoints)
+    monkeypatch.setattr(models, "Checkpoints", checkpoints)
+    # TensorBoard's files go through TensorFlow.
+    monkeypatch.setitem(sys.modules, "clu", None)
+    train.train(
+        model_dir=ADDRESS,
+        token_store=str(tiny_store_dir),
+        model=tiny_training.model_config(),
+        training=tiny_training.training_config(train_steps=2, validates=False),
+        config_text="TRAIN_STEPS = 2\n",
+    )
+    model = models.load_model(ADDRESS)
+    assert opened == [ADDRESS, ADDRESS]
+    assert model.step == 2
+    assert (model.vocabulary_dir / "vocabulary.json").read_text() == "{}"
+    names = {path.name for path in (bucket.folder / "bucket/models/tiny").iterdir()}
+    assert names == {
+        *("config.gin", "model.json", "model-info.txt", "run.json"),
+        *("metrics.jsonl", "vocabulary"),
+    }
+    assert not (pathlib.Path("gs:")).exists()

@@ -1,0 +1,199 @@
+"""`taser compile` on a small recipe, by the real TPU compiler: libtpu must load here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from taser_jax import cli
+from taser_jax.commands import compile as compile_module
+from taser_jax.compilation.ahead_of_time import (
+    CompiledStep,
+    CompilerEffort,
+    Memory,
+    OutOfMemory,
+)
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.models.flops import StepShape, training_flops
+
+SMALL = (
+    *("--gin_file=runs/taser_base.gin", "--gin.NUM_LAYERS=2", "--gin.SHARED_PER_SPECIALIZED=1"),
+    *("--gin.EMBED_DIM=128", "--gin.NUM_HEADS=2", "--gin.MLP_DIM=256", "--gin.VOCAB_SIZE=512"),
+    *("--gin.BATCH_SIZE=16", "--gin.TASK_FEATURE_LENGTHS={'query': 32, 'passage': 64}"),
+    *("--gin.DROPOUT_RATE=0.0", "--gin.BATCH_TOKENS=1024"),
+)
+
+
+def run(*arguments: str) -> int:
+    return cli.run(["compile", *SMALL, *arguments])
+
+
+def test_a_small_recipe(tmp_path, capsys):
+    directory = tmp_path / "report"
+    assert run("--topology=v5e:2x2", "--gin.MESH_FSDP=2", f"--gin.OUTPUT_DIR={directory}") == 0
+    shown = capsys.readouterr().out
+    assert shown.strip() == (directory / "report.txt").read_text().strip()
+    training, encoding = json.loads((directory / "report.json").read_text())
+    assert training["mesh"] == {"replica": 1, "data": 2, "fsdp": 2, "model": 1}
+    assert 0 < training["memory"]["peak"] < training["memory"]["hbm"] == 16 * 2**30
+
+    # What is traced is what the formulas say, on each of four devices.
+    bert = BertConfig(vocab_size=512, embed_dim=128, num_layers=2, num_heads=2, mlp_dim=256)
+    shape = StepShape(queries=16, query_length=32, passages=32, passage_length=64)
+    flops = training["flops"]
+    assert flops["model"] == training_flops(DualEncoderConfig(bert=bert), shape) / 4
+    assert flops["matrix_products"] == flops["model"]
+    assert flops["model"] == pytest.approx(flops["compiler"], rel=0.5)
+    assert encoding["flops"]["matrix_products"] == encoding["flops"]["model"]
+
+    # Parameters that are split are gathered, their gradients reduced; the state is donated.
+    kinds = {each["kind"] for each in training["collectives"]}
+    assert "all-gather" in kinds
+    assert kinds & {"all-reduce", "reduce-scatter"}
+    assert encoding["collectives"] == []
+    memory = training["memory"]
+    assert 0.9 * memory["outputs"] < memory["aliased"] <= memory["outputs"]
+
+    # The loss alone multiplies in float32.
+    products = training["float32_products"]
+    assert {each["precision"] for each in products} == {"HIGHEST"}
+    assert {each["operation"] for each in products} <= {"jvp()", "transpose(jvp())"}
+    assert training["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--topology=v5e:7x9"], "v5e: 1x1, 2x2, 2x4"),
+        (["--topology"], "--topology has no value"),
+        ([], "--gin.TOPOLOGY=..."),
+        (["--topology=v5e:2x2", "--gin.MESH_FSDP=3"], "a mesh of the 4 devices there are"),
+        (["--topology=v5e:2x4", "--gin.BATCH_SIZE=12"], "a multiple of 8"),
+        (["--topology=v5e:2x4", "--gin.NUM_CHUNKS=4"], "16 rows in 4 chunks on 8 devices"),
+        (["--topology=v5e:2x2", "--gin.TASK_FEATURE_LENGTHS=None"], "no lengths of queries"),
+        (
+            [
+                *("--topology=v5e:2x2", "--gin_file=optim/tsage.gin"),
+                "--gin_file=runs/multitask.gin",
+            ],
+            "set TASK_SIZES",
+        ),
+    ],
+)
+def test_what_cannot_be_compiled_is_told_first(arguments, words, capsys, monkeypatch):
+    monkeypatch.setattr(compile_module, "compile_step", lambda *_, **__: pytest.fail("compiled"))
+    assert run(*arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def no_room(*_, **__):
+    raise OutOfMemory(needed=40 * 2**30, available=15 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "others"),
+    [
+        # 40 GiB in 15: three parts, and the next divisor of a device's four queries is four.
+        ([], ["needs 40.00 GiB", "15.00 GiB", "NUM_CHUNKS=4", "REMAT=block"], ["MESH_FSDP"]),
+        (["--gin.NUM_CHUNKS=2", "--gin.REMAT=block"], ["more chips"], ["NUM_CHUNKS=", "REMAT="]),
+        # 2.6 billion parameters take 29 GiB with AdamW's moments.
+        (["--gin.VOCAB_SIZE=20000000"], ["MESH_FSDP=4"], []),
+    ],
+)
+def test_a_recipe_that_does_not_fit_says_what_would(arguments, words, others, capsys, monkeypatch):
+    monkeypatch.setattr(compile_module, "compile_step", no_room)
+    assert run("--topology=v5e:2x2", *arguments) == 2
+    told = capsys.readouterr().err
+    assert all(word in told for word in words), told
+    assert not any(word in told for word in others), told
+
+
+SMALL_MEMORY = Memory(arguments=1, outputs=1, aliased=0, temporaries=0, program=0)
+LARGE_MEMORY = dataclasses.replace(SMALL_MEMORY, arguments=2**34)
+
+
+def compiled(memory: Memory) -> CompiledStep:
+    return CompiledStep(memory, 1.0, 1.0, (), (), 0, ())
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_an_encoding_that_does_not_fit(raises, tmp_path, capsys, monkeypatch):
+    """Whether the compiler says so, or lets more pass than the chip has; nothing known is lost."""
+
+    def compile_step(step, *arguments, mesh, effort, **static):
+        if static and raises:
+            no_room()
+        return compiled(LARGE_MEMORY if static else SMALL_MEMORY)
+
+    monkeypatch.setattr(compile_module, "compile_step", compile_step)
+    assert run("--topology=v5e:2x2", f"--gin.OUTPUT_DIR={tmp_path}") == 2
+    shown = capsys.readouterr()
+    assert "lower BATCH_TOKENS, now 1,024" in shown.err
+    assert "training step on v5e:2x2: mesh of data 4" in shown.out
+    assert shown.out.strip() == (tmp_path / "report.txt").read_text().strip()
+    training, encoding = json.loads((tmp_path / "report.json").read_text())
+    assert (training["step"], training["fits"]) == ("training step", True)
+    assert (encoding["step"], encoding["fits"]) == ("encoding of passages, on one host", False)
+    assert encoding["memory"]["peak"] == (40 * 2**30 if raises else LARGE_MEMORY.peak)
+    assert ("roofline" in encoding) is not raises
+
+
+def test_a_training_step_that_compiles_and_does_not_fit_shows_its_figures(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(compile_module, "compile_step", lambda *_, **__: compiled(LARGE_MEMORY))
+    assert run("--topology=v5e:2x2", f"--gin.OUTPUT_DIR={tmp_path}") == 2
+    shown = capsys.readouterr()
+    assert "the training step needs 16.00 GiB of a device" in shown.err
+    assert "more chips, over which the batch is split" in shown.err
+    assert "16.000 of 16 (100%)" in shown.out
+    (training,) = json.loads((tmp_path / "report.json").read_text())
+    assert not training["fits"]
+    assert training["memory"]["arguments"] == 2**34
+
+
+def test_axes_that_cannot_be_split_are_told(tmp_path, capsys, monkeypatch):
+    """Two heads over four parts: when it starts, and in the report."""
+    monkeypatch.setattr(compile_module, "compile_step", lambda *_, **__: compiled(SMALL_MEMORY))
+    arguments = ("--topology=v5e:2x2", f"--gin.OUTPUT_DIR={tmp_path}")
+    told = "heads of 2 cannot be split over model = 4"
+    assert run(*arguments, "--gin.NUM_MODEL_PARTITIONS=4") == 0
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert told in shown.out
+    training, _ = json.loads((tmp_path / "report.json").read_text())
+    (copied,) = training["copied_axes"]
+    assert (copied["axis"], copied["size"], copied["parts"]) == ("heads", 2, 4)
+    assert "encoder/layers_0/attention/query/kernel" in copied["parameters"]
+    assert run(*arguments, "--gin.NUM_MODEL_PARTITIONS=2") == 0
+    assert "cannot be split" not in "".join(capsys.readouterr())
+
+
+def test_tasks_by_their_sizes(capsys, monkeypatch):
+    """A batch of every task is laid out without data."""
+    taken = []
+
+    def look(step, state, batch, *, mesh, effort):
+        assert effort is CompilerEffort.QUICK
+        taken.append({task: part.queries.ids.shape for task, part in batch.items()})
+        no_room()
+
+    monkeypatch.setattr(compile_module, "compile_step", look)
+    code = run(
+        "--gin.COMPILER_EFFORT=quick",
+        *("--topology=v5e:2x2", "--gin_file=optim/tsage.gin", "--gin_file=runs/multitask.gin"),
+        *("--gin.TOTAL_BATCH_SIZE=32", "--gin.TASK_SIZES={'large': 16, 'small': 1, 'tiny': 1}"),
+    )
+    assert code == 2
+    # The example of `task_batch_sizes`, in seats of four queries, one for each device.
+    assert taken == [{"large": (16, 32), "small": (8, 32), "tiny": (8, 32)}]
+
+
+def test_help_names_the_flag(capsys):
+    assert cli.run(["compile", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--topology=VALUE  sets TOPOLOGY" in shown
+    assert "runs/taser_base.gin and then runs/compile.gin" in shown

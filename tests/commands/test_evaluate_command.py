@@ -1,0 +1,172 @@
+"""`taser evaluate` and `taser hybrid` on runs written and scored by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import pathlib
+
+import pytest
+from capitals import IDS, PASSAGES, Capitals
+from small_world import gin, refused, succeed
+
+from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.retrieval.runs import read_trec_run
+
+
+def _write_run(path: pathlib.Path, ranked: dict[str, dict[str, float]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        "".join(
+            f"{query} Q0 {passage} {rank} {score} hand\n"
+            for query, passages in ranked.items()
+            for rank, (passage, score) in enumerate(passages.items(), start=1)
+        )
+    )
+
+
+def _query_ids(capitals: Capitals, task: str, split: str = "test") -> list[str]:
+    return [q.id for q in QuerySet.open(capitals.root / "data", "capitals", task, split)]
+
+
+def _result(output: pathlib.Path, system: str) -> dict:
+    return json.loads((output / "results" / f"{system}.json").read_text())
+
+
+@pytest.fixture
+def runs_dir(capitals: Capitals, tmp_path: pathlib.Path) -> pathlib.Path:
+    """Answers at ranks 1 and 2 and nowhere; rivers: p0 before p1, and a query without results."""
+    bern, tiber, wheel = _query_ids(capitals, "capital")
+    runs = {
+        bern: {"p6": 3.0, "p0": 1.0},
+        tiber: {"p5": 2.0, "p3": 1.0, "p7": 0.5},
+        wheel: {"p7": 1.0},
+    }
+    _write_run(tmp_path / "runs" / "capital.test.trec", runs)
+    _write_run(tmp_path / "runs" / "rivers.test.trec", {"r0": {"p7": 3, "p0": 2, "p1": 1}})
+    return tmp_path / "runs"
+
+
+def test_by_answers_with_dpr_results(
+    capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path
+):
+    succeed(
+        *("evaluate", *capitals.where, *gin(RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR=tmp_path / "out")),
+        *gin(SYSTEM="hand", TASKS=["capital"], JUDGE="answers", MEASURES=["R@1", "R@2"]),
+        *gin(DPR_RESULTS=True, PARAMETERS=123),
+        "--gin.evaluate.details={'wall time': '1 s'}",
+    )
+    result = _result(tmp_path / "out", "hand")
+    # "Bern" is in p6. "Tiber" is in p5, since the body names it, and in p3.
+    assert result["tasks"]["capital"] == {
+        "metrics": {"R@1": pytest.approx(2 / 3), "R@2": pytest.approx(2 / 3)},
+        "num_queries": 3,
+    }
+    assert result["parameters"] == 123
+    assert result["details"] == {"wall time": "1 s"}
+    [path] = (tmp_path / "out" / "dpr_results").iterdir()
+    records = json.loads(path.read_text())
+    assert [record["question"] for record in records][:1] == ["capital of Switzerland"]
+    assert [[c["id"] for c in record["ctxs"]] for record in records] == [
+        ["p6", "p0"],
+        ["p5", "p3", "p7"],
+        ["p7"],
+    ]
+    assert [[c["has_answer"] for c in record["ctxs"]] for record in records] == [
+        [True, False],
+        [True, True, False],
+        [False],
+    ]
+    assert records[0]["ctxs"][0]["text"] == PASSAGES["p6"][1]
+    assert float(records[0]["ctxs"][0]["score"]) == 3.0
+
+
+def test_by_qrels_a_missing_query_counts_as_zero(
+    capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path
+):
+    output = tmp_path / "out"
+    evaluate = ["evaluate", *capitals.where, *gin(EVAL_OUTPUT_DIR=output, TASKS=["rivers"])]
+    succeed(*evaluate, *gin(RUNS_DIR=runs_dir, SYSTEM="hand"))
+    # r0 finds p0 (grade 1) at rank 2 and p1 (grade 2) at rank 3; r1 finds nothing.
+    gain = 1 / math.log2(3) + 2 / math.log2(4)
+    ideal = 2 / math.log2(2) + 1 / math.log2(3)
+    metrics = _result(output, "hand")["tasks"]["rivers"]["metrics"]
+    assert metrics == {
+        "R@1": 0.0,
+        "R@5": pytest.approx(0.5),
+        "R@20": pytest.approx(0.5),
+        "MRR@10": pytest.approx(0.25),
+        "nDCG@10": pytest.approx(gain / ideal / 2),
+    }
+    with open(output / "per_query" / "hand.rivers.test.csv") as file:
+        per_query = {line["query_id"]: line for line in csv.DictReader(file)}
+    assert float(per_query["r1"]["nDCG@10"]) == 0.0
+    assert float(per_query["r0"]["nDCG@10"]) == pytest.approx(gain / ideal)
+
+    # A second system joins the first in the table.
+    _write_run(tmp_path / "best" / "rivers.test.trec", {"r0": {"p1": 2, "p0": 1}, "r1": {"p5": 1}})
+    succeed(*evaluate, *gin(RUNS_DIR=tmp_path / "best", SYSTEM="best"))
+    with open(output / "table.csv") as file:
+        lines = {(line["system"], line["task"]): line for line in csv.DictReader(file)}
+    assert float(lines["best", "rivers"]["nDCG@10"]) == 1.0
+    assert float(lines["hand", "rivers"]["MRR@10"]) == pytest.approx(0.25)
+    assert (output / "table.png").stat().st_size > 0
+
+
+def test_hybrid_takes_alpha_from_development_data(capitals: Capitals, tmp_path: pathlib.Path):
+    for split in ("validation", "test"):
+        bern, tiber, wheel = _query_ids(capitals, "capital", split)
+        # Bern's passage leads only where BM25's margin of 1 outweighs the dense margin of 1.25.
+        dense = {bern: {"p0": 2.25, "p6": 1.0}, tiber: {"p5": 1.0}, wheel: {"p7": 1.0}}
+        sparse = {bern: {"p6": 3.0, "p0": 2.0}, tiber: {"p5": 1.0}, wheel: {"p7": 1.0}}
+        _write_run(tmp_path / "dense" / f"capital.{split}.trec", dense)
+        _write_run(tmp_path / "sparse" / f"capital.{split}.trec", sparse)
+    hybrid = [
+        *("hybrid", *capitals.where, *gin(DENSE_DIR=tmp_path / "dense", TASKS=["capital"])),
+        *gin(SPARSE_DIR=tmp_path / "sparse", MEASURE="R@1", JUDGE="answers"),
+    ]
+    succeed(*hybrid, *gin(RUNS_DIR=tmp_path / "joined"))
+    store = PassageStore.open(capitals.root / "data", "capitals")
+    run = read_trec_run(tmp_path / "joined" / "capital.test.trec", store.row_of)
+    first = run.query_ids.index(bern)
+    assert [IDS[row] for row in run.rows[first][:2]] == ["p6", "p0"]
+    # score(p6) - score(p0) = alpha - 1.25, so the least alpha on the grid is 1.3.
+    assert run.scores[first][0] == pytest.approx(1.0 + 1.3 * 3.0, abs=1e-5)
+    assert run.scores[first][1] == pytest.approx(2.25 + 1.3 * 2.0, abs=1e-5)
+
+    succeed(*hybrid, *gin(RUNS_DIR=tmp_path / "given", ALPHA=0.5))
+    run = read_trec_run(tmp_path / "given" / "capital.test.trec", store.row_of)
+    assert [IDS[row] for row in run.rows[first][:2]] == ["p0", "p6"]
+    assert run.scores[first][0] == pytest.approx(2.25 + 0.5 * 2.0, abs=1e-5)
+
+
+def test_refusals(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path, capsys):
+    evaluate = ["evaluate", *capitals.where, *gin(SYSTEM="hand")]
+    output = gin(EVAL_OUTPUT_DIR=tmp_path / "out")
+    message = refused(capsys, *evaluate, *output, *gin(RUNS_DIR=tmp_path / "nothing"))
+    assert str(tmp_path / "nothing" / "capital.test.trec") in message
+    assert "taser bm25" in message
+    given = [*evaluate, *gin(RUNS_DIR=runs_dir)]
+    message = refused(capsys, *given, *output, *gin(TASKS=["lakes"]))
+    assert "no task 'lakes'" in message
+    assert "one of capital, rivers" in message
+    message = refused(capsys, *given, *output, *gin(TASKS=["rivers"], SPLIT="validation"))
+    assert "one of train, test" in message
+    message = refused(capsys, *given, *output, *gin(TASKS=["rivers"], JUDGE="answers"))
+    assert "no query of task 'rivers' has answers" in message
+    message = refused(capsys, *given, *output, *gin(MEASURES=["Recal@5"], TASKS=["rivers"]))
+    assert "Recal@5" in message
+    (tmp_path / "file").write_text("")
+    message = refused(
+        capsys, *given, *gin(EVAL_OUTPUT_DIR=tmp_path / "file" / "out", TASKS=["rivers"])
+    )
+    assert str(tmp_path / "file") in message
+    _write_run(tmp_path / "foreign" / "rivers.test.trec", {"r0": {"p99": 1.0}})
+    message = refused(
+        capsys, *evaluate, *output, *gin(RUNS_DIR=tmp_path / "foreign", TASKS=["rivers"])
+    )
+    assert "rivers.test.trec:1: passage 'p99' is not in this collection" in message
+    hybrid = ["hybrid", *capitals.where, *gin(DENSE_DIR=runs_dir, SPARSE_DIR=tmp_path / "no")]
+    message = refused(capsys, *hybrid, *gin(RUNS_DIR=tmp_path / "joined", ALPHA=1.0))
+    assert str(tmp_path / "no") in message

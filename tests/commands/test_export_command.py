@@ -1,0 +1,253 @@
+"""`taser export`: what it writes, and what it refuses before anything is computed or written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_world import gin, refused, succeed
+
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.assembly.run_record import write_run_record
+from taser_jax.batch import Role
+from taser_jax.commands import export
+from taser_jax.data.text.preprocessors import encode_queries
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
+from taser_jax.errors import ConfigError
+from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
+from taser_jax.interop import onnx, stablehlo
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
+from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.training.checkpoints import Checkpoints
+from taser_jax.training.state import TrainState
+
+_WORDS = "on which river lies paris it the seine . no title"
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS.split(" ")]
+FACTS = {"query_length": 8, "passage_length": 12, "collection": "rivers", "data_fingerprint": "ab"}
+FORMATS = ("sentence_transformers", "saved_model", "stablehlo")
+
+
+def make_model(model_dir, *, experts=ExpertConfig(), facts=FACTS):
+    """What `taser train` leaves, at step 0."""
+    bert = BertConfig(
+        vocab_size=len(PIECES),
+        embed_dim=16,
+        num_layers=1,
+        num_heads=2,
+        head_dim=8,
+        mlp_dim=32,
+        max_length=12,
+    )
+    config = DualEncoderConfig(bert=bert, experts=experts)
+    params = init_params(DualEncoder(config), jax.random.key(0))
+    checkpoints = Checkpoints(model_dir)
+    checkpoints.save(TrainState(jnp.zeros((), jnp.int32), params, ()), step=0, about={})
+    checkpoints.close()
+    WordPieceVocabulary(PIECES).save(str(model_dir.parent / "vocabulary"))
+    write_run_record(
+        model_dir,
+        model_config=config,
+        facts=facts,
+        parameter_table="",
+        config_text="MODEL_DIR = '/home/someone/model'\nTRAIN_STEPS = 0\n",
+        vocabulary=model_dir.parent / "vocabulary",
+    )
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("export") / "model"
+    make_model(directory)
+    return directory
+
+
+@pytest.fixture
+def nothing_is_read(monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError("the model was read")
+
+    monkeypatch.setattr(export, "load_model", fail)
+
+
+def arguments(model_dir, output_dir, formats=FORMATS, **more):
+    where = gin(MODEL_DIR=model_dir, EXPORT_DIR=output_dir, FORMATS=list(formats), **more)
+    return ["export", *where]
+
+
+def result(system, value):
+    return SystemResult(system=system, tasks={"rivers": TaskResult({"R@1": value}, 3)})
+
+
+@pytest.fixture(scope="module")
+def exported(model_dir):
+    output_dir = model_dir.parent / "out"
+    for system, value in (("DPR", 0.5), ("TASER", 0.75)):
+        write_result(model_dir.parent / "results", result(system, value))
+    more = {"RESULTS_DIR": model_dir.parent / "results", "SYSTEM": "TASER"}
+    succeed(*arguments(model_dir, output_dir, **more))
+    return output_dir
+
+
+def test_every_format_has_a_directory_a_card_and_facts(exported, model_dir):
+    assert sorted(path.name for path in exported.iterdir()) == sorted(FORMATS)
+    model = load_model(model_dir)
+    for format in FORMATS:
+        facts = json.loads((exported / format / "export.json").read_text(encoding="utf-8"))
+        assert facts["format_version"] == 1
+        assert facts["format"] == format
+        vocabulary = WordPieceVocabulary(PIECES).fingerprint
+        expected = {"model": model.fingerprint, "vocabulary": vocabulary, "data": "ab"}
+        assert facts["fingerprints"] == expected
+        assert (facts["query_length"], facts["passage_length"]) == (8, 12)
+        assert facts["metrics"] == {"rivers R@1": 0.75}
+        assert facts["parameters"] == model.parameters
+        card = (exported / format / "README.md").read_text(encoding="utf-8")
+        assert "| rivers R@1 | 0.7500 |" in card
+        assert "TRAIN_STEPS = 0" in card
+        assert "someone" not in card
+
+
+@pytest.mark.parametrize("format", ["saved_model", "stablehlo"])
+def test_code_of_the_card_runs(exported, model_dir, format):
+    """For sentence-transformers that is tested where it is installed, in tests/interop."""
+    card = (exported / format / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)
+    names: dict = {}
+    with contextlib.chdir(exported / format):
+        exec(code, names)
+    encode = load_model(model_dir).encode_fn(Role.QUERY)
+    if format == "saved_model":
+        questions = ["on which river lies Paris"]
+        tokens = encode_queries(questions, WordPieceVocabulary(PIECES), length=8)
+        np.testing.assert_allclose(names["query_embeddings"], encode(tokens), atol=1e-5)
+        assert names["scores"].shape == (1, 2)
+    else:
+        assert names["embeddings"].shape == (2, 16)
+
+
+def test_lengths_and_metrics_may_be_told(tmp_path, model_dir):
+    more = {"QUERY_LENGTH": 6, "METRICS": "{'R@20': 0.5}"}
+    succeed(*arguments(model_dir, tmp_path / "out", ["sentence_transformers"], **more))
+    directory = tmp_path / "out" / "sentence_transformers"
+    facts = json.loads((directory / "export.json").read_text(encoding="utf-8"))
+    assert (facts["query_length"], facts["passage_length"]) == (6, 12)
+    assert facts["metrics"] == {"R@20": 0.5}
+
+
+def test_a_directory_that_is_not_empty_is_refused(capsys, tmp_path, model_dir, nothing_is_read):
+    (tmp_path / "out" / "stablehlo").mkdir(parents=True)
+    (tmp_path / "out" / "stablehlo" / "mine.txt").write_text("precious")
+    message = refused(capsys, *arguments(model_dir, tmp_path / "out"))
+    assert "there is something here already" in message
+    assert "stablehlo" in message
+    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["stablehlo", "mine.txt"]
+
+
+def test_learned_routing_is_refused_before_the_formats_that_could(
+    capsys, tmp_path, nothing_is_read
+):
+    experts = ExpertConfig(num_experts=2, blocks=(1,), routing=Routing.SEQUENCE)
+    make_model(tmp_path / "model", experts=experts)
+    formats = ["stablehlo", "sentence_transformers"]
+    message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out", formats))
+    assert "'sequence' routing" in message
+    assert "saved_model or stablehlo" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_absent_packages_are_named_with_their_extra(
+    capsys, tmp_path, model_dir, nothing_is_read, monkeypatch
+):
+    monkeypatch.setattr(onnx, "_PACKAGES", ("onnx_that_is_not_there",))
+    message = refused(capsys, *arguments(model_dir, tmp_path / "out", ["stablehlo", "onnx"]))
+    assert "onnx_that_is_not_there" in message
+    assert "taser_jax[onnx]" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_vocabulary_is_refused(capsys, tmp_path, nothing_is_read):
+    make_model(tmp_path / "model")
+    for path in (tmp_path / "model" / "vocabulary").iterdir():
+        path.unlink()
+    message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out"))
+    assert "vocabulary is missing" in message
+
+
+def test_lengths_that_nothing_tells_are_refused(capsys, tmp_path, nothing_is_read):
+    make_model(tmp_path / "model", facts={"query_length": 8})
+    message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out"))
+    assert "passage_length is not known" in message
+    assert "--gin.PASSAGE_LENGTH" in message
+
+
+def test_lengths_beyond_the_position_table_are_refused(
+    capsys, tmp_path, model_dir, nothing_is_read
+):
+    message = refused(capsys, *arguments(model_dir, tmp_path / "out", PASSAGE_LENGTH=13))
+    assert "passage_length is 13" in message
+    assert "4 to 12" in message
+
+
+def test_texts_are_as_in_the_training_of_the_task(capsys, tmp_path):
+    by_task = {
+        "query_normalization": {"nq": "curly_apostrophe", "fever": "none"},
+        "query_prompt": {"nq": [6], "fever": []},
+        "query_lengths": {"nq": 7, "fever": 8},
+        "titles": "omit",
+    }
+    make_model(tmp_path / "model", facts={**FACTS, **by_task})
+    message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out"))
+    assert "differs among the tasks, and the task is None" in message
+    assert "--gin.TASK='nq'" in message
+    succeed(*arguments(tmp_path / "model", tmp_path / "out", ["stablehlo"], TASK="'nq'"))
+    directory = tmp_path / "out" / "stablehlo"
+    functions = json.loads((directory / "signature.json").read_text())["functions"]
+    query, passage = functions["encode_query"], functions["encode_passage"]
+    assert (query["normalization"], query["prompt"]) == ("curly_apostrophe", [6])
+    assert (query["length"], passage["titles"]) == (7, "omit")
+    assert "replace ’ by '" in (directory / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_vocabulary_that_no_bert_has_is_refused(capsys, tmp_path, nothing_is_read):
+    make_model(tmp_path / "model")
+    path = tmp_path / "model" / "vocabulary" / "vocabulary.json"
+    path.write_text(path.read_text().replace('"wordpiece"', '"sentencepiece"'))
+    formats = ["stablehlo", "onnx"]
+    message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out", formats))
+    assert "'onnx' of a model with a sentencepiece vocabulary" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_format_is_refused_with_those_there_are(
+    capsys, tmp_path, model_dir, nothing_is_read
+):
+    message = refused(capsys, *arguments(model_dir, tmp_path / "out", ["gguf"]))
+    assert "'gguf' is no format" in message
+    assert "sentence_transformers, saved_model, stablehlo, onnx" in message
+    with pytest.raises(ConfigError, match="no format"):
+        export.export_model(model_dir=str(model_dir), output_dir=str(tmp_path), formats=[])
+
+
+def test_one_of_several_systems_must_be_named(capsys, tmp_path, exported, model_dir):
+    more = {"RESULTS_DIR": model_dir.parent / "results"}
+    message = refused(capsys, *arguments(model_dir, tmp_path / "out", **more))
+    assert "one of 'DPR', 'TASER'" in message
+
+
+def test_an_export_that_fails_leaves_nothing(tmp_path, model_dir, monkeypatch):
+    def fail(source, directory):
+        (directory / "half").write_text("written")
+        raise RuntimeError("the exporter failed")
+
+    monkeypatch.setattr(stablehlo, "export_stablehlo", fail)
+    with pytest.raises(RuntimeError, match="the exporter failed"):
+        export.export_model(
+            model_dir=str(model_dir), output_dir=str(tmp_path / "out"), formats=["stablehlo"]
+        )
+    assert list((tmp_path / "out").iterdir()) == []

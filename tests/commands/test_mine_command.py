@@ -1,0 +1,109 @@
+"""`taser mine` on passages and questions checked by hand."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from capitals import IDS, Capitals
+from small_world import SmallWorld, gin, refused, succeed
+
+from taser_jax.assembly.data import training_queries
+from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.token_store.negatives import write_negatives
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import FingerprintError
+
+
+def _mined(directory: pathlib.Path, task: str) -> list[set[str]]:
+    lines = (directory / f"{task}.train.jsonl").read_text().splitlines()
+    return [{IDS[row] for row in json.loads(line)["rows"]} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def runs_dir(capitals: Capitals, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    directory = tmp_path_factory.mktemp("bm25") / "runs"
+    capitals.bm25(directory, SPLIT="train")
+    return directory
+
+
+def test_drop_leaves_out_positives_and_passages_with_an_answer(
+    capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path
+):
+    arguments = ["mine", *capitals.where, *gin(RUNS_DIR=runs_dir)]
+    succeed(*arguments, *gin(NEGATIVES_DIR=tmp_path / "keep"))
+    succeed(*arguments, *gin(NEGATIVES_DIR=tmp_path / "drop", ANSWER_CONTAINING="drop"))
+    # Every passage with "capital", "France" or "Italy" but the gold; p1 names Paris, the answer.
+    france, italy = _mined(tmp_path / "keep", "capital")
+    assert france == {"p1", "p2", "p3", "p4", "p6"}
+    assert italy == {"p0", "p2", "p4", "p5", "p6"}
+    dropped_france, dropped_italy = _mined(tmp_path / "drop", "capital")
+    assert dropped_france == france - {"p1"}
+    assert dropped_italy == italy
+    metadata = json.loads((tmp_path / "drop" / "metadata.json").read_text())
+    store = PassageStore.open(capitals.root / "data", "capitals")
+    assert metadata["collection_fingerprint"] == store.fingerprint
+
+
+def test_queries_without_answers_are_judged_by_qrels(
+    capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path
+):
+    succeed(
+        *("mine", *capitals.where),
+        *gin(RUNS_DIR=runs_dir, NEGATIVES_DIR=tmp_path, ANSWER_CONTAINING="drop", TASKS=["rivers"]),
+    )
+    # "river in France": all that names France or a river, but p0 and p1, which are judged.
+    assert _mined(tmp_path, "rivers") == [{"p2", "p5"}, {"p1", "p3", "p4"}]
+
+
+def test_count_and_depth(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path):
+    mine = ["mine", *capitals.where, *gin(RUNS_DIR=runs_dir, TASKS=["capital"])]
+    succeed(*mine, *gin(NEGATIVES_DIR=tmp_path / "few", COUNT=2))
+    assert [len(rows) for rows in _mined(tmp_path / "few", "capital")] == [2, 2]
+    succeed(*mine, *gin(NEGATIVES_DIR=tmp_path / "all"))
+    for few, every in zip(
+        _mined(tmp_path / "few", "capital"), _mined(tmp_path / "all", "capital"), strict=True
+    ):
+        assert few < every
+
+
+def test_refusals(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path, capsys):
+    mine = ["mine", *capitals.where]
+    message = refused(capsys, *mine, *gin(RUNS_DIR=tmp_path, NEGATIVES_DIR=tmp_path / "n"))
+    assert "capital.train.trec" in message
+    assert "taser search" in message
+    given = gin(RUNS_DIR=runs_dir, NEGATIVES_DIR=tmp_path / "n")
+    message = refused(capsys, *mine, *given, *gin(TASKS=["river"]))
+    assert "one of capital, rivers" in message
+    message = refused(capsys, *mine, *given, *gin(SPLIT="dev"))
+    assert "'dev'" in message
+    (tmp_path / "file").write_text("")
+    below = tmp_path / "file" / "n"
+    message = refused(capsys, *mine, *gin(RUNS_DIR=runs_dir, NEGATIVES_DIR=below))
+    assert str(below) in message
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    (changed / "capital.train.trec").write_text("nobody Q0 p0 1 1.0 x\n")
+    message = refused(
+        capsys, *mine, *gin(RUNS_DIR=changed, NEGATIVES_DIR=tmp_path / "n", TASKS=["capital"])
+    )
+    assert "capital.train.trec:1" in message
+
+
+def test_training_refuses_negatives_of_another_collection(
+    small_world: SmallWorld, tmp_path: pathlib.Path
+):
+    tokens = TokenStore.open(small_world.token_store)
+    ids = tokens.queries("code", "train").query_ids
+    write_negatives(
+        *(tmp_path, "code", "train"),
+        query_ids=ids,
+        rows=[[1]] * len(ids),
+        scores=[[0.5]] * len(ids),
+        metadata={"collection_fingerprint": "another", "source": "by hand"},
+    )
+    with pytest.raises(FingerprintError) as caught:
+        training_queries(tokens, task_names=["code"], negatives_dirs=[str(tmp_path)])
+    assert "another" in str(caught.value)
+    assert tokens.metadata.collection_fingerprint in str(caught.value)

@@ -1,0 +1,151 @@
+"""`taser prepare`, `vocab` and `tokenize` through the command line, on files made by hand."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from capitals import IDS, PASSAGES, Capitals
+from small_world import TASKS, SmallWorld, gin, refused, succeed
+
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.token_store.store import TokenStore
+
+
+def test_dpr_files(capitals: Capitals):
+    data = capitals.root / "data"
+    store = PassageStore.open(data, "capitals")
+    assert [(p.id, p.title, p.text) for p in store.iterate()] == [
+        (id, title, text) for id, (title, text) in PASSAGES.items()
+    ]
+    assert list_tasks(data, "capitals") == {
+        "capital": ["train", "validation", "test"],
+        "rivers": ["train", "test"],
+    }
+    train = list(QuerySet.open(data, "capitals", "capital", "train"))
+    assert [(q.text, q.answers, q.positives, q.hard_negatives) for q in train] == [
+        ("what is the capital of France", ("Paris",), (0,), (7,)),
+        ("what is the capital of Italy", ("Rome",), (3,), (7,)),
+    ]
+    rivers = QuerySet.open(data, "capitals", "rivers", "test")
+    # No grades stand for a grade of 1 each.
+    assert [(q.id, q.positives, q.relevance) for q in rivers] == [
+        ("r0", (IDS.index("p1"), IDS.index("p0")), (2, 1)),
+        ("r1", (IDS.index("p5"),), ()),
+    ]
+
+
+def test_preparing_again_changes_nothing(capitals: Capitals, capsys: pytest.CaptureFixture[str]):
+    succeed("prepare", "dpr", *capitals.prepare_arguments())
+    assert "reused" in capsys.readouterr().err
+
+
+def test_beir_directory(tmp_path: pathlib.Path):
+    (tmp_path / "beir" / "qrels").mkdir(parents=True)
+    (tmp_path / "beir" / "corpus.jsonl").write_text(
+        '{"_id": "d1", "title": "One", "text": "first"}\n{"_id": "d2", "text": "second"}\n'
+    )
+    (tmp_path / "beir" / "queries.jsonl").write_text('{"_id": "q1", "text": "one?"}\n')
+    (tmp_path / "beir" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
+    succeed(
+        *("prepare", "beir", *gin(DATA_DIR=tmp_path / "data", COLLECTION="b")),
+        *gin(DIRECTORIES={"facts": str(tmp_path / "beir")}),
+    )
+    assert list(PassageStore.open(tmp_path / "data", "b").ids) == ["d1", "d2"]
+    queries = list(QuerySet.open(tmp_path / "data", "b", "facts", "test"))
+    assert [(query.id, query.positives) for query in queries] == [("q1", (0,))]
+
+
+def test_plain_tsv(tmp_path: pathlib.Path):
+    (tmp_path / "p.tsv").write_text("7\tfirst text\tOne\n9\tsecond text\tTwo\n")
+    (tmp_path / "q.tsv").write_text("q1\tsecond?\n")
+    (tmp_path / "qrels.tsv").write_text("q1 0 9 1\n")
+    (tmp_path / "q.gin").write_text(
+        f"test/QuestionFiles.questions = '{tmp_path}/q.tsv'\n"
+        f"test/QuestionFiles.qrels = '{tmp_path}/qrels.tsv'\n"
+    )
+    succeed(
+        *("prepare", "tsv", "--gin_file=runs/prepare_tsv.gin", f"--gin_file={tmp_path}/q.gin"),
+        *gin(DATA_DIR=tmp_path / "data", COLLECTION="t", PASSAGES=tmp_path / "p.tsv"),
+        "--gin.QUESTIONS={'lookup': {'test': @test/QuestionFiles()}}",
+    )
+    assert [p.title for p in PassageStore.open(tmp_path / "data", "t").iterate()] == ["One", "Two"]
+    queries = list(QuerySet.open(tmp_path / "data", "t", "lookup", "test"))
+    assert [(query.id, query.positives) for query in queries] == [("q1", (1,))]
+
+
+def test_a_bad_line_is_named(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "p.tsv").write_text("id\ttext\ttitle\n1\tx\tX\n")
+    (tmp_path / "train.json").write_text(
+        '[{"question": "q", "answers": "x", "positive_ctxs": [], "negative_ctxs": []}]'
+    )
+    arguments = [
+        *gin(DATA_DIR=tmp_path / "data", COLLECTION="bad", PASSAGES=tmp_path / "p.tsv"),
+        *gin(QUESTIONS={"t": {"train": str(tmp_path / "train.json")}}),
+    ]
+    message = refused(capsys, "prepare", "dpr", *arguments)
+    assert "train.json" in message
+    assert "'answers'" in message
+    assert "a list" in message
+
+
+def test_only_the_tasks_asked_for_are_prepared(small_world: SmallWorld):
+    assert sorted(list_tasks(small_world.data_dir, "small")) == sorted(TASKS)
+
+
+def test_vocabulary_and_token_store(small_world: SmallWorld):
+    vocabulary = load_vocabulary(small_world.root / "vocabulary")
+    store = TokenStore.open(small_world.token_store)
+    assert vocabulary.size == 1000
+    assert store.metadata.vocabulary_fingerprint == vocabulary.fingerprint
+    assert load_vocabulary(store.vocabulary_directory).fingerprint == vocabulary.fingerprint
+    assert (store.metadata.query_length, store.metadata.passage_length) == (16, 32)
+    passages = PassageStore.open(small_world.data_dir, "small")
+    title, text = passages[5].title, passages[5].text
+    title_ids, text_ids = vocabulary.encode([title, text])
+    expected = [vocabulary.cls_id, *title_ids, vocabulary.sep_id, *text_ids][:31]
+    found = store.passage_tokens([5])
+    assert found.ids[0, :31].tolist()[: len(expected)] == expected
+    assert json.loads((small_world.token_store / "mixture.json").read_text())["weights"] == {
+        "summary": 1.0,
+        "code": 1.0,
+    }
+
+
+def test_another_vocabulary_in_the_directory_is_refused(small_world: SmallWorld, capsys):
+    arguments = gin(DATA_DIR=small_world.data_dir, COLLECTION="small", VOCAB_SIZE=500)
+    message = refused(capsys, "vocab", *arguments, *gin(VOCABULARY=small_world.root / "vocabulary"))
+    assert "1000 entries is here" in message
+
+
+def test_tokenize_names_what_is_not_registered(
+    small_world: SmallWorld, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+):
+    arguments = [
+        "tokenize",
+        *gin(DATA_DIR=small_world.data_dir, VOCABULARY=small_world.root / "vocabulary"),
+        *gin(MIXTURE_OR_TASK_NAME="smal", TOKEN_STORE=tmp_path / "tokens"),
+    ]
+    assert "small" in refused(capsys, *arguments, *gin(MIXTURE_OR_TASK_MODULE="small_tasks"))
+    message = refused(capsys, *arguments, *gin(MIXTURE_OR_TASK_MODULE="no_such_tasks"))
+    assert "cannot import 'no_such_tasks'" in message
+
+
+def test_unwritable_places_are_refused(
+    small_world: SmallWorld, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").write_text("")
+    below = tmp_path / "file" / "out"
+    data = gin(DATA_DIR=small_world.data_dir)
+    for arguments in (
+        ["prepare", "pydocs", *gin(DATA_DIR=below, PACKAGES=["statistics"])],
+        ["vocab", *data, *gin(COLLECTION="small", VOCABULARY=below, VOCAB_SIZE=500)],
+        [
+            *("tokenize", *data, *gin(VOCABULARY=small_world.root / "vocabulary")),
+            *gin(MIXTURE_OR_TASK_NAME="small", MIXTURE_OR_TASK_MODULE="small_tasks"),
+            *gin(TOKEN_STORE=below),
+        ],
+    ):
+        assert str(tmp_path / "file") in refused(capsys, *arguments)

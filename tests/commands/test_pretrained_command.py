@@ -1,0 +1,207 @@
+"""`taser import`, and trainings that start from pretrained weights, on a tiny Hugging Face BERT."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import tiny_training
+from bert_checkpoints import write_checkpoint
+
+from taser_jax import cli
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.assembly.pretrained import Pretrained
+from taser_jax.batch import Role, Tokens
+from taser_jax.commands.import_model import import_model
+from taser_jax.commands.train import train
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop.pretrained import pretrained_bert
+from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling, Towers
+from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.optim.optimizers import OptimizerConfig
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Four blocks, 16 wide, with the tiny token store's 96 words."""
+    directory, _ = write_checkpoint(
+        tmp_path_factory.mktemp("pretrained") / "bert", vocab_size=tiny_training.VOCABULARY_SIZE
+    )
+    words = WORDS + [f"w{i}" for i in range(tiny_training.VOCABULARY_SIZE - len(WORDS))]
+    (directory / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    return directory
+
+
+def taser(checkpoint: pathlib.Path, **changes) -> DualEncoderConfig:
+    config = DualEncoderConfig(
+        bert=pretrained_bert(checkpoint, num_layers=2),
+        experts=ExpertConfig(num_experts=2, blocks=(2,)),
+        pooling=Pooling.MEAN,
+    )
+    return dataclasses.replace(config, **changes)
+
+
+def training(checkpoint: pathlib.Path, **changes):
+    config = tiny_training.training_config(train_steps=2, validates=False)
+    return dataclasses.replace(
+        config, pretrained=Pretrained(str(checkpoint), num_layers=2), **changes
+    )
+
+
+def test_training_starts_from_the_pretrained_weights(checkpoint, tiny_store_dir, tmp_path):
+    # A step of rate zero leaves parameters where training found them.
+    still = OptimizerConfig(learning_rate=0.0, warmup_steps=0)
+    train(
+        model_dir=str(tmp_path / "trained"),
+        token_store=str(tiny_store_dir),
+        model=taser(checkpoint),
+        training=training(checkpoint, optimizer=still),
+    )
+    import_model(
+        model_dir=str(tmp_path / "imported"),
+        model=taser(checkpoint),
+        pretrained=Pretrained(str(checkpoint), num_layers=2),
+    )
+    trained, imported = (load_model(tmp_path / name) for name in ("trained", "imported"))
+    jax.tree.map(np.testing.assert_array_equal, trained.params, imported.params)
+    facts = json.loads((tmp_path / "trained" / "run.json").read_text())
+    assert facts["pretrained"] == str(checkpoint)
+    assert (facts["query_length"], facts["passage_length"]) == (
+        tiny_training.QUERY_LENGTH,
+        tiny_training.PASSAGE_LENGTH,
+    )
+
+
+def test_learned_routers_are_drawn_and_everything_else_is_read(checkpoint, tmp_path):
+    learned = ExpertConfig(num_experts=2, blocks=(2,), routing=Routing.SEQUENCE)
+    config = taser(checkpoint, experts=learned)
+    import_model(
+        model_dir=str(tmp_path / "model"),
+        model=config,
+        pretrained=Pretrained(str(checkpoint), num_layers=2),
+        seed=3,
+    )
+    params = load_model(tmp_path / "model").params["encoder"]["layers_1"]
+    assert np.std(params["router"]["kernel"]) == pytest.approx(0.02, rel=0.5)
+    wi = np.asarray(params["experts"]["wi"]["kernel"])
+    np.testing.assert_array_equal(wi[0], wi[1])
+
+
+def test_an_imported_model_encodes_as_the_plain_encoder_and_has_its_vocabulary(
+    checkpoint, tmp_path
+):
+    """DPR's towers, TASER's paths and Shared are all the one pretrained encoder."""
+    tokens = Tokens(
+        np.asarray([[2, 7, 9, 3], [2, 8, 3, 0]], np.int32),
+        np.asarray([[1, 1, 1, 1], [1, 1, 1, 0]], bool),
+    )
+    found = []
+    for name, changes in {
+        "shared": {"experts": ExpertConfig()},
+        "taser": {},
+        "dpr": {"experts": ExpertConfig(), "towers": Towers.SEPARATE},
+    }.items():
+        import_model(
+            model_dir=str(tmp_path / name),
+            model=taser(checkpoint, **changes),
+            pretrained=Pretrained(str(checkpoint), num_layers=2),
+        )
+        model = load_model(tmp_path / name)
+        found += [np.asarray(model.encode_fn(role)(tokens)) for role in Role]
+        assert (model.vocabulary_dir / "vocab.txt").read_text() == (
+            checkpoint / "vocab.txt"
+        ).read_text()
+    for embeddings in found[1:]:
+        np.testing.assert_allclose(embeddings, found[0], atol=1e-6)
+
+
+def test_sizes_that_differ_are_refused_before_anything_is_written(
+    checkpoint, tiny_store_dir, tmp_path
+):
+    config = taser(checkpoint)
+    wider = dataclasses.replace(config, bert=dataclasses.replace(config.bert, mlp_dim=48))
+    with pytest.raises(ConfigError, match=r"(?s)mlp_dim 24.*mlp_dim 48"):
+        train(
+            model_dir=str(tmp_path / "model"),
+            token_store=str(tiny_store_dir),
+            model=wider,
+            training=training(checkpoint),
+        )
+    assert not (tmp_path / "model").exists()
+
+
+def test_texts_of_another_vocabulary_are_refused_with_both_sizes(checkpoint, tmp_path):
+    store_dir = tmp_path / "tokens"
+    tiny_training.write_token_store(store_dir)
+    used = TokenStore.open(store_dir).vocabulary_directory / "vocab.txt"
+    used.write_text("\n".join([*WORDS, "other"]) + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"(?s)9 entries.*line 9.*96 entries"):
+        train(
+            model_dir=str(tmp_path / "model"),
+            token_store=str(store_dir),
+            model=taser(checkpoint),
+            training=training(checkpoint),
+        )
+
+
+def test_texts_of_another_casing_are_refused(checkpoint, tmp_path):
+    store_dir = tmp_path / "tokens"
+    tiny_training.write_token_store(store_dir)
+    saved = TokenStore.open(store_dir).vocabulary_directory / "vocabulary.json"
+    saved.write_text(json.dumps({"lower_case": True}), encoding="utf-8")
+    cased = shutil.copytree(checkpoint, tmp_path / "cased")
+    (cased / "tokenizer_config.json").write_text('{"do_lower_case": false}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"(?s)lower_case True.*False"):
+        train(
+            model_dir=str(tmp_path / "model"),
+            token_store=str(store_dir),
+            model=taser(cased),
+            training=training(cased),
+        )
+
+
+def test_import_refuses_a_directory_that_holds_a_model(checkpoint, tmp_path):
+    arguments = {
+        "model_dir": str(tmp_path / "model"),
+        "model": taser(checkpoint),
+        "pretrained": Pretrained(str(checkpoint), num_layers=2),
+    }
+    import_model(**arguments)
+    with pytest.raises(ConfigError, match="there is a model here"):
+        import_model(**arguments)
+
+
+def test_import_without_a_vocabulary_says_what_to_give(checkpoint, tmp_path):
+    bare, _ = write_checkpoint(tmp_path / "bare", vocab_size=tiny_training.VOCABULARY_SIZE)
+    with pytest.raises(DataError, match=r"vocab\.txt"):
+        import_model(
+            model_dir=str(tmp_path / "model"),
+            model=taser(checkpoint),
+            pretrained=Pretrained(str(bare), num_layers=2),
+        )
+    assert not list((tmp_path / "model").glob("checkpoint_*"))
+
+
+def test_command_line_takes_sizes_from_the_checkpoint(checkpoint, tmp_path):
+    model_dir = tmp_path / "model"
+    status = cli.run(
+        [
+            "import",
+            f"--gin.PRETRAINED={checkpoint}",
+            f"--gin.MODEL_DIR={model_dir}",
+            "--gin.PRETRAINED_LAYERS=3",
+            "--gin.POOLING=mean",
+        ]
+    )
+    assert status == 0
+    config = load_model(model_dir).model.config
+    assert (config.bert.num_layers, config.bert.embed_dim, config.pooling) == (3, 16, Pooling.MEAN)
+    assert "PRETRAINED_LAYERS = 3" in (model_dir / "config.gin").read_text()

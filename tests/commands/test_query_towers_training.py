@@ -1,0 +1,143 @@
+"""`taser train` of models with a query tower for each task, from a tied model's checkpoint."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny_training
+
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.assembly.plans import MultitaskTraining
+from taser_jax.batch import Role
+from taser_jax.commands.train import train
+from taser_jax.data.batches.every_task import TaskBatchingConfig
+from taser_jax.errors import ConfigError
+from taser_jax.models.dual_encoder import Towers
+from taser_jax.models.routing import ExpertConfig
+from taser_jax.models.t5 import T5Config
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.optim.multitask import Combiner, MultitaskConfig
+
+TASKS = ("first", "second")
+T5 = T5Config(
+    vocab_size=tiny_training.VOCABULARY_SIZE,
+    embed_dim=16,
+    num_layers=1,
+    num_decoder_layers=1,
+    num_heads=2,
+    head_dim=8,
+    mlp_dim=24,
+    dropout_rate=0.0,
+)
+TIED = {
+    "bert": dataclasses.replace(
+        tiny_training.model_config(dropout_rate=0.0), experts=ExpertConfig()
+    ),
+    "t5": T5DualEncoderConfig(t5=T5),
+}
+EVERY_TASK = MultitaskTraining(
+    batching=TaskBatchingConfig(total=16, num_negatives=1),
+    combiner=MultitaskConfig(combiner=Combiner.NAIVE),
+)
+
+
+def q_spec(config, tasks=TASKS):
+    return dataclasses.replace(config, towers=Towers.SEPARATE, query_tasks=tasks)
+
+
+def start(model_dir, store, model, *, multitask=None, train_steps=2, rate=3e-3, **options):
+    training = dataclasses.replace(
+        tiny_training.training_config(train_steps=train_steps, learning_rate=rate),
+        multitask=multitask,
+    )
+    return train(
+        model_dir=str(model_dir), token_store=str(store), model=model, training=training, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def tied_dirs(tiny_store_dir, tmp_path_factory):
+    """Kind of model -> directory of a tied one after two steps."""
+
+    @functools.cache
+    def make(kind):
+        model_dir = tmp_path_factory.mktemp(kind) / "tied"
+        start(model_dir, tiny_store_dir, TIED[kind])
+        return model_dir
+
+    return make
+
+
+def towers(model_dir):
+    return jax.tree.map(np.asarray, load_model(model_dir).params)
+
+
+@pytest.mark.parametrize("kind", TIED)
+def test_it_starts_as_the_tied_model_and_validates_every_task(
+    tied_dirs, tiny_store_dir, tmp_path, kind
+):
+    tied_dir = tied_dirs(kind)
+    summary = start(
+        tmp_path / "q_spec",
+        tiny_store_dir,
+        q_spec(TIED[kind]),
+        rate=1e-12,
+        initial_checkpoint=str(tied_dir / "checkpoint_2"),
+    )
+    encoder = towers(tied_dir)["encoder"]
+    for found in towers(tmp_path / "q_spec").values():
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), found, encoder)
+    lines = (tied_dir / "metrics.jsonl").read_text().splitlines()
+    validated = json.loads(lines[-1])
+    # Validation takes each task's tower: as copies they are judged as the tied one was.
+    for name, value in summary.validation.items():
+        assert value == pytest.approx(validated[f"validation/{name}"], rel=1e-4), name
+    one, several = load_model(tied_dir), load_model(tmp_path / "q_spec")
+    tokens = tiny_training.TokenStore.open(tiny_store_dir).passage_tokens(np.arange(8))
+    for role, task in ((Role.QUERY, "first"), (Role.QUERY, "second"), (Role.PASSAGE, None)):
+        np.testing.assert_allclose(
+            several.encode_fn(role, task=task)(tokens), one.encode_fn(role)(tokens), atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("multitask", [None, EVERY_TASK], ids=["one task", "every task"])
+def test_a_task_that_is_not_trained_on_keeps_its_tower(
+    tied_dirs, tiny_store_dir, tmp_path, multitask
+):
+    tied_dir = tied_dirs("bert")
+    initial = towers(tied_dir)["encoder"]
+    summary = start(
+        tmp_path / "model",
+        tiny_store_dir,
+        q_spec(TIED["bert"], (*TASKS, "absent")),
+        multitask=multitask,
+        # Each task has had its turn by then.
+        train_steps=4 if multitask is None else 2,
+        initial_checkpoint=str(tied_dir / "checkpoint_2"),
+    )
+    assert {"mrr/first", "mrr/second"} <= summary.validation.keys()
+    found = towers(tmp_path / "model")
+    jax.tree.map(np.testing.assert_array_equal, found["query_encoder_absent"], initial)
+    for tower in ("query_encoder_first", "query_encoder_second", "passage_encoder"):
+        moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), found[tower], initial)
+        assert any(jax.tree.leaves(moved)), tower
+
+
+def test_a_task_without_a_tower_is_told_before_anything_is_computed(tiny_store_dir, tmp_path):
+    with pytest.raises(ConfigError, match=r"(?s)no query tower for second.*QUERY_TASKS: first"):
+        start(tmp_path / "model", tiny_store_dir, q_spec(TIED["bert"], ("first",)))
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_tied_model_of_another_shape_is_refused(tied_dirs, tiny_store_dir, tmp_path):
+    wide = dataclasses.replace(tiny_training.model_config(width=32), experts=ExpertConfig())
+    with pytest.raises(ConfigError, match=r"parameter encoder/.* has shape"):
+        start(
+            tmp_path / "model",
+            tiny_store_dir,
+            q_spec(wide),
+            initial_checkpoint=str(tied_dirs("bert") / "checkpoint_2"),
+        )

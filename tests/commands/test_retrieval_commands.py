@@ -1,0 +1,306 @@
+"""encode, index, search and ask through the command line, on a model of the small comparison."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from small_world import SmallWorld, gin, refused, succeed
+
+from taser_jax.assembly.model_directory import LoadedModel, load_model
+from taser_jax.batch import Role, Tokens
+from taser_jax.commands import encode as encode_module
+from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.runs import read_trec_run
+
+
+@pytest.fixture(scope="module")
+def model_dir(compared: pathlib.Path) -> pathlib.Path:
+    return compared / "taser-2" / "model"
+
+
+@pytest.fixture(scope="module")
+def embeddings(
+    small_world: SmallWorld, model_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> pathlib.Path:
+    directory = tmp_path_factory.mktemp("encoded") / "embeddings"
+    succeed("encode", *_encode(small_world, model_dir, directory))
+    return directory
+
+
+def test_encoding_agrees_with_the_model_text_by_text(
+    small_world: SmallWorld, model_dir: pathlib.Path, embeddings: pathlib.Path
+):
+    found = Embeddings.open(embeddings)
+    tokens = TokenStore.open(small_world.token_store)
+    model = load_model(model_dir)
+    rows = np.array([0, 7, len(tokens) - 1])
+    whole = model.encode_fn(Role.PASSAGE)(tokens.passage_tokens(rows))
+    np.testing.assert_allclose(found.take(rows), whole, atol=1e-5)
+    assert found.shape == (len(tokens), 32)
+    assert found.fingerprints["model"] == model.fingerprint
+
+
+def test_encoding_killed_after_a_shard_goes_on_at_the_next(
+    small_world: SmallWorld,
+    model_dir: pathlib.Path,
+    embeddings: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    # A shard is one batch, and the second one is never encoded.
+    sizes = {"SHARD_ROWS": 100, "BATCH_TOKENS": 16384}
+    arguments = ["encode", *_encode(small_world, model_dir, tmp_path / "e", **sizes)]
+    monkeypatch.setattr(encode_module, "load_model", _counting(load_model, encoded := [], dies=1))
+    with pytest.raises(_Killed):
+        succeed(*arguments)
+    shards = sorted(path.name for path in (tmp_path / "e").glob("embeddings-*.npy"))
+    assert shards == ["embeddings-00000-of-00006.npy"]
+    first = (tmp_path / "e" / shards[0]).stat().st_mtime_ns
+
+    before = len(encoded)
+    monkeypatch.setattr(encode_module, "load_model", _counting(load_model, encoded))
+    succeed(*arguments)
+    assert len(encoded) - before == 5, "a batch for each shard that was left"
+    assert (tmp_path / "e" / shards[0]).stat().st_mtime_ns == first
+    one_shard, resumed = Embeddings.open(embeddings), Embeddings.open(tmp_path / "e")
+    np.testing.assert_allclose(
+        resumed.rows(0, len(resumed)), one_shard.rows(0, len(one_shard)), atol=1e-5
+    )
+
+
+def test_exact_search_equals_sorting_all_scores(
+    small_world: SmallWorld,
+    model_dir: pathlib.Path,
+    embeddings: pathlib.Path,
+    tmp_path: pathlib.Path,
+):
+    succeed("index", *gin(EMBEDDINGS_DIR=embeddings, INDEX_DIR=tmp_path / "index"))
+    succeed("search", *_search(small_world, model_dir, tmp_path / "index", tmp_path / "runs"))
+    store = PassageStore.open(small_world.data_dir, "small")
+    queries = TokenStore.open(small_world.token_store).queries("code", "test")
+    run = read_trec_run(
+        tmp_path / "runs" / "code.test.trec", store.row_of, query_ids=queries.query_ids
+    )
+    every = queries.tokens(np.arange(len(queries)))
+    encoded = np.asarray(load_model(model_dir).encode_fn(Role.QUERY)(every), np.float64)
+    found = Embeddings.open(embeddings)
+    scores = encoded @ found.rows(0, len(found)).astype(np.float64).T
+    best = -np.sort(-scores, axis=1)[:, :10]
+    np.testing.assert_allclose(run.scores, best, atol=1e-4)
+    np.testing.assert_allclose(np.take_along_axis(scores, run.rows, axis=1), best, atol=1e-4)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "code.test.trec",
+        "summary.test.trec",
+    ]
+
+
+def test_scann_measures_its_recall_on_queries(
+    small_world: SmallWorld,
+    model_dir: pathlib.Path,
+    embeddings: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    pytest.importorskip("scann")
+    index = ["index", *gin(EMBEDDINGS_DIR=embeddings, INDEX_KIND="scann")]
+    on_queries = gin(MODEL_DIR=model_dir, TOKEN_STORE=small_world.token_store)
+    succeed(*index, *gin(INDEX_DIR=tmp_path / "scann"), *on_queries)
+    assert "against exact search" in capsys.readouterr().err
+    metadata = json.loads((tmp_path / "scann" / "metadata.json").read_text())
+    assert metadata["measured_on"] == "queries"
+    assert metadata["effort"]["recall"] == pytest.approx(1.0)
+
+    succeed(*index, *gin(INDEX_DIR=tmp_path / "without"))
+    metadata = json.loads((tmp_path / "without" / "metadata.json").read_text())
+    assert metadata["measured_on"] == "passages"
+
+    succeed("search", *_search(small_world, model_dir, tmp_path / "scann", tmp_path / "runs"))
+    succeed("index", *gin(EMBEDDINGS_DIR=embeddings, INDEX_DIR=tmp_path / "exact"))
+    succeed("search", *_search(small_world, model_dir, tmp_path / "exact", tmp_path / "exact_runs"))
+    store = PassageStore.open(small_world.data_dir, "small")
+    scann, exact = (
+        read_trec_run(tmp_path / name / "summary.test.trec", store.row_of)
+        for name in ("runs", "exact_runs")
+    )
+    # Brute force at this size: the same scores, ranks differ among near equals at most.
+    np.testing.assert_allclose(scann.scores, exact.scores, atol=1e-4)
+
+
+def test_half_a_sample_is_refused(
+    embeddings: pathlib.Path, model_dir: pathlib.Path, tmp_path: pathlib.Path, capsys
+):
+    arguments = gin(EMBEDDINGS_DIR=embeddings, INDEX_DIR=tmp_path / "i", MODEL_DIR=model_dir)
+    assert "token_store" in refused(capsys, "index", *arguments)
+
+
+def test_ask_prints_the_passages_it_returns(
+    small_world: SmallWorld, compared: pathlib.Path, capsys: pytest.CaptureFixture[str]
+):
+    arguments = _ask(small_world, compared, "['parse a json document', 'median of a list']")
+    succeed("ask", *arguments)
+    printed = capsys.readouterr().out
+    assert "? parse a json document" in printed
+    assert "? median of a list" in printed
+    assert printed.count("\n  1. ") == printed.count("\n  3. ") == 2
+
+
+@pytest.mark.parametrize("questions", ["[]", "how do I parse json", "['  ']"])
+def test_ask_wants_a_list_of_questions(small_world: SmallWorld, compared, capsys, questions: str):
+    message = refused(capsys, "ask", *_ask(small_world, compared, questions))
+    assert "QUESTIONS" in message
+    assert "a list of questions" in message
+
+
+def test_an_index_of_another_model_is_refused(
+    small_world: SmallWorld, compared: pathlib.Path, tmp_path: pathlib.Path, capsys
+):
+    wrong = compared / "taser-1" / "exact"
+    fingerprints = [
+        json.loads((compared / name / "exact" / "plan.json").read_text())["fingerprints"]["model"]
+        for name in ("taser-1", "taser-2")
+    ]
+    arguments = _search(small_world, compared / "taser-2" / "model", wrong, tmp_path / "runs")
+    message = refused(capsys, "search", *arguments)
+    assert all(fingerprint in message for fingerprint in fingerprints)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_index_over_embeddings_of_another_model_is_refused(
+    compared: pathlib.Path, tmp_path: pathlib.Path, capsys
+):
+    index = tmp_path / "index"
+    succeed("index", *gin(EMBEDDINGS_DIR=compared / "taser-1/embeddings", INDEX_DIR=index))
+    other = gin(EMBEDDINGS_DIR=compared / "taser-2/embeddings", INDEX_DIR=index)
+    message = refused(capsys, "index", *other)
+    for name in ("taser-1", "taser-2"):
+        metadata = json.loads((compared / name / "embeddings" / "metadata.json").read_text())
+        assert metadata["fingerprints"]["model"] in message
+
+
+def test_embeddings_of_another_model_in_the_directory_are_refused(
+    small_world: SmallWorld, compared: pathlib.Path, embeddings: pathlib.Path, capsys
+):
+    message = refused(
+        capsys, "encode", *_encode(small_world, compared / "taser-1" / "model", embeddings)
+    )
+    assert "begun with fingerprints" in message
+    assert "delete this one" in message
+
+
+def test_a_directory_without_a_model_is_refused(
+    small_world: SmallWorld, model_dir: pathlib.Path, tmp_path: pathlib.Path, capsys
+):
+    message = refused(capsys, "encode", *_encode(small_world, tmp_path, tmp_path / "e"))
+    assert f"{tmp_path / 'model.json'}: no model here" in message
+    shutil.copy(model_dir / "model.json", tmp_path)
+    message = refused(capsys, "encode", *_encode(small_world, tmp_path, tmp_path / "e"))
+    assert "no finished checkpoint" in message
+
+
+def test_tokens_of_another_collection_or_vocabulary_are_refused(
+    small_world: SmallWorld, compared: pathlib.Path, tmp_path: pathlib.Path, capsys
+):
+    model, index = compared / "taser-2" / "model", compared / "taser-2" / "index"
+    for field, value in (("collection", "another"), ("vocabulary", "strange")):
+        changed = tmp_path / field
+        shutil.copytree(small_world.token_store, changed)
+        path = changed / "metadata.json"
+        metadata: dict[str, Any] = json.loads(path.read_text())
+        metadata[f"{field}_fingerprint"] = value
+        path.write_text(json.dumps(metadata))
+        arguments = _search(small_world, model, index, tmp_path / "runs")
+        message = refused(capsys, "search", *arguments, *gin(TOKEN_STORE=changed))
+        assert f"was made from {field} {value}" in message
+        assert f"expected: {field} " in message
+
+
+def test_unknown_tasks_and_splits_are_refused_with_the_list(
+    small_world: SmallWorld, compared: pathlib.Path, tmp_path: pathlib.Path, capsys
+):
+    arguments = _search(
+        small_world, compared / "taser-2/model", compared / "taser-2/index", tmp_path / "runs"
+    )
+    message = refused(capsys, "search", *arguments, *gin(TASKS=["sumary"]))
+    assert "no task 'sumary'" in message
+    assert "one of code, summary" in message
+    message = refused(capsys, "search", *arguments, *gin(SPLIT="dev"))
+    assert "'dev'" in message
+
+
+def test_unwritable_places_are_refused(
+    small_world: SmallWorld,
+    compared: pathlib.Path,
+    embeddings: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys,
+):
+    (tmp_path / "file").write_text("")
+    below = tmp_path / "file" / "out"
+    model, index = compared / "taser-2" / "model", compared / "taser-2" / "index"
+    for arguments in (
+        ["encode", *_encode(small_world, model, below)],
+        ["index", *gin(EMBEDDINGS_DIR=embeddings, INDEX_DIR=below)],
+        ["search", *_search(small_world, model, index, below)],
+    ):
+        message = refused(capsys, *arguments)
+        assert str(below) in message
+        assert "could not write" in message
+
+
+class _Killed(BaseException):
+    pass
+
+
+def _counting(
+    load: Callable[..., LoadedModel], encoded: list[int], dies: int | None = None
+) -> Callable[..., LoadedModel]:
+    """Loads models that note the size of every batch, and die once they encoded some."""
+
+    class Counting(LoadedModel):
+        def encode_fn(self, role: Role, *, task: str | None = None) -> Callable[[Tokens], Any]:
+            encode = super().encode_fn(role, task=task)
+
+            def counted(tokens: Tokens) -> Any:
+                if dies is not None and len(encoded) >= dies:
+                    raise _Killed
+                encoded.append(len(tokens.ids))
+                return encode(tokens)
+
+            return counted
+
+    def loading(*args: Any, **keywords: Any) -> LoadedModel:
+        return Counting(**vars(load(*args, **keywords)))
+
+    return loading
+
+
+def _encode(
+    world: SmallWorld, model_dir: pathlib.Path, output: pathlib.Path, **more: object
+) -> list[str]:
+    where = gin(MODEL_DIR=model_dir, TOKEN_STORE=world.token_store, EMBEDDINGS_DIR=output)
+    return [*where, *gin(**more)]
+
+
+def _search(
+    world: SmallWorld, model_dir: pathlib.Path, index_dir: pathlib.Path, runs_dir: pathlib.Path
+) -> list[str]:
+    return [
+        *gin(MODEL_DIR=model_dir, TOKEN_STORE=world.token_store, DATA_DIR=world.data_dir),
+        *gin(INDEX_DIR=index_dir, RUNS_DIR=runs_dir, TOP_K=10),
+    ]
+
+
+def _ask(world: SmallWorld, compared: pathlib.Path, questions: str) -> list[str]:
+    where = gin(MODEL_DIR=compared / "taser-2/model", INDEX_DIR=compared / "taser-2/index")
+    return [
+        *where,
+        *gin(QUESTIONS=questions, DATA_DIR=world.data_dir, COLLECTION="small", QUERY_LENGTH=16),
+    ]

@@ -1,0 +1,153 @@
+"""T5 with task prompts from KILT's files to KILT's measures: one encoder, and one for each task."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import random
+
+import pytest
+from small_kilt_tasks import TASKS
+from small_world import gin, succeed
+
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.token_store.store import TokenStore
+
+PAGES = 20
+MEASURES = ["PageRprec", "Rprec", "Recall@20"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallKilt:
+    """A collection in KILT's formats, prepared and tokenised for T5.
+
+    Attributes:
+        root: holds data/, vocabulary/, tokens/, and of each model its directory, runs and results.
+    """
+
+    root: pathlib.Path
+
+    def make(self) -> None:
+        rng = random.Random(0)
+        words = [f"{a}{b}" for a in ("ba", "ko", "mi", "ru") for b in ("len", "tar", "sov", "dim")]
+        texts = {page: [rng.choices(words, k=12) for _ in range(2)] for page in range(PAGES)}
+        rows = ["id\ttext\ttitle\twikipedia_id\tparagraph_id"]
+        rows += [
+            f"{page}.{number}\t{' '.join(text)}.\tPage {page}\t{page}\t{number}"
+            for page, found in texts.items()
+            for number, text in enumerate(found)
+        ]
+        (self.root / "passages.tsv").write_text("".join(f"{row}\n" for row in rows))
+        for task in TASKS:
+            lines = []
+            for number in range(2 * PAGES):
+                page, place = number % PAGES, number // PAGES
+                gold = {"wikipedia_id": str(page), "title": "", "start_paragraph_id": place}
+                text = " ".join(rng.sample(texts[page][place], 5))
+                output = [{"answer": "x", "provenance": [gold]}]
+                lines.append(json.dumps({"id": f"q{number}", "input": text, "output": output}))
+            (self.root / f"{task}.jsonl").write_text("\n".join(lines) + "\n")
+        collection = gin(DATA_DIR=self.root / "data", COLLECTION="small_kilt")
+        succeed(
+            *("prepare", "kilt", *collection),
+            *gin(PASSAGES="passages.tsv", SOURCE_DIR=self.root, VALIDATION_LAST=8),
+            *gin(SHARES={"train": 0.6, "validation": 0.1, "test": 0.4}),
+            *gin(QUERIES={task: f"{task}.jsonl" for task in TASKS}),
+        )
+        succeed(
+            *("vocab", *collection, *gin(VOCABULARY=self.root / "vocabulary")),
+            *gin(VOCABULARY_KIND="sentencepiece", VOCAB_SIZE=64),
+        )
+        succeed(
+            *("tokenize", *gin(DATA_DIR=self.root / "data", TOKEN_STORE=self.root / "tokens")),
+            *gin(VOCABULARY=self.root / "vocabulary" / "sentencepiece.model", EXTRA_IDS=100),
+            *gin(MIXTURE_OR_TASK_NAME="small_kilt", MIXTURE_OR_TASK_MODULE="small_kilt_tasks"),
+            *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 24}),
+        )
+
+    def train(self, name: str, *arguments: str) -> None:
+        succeed(
+            "train",
+            *("--gin_file=runs/train.gin", "--gin_file=models/t5_base.gin"),
+            *("--gin_file=optim/adamw.gin", "--gin_file=optim/naive.gin"),
+            "--gin_file=runs/multitask.gin",
+            *gin(EMBED_DIM=16, NUM_LAYERS=1, NUM_DECODER_LAYERS=1, NUM_HEADS=2, HEAD_DIM=8),
+            *gin(MLP_DIM=32, VOCAB_SIZE=1, ACTIVATION_DTYPE="float32", DROPOUT_RATE=0.0),
+            *gin(TOTAL_BATCH_SIZE=16, NUM_NEGATIVES=1, WARMUP_STEPS=0, LAYER_DECAY=0.9),
+            *gin(TOKEN_STORE=self.root / "tokens", MODEL_DIR=self.root / name),
+            # Compiles sooner; test_query_towers_training.py validates such models.
+            "--gin.TrainingConfig.validation=None",
+            *arguments,
+        )
+
+    def retrieve(self, name: str) -> None:
+        """Encodes, indexes, searches and evaluates with one model."""
+        model = gin(MODEL_DIR=self.root / name, TOKEN_STORE=self.root / "tokens")
+        embeddings = gin(EMBEDDINGS_DIR=self.root / f"{name}_embeddings")
+        index = gin(INDEX_DIR=self.root / f"{name}_index")
+        runs = gin(DATA_DIR=self.root / "data", RUNS_DIR=self.root / f"{name}_runs")
+        succeed("encode", *model, *embeddings)
+        succeed("index", *embeddings, *index, *gin(INDEX_KIND="exact"))
+        succeed("search", *model, *index, *runs, *gin(TOP_K=20))
+        succeed(
+            *("evaluate", *runs, *gin(COLLECTION="small_kilt", JUDGE="kilt", MEASURES=MEASURES)),
+            *gin(SYSTEM=name, EVAL_OUTPUT_DIR=self.root / "results"),
+        )
+
+    def ranking(self, name: str) -> list[tuple[str, str]]:
+        """Query and passage of each line of a model's runs."""
+        files = sorted((self.root / f"{name}_runs").glob("*.trec"))
+        lines = [line.split() for file in files for line in file.read_text().splitlines()]
+        return [(line[0], line[2]) for line in lines]
+
+    def results(self, name: str) -> dict:
+        text = (self.root / "results" / "results" / f"{name}.json").read_text()
+        return json.loads(text)["tasks"]
+
+
+@pytest.fixture(scope="module")
+def small_kilt(tmp_path_factory, compiled_once):
+    made = SmallKilt(tmp_path_factory.mktemp("small_kilt"))
+    made.make()
+    made.train("tied", *gin(TRAIN_STEPS=6, LEARNING_RATE=3e-3))
+    made.retrieve("tied")
+    return made
+
+
+def test_the_prompt_is_the_tasks_name_and_an_extra_id(small_kilt):
+    store = TokenStore.open(small_kilt.root / "tokens")
+    vocabulary = load_vocabulary(store.vocabulary_directory)
+    assert vocabulary.size == store.metadata.vocabulary_size
+    for task, (name, length) in TASKS.items():
+        found = store.queries(task, "train").tokens([0])
+        assert found.ids.shape == (1, length)
+        # [CLS] is first where a vocabulary has it: this one is ours, T5's own has none.
+        prompt = [vocabulary.cls_id, *vocabulary.encode([name])[0], vocabulary.size - 2]
+        assert found.ids[0][: len(prompt)].tolist() == prompt
+    model = json.loads((small_kilt.root / "tied" / "model.json").read_text())
+    assert model["t5"]["vocab_size"] == vocabulary.size
+
+
+def test_one_encoder_for_all_tasks_learns_and_is_judged(small_kilt):
+    lines = (small_kilt.root / "tied" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == 6
+    found = small_kilt.results("tied")
+    assert found.keys() == set(TASKS)
+    for result in found.values():
+        # 40 queries a file, the last 8 of them validation, the rest parted by shares.
+        assert 0 < result["num_queries"] < 32
+        assert result["metrics"].keys() == set(MEASURES)
+        assert 0 < result["metrics"]["Recall@20"] <= 1
+
+
+def test_query_encoders_taken_from_it_retrieve_as_it_does(small_kilt):
+    small_kilt.train(
+        "qspec",
+        "--gin_file=models/query_specific.gin",
+        *gin(QUERY_TASKS=list(TASKS), TRAIN_STEPS=1, LEARNING_RATE=1e-12),
+        *gin(INITIAL_CHECKPOINT_PATH=small_kilt.root / "tied" / "checkpoint_6"),
+    )
+    small_kilt.retrieve("qspec")
+    assert small_kilt.results("qspec") == small_kilt.results("tied")
+    assert small_kilt.ranking("qspec") == small_kilt.ranking("tied")

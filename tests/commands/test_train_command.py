@@ -1,0 +1,242 @@
+"""`commands.train.train` on the tiny store and eight devices: what it leaves and refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny_training
+
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.assembly.plans import MultitaskTraining
+from taser_jax.commands.train import train
+from taser_jax.data.batches.every_task import TaskBatchingConfig
+from taser_jax.errors import ConfigError, FingerprintError, NonFiniteLossError, StorageError
+from taser_jax.models.dual_encoder import DualEncoder, abstract_params, parameter_count
+from taser_jax.optim.optimizers import OptimizerConfig
+from taser_jax.training.checkpoints import Checkpoints
+
+
+def start(model_dir, store_dir, *, training=None, model=None, **options):
+    return train(
+        model_dir=str(model_dir),
+        token_store=str(store_dir),
+        model=model or tiny_training.model_config(),
+        training=training or tiny_training.training_config(train_steps=40, evaluation_period=20),
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_store_dir):
+    model_dir = tmp_path_factory.mktemp("trained") / "model"
+    summary = start(model_dir, tiny_store_dir, config_text="TRAIN_STEPS = 40")
+    return model_dir, summary
+
+
+def contents(directory):
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_it_learns_and_says_what_it_was(trained):
+    model_dir, summary = trained
+    lines = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 41))
+    assert lines[-1]["train/loss"] < lines[0]["train/loss"] / 2
+    assert summary.validation["nll"] == lines[-1]["validation/nll"] < lines[19]["validation/nll"]
+    assert {"nll", "average_rank", "mrr", "mrr/first", "mrr/second"} == summary.validation.keys()
+    shapes = abstract_params(DualEncoder(tiny_training.model_config()))
+    assert summary.parameters == parameter_count(shapes)
+    facts = json.loads((model_dir / "run.json").read_text())
+    assert facts["negatives_per_query"].startswith(
+        "15 = 8 queries x 2 passages - 1, over 8 devices"
+    )
+    assert facts["parameters"] == f"{summary.parameters:,}"
+    assert facts["false_negatives"] == "keep"
+    assert facts["collection"] == "tiny"
+    assert (model_dir / "config.gin").read_text() == "TRAIN_STEPS = 40"
+    assert f"{summary.parameters:,}" in (model_dir / "model-info.txt").read_text()
+    assert (model_dir / "vocabulary" / "vocabulary.json").exists()
+
+
+def test_the_best_checkpoint_opens_as_a_model(trained):
+    model_dir, _ = trained
+    model = load_model(model_dir)
+    assert model.step == 40
+    assert model.model.config == tiny_training.model_config()
+
+
+def test_a_finished_training_is_reported_again(trained, tiny_store_dir):
+    model_dir, summary = trained
+    again = start(model_dir, tiny_store_dir)
+    assert again.validation == pytest.approx(summary.validation)
+    assert again.steps_per_second == 0
+
+
+@pytest.mark.parametrize("what", ["model", "seed", "data"])
+def test_another_configuration_is_refused_and_nothing_is_overwritten(
+    trained, tiny_store_dir, tmp_path, what
+):
+    model_dir, _ = trained
+    before = contents(model_dir)
+    store_dir, model = tiny_store_dir, tiny_training.model_config()
+    training = tiny_training.training_config(train_steps=40)
+    if what == "model":
+        model = tiny_training.model_config(width=32)
+    elif what == "seed":
+        training = dataclasses.replace(training, seed=1)
+    else:
+        store_dir = tmp_path / "other"
+        tiny_training.write_token_store(store_dir, seed=1)
+    with pytest.raises(FingerprintError, match=f"{what} was"):
+        start(model_dir, store_dir, model=model, training=training)
+    assert contents(model_dir) == before
+
+
+def test_fewer_steps_than_are_done_are_refused(trained, tiny_store_dir):
+    with pytest.raises(ConfigError, match="newest checkpoint is of step 40"):
+        start(trained[0], tiny_store_dir, training=tiny_training.training_config(train_steps=30))
+
+
+def test_a_loss_that_is_not_finite_names_the_queries(trained, tiny_store_dir, tmp_path):
+    training = tiny_training.training_config(train_steps=12, checkpoint_period=1, log_period=100)
+    # A rate that warms up to infinity: a few good steps, then none.
+    training = dataclasses.replace(
+        training, optimizer=OptimizerConfig(learning_rate=1e37, warmup_steps=4, clip_norm=None)
+    )
+    with pytest.raises(NonFiniteLossError) as error:
+        start(tmp_path / "model", tiny_store_dir, training=training)
+    told = str(error.value)
+    step = int(told.split(",")[0].removeprefix("step "))
+    assert "task 'first', queries 'first-train-" in told or "task 'second', queries" in told
+    assert step >= 1
+    checkpoints = Checkpoints(tmp_path / "model", training.checkpoints)
+    assert checkpoints.latest_step == step
+    shapes = abstract_params(DualEncoder(tiny_training.model_config()))
+    replicated = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    params = checkpoints.restore_params(
+        jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated), shapes
+        ),
+        step=step,
+    )
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+    checkpoints.close()
+
+
+def test_parameters_can_be_taken_from_another_training(trained, tiny_store_dir, tmp_path):
+    model_dir, _ = trained
+    training = tiny_training.training_config(train_steps=2, learning_rate=1e-9, validates=False)
+    start(
+        tmp_path / "next",
+        tiny_store_dir,
+        training=training,
+        initial_checkpoint=str(model_dir / "checkpoint_40"),
+    )
+    before, after = load_model(model_dir, step=40), load_model(tmp_path / "next")
+    for old, new in zip(jax.tree.leaves(before.params), jax.tree.leaves(after.params), strict=True):
+        np.testing.assert_allclose(old, new, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tasks": ["frist"]}, "did you mean 'first'"),
+        ({"feature_lengths": {"query": 9}}, "query length is 8"),
+        (
+            {"training": tiny_training.training_config(train_steps=1, batch_size=12)},
+            "multiple of 8",
+        ),
+        ({"initial_checkpoint": "nowhere/checkpoint_1"}, "no checkpoint here"),
+    ],
+)
+def test_what_cannot_be_trained_is_told_first(tmp_path, tiny_store_dir, options, words):
+    with pytest.raises(ConfigError, match=words):
+        start(tmp_path / "model", tiny_store_dir, **options)
+
+
+def test_a_model_directory_that_cannot_be_written(tmp_path, tiny_store_dir):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        start(tmp_path / "file" / "model", tiny_store_dir)
+
+
+def test_a_full_disk_under_the_metrics_is_told(tmp_path, tiny_store_dir, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device", str(tmp_path / "model"))
+
+    monkeypatch.setattr("taser_jax.commands.train.make_writers", full)
+    with pytest.raises(StorageError, match="No space left on device") as error:
+        start(tmp_path / "model", tiny_store_dir)
+    assert "free some space" in str(error.value)
+
+
+def test_a_batch_of_every_task_with_t_sage(tiny_store_dir, tmp_path):
+    training = dataclasses.replace(
+        tiny_training.training_config(train_steps=12),
+        multitask=MultitaskTraining(batching=TaskBatchingConfig(total=16, num_negatives=1)),
+    )
+    start(tmp_path / "model", tiny_store_dir, training=training)
+    lines = (tmp_path / "model" / "metrics.jsonl").read_text().splitlines()
+    first, last = json.loads(lines[0]), json.loads(lines[-1])
+    assert last["step"] == 12
+    for task in ("first", "second"):
+        assert last[f"train/loss/{task}"] < first[f"train/loss/{task}"]
+        assert 0 < last[f"train/weight/{task}"] < 1
+    facts = json.loads((tmp_path / "model" / "run.json").read_text())
+    assert facts["combiner"] == "tsage"
+    assert facts["batch_sizes"] == {"first": 8, "second": 8}
+
+
+def test_every_task_in_a_step_needs_room_for_each_on_the_devices(tiny_store_dir, tmp_path):
+    training = dataclasses.replace(
+        tiny_training.training_config(train_steps=2),
+        multitask=MultitaskTraining(batching=TaskBatchingConfig(total=12)),
+    )
+    with pytest.raises(ConfigError, match="the next total that fits is 16"):
+        start(tmp_path / "model", tiny_store_dir, training=training)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_continued_training_is_one_long_training(tiny_store_dir, tmp_path):
+    """Optimiser, schedule, batches and dropout go on where the first training stopped."""
+    long = tiny_training.training_config(train_steps=6, validates=False)
+    start(tmp_path / "long", tiny_store_dir, training=long)
+    first = dataclasses.replace(
+        tiny_training.training_config(train_steps=4, validates=False), schedule_steps=6
+    )
+    start(tmp_path / "first", tiny_store_dir, training=first)
+    second = dataclasses.replace(long, schedule_steps=6)
+    start(
+        tmp_path / "second",
+        tiny_store_dir,
+        training=second,
+        continued_checkpoint=str(tmp_path / "first" / "checkpoint_4"),
+    )
+    expected, found = (load_model(tmp_path / name).params for name in ("long", "second"))
+    jax.tree.map(np.testing.assert_array_equal, expected, found)
+    lines = (tmp_path / "second" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [5, 6]
+
+
+def test_a_training_of_another_optimiser_cannot_be_continued(tiny_store_dir, tmp_path):
+    first = tiny_training.training_config(train_steps=2, validates=False)
+    start(tmp_path / "first", tiny_store_dir, training=first)
+    second = dataclasses.replace(
+        tiny_training.training_config(train_steps=3, validates=False),
+        multitask=MultitaskTraining(batching=TaskBatchingConfig(total=16, num_negatives=1)),
+    )
+    with pytest.raises(ConfigError, match="optimiser has another structure"):
+        start(
+            tmp_path / "second",
+            tiny_store_dir,
+            training=second,
+            continued_checkpoint=str(tmp_path / "first" / "checkpoint_2"),
+        )

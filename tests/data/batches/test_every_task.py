@@ -1,0 +1,183 @@
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+import tiny_training
+
+from taser_jax.batch import HostShare
+from taser_jax.data.batches.every_task import (
+    BatchTotal,
+    TaskBatchingConfig,
+    TaskBatchStream,
+    task_batch_sizes,
+)
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError
+
+# TACO-DR, table 5: task -> (training queries, batch size).
+KILT = {
+    "nq": (76_445, 16),
+    "triviaqa": (52_886, 14),
+    "hotpotqa": (68_659, 15),
+    "wow": (79_535, 16),
+    "trex": (94_514, 16),
+    "fever": (70_757, 15),
+    "zsre": (99_500, 17),
+    "aidayago2": (17_895, 11),
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    directory: pathlib.Path = tmp_path_factory.mktemp("tasks") / "tokens"
+    return tiny_training.write_token_store(directory)
+
+
+def stream(store, *, first=32, second=32, **options):
+    """Two tasks, of the given numbers of queries."""
+    tasks = {"first": store.queries("first", "train"), "second": store.queries("second", "train")}
+    for name, count in (("first", first), ("second", second)):
+        queries = tasks[name]
+        tasks[name] = dataclasses.replace(
+            queries,
+            ids=queries.ids[:count],
+            lengths=queries.lengths[:count],
+            positives=type(queries.positives).from_lists(
+                [queries.positives[i] for i in range(count)]
+            ),
+            hard_negatives=type(queries.positives).from_lists(
+                [queries.hard_negatives[i] for i in range(count)]
+            ),
+            query_ids=list(queries.query_ids[:count]),
+        )
+    config = options.pop("config", TaskBatchingConfig(total=12, num_negatives=1))
+    return TaskBatchStream(store, tasks, config, **options)
+
+
+def test_sizes_of_two_sets_by_hand():
+    # 81^(1/4) = 3 and 1: shares 3/4 and 1/4 of 8 seats.
+    assert task_batch_sizes({"a": 81, "b": 1}, total=8) == {"a": 6, "b": 2}
+    # Shares 2/3 and 1/3: one each, then ⌊4.33⌋ and ⌊1.67⌋, and the seat left goes to 0.67.
+    assert task_batch_sizes({"a": 16, "b": 1}, total=8) == {"a": 5, "b": 3}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0, 1e9])
+@pytest.mark.parametrize("multiple", [1, 3])
+def test_sizes_sum_to_the_total_and_follow_the_sets(temperature, multiple):
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        counts = rng.integers(1, 10_000, 6)
+        sizes = task_batch_sizes(
+            {str(i): int(n) for i, n in enumerate(counts)},
+            total=60,
+            temperature=temperature,
+            multiple=multiple,
+        )
+        found = np.asarray(list(sizes.values()))
+        assert found.sum() == 60
+        assert (found >= multiple).all()
+        assert (found % multiple == 0).all()
+        order = np.argsort(counts)
+        assert (np.diff(found[order]) >= 0).all()
+    if temperature == 1e9:
+        assert set(sizes.values()) <= {9, 10, 11, 12}
+
+
+def test_a_small_set_keeps_one_seat_beside_a_very_large_one():
+    assert task_batch_sizes({"a": 10**9, "b": 1, "c": 1}, total=4, temperature=1.0) == {
+        "a": 2,
+        "b": 1,
+        "c": 1,
+    }
+
+
+def test_sizes_of_the_paper():
+    sizes = task_batch_sizes({task: count for task, (count, _) in KILT.items()}, total=120)
+    assert sizes == {task: size for task, (_, size) in KILT.items()}
+
+
+def test_each_step_has_a_batch_of_every_task_from_that_task_alone(store):
+    batches = stream(store, first=32, second=4)
+    assert batches.batch_sizes == {"first": 8, "second": 4}
+    assert batches.tasks == ("first", "second")
+    assert batches.negatives_per_query == {"first": 15, "second": 7}
+    for step in range(5):
+        found = batches.batch(step)
+        for task, size in batches.batch_sizes.items():
+            queries = store.queries(task, "train")
+            rows = batches.query_rows(step)[task]
+            batch = found[task]
+            np.testing.assert_array_equal(batch.query_rows, rows)
+            assert len(batch.passage_rows) == 2 * size
+            width = batches.query_lengths[task]
+            np.testing.assert_array_equal(batch.queries.ids, queries.tokens(rows).ids[:, :width])
+            golds = [queries.positives[row][0] for row in rows]
+            np.testing.assert_array_equal(batch.passage_rows[batch.positive_index], golds)
+
+
+def test_small_sets_go_round_with_a_new_order_while_large_ones_are_seen_once(store):
+    batches = stream(store, first=32, second=4)
+    assert batches.steps_per_epoch == 4
+    assert batches.batches_per_epoch == {"first": 4, "second": 1}
+    steps = [batches.query_rows(step) for step in range(4)]
+    assert sorted(np.concatenate([rows["first"] for rows in steps])) == list(range(32))
+    orders = {tuple(rows["second"]) for rows in steps}
+    assert all(sorted(order) == list(range(4)) for order in orders)
+    assert len(orders) > 1
+
+
+def test_batches_are_a_function_of_seed_and_step_and_not_of_other_tasks(store):
+    config = TaskBatchingConfig(total=12, num_negatives=1)
+    one, again = stream(store, config=config), stream(store, config=config)
+    other = stream(store, config=dataclasses.replace(config, seed=1))
+    for step in (7, 2):
+        for task, rows in one.query_rows(step).items():
+            np.testing.assert_array_equal(rows, again.query_rows(step)[task])
+    assert one.fingerprint == again.fingerprint != other.fingerprint
+    first, second = (one.query_rows(0)[task] for task in one.tasks)
+    assert list(first) != list(second), "tasks draw apart"
+
+
+def test_two_hosts_share_every_tasks_batch(store):
+    config = TaskBatchingConfig(total=16, num_negatives=1)
+    whole = stream(store, config=config, num_devices=2).batch(3)
+    halves = [
+        stream(store, config=config, num_devices=2, share=HostShare((i,), 2)).batch(3)
+        for i in range(2)
+    ]
+    for task, batch in whole.items():
+        joined = np.concatenate([half[task].query_rows for half in halves])
+        np.testing.assert_array_equal(joined, batch.query_rows)
+
+
+def test_total_per_device_and_devices_share_evenly(store):
+    config = TaskBatchingConfig(total=4, counted=BatchTotal.PER_DEVICE, num_negatives=1)
+    batches = stream(store, config=config, num_devices=8)
+    assert batches.batch_size == 32
+    assert all(size % 8 == 0 for size in batches.batch_sizes.values())
+
+
+def test_queries_are_as_long_as_their_own_tasks_longest(store):
+    tasks = {name: store.queries(name, "train") for name in ("first", "second")}
+    short = dataclasses.replace(tasks["second"], ids=np.repeat(tasks["second"].ids, 4, axis=1))
+    batches = TaskBatchStream(
+        store, {**tasks, "second": short}, TaskBatchingConfig(total=8, num_negatives=0)
+    )
+    assert short.ids.shape[1] == 4 * tiny_training.QUERY_LENGTH
+    assert batches.batch(0)["second"].queries.ids.shape[1] == tiny_training.QUERY_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "message"),
+    [
+        ({"nq": 9, "fever": 0}, {"total": 8}, "task fever has no training queries"),
+        ({}, {"total": 8}, "no task"),
+        ({"nq": 9, "fever": 9}, {"total": 12, "multiple": 8}, "the next total that fits is 16"),
+        ({"nq": 9, "fever": 9}, {"total": 1}, "at least 2 for 2 tasks"),
+        ({"nq": 9}, {"total": 8, "temperature": 0.0}, "a temperature above 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(sizes, options, message):
+    with pytest.raises(ConfigError, match=message):
+        task_batch_sizes(sizes, **options)

@@ -1,0 +1,341 @@
+import collections
+import dataclasses
+import logging
+
+import jax
+import numpy as np
+import pytest
+
+from taser_jax.batch import HostShare
+from taser_jax.data.batches.one_task import (
+    BatchingConfig,
+    BatchStream,
+    FalseNegatives,
+    PositiveChoice,
+)
+from taser_jax.data.token_store.arrays import Ragged
+from taser_jax.data.token_store.writer import TokenStoreWriter
+from taser_jax.errors import ConfigError, DataError, FingerprintError
+
+NUM_PASSAGES = 40
+
+
+def write_store(directory, tasks):
+    """`tasks`: task -> (positives, hard negatives). Passage r has tokens [r + 1] * (r % 3 + 1)."""
+    writer = TokenStoreWriter(
+        directory,
+        collection="toy",
+        collection_fingerprint=f"c-{directory.name}",
+        vocabulary_fingerprint="v",
+        vocabulary_size=1000,
+        query_length=4,
+        passage_length=3,
+    )
+    writer.write_passages(
+        ([row + 1] * (row % 3 + 1) for row in range(NUM_PASSAGES)), count=NUM_PASSAGES
+    )
+    for task, (positives, hard_negatives) in tasks.items():
+        count = len(positives)
+        writer.write_queries(
+            task,
+            "train",
+            query_ids=[f"{task}-{i}" for i in range(count)],
+            tokens=[[100 + i, 2] for i in range(count)],
+            positives=positives,
+            hard_negatives=hard_negatives,
+        )
+    store = writer.finish()
+    return store, {task: store.queries(task, "train") for task in tasks}
+
+
+def random_task(count, seed):
+    """Few distinct positives, so that batches are full of false negatives."""
+    rng = np.random.default_rng(seed)
+    positives = [rng.choice(12, rng.integers(1, 5), replace=False).tolist() for _ in range(count)]
+    pools = [rng.integers(0, NUM_PASSAGES, rng.integers(0, 9)).tolist() for _ in range(count)]
+    return positives, pools
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    tasks = {"nq": random_task(50, 0), "trec": random_task(13, 1), "webq": random_task(21, 2)}
+    return write_store(tmp_path_factory.mktemp("store"), tasks)
+
+
+CONFIG = BatchingConfig(
+    batch_size=8,
+    num_negatives=3,
+    false_negatives=FalseNegatives.MASK,
+    positives=PositiveChoice.SAMPLE,
+    rates={"trec": 3.0},
+)
+
+
+def with_config(**changes):
+    return dataclasses.replace(CONFIG, **changes)
+
+
+def same(a, b):
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+def test_golden_by_hand(tmp_path):
+    # Query 0 has positives 5 and 7, query 1 has 7, query 2 has 5 (gold) and 30.
+    store, tasks = write_store(
+        tmp_path, {"t": ([[5, 7], [7], [5, 30]], [[20], [21], [22, 22, 30]])}
+    )
+    config = BatchingConfig(batch_size=3, false_negatives=FalseNegatives.MASK, seed=4)
+    rows = BatchStream(store, tasks, config).rows(0)
+    at = {int(query): place for place, query in enumerate(rows.query_rows)}
+    assert sorted(at) == [0, 1, 2]
+    assert rows.random_negatives == 0
+    assert rows.positive_index.tolist() == [0, 2, 4]
+    pairs = rows.passage_rows.reshape(3, 2)
+    assert pairs[at[0]].tolist() == [5, 20]
+    assert pairs[at[1]].tolist() == [7, 21]
+    assert pairs[at[2]].tolist() == [5, 22]
+    expected = np.zeros((3, 6), bool)
+    expected[at[0], 2 * at[1]] = True  # 7 is another positive of query 0
+    expected[at[0], 2 * at[2]] = True  # 5 again, as query 2's positive
+    expected[at[2], 2 * at[0]] = True  # 5 again, as query 0's positive
+    np.testing.assert_array_equal(rows.ignore, expected)
+
+    kept = dataclasses.replace(config, false_negatives=FalseNegatives.KEEP)
+    assert not BatchStream(store, tasks, kept).rows(0).ignore.any()
+
+
+def test_ignore_against_brute_force(toy):
+    store, tasks = toy
+    stream = BatchStream(store, tasks, CONFIG)
+    seen = 0
+    for step in range(stream.steps_per_epoch * 3):
+        rows = stream.rows(step)
+        expected = np.zeros((8, 32), bool)
+        for i, query in enumerate(rows.query_rows):
+            positives = set(tasks[rows.task].positives[query].tolist())
+            for column, passage in enumerate(rows.passage_rows):
+                expected[i, column] = passage in positives and column != rows.positive_index[i]
+        np.testing.assert_array_equal(rows.ignore, expected)
+        seen += expected.sum()
+    assert seen > 100
+
+
+def test_passages_are_what_they_are_said_to_be(toy):
+    store, tasks = toy
+    stream = BatchStream(store, tasks, CONFIG)
+    filled = 0
+    for step in range(stream.steps_per_epoch * 2):
+        rows = stream.rows(step)
+        queries = tasks[rows.task]
+        for i, query in enumerate(rows.query_rows):
+            positive, *negatives = rows.passage_rows.reshape(8, 4)[i].tolist()
+            positives = set(queries.positives[query].tolist())
+            pool = set(queries.hard_negatives[query].tolist()) - positives
+            assert positive in positives
+            assert rows.passage_rows[rows.positive_index[i]] == positive
+            assert len(set(negatives)) == 3
+            assert not positives & set(negatives)
+            from_pool = min(3, len(pool))
+            assert set(negatives[:from_pool]) <= pool
+            assert not pool & set(negatives) - set(negatives[:from_pool])
+            filled += 3 - from_pool
+        assert rows.random_negatives == filled
+        filled = 0
+
+
+def test_short_pools_are_counted_and_logged(toy, caplog):
+    store, tasks = toy
+    with caplog.at_level(logging.INFO, logger="taser"):
+        stream = BatchStream(store, tasks, CONFIG)
+    short = {
+        task: sum(
+            len(set(pool.tolist()) - set(positives.tolist())) < 3
+            for pool, positives in zip(queries.hard_negatives, queries.positives, strict=True)
+        )
+        for task, queries in tasks.items()
+    }
+    assert stream.queries_short_of_negatives == short
+    assert sum(short.values()) > 0
+    assert f"nq: {short['nq']} of 50 queries have fewer than 3" in caplog.text
+
+
+def test_draws_are_uniform(tmp_path):
+    store, tasks = write_store(tmp_path, {"t": ([[0, 1, 2, 3]], [list(range(10, 16))])})
+    config = with_config(batch_size=1, num_negatives=2, rates={})
+    stream = BatchStream(store, tasks, config)
+    draws = [stream.rows(step).passage_rows.tolist() for step in range(3000)]
+    positives = collections.Counter(draw[0] for draw in draws)
+    assert sorted(positives) == [0, 1, 2, 3]
+    assert all(abs(count - 750) < 120 for count in positives.values())
+    pairs = collections.Counter(tuple(draw[1:]) for draw in draws)
+    assert len(pairs) == 30, "every ordered pair of the six"
+    assert all(abs(count - 100) < 45 for count in pairs.values())
+
+
+def test_first_positive_is_the_gold(toy):
+    store, tasks = toy
+    stream = BatchStream(store, tasks, with_config(positives=PositiveChoice.FIRST))
+    rows = stream.rows(0)
+    gold = [tasks[rows.task].positives[query][0] for query in rows.query_rows]
+    np.testing.assert_array_equal(rows.passage_rows[rows.positive_index], gold)
+
+
+@pytest.mark.parametrize("size", [8, 13, 16, 23])
+def test_each_pass_is_a_permutation_filled_from_its_beginning(tmp_path, size):
+    store, tasks = write_store(tmp_path, {"t": random_task(size, 3)})
+    stream = BatchStream(store, tasks, with_config(rates={}))
+    assert stream.steps_per_epoch == -(-size // 8)
+    passes = []
+    for whole_pass in range(4):
+        steps = range(
+            whole_pass * stream.steps_per_epoch, (whole_pass + 1) * stream.steps_per_epoch
+        )
+        batches = [stream.rows(step).query_rows for step in steps]
+        assert all(len(set(batch.tolist())) == 8 for batch in batches)
+        order = np.concatenate(batches)
+        assert sorted(order[:size]) == list(range(size))
+        np.testing.assert_array_equal(order[size:], order[: len(order) - size])
+        passes.append(tuple(order))
+    assert len(set(passes)) == 4, "each pass has an order of its own"
+
+
+def test_multi_set_batches_are_of_one_task_at_its_rate(toy):
+    store, tasks = toy
+    stream = BatchStream(store, tasks, CONFIG)
+    # nq ceil(50 / 8) = 7, trec ceil(13 / 8) * 3 = 6, webq ceil(21 / 8) = 3.
+    assert stream.batches_per_epoch == {"nq": 7, "trec": 6, "webq": 3}
+    epoch = [stream.rows(step).task for step in range(16)]
+    assert collections.Counter(epoch) == {"nq": 7, "trec": 6, "webq": 3}
+    assert epoch == [stream.task(step) for step in range(16)]
+    # trec's six batches are three passes: each shows every query.
+    trec = [stream.rows(step).query_rows for step in range(16) if epoch[step] == "trec"]
+    for first, second in zip(trec[::2], trec[1::2], strict=True):
+        assert set(first) | set(second) == set(range(13))
+
+
+def test_resuming_gives_the_same_batches(toy):
+    store, tasks = toy
+    stream = BatchStream(store, tasks, CONFIG)
+    batches = [stream.batch(step) for step in range(40)]
+    resumed = BatchStream(store, tasks, CONFIG)
+    assert all(same(resumed.batch(step), batches[step]) for step in range(25, 40))
+    assert all(same(stream.batch(step), batches[step]) for step in reversed(range(40)))
+    other = BatchStream(store, tasks, with_config(seed=1))
+    assert not any(same(other.batch(step), batches[step]) for step in range(40))
+
+
+def test_tokens_are_the_rows_tokens(toy):
+    store, tasks = toy
+    stream = BatchStream(store, tasks, CONFIG)
+    rows, batch = stream.rows(5), stream.batch(5)
+    np.testing.assert_array_equal(batch.query_rows, rows.query_rows)
+    np.testing.assert_array_equal(batch.passage_rows, rows.passage_rows)
+    np.testing.assert_array_equal(batch.ignore, rows.ignore)
+    np.testing.assert_array_equal(batch.queries.ids[:, 0], 100 + rows.query_rows)
+    np.testing.assert_array_equal(batch.passages.ids[:, 0], 1 + rows.passage_rows)
+    np.testing.assert_array_equal(batch.passages.mask.sum(axis=1), rows.passage_rows % 3 + 1)
+    assert stream.negatives_per_query == 31
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_hosts_together_make_the_batch_of_one(toy, count):
+    store, tasks = toy
+    whole = BatchStream(store, tasks, CONFIG)
+    hosts = [
+        BatchStream(store, tasks, CONFIG, share=HostShare((index,), count))
+        for index in range(count)
+    ]
+    assert {host.fingerprint for host in hosts} == {whole.fingerprint}
+    for step in (0, 3, 17):
+        parts = [host.batch(step) for host in hosts]
+        assert parts[0].ignore.shape == (8 // count, 32)
+        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        assert same(joined, whole.batch(step))
+
+
+def test_a_hosts_parts_need_not_be_neighbours(toy):
+    store, tasks = toy
+    whole = BatchStream(store, tasks, CONFIG).batch(3)
+    ours = BatchStream(store, tasks, CONFIG, share=HostShare((1, 2), 4)).batch(3)
+    theirs = BatchStream(store, tasks, CONFIG, share=HostShare((0, 3), 4)).batch(3)
+    np.testing.assert_array_equal(ours.query_rows, whole.query_rows[2:6])
+    np.testing.assert_array_equal(ours.positive_index, whole.positive_index[2:6])
+    np.testing.assert_array_equal(theirs.query_rows, whole.query_rows[[0, 1, 6, 7]])
+    np.testing.assert_array_equal(theirs.ignore, whole.ignore[[0, 1, 6, 7]])
+    passages = whole.passages.ids.reshape(8, 4, -1)[[0, 1, 6, 7]]
+    np.testing.assert_array_equal(theirs.passages.ids, passages.reshape(16, -1))
+
+
+def test_a_set_smaller_than_a_batch(tmp_path):
+    store, tasks = write_store(tmp_path, {"t": random_task(5, 3)})
+    config = with_config(rates={})
+    rows = BatchStream(store, tasks, config).rows(0)
+    assert collections.Counter(rows.query_rows.tolist()).most_common(1)[0][1] == 2
+    # A query's copy brings the query's positives: none of them counts as a negative.
+    for i, query in enumerate(rows.query_rows):
+        copies = np.flatnonzero(rows.query_rows == query)
+        others = rows.positive_index[copies[copies != i]]
+        assert rows.ignore[i, others].all()
+    with pytest.raises(ConfigError, match=r"5 queries do not fill a batch of 8"):
+        BatchStream(store, tasks, dataclasses.replace(config, false_negatives=FalseNegatives.KEEP))
+
+
+def test_without_hard_negatives(toy):
+    store, tasks = toy
+    rows = BatchStream(store, tasks, with_config(num_negatives=0)).rows(0)
+    assert rows.passage_rows.shape == (8,)
+    assert rows.positive_index.tolist() == list(range(8))
+    assert rows.random_negatives == 0
+
+
+def test_fingerprint_follows_data_and_configuration(toy):
+    store, tasks = toy
+    base = BatchStream(store, tasks, CONFIG).fingerprint
+    mined = tasks | {"nq": tasks["nq"].with_hard_negatives(Ragged.from_lists([[1]] * 50))}
+    others = [
+        BatchStream(store, mined, CONFIG).fingerprint,
+        BatchStream(store, {"nq": tasks["nq"]}, with_config(rates={})).fingerprint,
+    ]
+    for change in (
+        {"batch_size": 4},
+        {"num_negatives": 1},
+        {"false_negatives": FalseNegatives.KEEP},
+        {"positives": PositiveChoice.FIRST},
+        {"seed": 1},
+        {"rates": {}},
+    ):
+        others.append(BatchStream(store, tasks, with_config(**change)).fingerprint)
+    assert len({base, *others}) == 9
+    assert BatchStream(store, dict(reversed(tasks.items())), CONFIG).fingerprint == base
+
+
+@pytest.mark.parametrize("field", ["batch_size", "num_negatives", "seed"])
+def test_bad_numbers(field):
+    with pytest.raises(ConfigError, match=f"{field} is -1"):
+        BatchingConfig(**({"batch_size": 4} | {field: -1}))
+
+
+def test_bad_data_is_named(toy, tmp_path):
+    store, tasks = toy
+    nq = tasks["nq"]
+    with pytest.raises(ConfigError, match="did you mean 'trec'"):
+        BatchStream(store, tasks, with_config(rates={"terc": 2.0}))
+    far = nq.with_hard_negatives(Ragged.from_lists([[]] * 7 + [[NUM_PASSAGES]] + [[]] * 42))
+    with pytest.raises(DataError, match=r"hard_negatives of query 'nq-7': passage row 40"):
+        BatchStream(store, {"nq": far}, with_config(rates={}))
+    none = dataclasses.replace(nq, positives=Ragged.from_lists([[1]] * 3 + [[]] + [[1]] * 46))
+    with pytest.raises(DataError, match=r"task 'nq', split 'train': query 'nq-3' has no positive"):
+        BatchStream(store, {"nq": none}, with_config(rates={}))
+    with pytest.raises(ConfigError, match="50 negatives a query from 40 passages"):
+        BatchStream(store, tasks, with_config(num_negatives=50))
+    other, _ = write_store(tmp_path, {"t": ([[0]], None)})
+    with pytest.raises(FingerprintError, match=r"task 'nq'.*was made from collection"):
+        BatchStream(other, {"nq": nq}, with_config(rates={}))
+
+
+def test_bad_hosts(toy):
+    store, tasks = toy
+    with pytest.raises(ConfigError, match="8 queries in 3 parts"):
+        BatchStream(store, tasks, CONFIG, share=HostShare((0,), 3))

@@ -1,0 +1,91 @@
+import threading
+import time
+
+import pytest
+
+from taser_jax.data.batches.prefetch import prefetch
+from taser_jax.errors import ConfigError
+
+
+class Stream:
+    def __init__(self, fails_at=None):
+        self.made, self.fails_at = [], fails_at
+
+    def batch(self, step):
+        if step == self.fails_at:
+            raise ValueError(f"step {step} failed")
+        self.made.append(step)
+        return step
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def settle(stream):
+    """Waits until the thread has made all it may."""
+    before = None
+    while before != len(stream.made):
+        before = len(stream.made)
+        time.sleep(0.05)
+
+
+def test_yields_every_step_in_order_and_ends():
+    out = list(prefetch(Stream(), 3, 8, lambda batch: batch * 10))
+    assert out == [(3, 30), (4, 40), (5, 50), (6, 60), (7, 70)]
+    assert list(prefetch(Stream(), 5, 5, lambda batch: batch)) == []
+    assert threads() == []
+
+
+def test_works_ahead_by_depth_and_no_more():
+    stream = Stream()
+    batches = prefetch(stream, 0, 100, lambda batch: batch, depth=3)
+    next(batches)
+    settle(stream)
+    assert stream.made == [0, 1, 2, 3]
+    batches.close()
+
+
+def test_put_runs_in_the_thread():
+    names = []
+
+    def put(batch):
+        names.append(threading.current_thread().name)
+        return batch
+
+    list(prefetch(Stream(), 0, 2, put))
+    assert names == ["prefetch", "prefetch"]
+
+
+def test_errors_surface_at_their_step():
+    batches = prefetch(Stream(fails_at=2), 0, 5, lambda batch: batch)
+    assert [next(batches), next(batches)] == [(0, 0), (1, 1)]
+    with pytest.raises(ValueError, match="step 2 failed"):
+        next(batches)
+    assert threads() == []
+
+    def put(batch):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        next(prefetch(Stream(), 0, 5, put))
+
+
+def test_closing_early_joins_the_thread():
+    batches = prefetch(Stream(), 0, 1000, lambda batch: batch)
+    next(batches)
+    assert len(threads()) == 1
+    batches.close()
+    assert threads() == []
+
+
+def test_leaving_a_loop_early_joins_the_thread():
+    for step, _ in prefetch(Stream(), 0, 1000, lambda batch: batch):
+        if step == 2:
+            break
+    assert threads() == []
+
+
+def test_depth_is_checked_at_the_call():
+    with pytest.raises(ConfigError, match="depth 0"):
+        prefetch(Stream(), 0, 1, lambda batch: batch, depth=0)

@@ -1,0 +1,89 @@
+import collections
+
+import pytest
+
+from taser_jax.data.batches.schedule import Schedule, Turn, rates_from_weights
+from taser_jax.errors import ConfigError
+
+SIZES = {"nq": 100, "trec": 15, "webq": 3}
+
+
+def make(**changes):
+    return Schedule(SIZES, **({"batch_size": 10, "rates": {"trec": 4, "nq": 0.55}} | changes))
+
+
+def test_batches_per_epoch_by_hand():
+    # nq: int(10 * 0.55) = 5; trec: int(ceil(1.5) * 4) = 8; webq: ceil(0.3) = 1.
+    schedule = make()
+    assert schedule.batches_per_epoch == {"nq": 5, "trec": 8, "webq": 1}
+    assert schedule.steps_per_epoch == 14
+    assert make(rates={"nq": 0.01}).batches_per_epoch["nq"] == 1
+
+
+def test_every_epoch_has_each_task_as_often_as_said():
+    schedule = make()
+    for epoch in range(5):
+        turns = [schedule.turn(epoch * 14 + at) for at in range(14)]
+        assert collections.Counter(turn.task for turn in turns) == schedule.batches_per_epoch
+
+
+def test_a_tasks_batches_are_counted_without_gaps():
+    schedule = make()
+    batches = collections.defaultdict(list)
+    for step in range(14 * 4):
+        turn = schedule.turn(step)
+        batches[turn.task].append(turn.batch)
+    assert {task: numbers == list(range(len(numbers))) for task, numbers in batches.items()} == {
+        "nq": True,
+        "trec": True,
+        "webq": True,
+    }
+
+
+def test_is_a_function_of_seed_and_step():
+    forwards = [make().turn(step) for step in range(60)]
+    schedule = make()
+    assert [schedule.turn(step) for step in reversed(range(60))] == forwards[::-1]
+    reordered = Schedule(
+        dict(reversed(SIZES.items())), batch_size=10, rates={"trec": 4, "nq": 0.55}
+    )
+    assert [reordered.turn(step) for step in range(60)] == forwards
+    assert [make(seed=1).turn(step) for step in range(60)] != forwards
+    tasks = [turn.task for turn in forwards]
+    assert tasks[:14] != tasks[14:28], "each epoch has an order of its own"
+    assert tasks[:14] != sorted(tasks[:14])
+
+
+def test_steps_far_away_cost_no_more():
+    assert Schedule({"nq": 5}, batch_size=5).turn(10**12) == Turn("nq", 10**12)
+
+
+def test_rates_from_weights_give_each_task_its_share():
+    rates = rates_from_weights({"nq": 3.0, "trec": 1.0}, {"nq": 6000, "trec": 2000})
+    assert rates == pytest.approx({"nq": 1.0, "trec": 1.0})
+    sizes = {"nq": 9000, "trec": 1000}
+    rates = rates_from_weights({"nq": 2, "trec": 2}, sizes)
+    batches = Schedule(sizes, batch_size=10, rates=rates).batches_per_epoch
+    assert batches == {"nq": 500, "trec": 500}
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ({"terc": 4.0}, "did you mean 'trec'"),
+        ({"nq": 0.0}, "rate 0.0 for task 'nq'"),
+        ({"nq": float("nan")}, "rate nan"),
+    ],
+)
+def test_bad_rates(rates, message):
+    with pytest.raises(ConfigError, match=message):
+        make(rates=rates)
+
+
+def test_bad_weights_and_no_tasks():
+    with pytest.raises(ConfigError, match="no weight for task 'trec'"):
+        rates_from_weights({"nq": 1.0}, {"nq": 5, "trec": 5})
+    with pytest.raises(ConfigError, match="no task"):
+        Schedule({}, batch_size=1)
+    with pytest.raises(ConfigError, match="step -1"):
+        make().turn(-1)

@@ -1,0 +1,299 @@
+import logging
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from taser_jax.data.collections import store as collections
+from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
+from taser_jax.errors import ConfigError, DataError, FingerprintError, StorageError
+from taser_jax.records import Passage, Query
+
+PASSAGES = [
+    Passage("a", "first text", "One", "p1"),
+    Passage("b", "second\ttext\n\u2028 é", ""),
+    Passage("c d", "", "kept since asked for"),
+    Passage("e", "first  text", "One"),
+]
+QUERIES = [
+    Query("q1", "who?", "nq", positives=(2, 0), relevance=(2, 1), answers=("é", "b")),
+    Query("q2", "when?", "nq", positives=(1,), hard_negatives=(3, 0)),
+    Query("q3", "no positive", "nq", answers=("x",)),
+]
+
+
+def _many(count: int) -> list[Passage]:
+    return [Passage(f"id{n}", f"text of {n}", f"title {n % 7}") for n in range(count)]
+
+
+def _write(data_dir, passages=PASSAGES, **options) -> PassageStore:
+    return write_collection(
+        data_dir, "tiny", passages, empty=collections.EmptyPassages.KEEP, **options
+    )
+
+
+def test_what_is_written_is_read_by_row_and_id(tmp_path):
+    store = _write(tmp_path)
+    for opened in (store, PassageStore.open(tmp_path, "tiny")):
+        assert (len(opened), opened.name) == (4, "tiny")
+        assert list(opened) == PASSAGES
+        assert opened[1] == PASSAGES[1]
+        assert opened.get_many([3, 0, 3]) == [PASSAGES[3], PASSAGES[0], PASSAGES[3]]
+        assert opened.get_many([]) == []
+        assert list(opened.iterate(1, 3)) == PASSAGES[1:3]
+        assert list(opened.ids) == ["a", "b", "c d", "e"]
+        assert [opened.row_of(passage.id) for passage in PASSAGES] == [0, 1, 2, 3]
+        assert opened.rows_with(title=" One", text="first text") == [0, 3]
+        assert opened.rows_with(title="One", text="other") == []
+    with pytest.raises(DataError, match=r"collection 'tiny': no passage has the id 'zz'"):
+        store.row_of("zz")
+    for row in (-1, 4):
+        with pytest.raises(IndexError, match=f"row {row} "):
+            store[row]
+
+
+def test_rows_run_on_across_shards(tmp_path):
+    passages = _many(5000)
+    store = _write(tmp_path, passages, passages_per_shard=700)
+    shards = [name for name in os.listdir(tmp_path / "tiny/passages") if "array_record" in name]
+    assert len(shards) == 8
+    assert list(store) == passages
+    rows = np.random.default_rng(0).integers(0, 5000, size=300)
+    assert store.get_many(rows) == [passages[row] for row in rows]
+    assert list(store.iterate(2040, 2060)) == passages[2040:2060]
+    assert [store.row_of(passages[row].id) for row in rows] == list(rows)
+
+
+def test_the_files_are_a_tfds_data_set(tmp_path):
+    _write(tmp_path, _many(30), passages_per_shard=10)
+    builder = tfds.builder_from_directory(tmp_path / "tiny" / "passages")
+    assert builder.info.splits["passages"].num_examples == 30
+    assert builder.info.splits["passages"].num_shards == 3
+    assert builder.info.disable_shuffling
+    source = builder.as_data_source(split="passages")
+    assert [record["id"].decode() for record in source] == [f"id{n}" for n in range(30)]
+
+
+def test_building_is_a_stream(tmp_path):
+    alive, most = 0, 0
+
+    class Watched(Passage):
+        __slots__ = ()
+
+        def __del__(self):
+            nonlocal alive
+            alive -= 1
+
+    def passages():
+        nonlocal alive, most
+        for number in range(10_000):
+            alive += 1
+            most = max(most, alive)
+            yield Watched(str(number), "text")
+
+    _write(tmp_path, passages())
+    assert most < 3000
+
+
+def test_the_same_content_is_left_in_place(tmp_path):
+    first = _write(tmp_path)
+    record = tmp_path / "tiny/passages/passages-passages.array_record-00000"
+    inode = record.stat().st_ino
+    again = _write(tmp_path)
+    assert again.fingerprint == first.fingerprint
+    assert record.stat().st_ino == inode
+    assert sorted(os.listdir(tmp_path / "tiny")) == ["passages"]
+
+
+def test_the_fingerprint_follows_content_and_order_only(tmp_path):
+    fingerprint = _write(tmp_path / "0").fingerprint
+    assert _write(tmp_path / "1", passages_per_shard=1).fingerprint == fingerprint
+    others = [
+        PASSAGES[::-1],
+        PASSAGES[:3],
+        [Passage("z", *("first text", "One", "p1")), *PASSAGES[1:]],
+        [Passage("a", "first text!", "One", "p1"), *PASSAGES[1:]],
+        [Passage("a", "first text", "Two", "p1"), *PASSAGES[1:]],
+        [Passage("a", "first text", "One", "p2"), *PASSAGES[1:]],
+    ]
+    found = {_write(tmp_path / "2", passages).fingerprint for passages in others}
+    aliased = _write(tmp_path / "2", aliases={"other": 1})
+    assert len(found | {fingerprint, aliased.fingerprint}) == 8
+    assert aliased.row_of("other") == 1
+
+
+def test_new_content_replaces_the_old_with_a_warning(tmp_path, caplog):
+    _write(tmp_path)
+    with caplog.at_level(logging.WARNING, "taser"):
+        assert len(_write(tmp_path, _many(9))) == 9
+    assert "must be made again" in caplog.text
+
+
+def test_a_killed_build_is_told_and_built_again(tmp_path, caplog):
+    def killed():
+        yield from PASSAGES
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _write(tmp_path, killed())
+    with pytest.raises(DataError, match="its build did not finish"):
+        PassageStore.open(tmp_path, "tiny")
+    with caplog.at_level(logging.WARNING, "taser"):
+        assert list(_write(tmp_path)) == PASSAGES
+    assert "an earlier build did not finish" in caplog.text
+    # A rebuild that is killed leaves the finished collection as it was.
+    with pytest.raises(KeyboardInterrupt):
+        _write(tmp_path, killed())
+    assert list(PassageStore.open(tmp_path, "tiny")) == PASSAGES
+
+
+def test_a_build_killed_without_warning_is_built_again(tmp_path):
+    script = (
+        "import itertools, sys\n"
+        "from taser_jax.data.collections.store import write_collection\n"
+        "from taser_jax.records import Passage\n"
+        "passages = (Passage(str(n), 'x' * 500) for n in itertools.count())\n"
+        "write_collection(sys.argv[1], 'tiny', passages)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stderr=subprocess.DEVNULL
+    )
+    record = tmp_path / "tiny/passages.building/passages-passages.array_record-00000"
+    deadline = time.monotonic() + 60
+    while not record.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with pytest.raises(DataError, match="its build did not finish"):
+        PassageStore.open(tmp_path, "tiny")
+    assert list(_write(tmp_path)) == PASSAGES
+
+
+def test_missing_and_foreign_collections_are_told(tmp_path):
+    with pytest.raises(DataError, match="there is no such data set"):
+        PassageStore.open(tmp_path, "tiny")
+    _write(tmp_path)
+    metadata = tmp_path / "tiny/passages/metadata.json"
+    metadata.write_text(metadata.read_text().replace('"format_version": 1', '"format_version": 99'))
+    with pytest.raises(DataError, match="format version 99"):
+        PassageStore.open(tmp_path, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("passages", "message"),
+    [
+        ([], "there is not one passage"),
+        ([Passage("a", "x"), Passage("b", " \n")], r"passage 'b', field 'text': the passage is"),
+        ([Passage("a", "x"), Passage("", "y")], r"row 1, field 'id': the id is ''"),
+        ([Passage("a\nb", "x")], r"row 0, field 'id'"),
+        ([*_many(3), Passage("id1", "y")], r"the id 'id1' is used twice, in rows 1 and 3"),
+    ],
+)
+def test_bad_passages_leave_nothing_behind(tmp_path, passages, message):
+    with pytest.raises(DataError, match=message):
+        write_collection(tmp_path, "tiny", passages)
+    assert os.listdir(tmp_path / "tiny") == []
+
+
+def test_empty_passages_are_skipped_on_request(tmp_path):
+    store = write_collection(tmp_path, "tiny", PASSAGES, empty=collections.EmptyPassages.SKIP)
+    assert list(store.ids) == ["a", "b", "e"]
+
+
+def test_queries_come_back_as_they_were(tmp_path):
+    store = _write(tmp_path)
+    written = write_queries(tmp_path, "tiny", "nq", "train", QUERIES)
+    for queries in (written, QuerySet.open(tmp_path, "tiny", "nq", "train")):
+        assert list(queries) == QUERIES
+        assert queries[1] == QUERIES[1]
+        assert (len(queries), queries.task, queries.split) == (3, "nq", "train")
+        assert queries.collection_fingerprint == store.fingerprint
+    write_queries(tmp_path, "tiny", "nq", "test", QUERIES[:1])
+    write_queries(tmp_path, "tiny", "alpha", "validation", [Query("x", "y", "alpha")])
+    assert collections.list_tasks(tmp_path, "tiny") == {
+        "alpha": ["validation"],
+        "nq": ["train", "test"],
+    }
+    assert collections.list_tasks(tmp_path, "other") == {}
+
+
+def test_query_fingerprints_follow_every_field(tmp_path):
+    _write(tmp_path)
+    query = Query("q", "t", "nq", (1, 2), (1, 2), (3,), ("a", "b"))
+    variants = [
+        query,
+        Query("p", "t", "nq", (1, 2), (1, 2), (3,), ("a", "b")),
+        Query("q", "u", "nq", (1, 2), (1, 2), (3,), ("a", "b")),
+        Query("q", "t", "nq", (2, 1), (1, 2), (3,), ("a", "b")),
+        Query("q", "t", "nq", (1, 2), (2, 1), (3,), ("a", "b")),
+        Query("q", "t", "nq", (1, 2), (1, 2), (0,), ("a", "b")),
+        Query("q", "t", "nq", (1, 2), (1, 2), (3,), ("ab",)),
+    ]
+    found = [write_queries(tmp_path, "tiny", "nq", "train", [one]).fingerprint for one in variants]
+    assert len(set(found)) == len(variants)
+    assert write_queries(tmp_path, "tiny", "nq", "train", [query]).fingerprint == found[0]
+
+
+def test_queries_of_a_replaced_collection_are_refused(tmp_path):
+    _write(tmp_path)
+    write_queries(tmp_path, "tiny", "nq", "train", QUERIES)
+    _write(tmp_path, _many(9))
+    with pytest.raises(FingerprintError, match="taser prepare"):
+        QuerySet.open(tmp_path, "tiny", "nq", "train")
+
+
+@pytest.mark.parametrize(
+    ("queries", "message"),
+    [
+        ([], "there is not one query"),
+        ([QUERIES[0], QUERIES[0]], "query 'q1': the query id is used twice"),
+        ([Query("q", "t", "other")], "belongs to task 'other'"),
+        ([Query("q", "t", "nq", positives=(4,))], "query 'q': row 4"),
+        ([Query("q", "t", "nq", hard_negatives=(-1,))], "query 'q': row -1"),
+        ([Query("q", "t", "nq", positives=(1, 2), relevance=(1,))], "1 grades for 2 positives"),
+    ],
+)
+def test_bad_queries_are_told(tmp_path, queries, message):
+    _write(tmp_path)
+    with pytest.raises(DataError, match=message):
+        write_queries(tmp_path, "tiny", "nq", "train", queries)
+    assert collections.list_tasks(tmp_path, "tiny") == {}
+
+
+def test_names_that_make_no_folder_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"collection name '\.\./up'"):
+        write_collection(tmp_path, "../up", PASSAGES)
+    _write(tmp_path)
+    with pytest.raises(ConfigError, match="split 'dev'"):
+        write_queries(tmp_path, "tiny", "nq", "dev", QUERIES)
+    with pytest.raises(ConfigError, match="task name 'a/b'"):
+        QuerySet.open(tmp_path, "tiny", "a/b", "train")
+
+
+def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="could not write: Not a directory"):
+        _write(tmp_path / "file")
+
+
+def test_a_disk_that_fills_up_is_a_storage_error(tmp_path):
+    # A limit on file size makes write() fail in ArrayRecord as a full disk does.
+    words = random.Random(0)
+    passages = [Passage(str(n), str(words.random()) * 30) for n in range(3000)]
+    old_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, old_limit[1]))
+        with pytest.raises(StorageError, match="could not write"):
+            _write(tmp_path, passages)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old_limit)
+        signal.signal(signal.SIGXFSZ, old_handler)
+    assert os.listdir(tmp_path / "tiny") == []

@@ -1,0 +1,355 @@
+import dataclasses
+import hashlib
+import json
+import pathlib
+
+import pytest
+
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.files import file_digest
+from taser_jax.data.prepare.kilt import dialogue_input, entity_input, gold_path, prepare_kilt
+from taser_jax.data.prepare.kilt_gold import Gold
+from taser_jax.data.prepare.kilt_options import KiltOptions
+from taser_jax.data.prepare.query_splits import sampled, split_of
+from taser_jax.data.prepare.questions import NoPositive, PrepareOptions
+from taser_jax.data.readers.kilt import Outputs
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.fingerprint import fingerprint_json
+
+PASSAGES = [
+    # id, text, title, wikipedia_id, paragraph_id
+    ("a", "Bern is a city.", "Bern", "7", 1),
+    ("b", "It lies on the Aare.", "Bern", "7", 1),
+    ("c", "Bears live there.", "Bern", "7", 2),
+    ("d", "A river.", "Aare", "8", 0),
+]
+
+
+def _passages(folder: pathlib.Path) -> pathlib.Path:
+    header = "id\ttext\ttitle\twikipedia_id\tparagraph_id\n"
+    rows = "".join("\t".join(map(str, row)) + "\n" for row in PASSAGES)
+    (folder / "p.tsv").write_text(header + rows)
+    return folder / "p.tsv"
+
+
+def _query(id: str, *provenance: dict, **fields) -> dict:
+    return {
+        "id": id,
+        "input": f"question {id}?",
+        "output": [{"answer": "x", "provenance": list(provenance)}],
+        **fields,
+    }
+
+
+def _queries(folder: pathlib.Path, *records: dict, name: str = "q.jsonl") -> pathlib.Path:
+    (folder / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder / name
+
+
+def _at(page: str, first: int | None = None, last: int | None = None, **fields) -> dict:
+    place = {} if first is None else {"start_paragraph_id": first, "end_paragraph_id": last}
+    return {"wikipedia_id": page, "title": "T", **place, **fields}
+
+
+def _prepare(folder: pathlib.Path, queries, **options):
+    return prepare_kilt(
+        data_dir=folder / "data",
+        collection="c",
+        passages=_passages(folder),
+        queries=queries,
+        options=KiltOptions(**options),
+    )
+
+
+def _positives(folder: pathlib.Path, task: str = "t", split: str = "test") -> dict[str, tuple]:
+    return {q.id: q.positives for q in QuerySet.open(folder / "data", "c", task, split)}
+
+
+@pytest.mark.parametrize(
+    ("gold", "expected"),
+    [
+        (Gold.FINEST, {"id": (2,), "par": (0, 1), "both": (3, 0, 1, 2), "page": (0, 1, 2)}),
+        (Gold.PAGE, {"id": (0, 1, 2), "par": (0, 1, 2), "both": (3, 0, 1, 2), "page": (0, 1, 2)}),
+        (Gold.PASSAGE, {"id": (2,), "par": (0, 1), "both": (3, 0, 1, 2)}),
+    ],
+)
+def test_gold_by_id_by_paragraph_and_by_page(tmp_path, gold, expected):
+    path = _queries(
+        tmp_path,
+        _query("id", _at("7", 1, 1, passage_id="c")),
+        _query("par", _at("7", 1, 1)),
+        _query("both", _at("8", 0, 0), _at("7", 1, 2), _at("8", 0, 0)),
+        _query("page", _at("7")),
+    )
+    strict = PrepareOptions(missing_positives="drop", evaluation_without_positive="drop")
+    _prepare(tmp_path, {"t": {"test": path}}, gold=gold, strictness=strict)
+    assert _positives(tmp_path) == expected
+
+
+def test_characters_choose_among_the_chunks_of_a_paragraph(tmp_path):
+    page = {
+        "wikipedia_id": "7",
+        "wikipedia_title": "Bern",
+        "text": [
+            "Bern",
+            "Bern is a city. It lies on the Aare.",
+            "Section::::X",
+            "Bears live there.",
+        ],
+    }
+    path = _queries(
+        tmp_path,
+        _query("first", _at("7", 1, 1, start_character=3, end_character=8)),
+        _query("second", _at("7", 1, 1, start_character=16, end_character=20)),
+        _query("cut", _at("7", 1, 1, start_character=10, end_character=17)),
+        # Between the chunks of its paragraph: the paragraph's. A heading: the page's.
+        _query("space", _at("7", 1, 1, start_character=15, end_character=16)),
+        _query("heading", _at("7", 2, 2)),
+    )
+    prepare_kilt(
+        data_dir=tmp_path / "data",
+        collection="c",
+        knowledge_source=_queries(tmp_path, page, name="k.json").name,
+        queries={"t": {"test": path.name}},
+        directory=tmp_path,
+        options=KiltOptions(max_tokens=9),
+    )
+    store = PassageStore.open(tmp_path / "data", "c")
+    assert [(p.id, p.page_id, p.text) for p in store] == [
+        ("7.0", "7", "Bern is a city."),
+        ("7.1", "7", "It lies on the Aare."),
+        ("7.2", "7", "Bears live there."),
+    ]
+    assert _positives(tmp_path) == {
+        "first": (0,),
+        "second": (1,),
+        "cut": (0, 1),
+        "space": (0, 1),
+        "heading": (0, 1, 2),
+    }
+
+
+def test_official_gold_is_kept_line_by_line(tmp_path):
+    records = [
+        _query("q0", _at("7")),
+        {"id": 1, "input": "two?", "output": [{"answer": "x"}, {"answer": "y"}], "meta": {"é": 1}},
+    ]
+    path = _queries(tmp_path, *records)
+    first = _prepare(tmp_path, {"t": {"test": path}})
+    queries = QuerySet.open(tmp_path / "data", "c", "t", "test")
+    kept = [json.loads(line) for line in gold_path(queries).read_text().splitlines()]
+    assert kept == [records[0], {**records[1], "id": "1"}]
+    assert queries[1].answers == ("x", "y")
+    assert first.splits[0].without_positive == 1
+    assert not first.reused
+    assert _prepare(tmp_path, {"t": {"test": path}}).reused
+    gold_path(queries).unlink()
+    assert not _prepare(tmp_path, {"t": {"test": path}}).reused
+    assert gold_path(queries).exists()
+    assert not _prepare(tmp_path, {"t": {"test": path}}, gold=Gold.PAGE).reused
+    # Nothing half-written is left.
+    assert not list((tmp_path / "data").rglob("*partial*"))
+
+
+def test_one_file_is_parted_by_hash(tmp_path):
+    ids = [f"talk{i}_{turn}" for i in range(60) for turn in range(3)]
+    path = _queries(tmp_path, *(_query(id, _at("7")) for id in ids))
+    _prepare(
+        tmp_path,
+        {"single": path, "grouped": path, "two": {"train+validation": path, "test": path}},
+        split_groups={"grouped": "^[^_]+"},
+        train_samples={"two": 20},
+    )
+    assert list_tasks(tmp_path / "data", "c") == {
+        task: ["train", "validation", "test"] for task in ("grouped", "single", "two")
+    }
+    splits = {
+        task: {split: set(_positives(tmp_path, task, split)) for split in parts}
+        for task, parts in list_tasks(tmp_path / "data", "c").items()
+    }
+    for task in ("single", "grouped"):
+        parts = splits[task]
+        assert set().union(*parts.values()) == set(ids)
+        assert sum(map(len, parts.values())) == len(ids)
+        assert 0.65 < len(parts["train"]) / len(ids) < 0.95
+    talks = [{id.split("_")[0] for id in part} for part in splits["grouped"].values()]
+    assert sum(map(len, talks)) == 60
+    assert splits["single"] != splits["grouped"]
+    # 180 ids at 8 : 1, of which 20 remain for training.
+    assert len(splits["two"]["train"]) == 20
+    assert 5 < len(splits["two"]["validation"]) < 40
+    assert splits["two"]["test"] == set(ids)
+
+
+def _ids(folder, split):
+    return [query.id for query in QuerySet.open(folder / "data", "c", "t", split)]
+
+
+@pytest.mark.parametrize("name", ["train+validation", "validation+train"])
+def test_the_last_queries_of_a_file_are_its_validation_split(tmp_path, name):
+    """TACO-DR: the last 500 training examples of each task."""
+    path = _queries(tmp_path, *(_query(f"q{i}", _at("7")) for i in range(12)))
+    other = _queries(tmp_path, _query("dev", _at("7")), name="dev.jsonl")
+    files = {"t": {name: path, "test": other}}
+    first = _prepare(tmp_path, files, validation_last=5)
+    assert _ids(tmp_path, "train") == [f"q{i}" for i in range(7)]
+    assert _ids(tmp_path, "validation") == [f"q{i}" for i in range(7, 12)]
+    assert _ids(tmp_path, "test") == ["dev"]
+    # As for zsRE and T-REx: a sample of the file, of which the last 5 are parted off.
+    again = _prepare(tmp_path, files, validation_last=5, train_samples={"t": 8})
+    assert not first.reused
+    assert not again.reused
+    train, validation = _ids(tmp_path, "train"), _ids(tmp_path, "validation")
+    assert (len(train), len(validation)) == (3, 5)
+    in_order = sorted(train + validation, key=lambda id: int(id[1:]))
+    assert train + validation == in_order
+    with pytest.raises(DataError, match="not one query is left for this split"):
+        _prepare(tmp_path, files, validation_last=12)
+
+
+def test_what_is_not_validation_goes_by_shares_still(tmp_path):
+    path = _queries(tmp_path, *(_query(f"q{i}", _at("7")) for i in range(60)))
+    _prepare(tmp_path, {"t": path}, validation_last=10)
+    assert _ids(tmp_path, "validation") == [f"q{i}" for i in range(50, 60)]
+    parts = {split: _ids(tmp_path, split) for split in ("train", "test")}
+    assert sorted(parts["train"] + parts["test"]) == sorted(f"q{i}" for i in range(50))
+    assert len(parts["train"]) > len(parts["test"]) > 0
+
+
+def test_a_collection_that_was_prepared_before_the_option_came_is_reused(tmp_path):
+    """The receipt's fingerprint without the option, worked out as it was then."""
+    path = _queries(tmp_path, _query("q", _at("7")))
+    _prepare(tmp_path, {"t": {"test": path}})
+    options = json.loads(json.dumps(dataclasses.asdict(KiltOptions()), default=lambda e: e.value))
+    del options["validation_last"]
+    source, queries = (file_digest(file) for file in (tmp_path / "p.tsv", path))
+    then = ["kilt", 1, False, source, ["t", "test", "test", queries], options]
+    receipts = [p.read_text() for p in (tmp_path / "data" / "c").glob("*.json")]
+    assert any(fingerprint_json(then) in receipt for receipt in receipts)
+
+
+def test_last_queries_and_groups_do_not_go_together():
+    with pytest.raises(ConfigError, match="validation_last beside split_groups of t"):
+        KiltOptions(validation_last=5, split_groups={"t": "^."})
+    with pytest.raises(ConfigError, match="validation_last is -1"):
+        KiltOptions(validation_last=-1)
+
+
+def test_shares_and_samples_are_what_was_asked_for():
+    shares = {"train": 3.0, "test": 1.0}
+    found = [
+        split_of(str(i), task="t", splits=("train", "test"), shares=shares) for i in range(4000)
+    ]
+    # Four standard deviations of a binomial with 4,000 draws at 3/4.
+    assert abs(found.count("train") - 3000) < 4 * (4000 * 0.75 * 0.25) ** 0.5
+    # The same in every process and version: 64 bits of BLAKE2b of task, tab and id.
+    digests = [hashlib.blake2b(f"t\t{i}".encode(), digest_size=8).digest() for i in range(4000)]
+    below = [int.from_bytes(digest, "little") < 3 << 62 for digest in digests]
+    assert [split == "train" for split in found] == below
+    ids = [str(i) for i in range(50)]
+    assert sampled(ids, task="t", count=10) == sampled(reversed(ids), task="t", count=10)
+    assert sampled(ids, task="t", count=10) != sampled(ids, task="u", count=10)
+    assert sampled(ids, task="t", count=10) < sampled(ids, task="t", count=20) < set(ids)
+    assert sampled(ids, task="t", count=99) == set(ids)
+
+
+def test_entity_and_dialogue_inputs(tmp_path):
+    text = "one two three [START_ENT] Bern [END_ENT] and more"
+    assert (
+        entity_input(text, left_words=2, where="w")
+        == "two three [START_ENT] Bern [END_ENT] and more"
+    )
+    assert entity_input(text, left_words=0, where="w").startswith("[START_ENT] Bern")
+    assert entity_input(text, left_words=9, where="w") == text
+    for bad in ("no mention", "[START_ENT] Bern", "[START_ENT] [END_ENT]", text + " " + text):
+        with pytest.raises(DataError, match="w, field 'input'"):
+            entity_input(bad, left_words=2, where="w")
+    assert dialogue_input("a\n\nb\nc", turns=2) == "b\nc"
+    assert dialogue_input("a", turns=2) == "a"
+    path = _queries(
+        tmp_path, _query("q", _at("7"), input=text), _query("r", _at("8"), input=f"{text}\nb")
+    )
+    _prepare(
+        tmp_path,
+        {"aida": {"test": path}, "wow": {"test": path}},
+        entity_tasks=("aida",),
+        left_words=1,
+        page_gold_tasks=("aida",),
+        dialogue_turns={"wow": 1},
+    )
+    aida, wow = (QuerySet.open(tmp_path / "data", "c", task, "test") for task in ("aida", "wow"))
+    assert aida[0].text == "three [START_ENT] Bern [END_ENT] and more"
+    assert (wow[0].text, wow[1].text) == (text, "b")
+
+
+@pytest.mark.parametrize(
+    ("provenance", "message"),
+    [
+        (_at("99"), r"q.jsonl:1, output\[0\].provenance\[0\], field 'wikipedia_id': the page '99'"),
+        (_at(""), r"the page ''"),
+        (_at("7", passage_id="zz"), r"field 'passage_id': no passage has the id 'zz'"),
+        (_at("7", passage_id="d"), r"field 'passage_id': passage 'd' is not of page '7'"),
+    ],
+)
+def test_provenance_that_the_collection_lacks(tmp_path, provenance, message):
+    with pytest.raises(DataError, match=message):
+        _prepare(tmp_path, {"t": {"test": _queries(tmp_path, _query("q", provenance))}})
+
+
+def test_missing_pages_and_positives_by_option(tmp_path):
+    path = _queries(tmp_path, _query("q0", _at("99")), _query("q1", _at("99"), _at("7")))
+    drop = PrepareOptions(missing_positives="drop")
+    prepared = _prepare(tmp_path, {"t": {"train": path, "test": path}}, strictness=drop)
+    counts = [
+        (s.split, s.queries, s.without_positive, s.missing_positives) for s in prepared.splits
+    ]
+    assert counts == [("train", 1, 1, 2), ("test", 2, 1, 2)]
+    strict = PrepareOptions(missing_positives="drop", train_without_positive=NoPositive.ERROR)
+    with pytest.raises(DataError, match=r"q.jsonl:1, field 'output': no output has a provenance"):
+        _prepare(tmp_path, {"t": {"train": path}}, strictness=strict)
+
+
+def test_a_paragraph_that_no_passage_covers(tmp_path):
+    path = _queries(tmp_path, _query("q", _at("7", 9, 9)))
+    with pytest.raises(DataError, match="the place in the page is not in the collection"):
+        _prepare(tmp_path, {"t": {"test": path}}, gold=Gold.PASSAGE)
+
+
+def test_a_blind_test_set(tmp_path):
+    path = _queries(tmp_path, {"id": "q", "input": "x?"})
+    with pytest.raises(DataError, match="no output"):
+        _prepare(tmp_path, {"t": {"test": path}})
+    _prepare(tmp_path, {"t": {"test": path}}, outputs=Outputs.OPTIONAL)
+    assert _positives(tmp_path) == {"q": ()}
+
+
+def test_tasks_of_size_zero(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"empty\.jsonl: the file is empty"):
+        _prepare(tmp_path, {"t": {"test": tmp_path / "empty.jsonl"}})
+    path = _queries(tmp_path, _query("q", _at("7")))
+    with pytest.raises(
+        DataError, match=r"q\.jsonl, (train|validation|test): not one query is left"
+    ):
+        _prepare(tmp_path, {"t": path})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"queries": {}}, "no query file is given"),
+        ({"queries": {"t": {"dev": "q.jsonl"}}}, "split 'dev'"),
+        ({"queries": {"t": {"train+train": "q.jsonl"}}}, r"split 'train\+train'"),
+        ({"queries": {"t": {"train": "q.jsonl", "train+test": "q.jsonl"}}}, "'train' twice"),
+        ({"knowledge_source": "k.json"}, "both are given"),
+        ({"passages": None}, "neither is given"),
+        ({"options": KiltOptions(entity_tasks=("aida",))}, "options for aida"),
+        ({"options": KiltOptions(shares={"train": 1.0})}, "shares {'train': 1.0}"),
+    ],
+)
+def test_settings_that_cannot_be(tmp_path, arguments, message):
+    _passages(tmp_path)
+    _queries(tmp_path, _query("q", _at("7")))
+    given = {"passages": "p.tsv", "queries": {"t": "q.jsonl"}, **arguments}
+    with pytest.raises(ConfigError, match=message):
+        prepare_kilt(data_dir=tmp_path / "data", collection="c", directory=tmp_path, **given)

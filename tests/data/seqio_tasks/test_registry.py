@@ -1,0 +1,162 @@
+import pathlib
+import runpy
+
+import pytest
+import seqio
+import tensorflow as tf
+
+from taser_jax.data.collections.store import write_collection, write_queries
+from taser_jax.data.seqio_tasks import registry as retrieval
+from taser_jax.data.seqio_tasks.context import use_data
+from taser_jax.data.seqio_tasks.sources import PASSAGES_SPLIT
+from taser_jax.data.seqio_tasks.tokenizers import ContextVocabulary
+from taser_jax.data.text.preprocessors import QueryNormalization, Titles
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
+from taser_jax.errors import ConfigError
+from taser_jax.records import Passage, Query
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz", "'", "find"]
+TASK_FILES = pathlib.Path(__file__).resolve().parents[2] / "tasks"
+
+pytestmark = pytest.mark.usefixtures("empty_registries")
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return WordPieceVocabulary(PIECES)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> str:
+    data_dir = str(tmp_path_factory.mktemp("data"))
+    write_collection(data_dir, "toy", [Passage(str(i), "a b c", "t" * (i % 2)) for i in range(6)])
+    for task, split, count in (("one", "train", 3), ("two", "train", 5), ("two", "test", 2)):
+        queries = [
+            Query(
+                f"{task}{i}",
+                f"a’{'b ' * i}",
+                task,
+                positives=(i, 5)[: 1 + i % 2],
+                hard_negatives=(4,) * i,
+            )
+            for i in range(count)
+        ]
+        write_queries(data_dir, "toy", task, split, queries)
+    return data_dir
+
+
+def test_examples_of_a_task(data_dir, vocabulary):
+    retrieval.add_retrieval_task(
+        "toy_one", collection="toy", task="one", normalization=QueryNormalization.CURLY_APOSTROPHE
+    )
+    with use_data(data_dir=data_dir, vocabulary=vocabulary):
+        task = seqio.get_mixture_or_task("toy_one")
+        examples = list(task.get_dataset({"query": 5}, split="train", shuffle=False))
+        assert task.num_input_examples("train") == 3
+        assert tuple(task.splits) == ("train",)
+    a, b, quote = PIECES.index("a"), PIECES.index("b"), PIECES.index("'")
+    found = [example["query"].numpy().tolist() for example in examples]
+    assert found == [[2, a, quote, 3], [2, a, quote, b, 3], [2, a, quote, b, 3]]
+    last = {name: value.numpy() for name, value in examples[1].items()}
+    assert (last["query_id"], last["query_row"]) == (b"one1", 1)
+    assert last["query_pretokenized"].decode() == "a’b "
+    assert (last["positives"].tolist(), last["hard_negatives"].tolist()) == ([1, 5], [4])
+
+
+def test_passages_are_a_task_with_or_without_titles(data_dir, vocabulary):
+    retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
+    retrieval.add_retrieval_task("toy_two", collection="toy", task="two")
+    retrieval.add_passages_task("toy_texts", collection="toy", titles=Titles.OMIT)
+    with use_data(data_dir=data_dir, vocabulary=vocabulary):
+        lengths = {}
+        for name in (retrieval.passages_task("toy"), "toy_texts"):
+            dataset = seqio.get_mixture_or_task(name).get_dataset(
+                {"passage": 9}, split=PASSAGES_SPLIT, shuffle=False
+            )
+            rows = [int(example["passage_row"]) for example in dataset]
+            assert rows == list(range(6))
+            lengths[name] = [len(example["passage"]) for example in dataset]
+    assert lengths == {"toy_passages": [5, 7] * 3, "toy_texts": [5] * 6}
+
+
+def test_query_preprocessors_run_on_text(data_dir, vocabulary):
+    def find(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        return dataset.map(lambda example: {**example, "query": "find " + example["query"]})
+
+    retrieval.add_retrieval_task(
+        "toy_one", collection="toy", task="one", query_preprocessors=[find]
+    )
+    with use_data(data_dir=data_dir, vocabulary=vocabulary):
+        dataset = seqio.get_mixture_or_task("toy_one").get_dataset(None, split="train")
+        assert all(int(x["query"][1]) == PIECES.index("find") for x in dataset)
+
+
+def test_seqio_mixes_and_states_rates(data_dir, vocabulary):
+    retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
+    retrieval.add_retrieval_task("toy_two", collection="toy", task="two")
+    add = seqio.MixtureRegistry.add
+    add("by_size", ["toy_one", "toy_two"], default_rate=seqio.mixing_rate_num_examples)
+    add("fixed", [("toy_one", 3.0), "toy_two"], default_rate=1.0)
+    with use_data(data_dir=data_dir, vocabulary=vocabulary):
+        assert retrieval.mixture_rates("by_size") == {"one": 3.0, "two": 5.0}
+        mixed = seqio.get_mixture_or_task("fixed").get_dataset(
+            {"query": 8}, split="train", shuffle=False, num_epochs=1
+        )
+        assert sum(1 for _ in mixed) > 3
+    assert retrieval.mixture_rates("fixed") == {"one": 3.0, "two": 1.0}
+    assert retrieval.mixture_rates("toy_two") == {"two": 1.0}
+    assert retrieval.mixture_collection("fixed") == "toy"
+
+
+def test_stand_in_vocabulary_is_the_one_in_use(vocabulary):
+    stand_in = ContextVocabulary()
+    with pytest.raises(ConfigError, match="use_data"):
+        stand_in.encode("a")
+    with use_data(data_dir="unused", vocabulary=vocabulary):
+        ids = [PIECES.index("a"), PIECES.index("b")]
+        assert stand_in.encode("a b") == ids
+        assert stand_in.encode_tf(tf.constant("a b")).numpy().tolist() == ids
+        assert stand_in.encode_tf(tf.constant(["a b", ""])).to_list() == [ids, []]
+        assert stand_in.decode([2, *ids, 3, *ids, 3]) == "a b a b"
+        decoded = stand_in.decode_tf(tf.constant([[2, *ids, 3], [2, ids[0], 3, 0]]))
+        assert decoded.numpy().tolist() == [b"a b", b"a"]
+        assert stand_in.vocab_size == len(PIECES)
+
+
+def test_names_that_are_not_registered():
+    with pytest.raises(ConfigError, match="none is registered"):
+        retrieval.find_mixture_or_task("toy")
+    retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
+    seqio.MixtureRegistry.add("toy_mixture", ["toy_one"], default_rate=1.0)
+    with pytest.raises(ConfigError, match="did you mean 'toy_mixture'"):
+        retrieval.find_mixture_or_task("toy_mixtrue")
+    with pytest.raises(ConfigError, match="did you mean 'toy_one'"):
+        retrieval.mixture_rates("toy_on")
+
+
+def test_mixtures_that_cannot_be_trained_on():
+    for name, collection, task in (("a", "x", "t"), ("b", "y", "u"), ("again", "x", "t")):
+        retrieval.add_retrieval_task(name, collection=collection, task=task)
+    seqio.MixtureRegistry.add("two_collections", ["a", "b"], default_rate=1.0)
+    seqio.MixtureRegistry.add("twice", ["a", "again"], default_rate=1.0)
+    with pytest.raises(ConfigError, match="collections x, y"):
+        retrieval.retrieval_tasks("two_collections")
+    with pytest.raises(ConfigError, match="'a' and 'again' are the same queries"):
+        retrieval.retrieval_tasks("twice")
+    with pytest.raises(ConfigError, match="is no retrieval task"):
+        retrieval.retrieval_tasks("x_passages")
+
+
+def test_task_files_register_without_data():
+    for name in ("pydocs", "open_qa", "template"):
+        runpy.run_path(str(TASK_FILES / f"{name}.py"))
+    pydocs = retrieval.retrieval_tasks("pydocs")
+    assert {task.source.task for task in pydocs} == {
+        "summary", "parameter", "example", "code", "see_also", "lookup"
+    }  # fmt: skip
+    assert [task.name for task in retrieval.retrieval_tasks("open_qa")] == [
+        "open_qa_nq",
+        "open_qa_squad",
+    ]
+    assert tuple(pydocs[0].splits) == ("train", "validation", "test")
+    assert retrieval.mixture_rates("my_mixture") == {"questions": 2.0, "claims": 1.0}

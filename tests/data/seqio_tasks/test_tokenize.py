@@ -1,0 +1,210 @@
+import json
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from taser_jax.data.collections.store import write_collection, write_queries
+from taser_jax.data.seqio_tasks import registry as retrieval
+from taser_jax.data.seqio_tasks import tokenize
+from taser_jax.data.seqio_tasks.context import use_data
+from taser_jax.data.text.preprocessors import encode_passages, encode_queries
+from taser_jax.data.text.prompts import Prompt, TaskPrompt
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.records import Passage, Query
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz", "0", "1", "2", "##1"]
+RANDOM = np.random.default_rng(0)
+PASSAGES = [
+    Passage(f"p{i}", " ".join(RANDOM.choice(list("abcdefg"), length)), "t u"[: i % 4])
+    for i, length in enumerate(RANDOM.integers(1, 30, 2500))
+]
+QUERIES = {
+    (task, split): [
+        Query(f"{task}-{split}-{i}", f"{task[0]} {split[1]} {i}", task, (i, 7), (), (9,) * (i % 3))
+        for i in range(count)
+    ]
+    for task, split, count in (("one", "train", 1100), ("one", "test", 3), ("two", "train", 5))
+}
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    before = dict(seqio.TaskRegistry._REGISTRY), dict(seqio.MixtureRegistry._REGISTRY)
+    seqio.TaskRegistry._REGISTRY, seqio.MixtureRegistry._REGISTRY = {}, {}
+    for task in ("one", "two", "three"):
+        retrieval.add_retrieval_task(f"toy_{task}", collection="toy", task=task)
+    seqio.MixtureRegistry.add("toy", ["toy_one", "toy_two"], default_rate=1.0)
+    yield
+    seqio.TaskRegistry._REGISTRY, seqio.MixtureRegistry._REGISTRY = before
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory) -> dict:
+    root = tmp_path_factory.mktemp("tokenize")
+    write_collection(root, "toy", PASSAGES)
+    for (task, split), queries in QUERIES.items():
+        write_queries(root, "toy", task, split, queries)
+    WordPieceVocabulary(PIECES).save(str(root / "vocabulary"))
+    return {
+        "data_dir": root,
+        "mixture_or_task": "toy",
+        "vocabulary": root / "vocabulary",
+        "query_length": 6,
+        "passage_length": 16,
+    }
+
+
+def test_store_holds_what_the_texts_encode_to(settings, tmp_path):
+    """2,500 passages and 1,100 queries: several batches of each, the last not full."""
+    store = tokenize.tokenize_collection(**settings, output_dir=tmp_path / "tokens")
+    vocabulary = load_vocabulary(store.vocabulary_directory)
+    assert vocabulary.fingerprint == store.metadata.vocabulary_fingerprint
+    expected = encode_passages(PASSAGES, vocabulary, length=16)
+    found = store.passage_tokens(np.arange(len(PASSAGES)))
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_array_equal(found.mask, expected.mask)
+    assert store.passages.ids.dtype == np.uint16
+    assert store.tasks == {"one": ["train", "test"], "two": ["train"]}
+    for (task, split), queries in QUERIES.items():
+        stored = store.queries(task, split)
+        expected = encode_queries([q.text for q in queries], vocabulary, length=6)
+        np.testing.assert_array_equal(stored.tokens(np.arange(len(queries))).ids, expected.ids)
+        assert stored.query_ids == [q.id for q in queries]
+        assert [rows.tolist() for rows in stored.positives] == [list(q.positives) for q in queries]
+        assert [len(rows) for rows in stored.hard_negatives] == [i % 3 for i in range(len(queries))]
+
+
+def test_same_inputs_are_not_tokenised_again(settings, tmp_path):
+    output = {"output_dir": tmp_path / "tokens"}
+    settings = settings | {"mixture_or_task": "toy_two"}
+    first = tokenize.tokenize_collection(**settings, **output)
+    ids = tmp_path / "tokens" / "passages" / "ids.npy"
+    before = ids.stat().st_mtime_ns
+    again = tokenize.tokenize_collection(**settings, **output)
+    assert (again.metadata, ids.stat().st_mtime_ns) == (first.metadata, before)
+
+    changed = tokenize.tokenize_collection(**settings | {"passage_length": 12}, **output)
+    assert changed.passages.ids.shape == (2500, 12)
+    (tmp_path / "tokens" / "metadata.json").unlink()  # as a kill before the end would leave it
+    repaired = tokenize.tokenize_collection(**settings | {"passage_length": 12}, **output)
+    assert repaired.metadata == changed.metadata
+
+
+def test_a_changed_preprocessor_is_noticed(settings, tmp_path):
+    def register(prompt: str) -> None:
+        seqio.TaskRegistry.remove("toy_two")
+        source = f"lambda d: d.map(lambda x: {{**x, 'query': '{prompt} ' + x['query']}})"
+        function = eval(source)
+        function.__name__ = function.__qualname__ = f"put_{prompt}"
+        retrieval.add_retrieval_task(
+            "toy_two", collection="toy", task="two", query_preprocessors=[function]
+        )
+
+    only = settings | {"mixture_or_task": "toy_two", "output_dir": tmp_path / "tokens"}
+    for prompt in ("a", "b"):
+        register(prompt)
+        store = tokenize.tokenize_collection(**only)
+        assert store.queries("two", "train").ids[0, 1] == PIECES.index(prompt)
+
+
+def test_other_passages_splits_and_an_open_vocabulary(settings, tmp_path):
+    retrieval.add_passages_task("toy_texts", collection="toy", titles=Titles.OMIT)
+    vocabulary = load_vocabulary(settings["vocabulary"])
+    changes = {"vocabulary": vocabulary, "mixture_or_task": "toy_one"}
+    changes |= {"passages": "toy_texts", "splits": ["test"]}
+    store = tokenize.tokenize_collection(**settings | changes, output_dir=tmp_path)
+    expected = encode_passages(PASSAGES, vocabulary, length=16, titles=Titles.OMIT)
+    np.testing.assert_array_equal(store.passages.ids, expected.ids)
+    assert store.metadata.titles == "omit"
+    assert store.tasks == {"one": ["test"]}
+    assert json.loads((tmp_path / tokenize.INPUTS).read_text())["mixture_or_task"] == "toy_one"
+
+
+def test_the_store_tells_what_was_done_to_texts(settings, tmp_path):
+    seqio.TaskRegistry.remove("toy_two")
+    retrieval.add_retrieval_task(
+        "toy_two",
+        collection="toy",
+        task="two",
+        normalization=QueryNormalization.CURLY_APOSTROPHE,
+        prompt=TaskPrompt(Prompt.NAME, name="b"),
+    )
+    only = settings | {"mixture_or_task": "toy_two"}
+    store = tokenize.tokenize_collection(**only, output_dir=tmp_path / "tokens")
+    found = {entry.task: (entry.normalization, entry.prompt) for entry in store.metadata.queries}
+    prompt = (PIECES.index("b"), PIECES.index("[SEP]"))
+    assert found == {"two": ("curly_apostrophe", prompt)}
+    assert store.queries("two", "train").ids[0, 1:3].tolist() == list(prompt)
+    assert store.metadata.titles == "include"
+
+    # A store from before this was recorded.
+    path = tmp_path / "tokens" / "metadata.json"
+    metadata = json.loads(path.read_text())
+    del metadata["titles"]
+    for entry in metadata["queries"]:
+        del entry["normalization"], entry["prompt"]
+    path.write_text(json.dumps(metadata))
+    old = TokenStore.open(tmp_path / "tokens").metadata
+    assert old.titles is None
+    assert {(entry.normalization, entry.prompt) for entry in old.queries} == {(None, ())}
+
+
+def test_preprocessors_must_keep_passages_in_order(settings, tmp_path):
+    task = seqio.TaskRegistry.get("toy_passages")
+    seqio.TaskRegistry.remove("toy_passages")
+    seqio.TaskRegistry.add(
+        "toy_passages",
+        source=task.source,
+        preprocessors=[lambda d: d.filter(lambda x: x["passage_row"] != 1), *task.preprocessors],
+        output_features=task.output_features,
+    )
+    with pytest.raises(DataError, match="row 2 came in place of row 1"):
+        tokenize.tokenize_collection(**settings, output_dir=tmp_path / "tokens")
+    with pytest.raises(DataError, match="unfinished"):
+        TokenStore.open(tmp_path / "tokens")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "found"),
+    [
+        ({"mixture_or_task": "tyo"}, ConfigError, "did you mean 'toy'"),
+        ({"mixture_or_task": "toy_three"}, DataError, r"'three' has none(.|\n)*one, two"),
+        ({"query_length": 3}, ConfigError, "length 3"),
+        ({"splits": ["dev"]}, ConfigError, "split 'dev'"),
+        ({"passages": "toy_one"}, ConfigError, "is not the passages"),
+        ({"passages": "toy_pasages"}, ConfigError, "did you mean 'toy_passages'"),
+        ({"data_dir": "nowhere"}, DataError, "taser prepare"),
+        ({"vocabulary": "nowhere"}, DataError, "taser vocab"),
+    ],
+)
+def test_bad_settings_are_told_before_any_work(settings, tmp_path, change, error, found):
+    with pytest.raises(error, match=found):
+        tokenize.tokenize_collection(**settings | change, output_dir=tmp_path / "tokens")
+    assert not (tmp_path / "tokens").exists()
+
+
+def test_another_vocabulary_makes_another_store(settings, tmp_path):
+    output = {"output_dir": tmp_path / "tokens"}
+    settings = settings | {"mixture_or_task": "toy_two"}
+    first = tokenize.tokenize_collection(**settings, **output)
+    cased = WordPieceVocabulary(PIECES, lower_case=False)
+    second = tokenize.tokenize_collection(**settings | {"vocabulary": cased}, **output)
+    assert second.metadata.vocabulary_fingerprint != first.metadata.vocabulary_fingerprint
+    assert second.metadata.fingerprint != first.metadata.fingerprint
+    assert load_vocabulary(second.vocabulary_directory).lower_case is False
+
+
+def test_data_set_outlives_the_context_it_was_made_in(settings):
+    vocabulary = load_vocabulary(settings["vocabulary"])
+    with use_data(data_dir=settings["data_dir"], vocabulary=vocabulary):
+        dataset = seqio.get_mixture_or_task("toy_two").get_dataset(
+            {"query": 6}, split="train", shuffle=False
+        )
+    assert dataset.element_spec["query"] == tf.TensorSpec([None], tf.int32)
+    assert len(list(dataset)) == 5

@@ -1,0 +1,188 @@
+import io
+import pathlib
+import runpy
+
+import numpy as np
+import pytest
+import sentencepiece
+import tensorflow as tf
+
+from taser_jax.data.collections.store import write_collection, write_queries
+from taser_jax.data.seqio_tasks import registry as retrieval
+from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
+from taser_jax.data.text.preprocessors import query_ids
+from taser_jax.data.text.prompts import Family, Prompt, TaskPrompt
+from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
+from taser_jax.errors import ConfigError
+from taser_jax.records import Passage, Query
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "nq", "a", "b", "c", "fact", "checking"]
+CLS, SEP, NQ, A, B, C = 2, 3, 4, 5, 6, 7
+TASK_FILES = pathlib.Path(__file__).resolve().parents[2] / "tasks"
+
+pytestmark = pytest.mark.usefixtures("empty_registries")
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return WordPieceVocabulary(PIECES)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> str:
+    data_dir = str(tmp_path_factory.mktemp("data"))
+    write_collection(data_dir, "toy", [Passage("0", "a b c"), Passage("1", "c")])
+    for task in ("short", "long"):
+        queries = [Query(f"q{i}", "a b c " * (1 + 3 * i), task, positives=(i,)) for i in range(2)]
+        write_queries(data_dir, "toy", task, "train", queries)
+    return data_dir
+
+
+def test_name_marker_and_nothing(vocabulary):
+    assert TaskPrompt().ids(vocabulary) == []
+    name = TaskPrompt(Prompt.NAME, name="NQ", family=Family.FACT_CHECKING)
+    assert name.ids(vocabulary) == [NQ, SEP]
+    assert TaskPrompt(Prompt.NAME, name="NQ", separator="c").ids(vocabulary) == [NQ, C]
+    marker = TaskPrompt(Prompt.MARKER, family=Family.FACT_CHECKING)
+    assert marker.ids(vocabulary) == [8, 9]
+    spare = WordPieceVocabulary([*PIECES, "[unused1]", "[unused2]"])
+    assert marker.ids(spare) == [11]
+    with pytest.raises(ConfigError, match="'<extra_id_1>' is no piece of the vocabulary"):
+        TaskPrompt(Prompt.NAME, name="NQ", separator="<extra_id_1>").ids(vocabulary)
+    with pytest.raises(ConfigError, match="without a name"):
+        TaskPrompt(Prompt.NAME)
+    with pytest.raises(ConfigError, match="without a family"):
+        TaskPrompt(Prompt.MARKER, name="NQ")
+
+
+def test_pieces_by_name_in_both_kinds_of_vocabulary(vocabulary):
+    assert (vocabulary.id_of("nq"), vocabulary.id_of("[SEP]"), vocabulary.id_of("x")) == (
+        4,
+        3,
+        None,
+    )
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a b c nq", "b c a nq"] * 5),
+        model_writer=model,
+        vocab_size=16,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        user_defined_symbols=["<extra_id_1>"],
+        minloglevel=2,
+    )
+    t5 = SentencePieceVocabulary(model.getvalue())
+    assert (t5.id_of("</s>"), t5.id_of("<pad>"), t5.id_of("<extra_id_2>")) == (1, 0, None)
+    extra = t5.id_of("<extra_id_1>")
+    assert t5.decode([extra]) == "<extra_id_1>"
+    given = TaskPrompt(Prompt.NAME, name="nq", separator="<extra_id_1>")
+    assert given.ids(t5) == [*t5.encode(["nq"])[0], extra]
+    assert TaskPrompt(Prompt.NAME, name="nq").ids(t5)[-1] == t5.sep_id
+    # T5's vocabularies put nothing first.
+    ids = query_ids(tf.constant(["a b c"]), t5, 5, prompt=[extra]).to_list()
+    assert ids == [[extra, *t5.encode(["a b c"])[0][:3], 1]]
+
+
+def test_long_queries_are_cut_after_the_prompt(vocabulary):
+    texts = tf.constant(["a b c", "", "c"])
+    ids = query_ids(texts, vocabulary, 6, prompt=[NQ, SEP]).to_list()
+    assert ids == [[CLS, NQ, SEP, A, B, SEP], [CLS, NQ, SEP, SEP], [CLS, NQ, SEP, C, SEP]]
+    # Without a limit nothing is cut, without a prompt nothing is added.
+    assert query_ids(texts, vocabulary, None, prompt=[NQ]).to_list()[0] == [CLS, NQ, A, B, C, SEP]
+    assert query_ids(texts, vocabulary, 6).to_list()[0] == [CLS, A, B, C, SEP]
+    assert query_ids(texts[:0], vocabulary, 6, prompt=[NQ]).to_list() == []
+
+
+def test_a_prompt_that_eats_the_whole_length(vocabulary, data_dir, tmp_path):
+    with pytest.raises(ConfigError, match="leaves no room") as error:
+        query_ids(tf.constant(["a"]), vocabulary, 4, prompt=[NQ, SEP])
+    assert error.match("5 tokens or more")
+    prompt = TaskPrompt(Prompt.NAME, name="a b c")
+    retrieval.add_retrieval_task("toy_long", collection="toy", task="long", prompt=prompt)
+    with pytest.raises(ConfigError, match=r"task 'toy_long', query length 6: the prompt of 4"):
+        _tokenize("toy_long", vocabulary, data_dir, tmp_path, query_length=6)
+    assert not tmp_path.joinpath("tokens", "passages").exists()
+
+
+def test_each_task_has_its_own_length_and_prompt_in_a_token_store(vocabulary, data_dir, tmp_path):
+    name = TaskPrompt(Prompt.NAME, name="NQ")
+    retrieval.add_retrieval_task("t_short", collection="toy", task="short", prompt=name)
+    retrieval.add_retrieval_task("t_long", collection="toy", task="long", query_length=12)
+    retrieval.add_retrieval_mixture("t", ["t_short", ("t_long", 2.0)])
+    store = _tokenize("t", vocabulary, data_dir, tmp_path, query_length=6)
+    short, long = (store.queries(task, "train").tokens([0, 1]) for task in ("short", "long"))
+    assert short.ids.tolist() == [[CLS, NQ, SEP, A, B, SEP]] * 2
+    assert (long.ids.shape, np.sum(long.mask, 1).tolist()) == ((2, 12), [5, 12])
+    assert long.ids[1].tolist() == [CLS, *[A, B, C] * 3, A, SEP]
+    lengths = {entry.task: entry.length for entry in store.metadata.queries}
+    assert lengths == {"short": 6, "long": 12}
+
+    # Another length or prompt of one task is another store.
+    first = store.metadata.fingerprint
+    assert (
+        _tokenize("t", vocabulary, data_dir, tmp_path, query_length=6).metadata.fingerprint == first
+    )
+    retrieval.add_retrieval_task("u_long", collection="toy", task="long", query_length=9)
+    retrieval.add_retrieval_mixture("u", ["t_short", "u_long"])
+    store = _tokenize("u", vocabulary, data_dir, tmp_path, query_length=6)
+    assert store.queries("long", "train").ids.shape == (2, 9)
+
+
+def _tokenize(name, vocabulary, data_dir, tmp_path, *, query_length):
+    return tokenize_collection(
+        data_dir=data_dir,
+        mixture_or_task=name,
+        vocabulary=vocabulary,
+        query_length=query_length,
+        passage_length=8,
+        output_dir=tmp_path / "tokens",
+    )
+
+
+def test_mixtures_of_tasks_that_are_not_registered():
+    retrieval.add_retrieval_task("toy_one", collection="toy", task="one")
+    with pytest.raises(ConfigError, match="mixture 'toy': no mixture or task 'toy_on' is") as error:
+        retrieval.add_retrieval_mixture("toy", ["toy_one", ("toy_on", 1.0)])
+    assert error.match("did you mean 'toy_one'")
+    with pytest.raises(ConfigError, match="no task"):
+        retrieval.add_retrieval_mixture("toy", [])
+    with pytest.raises(ConfigError, match="4 tokens or more"):
+        retrieval.add_retrieval_task("toy_two", collection="toy", query_length=3)
+
+
+@pytest.mark.parametrize(
+    ("module", "lengths"),
+    [
+        (
+            "kilt",
+            {
+                **{"nq": 32, "tqa": 32, "hopo": 36, "wow": 256},
+                **{"trex": 32, "fever": 64, "zsre": 32, "aida": 128},
+            },
+        ),
+        (
+            "kilt_mini",
+            {
+                **{"squad": 32, "nq_qed": 32, "selqa": 32, "fm2": 64},
+                **{"climate_fever": 64, "fewrel": 32, "cmu_dog": 128},
+            },
+        ),
+    ],
+)
+def test_kilts_task_files(module, lengths, vocabulary):
+    runpy.run_path(str(TASK_FILES / f"{module}.py"))
+    for mixture in (module, f"{module}_name", f"{module}_name_t5", f"{module}_marker"):
+        tasks = retrieval.retrieval_tasks(mixture)
+        assert {task.source.task: task.source.query_length for task in tasks} == lengths
+        assert {task.source.collection for task in tasks} == {module}
+        prompts = {task.source.task: task.preprocessors[-1].prompt for task in tasks}
+        kind = {module: Prompt.NONE, f"{module}_marker": Prompt.MARKER}.get(mixture, Prompt.NAME)
+        assert {prompt.kind for prompt in prompts.values()} == {kind}
+        separator = "<extra_id_1>" if mixture.endswith("t5") else None
+        assert {prompt.separator for prompt in prompts.values()} == {separator}
+        assert len({prompt.name for prompt in prompts.values()}) == len(lengths)
+        assert len({prompt.family for prompt in prompts.values()}) == (5 if module == "kilt" else 4)

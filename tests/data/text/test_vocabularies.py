@@ -1,0 +1,201 @@
+import json
+
+import pytest
+import tensorflow as tf
+import tokenizers
+
+from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabulary_training import train_vocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
+from taser_jax.errors import DataError, FingerprintError
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES += ["un", "##do", "##able", "the", "cafe", ".", "[", "]", "cl", "##s", "世", "界", "σ", "ß"]
+PIECES += ["##σ", "o", "1", "½", "i", "##2", "...", "…", "a", "##b", "é", "Caf"]
+
+PROBES = [
+    "straße Straße STRASSE ẞ",
+    "ΟΔΟΣ ΣΑΣ Σ σς",
+    "wait… so",
+    "½ ¾ ⅓ 1½",
+    "中文字 ab漢字cd 한국어 かな",
+    "😀😀 a😀b 👩‍👩‍👧",
+    "İstanbul ıI İ",
+    "é é ́ Å ñ",
+    "a\x00b\x07c\x1bd",
+    "[CLS] [SEP] [MASK] [PAD] [UNK] [cls]",
+    "##ing un##do",
+    "x" * 100 + " " + "x" * 101,
+    "ы" * 100 + " " + "ы" * 101,
+    "é" * 100 + " " + "é" * 101,
+    "",
+    "   ",
+    "\u00a0a\u3000b\u2028c\u2009d",
+    "a\u200bb\u00adc\ufeffd\u200e",
+    "ﬁne Ⅻ ㎏ ﷺ",
+    "\ufffdab\ufffd",
+    "don't can’t “quoted” – — $5 ^ ` ~ |",
+    "a\tb\nc\rd\r\ne\x0bf\x0cg\x85h",
+    "ǅ ᾳ ᾼ ŉ",
+    "[unused1] \U000e0001tag \ue000",
+    "naïve Ünïcödé",
+]
+
+
+@pytest.fixture(scope="module")
+def small() -> WordPieceVocabulary:
+    return WordPieceVocabulary(PIECES)
+
+
+def huggingface(path, *, lower_case: bool):
+    tokenizer = tokenizers.BertWordPieceTokenizer(str(path), lowercase=lower_case)
+    tokenizer._tokenizer.encode_special_tokens = True  # "[CLS]" in a text is ordinary text
+
+    def encode(texts):
+        return [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    return encode
+
+
+def test_ids_by_hand(small):
+    texts = ["Undo the CAFÉ.", "[CLS]", "世界", "unknown", "", "Σσ ς", "undoable\u00a0the"]
+    assert small.encode(texts) == [
+        [5, 6, 8, 9, 10],
+        [11, 13, 14, 12],
+        [15, 16],
+        [1],
+        [],
+        [17, 19, 1],
+        [5, 6, 7, 8],
+    ]
+
+
+def test_cased_vocabulary_keeps_case_and_accents():
+    cased = WordPieceVocabulary(PIECES, lower_case=False)
+    assert cased.encode(["é Caf", "THE the"]) == [[29, 30], [1, 8]]
+    assert cased.fingerprint != WordPieceVocabulary(PIECES).fingerprint
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_ids_equal_hugging_face_on_unicode_probes(tmp_path, lower_case):
+    letters = sorted({c for probe in PROBES for c in probe + probe.lower() if c > " "})
+    known = [piece for piece in PIECES if len(piece) > 1 and piece not in letters]
+    pieces = known + letters + [f"##{c}" for c in letters if c != "s" and c != "b" and c != "2"]
+    pieces = list(dict.fromkeys(p for p in pieces if p not in ("\x85", "\u2028", "\x1b", "\x07")))
+    WordPieceVocabulary(pieces).save(tmp_path)
+    ours = load_vocabulary(tmp_path / "vocab.txt", lower_case=lower_case)
+    theirs = huggingface(tmp_path / "vocab.txt", lower_case=lower_case)
+    for probe in PROBES:
+        assert ours.encode([probe]) == theirs([probe]), probe
+
+
+def test_ids_equal_hugging_face_on_every_character_its_tables_know(tmp_path):
+    """Code points up to U+2DFF; the ones that differ came after Unicode 8, or changed class."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "ab", "##cd", "##c", "##d", "abc", "cd", "abcd"]
+    WordPieceVocabulary(pieces).save(tmp_path)
+    code_points = [c for c in range(1, 0x2E00)]
+    texts = [f"ab{chr(c)}cd" for c in code_points]
+    ours = load_vocabulary(tmp_path).encode(texts)
+    theirs = huggingface(tmp_path / "vocab.txt", lower_case=True)(texts)
+    differing = {c for c, a, b in zip(code_points, ours, theirs, strict=True) if a != b}
+    assert not {c for c in differing if c < 0x600}
+    assert len(differing) < 120
+
+
+def test_decode_drops_special_tokens(small):
+    assert small.decode([2, 5, 6, 3, 8, 9, 10, 3, 0, 0]) == "undo the cafe ."
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_saved_directory_and_exported_graph_give_the_same_ids(tmp_path, kind):
+    texts = [f"a question about the number {i} and its friends" for i in range(300)]
+    made = train_vocabulary(texts, kind=kind, size=200, output_dir=tmp_path / "vocabulary")
+    loaded = load_vocabulary(tmp_path / "vocabulary")
+    assert (loaded.kind, loaded.size, loaded.fingerprint) == (kind, made.size, made.fingerprint)
+    assert (made.pad_id, made.unk_id, made.cls_id, made.sep_id) == (0, 1, 2, 3)
+    ids = loaded.encode([*texts, "", "zebras"])
+    assert ids == made.encode([*texts, "", "zebras"])
+    assert loaded.decode([loaded.cls_id, *ids[7], loaded.sep_id, 0]) == texts[7]
+
+    module = tf.Module()
+    module.parts = loaded.trackables
+    module.encode = tf.function(
+        lambda texts: loaded.encode_tf(texts).to_tensor(),
+        input_signature=[tf.TensorSpec([None], tf.string)],
+    )
+    tf.saved_model.save(module, str(tmp_path / "saved_model"))
+    exported = tf.saved_model.load(str(tmp_path / "saved_model")).encode(tf.constant(texts[:1]))
+    assert exported.numpy().tolist() == ids[:1]
+
+
+def test_directory_of_a_bert_checkpoint(tmp_path, small):
+    (tmp_path / "vocab.txt").write_text("".join(f"{p}\n" for p in PIECES), encoding="utf-8")
+    assert load_vocabulary(tmp_path).fingerprint == small.fingerprint
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    assert load_vocabulary(tmp_path).lower_case is False
+
+
+def test_windows_line_ends_are_not_part_of_pieces(tmp_path, small):
+    (tmp_path / "vocab.txt").write_bytes("".join(f"{p}\r\n" for p in PIECES).encode())
+    assert load_vocabulary(tmp_path / "vocab.txt").pieces == small.pieces
+
+
+def test_lone_surrogates_do_not_stop_encoding(small):
+    assert small.encode(["the \ud83d cafe"]) == small.encode(["the ? cafe"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([], "empty"),
+        (["[PAD]", "[UNK]", "[SEP]", "a"], r"no line '\[CLS\]'"),
+        (["[UNK]", "[PAD]", "[CLS]", "[SEP]"], "not id 0"),
+        ([*PIECES[:5], "a", "b", "a"], r"vocab.txt:8: piece 'a' stands on line 6"),
+        ([*PIECES[:5], "", "b"], "vocab.txt:6: an empty line"),
+    ],
+)
+def test_bad_vocab_txt(tmp_path, lines, found):
+    path = tmp_path / "vocab.txt"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    with pytest.raises(DataError, match=found):
+        load_vocabulary(path)
+
+
+def test_not_utf8_vocab_txt(tmp_path):
+    (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n\xff\xfe\n")
+    with pytest.raises(DataError, match="not UTF-8"):
+        load_vocabulary(tmp_path)
+
+
+def test_unknown_kind_version_and_absent_files(tmp_path, small):
+    with pytest.raises(DataError, match="cannot be read"):
+        load_vocabulary(tmp_path / "nothing")
+    small.save(tmp_path)
+    metadata = json.loads((tmp_path / "vocabulary.json").read_text())
+    (tmp_path / "vocabulary.json").write_text(json.dumps({**metadata, "kind": "bytes"}))
+    with pytest.raises(DataError, match="kind 'bytes'"):
+        load_vocabulary(tmp_path)
+    (tmp_path / "vocabulary.json").write_text(json.dumps({**metadata, "format_version": 9}))
+    with pytest.raises(DataError, match="format version 9"):
+        load_vocabulary(tmp_path)
+    (tmp_path / "vocabulary.json").write_text("{")
+    with pytest.raises(DataError, match="not a vocabulary's metadata"):
+        load_vocabulary(tmp_path)
+
+
+def test_changed_files_and_contradicting_case_are_refused(tmp_path, small):
+    small.save(tmp_path)
+    with pytest.raises(DataError, match="lower_case is True"):
+        load_vocabulary(tmp_path, lower_case=False)
+    with open(tmp_path / "vocab.txt", "a") as file:
+        file.write("more\n")
+    with pytest.raises(FingerprintError, match="fingerprint"):
+        load_vocabulary(tmp_path)
+
+
+def test_bad_sentencepiece_models():
+    with pytest.raises(DataError):
+        SentencePieceVocabulary(b"not a model")
+    with pytest.raises(DataError, match="empty"):
+        SentencePieceVocabulary(b"")

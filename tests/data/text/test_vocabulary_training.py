@@ -1,0 +1,86 @@
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabulary_training import VocabularyKind, train_vocabulary
+from taser_jax.errors import ConfigError, DataError
+
+_SYLLABLES = ("wal", "ker", "ta", "ling", "größ", "naï", "ve", "漢", "字", "est", "ly", "un")
+_RANDOM = random.Random(0)
+TEXTS = [
+    " ".join("".join(_RANDOM.choices(_SYLLABLES, k=_RANDOM.randint(1, 4))) for _ in range(8))
+    for _ in range(100)
+]
+
+_TRAIN = """
+import json, sys
+from taser_jax.data.text.vocabulary_training import train_vocabulary
+texts = json.load(open(sys.argv[1]))
+print(train_vocabulary(texts, kind=sys.argv[2], size=90, output_dir=sys.argv[3]).fingerprint)
+"""
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_same_texts_give_the_same_vocabulary_in_another_process(tmp_path, kind):
+    here = train_vocabulary(iter(TEXTS), kind=kind, size=90, output_dir=tmp_path / "here")
+    (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
+    command = [sys.executable, "-c", _TRAIN, str(tmp_path / "texts.json"), kind]
+    there = subprocess.run(
+        [*command, str(tmp_path / "there")], capture_output=True, text=True, check=True
+    )
+    assert there.stdout.strip() == here.fingerprint
+    assert load_vocabulary(tmp_path / "there").fingerprint == here.fingerprint
+
+
+def test_wordpiece_merges_by_hand(tmp_path):
+    """ "ab" x 3: letters, then the only merge that occurs twice or more."""
+    made = train_vocabulary(["ab ab", "Ab c", "á"], size=64, output_dir=tmp_path)
+    specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    assert made.pieces == (*specials, "##b", "a", "b", "c", "ab")
+    assert made.encode(["AB b", "bb", "ba"]) == [[9, 7], [7, 5], [1]]
+
+
+def test_rare_letters_do_not_crowd_out_a_small_vocabulary(tmp_path):
+    texts = ["common words are here"] * 50 + [chr(0x4E00 + i) * 2 for i in range(500)]
+    made = train_vocabulary(texts, size=100, output_dir=tmp_path)
+    assert made.size <= 100
+    assert sum(piece >= "\u4e00" for piece in made.pieces) <= 25
+    assert len(made.encode(["common words"])[0]) == 2
+
+
+def test_lower_case_off_keeps_case(tmp_path):
+    made = train_vocabulary(
+        ["Paris Paris paris"] * 9, size=64, output_dir=tmp_path, lower_case=False
+    )
+    assert "Paris" in made.pieces
+    assert load_vocabulary(tmp_path).lower_case is False
+
+
+def test_sentencepiece_treats_special_tokens_in_text_as_text(tmp_path):
+    made = train_vocabulary(TEXTS, kind="sentencepiece", size=90, output_dir=tmp_path)
+    ids = made.encode(["[CLS] [SEP] [MASK]"])[0]
+    assert not {0, 2, 3, 4} & set(ids)
+
+
+@pytest.mark.parametrize("kind", list(VocabularyKind))
+def test_no_words(tmp_path, kind):
+    with pytest.raises((DataError, ConfigError)):
+        train_vocabulary(["", "  "], kind=kind, size=100, output_dir=tmp_path)
+
+
+def test_bad_settings(tmp_path):
+    with pytest.raises(ConfigError, match=r"'bpe'(.|\n)*'wordpiece'"):
+        train_vocabulary(TEXTS, kind="bpe", size=100, output_dir=tmp_path)
+    with pytest.raises(ConfigError, match="size 5"):
+        train_vocabulary(TEXTS, size=5, output_dir=tmp_path)
+    with pytest.raises(ConfigError, match="refuses size 64"):
+        train_vocabulary(
+            [chr(0x4E00 + i) * 3 for i in range(400)] * 3,
+            kind="sentencepiece",
+            size=64,
+            output_dir=tmp_path,
+        )

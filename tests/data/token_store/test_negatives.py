@@ -1,0 +1,100 @@
+import json
+
+import numpy as np
+import pytest
+
+from taser_jax.data.token_store.negatives import read_metadata, read_negatives, write_negatives
+from taser_jax.errors import DataError, FingerprintError, StorageError
+
+METADATA = {"collection_fingerprint": "c0", "source": "bm25"}
+
+
+def write(directory, **changes):
+    arguments = {
+        "query_ids": ["q0", "q1"],
+        "rows": [np.array([5, 3, -1]), np.array([7])],
+        "scores": [np.array([2.5, 1.0, -np.inf]), np.array([0.5])],
+        "metadata": METADATA,
+    }
+    return write_negatives(directory, "squad", "train", **(arguments | changes))
+
+
+def test_file_is_as_documented(tmp_path):
+    path = write(tmp_path)
+    assert path.name == "squad.train.jsonl"
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"query_id": "q0", "rows": [5, 3], "scores": [2.5, 1.0]},
+        {"query_id": "q1", "rows": [7], "scores": [0.5]},
+    ]
+    assert read_metadata(tmp_path) == {"format_version": 1, **METADATA}
+
+
+def test_reads_aligned_with_the_queries(tmp_path):
+    write(tmp_path)
+    rows = read_negatives(
+        tmp_path, "squad", "train", ["q1", "unseen", "q0"], collection_fingerprint="c0"
+    )
+    assert [list(each) for each in rows] == [[7], [], [5, 3]]
+
+
+def test_several_tasks_share_a_directory(tmp_path):
+    write(tmp_path)
+    one = {"query_ids": ["a"], "rows": [[1]], "scores": [[1.0]], "metadata": METADATA}
+    write_negatives(tmp_path, "kilt/nq", "train", **one)
+    assert read_negatives(tmp_path, "kilt/nq", "train", ["a"])[0].tolist() == [1]
+    assert read_negatives(tmp_path, "squad", "train", ["q1"])[0].tolist() == [7]
+
+
+def test_kinds_do_not_mix(tmp_path):
+    write(tmp_path)
+    with pytest.raises(DataError, match="holds negatives with source 'bm25'"):
+        write(tmp_path, metadata=METADATA | {"source": "model"})
+    with pytest.raises(FingerprintError, match=r"collection c0\n  expected: collection c1"):
+        read_negatives(tmp_path, "squad", "train", ["q0"], collection_fingerprint="c1")
+
+
+def test_lists_that_do_not_match(tmp_path):
+    with pytest.raises(DataError, match="1 queries, 2 lists of rows"):
+        write(tmp_path, query_ids=["q0"])
+    with pytest.raises(DataError, match="3 rows and 1 scores"):
+        write(tmp_path, scores=[[1.0], [1.0]])
+    with pytest.raises(DataError, match="without 'source'"):
+        write(tmp_path, metadata={"collection_fingerprint": "c0"})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not a line of negatives"),
+        ('{"query_id": "q2"}', "not a line of negatives"),
+        ('{"query_id": 2, "rows": []}', "query_id is 2"),
+        ('{"query_id": "q2", "rows": [-1]}', "rows is not a list of rows"),
+        ('{"query_id": "q2", "rows": [true]}', "rows is not a list of rows"),
+        ('{"query_id": "q2", "rows": "7"}', "rows is not a list of rows"),
+        ('{"query_id": "q1", "rows": []}', "'q1' a second time"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, line, message):
+    path = write(tmp_path)
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(DataError, match=rf"squad\.train\.jsonl:3.*{message}"):
+        read_negatives(tmp_path, "squad", "train", ["q0"])
+
+
+def test_what_is_not_there(tmp_path):
+    with pytest.raises(DataError, match="no negatives here"):
+        read_negatives(tmp_path, "squad", "train", ["q0"])
+    write(tmp_path)
+    with pytest.raises(DataError, match=r"no such file\n  expected: one of squad\.train\.jsonl"):
+        read_negatives(tmp_path, "nq", "train", ["q0"])
+    with pytest.raises(DataError, match="none of the 1 queries"):
+        read_negatives(tmp_path, "squad", "train", ["x"])
+    (tmp_path / "metadata.json").write_text('{"format_version": 2}')
+    with pytest.raises(DataError, match="another format version"):
+        read_negatives(tmp_path, "squad", "train", ["q0"])
+
+
+def test_unwritable_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        write(tmp_path / "file" / "negatives")

@@ -1,0 +1,198 @@
+import json
+
+import numpy as np
+import pytest
+
+from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.writer import TokenStoreWriter
+from taser_jax.errors import ConfigError, DataError, StorageError
+
+PASSAGES = [[2, 7, 3], [2, 3], [2, 9, 8, 7, 3]]
+
+
+def make_writer(directory, **changes):
+    fields = {
+        "collection": "toy",
+        "collection_fingerprint": "c0",
+        "vocabulary_fingerprint": "v0",
+        "vocabulary_size": 10,
+        "query_length": 4,
+        "passage_length": 5,
+    }
+    return TokenStoreWriter(directory, **(fields | changes))
+
+
+def write(directory, passages=PASSAGES, query=(2, 5, 3), **changes):
+    writer = make_writer(directory, **changes)
+    writer.write_passages(iter(passages), count=len(passages))
+    writer.write_queries(
+        "squad/v1",
+        "train",
+        query_ids=["q0", "q1"],
+        tokens=[query, [2, 3]],
+        positives=[[2, 0], [1]],
+        hard_negatives=[[], [0, 2]],
+    )
+    return writer
+
+
+def test_reads_back_what_was_written(tmp_path):
+    write(tmp_path).finish()
+    store = TokenStore.open(tmp_path)
+    tokens = store.passage_tokens([2, 1])
+    np.testing.assert_array_equal(tokens.ids, [[2, 9, 8, 7, 3], [2, 3, 0, 0, 0]])
+    np.testing.assert_array_equal(tokens.mask, [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
+    assert tokens.ids.dtype == np.int32
+    assert tokens.mask.dtype == bool
+    assert len(store) == 3
+    assert store.passages.ids.dtype == np.uint16
+    assert isinstance(store.passages.ids, np.memmap)
+    assert store.tasks == {"squad/v1": ["train"]}
+
+    queries = store.queries("squad/v1", "train")
+    assert queries.query_ids == ["q0", "q1"]
+    assert [row.tolist() for row in queries.positives] == [[2, 0], [1]]
+    assert [row.tolist() for row in queries.hard_negatives] == [[], [0, 2]]
+    np.testing.assert_array_equal(queries.tokens([1, 0]).ids, [[2, 3, 0, 0], [2, 5, 3, 0]])
+    assert queries.collection_fingerprint == "c0"
+
+
+def test_large_vocabularies_need_int32(tmp_path):
+    writer = make_writer(tmp_path, vocabulary_size=70_000)
+    writer.write_passages([[69_999]], count=1)
+    assert writer.finish().passage_tokens([0]).ids[0, 0] == 69_999
+
+
+def test_many_blocks_stream_in_order(tmp_path):
+    writer = make_writer(tmp_path, vocabulary_size=20_000)
+    writer.write_passages(([row, 1] for row in range(10_000)), count=10_000)
+    store = writer.finish()
+    np.testing.assert_array_equal(store.passages.ids[:, 0], np.arange(10_000))
+    assert set(store.passages.lengths) == {2}
+
+
+def test_fingerprint_follows_the_contents(tmp_path):
+    same = [write(tmp_path / name).finish().metadata.fingerprint for name in ("a", "b")]
+    assert same[0] == same[1]
+    changed = [
+        write(tmp_path / "c", passages=[*PASSAGES[:2], [2, 9, 8, 6, 3]]).finish(),
+        write(tmp_path / "d", query=(2, 6, 3)).finish(),
+        write(tmp_path / "e", vocabulary_fingerprint="v1").finish(),
+    ]
+    assert len({same[0], *(store.metadata.fingerprint for store in changed)}) == 4
+
+
+def test_hard_negatives_can_be_replaced(tmp_path):
+    queries = write(tmp_path).finish().queries("squad/v1", "train")
+    mined = queries.with_hard_negatives(Ragged.from_lists([[1], [2]]))
+    assert mined.hard_negatives[0].tolist() == [1]
+    assert mined.fingerprint != queries.fingerprint
+    with pytest.raises(DataError, match="3 lists of hard negatives for 2 queries"):
+        queries.with_hard_negatives(Ragged.from_lists([[1], [2], []]))
+
+
+def test_ragged():
+    lists = Ragged.from_lists([[7, 3], [], [5]])
+    np.testing.assert_array_equal(lists.offsets, [0, 2, 2, 3])
+    np.testing.assert_array_equal(lists.lengths, [2, 0, 1])
+    assert lists[-1].tolist() == [5]
+    assert len(Ragged.from_lists([])) == 0
+    with pytest.raises(IndexError):
+        lists[3]
+
+
+def test_unfinished_store_does_not_open(tmp_path):
+    write(tmp_path)
+    with pytest.raises(DataError, match=r"unfinished.*\n.*taser tokenize"):
+        TokenStore.open(tmp_path)
+    with pytest.raises(DataError, match="does not exist"):
+        TokenStore.open(tmp_path / "nowhere")
+
+
+def test_rewriting_makes_the_store_unfinished_at_once(tmp_path):
+    write(tmp_path).finish()
+    make_writer(tmp_path)
+    with pytest.raises(DataError, match="unfinished"):
+        TokenStore.open(tmp_path)
+
+
+def test_other_format_version(tmp_path):
+    write(tmp_path).finish()
+    path = tmp_path / "metadata.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 99}))
+    with pytest.raises(DataError, match="format version 99"):
+        TokenStore.open(tmp_path)
+
+
+def test_damaged_files(tmp_path):
+    write(tmp_path).finish()
+    ids = tmp_path / "passages" / "ids.npy"
+    ids.write_bytes(ids.read_bytes()[:-4])
+    with pytest.raises(DataError, match=r"ids\.npy: missing or damaged"):
+        TokenStore.open(tmp_path)
+    (tmp_path / "metadata.json").write_text("{")
+    with pytest.raises(DataError, match="not a token store's metadata"):
+        TokenStore.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("passages", "message"),
+    [
+        ([[2, 3], []], "row 1: 0 tokens"),
+        ([[1] * 6], r"row 0: 6 tokens\n  expected: 1 to 5"),
+        ([[2, 3], [2, 3, 10]], "row 1: token id 10"),
+        ([[-1]], "row 0: token id -1"),
+    ],
+)
+def test_bad_passages(tmp_path, passages, message):
+    with pytest.raises(DataError, match=message):
+        make_writer(tmp_path).write_passages(passages, count=len(passages))
+
+
+def test_wrong_counts(tmp_path):
+    with pytest.raises(DataError, match="more than 1"):
+        make_writer(tmp_path).write_passages(PASSAGES, count=1)
+    with pytest.raises(DataError, match=r"3 passages\n  expected: 4"):
+        make_writer(tmp_path).write_passages(PASSAGES, count=4)
+    with pytest.raises(DataError, match="1 query ids for 2 token lists"):
+        TokenizedQueries.from_lists(
+            "t",
+            "train",
+            query_ids=["a"],
+            tokens=[[1], [1]],
+            positives=[[0], [0]],
+            length=4,
+            vocabulary_size=9,
+        )
+    with pytest.raises(DataError, match="no passages"):
+        make_writer(tmp_path).finish()
+
+
+@pytest.mark.parametrize(("row", "message"), [(3, "passage row 3"), (-1, "passage row -1")])
+def test_positive_outside_the_collection_names_the_query(tmp_path, row, message):
+    writer = make_writer(tmp_path)
+    writer.write_passages(PASSAGES, count=3)
+    with pytest.raises(DataError, match=rf"query 'q1' of task 't', a positive: {message}"):
+        _write_one(writer, row).finish()
+
+
+def _write_one(writer, row):
+    writer.write_queries(
+        "t", "train", query_ids=["q0", "q1"], tokens=[[1], [1]], positives=[[0], [1, row]]
+    )
+    return writer
+
+
+def test_unknown_task_names_the_nearest(tmp_path):
+    store = write(tmp_path).finish()
+    with pytest.raises(ConfigError, match="did you mean 'squad/v1'"):
+        store.queries("squad/v2", "train")
+    with pytest.raises(ConfigError, match="has no split 'trian'"):
+        store.queries("squad/v1", "trian")
+
+
+def test_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        make_writer(tmp_path / "file" / "store")

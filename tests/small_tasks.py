@@ -1,0 +1,11 @@
+"""Two tasks on the small collection, registered as a user's module would."""
+
+import seqio
+
+from taser_jax.data.seqio_tasks.registry import add_retrieval_task
+
+TASKS = ("summary", "code")
+
+for _task in TASKS:
+    add_retrieval_task(f"small_{_task}", collection="small", task=_task)
+seqio.MixtureRegistry.add("small", [f"small_{_task}" for _task in TASKS], default_rate=1.0)

@@ -1,0 +1,228 @@
+"""`taser pipeline ance`: its episodes, what each starts from, and that it goes on where killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from small_world import TASKS, SmallWorld, figures, gin, refused, succeed
+from tiny_training import training_config
+
+from taser_jax import cli
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.assembly.plans import MultitaskTraining
+from taser_jax.data.batches.every_task import TaskBatchingConfig
+from taser_jax.data.collections.store import QuerySet
+from taser_jax.optim.multitask import MultitaskConfig
+from taser_jax.optim.tsage_options import TemperatureSchedule, TSageConfig, temperature_of
+from taser_jax.training.checkpoints import Checkpoints
+from taser_jax.workflows import ance, retrieval_stages
+from taser_jax.workflows.ance import Episodes, OptimizerState, number_episodes
+from taser_jax.workflows.stages import Stages
+
+ROWS = ("BM25", "ANCE (warm-up)", "ANCE (episode-1)", "ANCE (episode-2)")
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the pipeline may catch it."""
+
+
+def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> list[str]:
+    """Three steps of a tiny model in the warm-up and in each of two episodes, T-SAGE in all."""
+    return [
+        *("pipeline", "ance", "--gin_file=runs/pipeline_ance.gin"),
+        *("--gin_file=optim/tsage.gin", "--gin_file=runs/multitask.gin"),
+        *gin(DATA_DIR=world.data_dir, TOKEN_STORE=world.token_store, OUTPUT_DIR=output_dir),
+        *gin(EMBED_DIM=16, NUM_LAYERS=1, NUM_HEADS=2, HEAD_DIM=8, MLP_DIM=32, DROPOUT_RATE=0.0),
+        *gin(WARM_UP_STEPS=3, TRAIN_STEPS=3, WARMUP_STEPS=1, TOTAL_BATCH_SIZE=16, EVAL_STEPS=1),
+        *gin(NUM_NEGATIVES=1, INDEX_KIND="exact", MINING_CHOICE="sample", MINING_COUNT=20),
+        "--gin.ValidationConfig.pool=None",
+        "--gin.ValidationConfig.batch_size=8",
+        *bindings,
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(
+    small_world: SmallWorld, compiled_once: None, tmp_path_factory: pytest.TempPathFactory
+) -> pathlib.Path:
+    """A finished run; tests read it, or work on a copy."""
+    directory = tmp_path_factory.mktemp("ance") / "out"
+    succeed(*arguments(small_world, directory))
+    return directory
+
+
+def test_taco_dr_is_six_uniform_episodes_and_one_of_t_sage():
+    uniform, specialised = training_config(train_steps=5), training_config(train_steps=7)
+    numbered = list(number_episodes([Episodes(uniform, count=6), Episodes(specialised)]))
+    assert [episode.number for episode in numbered] == [1, 2, 3, 4, 5, 6, 7]
+    assert [episode.training for episode in numbered] == 6 * [uniform] + [specialised]
+    assert not any(episode.is_continued for episode in numbered)
+
+
+def test_the_annealed_schedule_is_told_the_episode():
+    """τ = 64·0.5^(a − 4) from the fourth episode on: infinite, 64, 32, 16, 8 for 3 to 7."""
+    tsage = TSageConfig(temperature_schedule=TemperatureSchedule.ANNEALED)
+    training = dataclasses.replace(
+        training_config(train_steps=5),
+        multitask=MultitaskTraining(TaskBatchingConfig(), MultitaskConfig(tsage=tsage)),
+    )
+    found = [
+        temperature_of(episode.training.multitask.combiner.tsage)
+        for episode in number_episodes([Episodes(training, count=7)])
+        if episode.training.multitask
+    ]
+    assert found == [np.inf, np.inf, np.inf, 64, 32, 16, 8]
+
+
+def test_continued_episodes_share_one_schedule():
+    group = Episodes(training_config(train_steps=5), 3, OptimizerState.CONTINUED)
+    numbered = list(number_episodes([Episodes(training_config(train_steps=2)), group]))
+    assert [episode.training.loop.train_steps for episode in numbered] == [2, 5, 10, 15]
+    assert [episode.training.schedule_steps for episode in numbered] == [None, 15, 15, 15]
+    assert [episode.is_continued for episode in numbered] == [False, False, True, True]
+
+
+def test_every_model_is_a_row(finished: pathlib.Path):
+    lines = figures(finished)
+    assert [(line["system"], line["task"]) for line in lines] == [
+        (row, task) for row in ROWS for task in (*sorted(TASKS), "average")
+    ]
+    assert (finished / "table.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_episode_starts_from_the_model_before_and_its_negatives(
+    finished: pathlib.Path, small_world: SmallWorld
+):
+    records = Stages(finished)
+    for before, label in (("warm-up", "episode-1"), ("episode-1", "episode-2")):
+        encoded = records.record(f"{before}-encode").outputs["model"]
+        assert records.record(f"{label}-train").inputs["before"] == encoded
+        assert load_model(finished / before / "model").fingerprint == encoded
+        metadata = json.loads((finished / before / "negatives" / "metadata.json").read_text())
+        assert metadata["source"] == str(finished / before / "runs")
+    for label in ("bm25", "warm-up", "episode-1"):
+        for task in TASKS:
+            queries = QuerySet.open(small_world.data_dir, "small", task, "train")
+            path = finished / label / "negatives" / f"{task}.train.jsonl"
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            for query, line in zip(queries, lines, strict=True):
+                assert query.id == line["query_id"]
+                assert not set(line["rows"]) & set(query.positives)
+    assert not (finished / "episode-2" / "negatives").exists(), "no episode follows it"
+
+
+def test_each_episode_draws_its_own_sample(finished: pathlib.Path):
+    seeds = [
+        Stages(finished).record(f"{label}-mine").inputs["mining.seed"]
+        for label in ("warm-up", "episode-1")
+    ]
+    assert seeds == [0, 1]
+
+
+def test_killed_in_several_stages_it_goes_on_in_each(
+    finished: pathlib.Path,
+    small_world: SmallWorld,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    output = tmp_path / "out"
+    shutil.copytree(finished, output)
+    names = Stages(finished).finished()
+    for name in names[names.index("warm-up-mine") :]:
+        (output / "stages" / f"{name}.json").unlink()
+    for label in ("episode-1", "episode-2", "warm-up/negatives"):
+        shutil.rmtree(output / label)
+    (output / "results" / "ance-episode-2.json").unlink()
+    _die_once(monkeypatch, retrieval_stages, "mine")
+    _die_once(monkeypatch, ance, "train")
+    _die_once(monkeypatch, retrieval_stages, "encode")
+    for _ in range(3):
+        with pytest.raises(Killed):
+            cli.run(arguments(small_world, output))
+    succeed(*arguments(small_world, output))
+    assert figures(output) == figures(finished)
+
+
+def test_runs_share_a_warm_up(
+    finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
+):
+    shared = [f"--gin.WARM_UP_DIR={finished}", "--gin.NUM_EPISODES=1", "--gin.NAME=Second"]
+    shared.append("--gin.KEPT_EMBEDDINGS=last")
+    succeed(*arguments(small_world, tmp_path / "out", *shared))
+    mine = {line["task"]: line for line in figures(tmp_path / "out")}
+    theirs = {
+        line["task"]: line for line in figures(finished) if line["system"] == "ANCE (episode-1)"
+    }
+    for task in TASKS:
+        assert mine[task] | {"system": ""} == theirs[task] | {"system": ""}
+    assert not (tmp_path / "out" / "warm-up").exists()
+    assert (finished / "warm-up" / "embeddings").exists(), "another run's files stay"
+    # Asked for one more episode, it mines with what was the last model.
+    shared[1] = "--gin.NUM_EPISODES=2"
+    succeed(*arguments(small_world, tmp_path / "out", *shared))
+    assert {line["system"] for line in figures(tmp_path / "out")} == {
+        "Second (episode-1)",
+        "Second (episode-2)",
+    }
+
+
+def test_a_continued_optimiser_and_embeddings_that_go(
+    finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
+):
+    output = tmp_path / "out"
+    options = gin(
+        WARM_UP_DIR=finished, OPTIMIZER_STATE="continued", KEPT_EMBEDDINGS="last", TRAIN_STEPS=2
+    )
+    succeed(*arguments(small_world, output, *options))
+    assert Checkpoints(output / "episode-1" / "model").latest_step == 2
+    assert Checkpoints(output / "episode-2" / "model").latest_step == 4
+    lines = (output / "episode-2" / "model" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines][-1] == 4
+    assert not (output / "episode-1" / "embeddings").exists()
+    assert (output / "episode-2" / "embeddings").exists()
+    first, second = (
+        load_model(output / label / "model").params for label in ("episode-1", "episode-2")
+    )
+    changed = jax.tree.map(lambda a, b: bool(np.any(np.asarray(a) != np.asarray(b))), first, second)
+    assert any(jax.tree.leaves(changed))
+
+
+def test_refused_before_anything_is_done(
+    finished: pathlib.Path,
+    small_world: SmallWorld,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    output = tmp_path / "out"
+    message = refused(capsys, *arguments(small_world, output, f"--gin.WARM_UP_DIR={tmp_path}"))
+    assert "no finished stage warm-up-encode, warm-up-mine" in message
+    other_mining = gin(WARM_UP_DIR=finished, MINING_COUNT=7)
+    message = refused(capsys, *arguments(small_world, output, *other_mining))
+    assert "mining.count 20 made its negatives" in message
+    message = refused(capsys, *arguments(small_world, output, "--gin.TOP_K=50"))
+    assert "mining looks 100 deep" in message
+    message = refused(capsys, *arguments(small_world, output, "--gin.NUM_EPISODES=0"))
+    assert "count 0" in message
+    message = refused(capsys, *arguments(small_world, finished, "--gin.LEARNING_RATE=0.5"))
+    assert "learning_rate was 0.001 when this stage ran, now 0.5" in message
+
+
+def _die_once(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+    """The first call of a command does its work, and then the pipeline dies."""
+    function, calls = getattr(module, name), []
+
+    def dies_once(**keywords: Any) -> Any:
+        result = function(**keywords)
+        calls.append(name)
+        if len(calls) == 1:
+            raise Killed(name)
+        return result
+
+    monkeypatch.setattr(module, name, dies_once)

@@ -1,0 +1,81 @@
+"""`taser pipeline taser` from pretrained weights, with a row for them as they come."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+
+import pytest
+from bert_checkpoints import write_checkpoint
+from small_world import SmallWorld, figures, gin, refused, succeed
+
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.workflows.stages import Stages
+
+
+@pytest.fixture
+def checkpoint(small_world: SmallWorld, tmp_path: pathlib.Path) -> pathlib.Path:
+    """A tiny BERT that knows the small world's words."""
+    vocabulary = small_world.root / "vocabulary"
+    directory, _ = write_checkpoint(
+        tmp_path / "bert",
+        vocab_size=load_vocabulary(vocabulary).size,
+        num_hidden_layers=1,
+        max_position_embeddings=32,
+    )
+    shutil.copy(vocabulary / "vocab.txt", directory)
+    return directory
+
+
+def arguments(world: SmallWorld, output: pathlib.Path, *bindings: str) -> list[str]:
+    return [
+        *("pipeline", "taser", "--gin_file=runs/pipeline_taser.gin"),
+        "--gin_file=models/bert_pretrained.gin",
+        *gin(DATA_DIR=world.data_dir, TOKEN_STORE=world.token_store, OUTPUT_DIR=output),
+        *gin(TRAIN_STEPS=3, BATCH_SIZE=16, WARMUP_STEPS=1, EVAL_STEPS=0, DROPOUT_RATE=0.0),
+        *gin(INDEX_KIND="exact", TASKS=["code"]),
+        "--gin.pipeline_taser.systems={'Shared': @shared/System()}",
+        "--gin.pipeline_taser.hybrid_systems=[]",
+        "--gin.pipeline_taser.rounds=1",
+        "--gin.untrained/System.model=@shared/DualEncoderConfig()",
+        "--gin.pipeline_taser.untrained_systems={'Pretrained, untrained': @untrained/System()}",
+        *bindings,
+    ]
+
+
+def test_the_untrained_row_stands_beside_the_trained_one(
+    small_world: SmallWorld, checkpoint: pathlib.Path, tmp_path: pathlib.Path
+):
+    output = tmp_path / "out"
+    succeed(*arguments(small_world, output, f"--gin.PRETRAINED={checkpoint}"))
+    rows = {line["system"]: line for line in figures(output) if line["task"] == "code"}
+    assert list(rows) == ["BM25", "Pretrained, untrained", "Shared (BM25 negatives)"]
+    lines = (output / "table.md").read_text().splitlines()
+    assert "| none |" in next(line for line in lines if "untrained" in line)
+    untrained = load_model(output / "pretrained-untrained" / "model")
+    trained = load_model(output / "shared-1" / "model")
+    assert (untrained.step, trained.step) == (0, 3)
+    assert untrained.parameters == trained.parameters
+    facts = json.loads((output / "shared-1" / "model" / "run.json").read_text())
+    assert facts["pretrained"] == str(checkpoint)
+    assert "pretrained-untrained-import" in Stages(output).finished()
+
+
+def test_untrained_systems_need_pretrained_weights(
+    small_world: SmallWorld, checkpoint: pathlib.Path, tmp_path: pathlib.Path, capsys
+):
+    message = refused(
+        capsys,
+        *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),
+        "--gin.INITIAL_WEIGHTS=None",
+    )
+    assert "no pretrained weights" in message
+    message = refused(
+        capsys,
+        *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),
+        "--gin.pipeline_taser.untrained_systems={'shared': @untrained/System()}",
+    )
+    assert "give each row a name of its own" in message
+    assert not (tmp_path / "out").exists()
