@@ -7,7 +7,7 @@ import enum
 import pathlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taser_jax import hosts
@@ -24,6 +24,7 @@ from taser_jax.models.build import ModelConfig
 from taser_jax.progress import logger
 from taser_jax.retrieval.mining import MiningConfig
 from taser_jax.settings import flatten
+from taser_jax.workflows.episodes import Episode, Episodes, number_episodes
 from taser_jax.workflows.retrieval_stages import RetrievalStages
 from taser_jax.workflows.setting import BM25, Setting
 from taser_jax.workflows.stages import Stages
@@ -33,98 +34,11 @@ from taser_jax.workflows.taser import begin_pipeline, check_depth
 WARM_UP = "warm-up"
 
 
-class OptimizerState(enum.Enum):
-    """What a later episode's optimiser starts from.
-
-    FRESH: nothing but the selected parameters; every episode has a schedule of its own (TACO-DR).
-    CONTINUED: the newest state of the episode before; the episodes share one long schedule.
-    """
-
-    FRESH = "fresh"
-    CONTINUED = "continued"
-
-
 class KeptEmbeddings(enum.Enum):
     """Whose embeddings and indexes stay on disk: all models', or the last one's only."""
 
     ALL = "all"
     LAST = "last"
-
-
-@dataclasses.dataclass(frozen=True)
-class Episodes:
-    """Some episodes in a row that are trained alike.
-
-    Attributes:
-        training: one episode's; T-SAGE is told the episode's number.
-        count: how many.
-        optimizer_state: of every episode but the first one here, which begins fresh.
-    """
-
-    training: TrainingConfig
-    count: int = 1
-    optimizer_state: OptimizerState = OptimizerState.FRESH
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"count {self.count}", where="Episodes", expected="1 or more")
-
-
-@dataclasses.dataclass(frozen=True)
-class Episode:
-    """One episode.
-
-    Attributes:
-        number: from 1.
-        training: as it is run: its last step counts the steps of those it continues.
-        is_continued: whether it goes on from the optimiser of the episode before.
-    """
-
-    number: int
-    training: TrainingConfig
-    is_continued: bool
-
-    @property
-    def label(self) -> str:
-        """As folders and stages have it."""
-        return f"episode-{self.number}"
-
-
-def number_episodes(groups: Sequence[Episodes]) -> Iterator[Episode]:
-    """The episodes one by one.
-
-    Example:
-        `[Episodes(uniform, count=6), Episodes(specialised)]` are episodes 1 to 6 with `uniform` and
-        episode 7 with `specialised`: TACO-DR.
-    """
-    number = 0
-    for group in groups:
-        for index in range(group.count):
-            number += 1
-            training = _in_episode(group.training, number)
-            is_continued = False
-            if group.optimizer_state is OptimizerState.CONTINUED:
-                steps = group.training.loop.train_steps
-                training = dataclasses.replace(
-                    training,
-                    loop=dataclasses.replace(training.loop, train_steps=steps * (index + 1)),
-                    schedule_steps=steps * group.count,
-                )
-                is_continued = index > 0
-            yield Episode(number, training, is_continued)
-
-
-def _in_episode(training: TrainingConfig, number: int) -> TrainingConfig:
-    """The training with T-SAGE's temperature schedule told where it is."""
-    if training.multitask is None:
-        return training
-    combiner = training.multitask.combiner
-    combiner = dataclasses.replace(
-        combiner, tsage=dataclasses.replace(combiner.tsage, episode=number)
-    )
-    return dataclasses.replace(
-        training, multitask=dataclasses.replace(training.multitask, combiner=combiner)
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +63,7 @@ def pipeline_ance(
     episodes: Sequence[Episodes] = (),
     name: str = "ANCE",
     warm_up_dir: str | None = None,
+    branch_after: int = 0,
     kept_embeddings: KeptEmbeddings = KeptEmbeddings.ALL,
     config_text: str = "",
 ) -> ResultsTable:
@@ -164,9 +79,11 @@ def pipeline_ance(
         model: the dual encoder.
         episodes: what follows the warm-up; none stops after mining with the warmed-up model.
         name: of the rows.
-        warm_up_dir: OUTPUT_DIR of a finished run to take warmed-up model and negatives from; None
-            warms up here. Runs that compare optimisers share one warm-up, and so may other prompts
-            and task-specific query encoders.
+        warm_up_dir: OUTPUT_DIR of a finished run to take model and negatives from; None warms up
+            here. Runs that compare optimisers share one warm-up, and so may other prompts and
+            task-specific query encoders.
+        branch_after: episodes of that run which these follow: 0 starts from its warm-up. The next
+            episode then has the same checkpoint, negatives and batches in both runs.
         kept_embeddings: which stay on disk.
         config_text: written to config.gin.
 
@@ -174,25 +91,31 @@ def pipeline_ance(
         The table, also in table.md, table.csv and table.png.
 
     Raises:
-        ConfigError: the directory was begun with other settings, a warm-up is not finished, or
-            mining looks deeper than is searched.
+        ConfigError: the directory was begun with other settings, what is branched from is not
+            finished, or mining looks deeper than is searched.
         StorageError: the directory cannot be written.
 
     Source: ANCE (Xiong et al., 2021), with episodes one after another; TACO-DR (Zhang et al.,
         2023), section 4.2.
     """
     check_depth(setting)
+    if branch_after < 0 or (branch_after and warm_up_dir is None):
+        raise ConfigError(
+            f"BRANCH_AFTER {branch_after}, WARM_UP_DIR {warm_up_dir}",
+            where="pipeline_ance",
+            expected="0, or the number of an episode of the run in WARM_UP_DIR",
+        )
     output_dir = pathlib.Path(setting.output_dir)
     begin_pipeline(output_dir, config_text)
     store = TokenStore.open(setting.token_store)
     check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
     run = _AnceRun(setting, model, name, store, kept_embeddings)
-    numbered = list(number_episodes(episodes))
+    numbered = list(number_episodes(episodes, after=branch_after))
     rows: list[str] = []
     if warm_up_dir is None:
         retriever = run.warm_up(rows)
     else:
-        retriever = _finished_warm_up(pathlib.Path(warm_up_dir), mining=setting.second_mining)
+        retriever = _finished(pathlib.Path(warm_up_dir), branch_after, setting.second_mining)
     for episode in numbered:
         retriever = run.episode(episode, retriever, rows, is_last=episode is numbered[-1])
     table = write_table(output_dir, systems=rows, by_task=setting.evaluation.measures[0])
@@ -315,9 +238,7 @@ class _AnceRun:
         searched = ("test",) if next_episode is None else ("train", "test")
         inputs = self._retrieval.retrieve(label, root, inputs, splits=searched)
         if next_episode is not None:
-            mining = self._setting.second_mining
-            # A sample of its own for each episode.
-            mining = dataclasses.replace(mining, seed=mining.seed + next_episode - 1)
+            mining = _mining_for(self._setting.second_mining, next_episode)
             self._retrieval.mine(label, root, mining, inputs)
         rows.append(
             self._retrieval.evaluate(
@@ -331,32 +252,36 @@ class _AnceRun:
         return _Retriever(label, root, inputs)
 
 
-def _finished_warm_up(directory: pathlib.Path, *, mining: MiningConfig) -> _Retriever:
-    """The warm-up of another run, whose stages are all recorded and which mined alike."""
+def _mining_for(mining: MiningConfig, episode: int) -> MiningConfig:
+    """An episode's mining, with a sample of its own."""
+    return dataclasses.replace(mining, seed=mining.seed + episode - 1)
+
+
+def _finished(directory: pathlib.Path, episodes: int, mining: MiningConfig) -> _Retriever:
+    """Another run's model after so many episodes, which has mined as this run would have."""
     stages = Stages(directory)
+    label = f"episode-{episodes}" if episodes else WARM_UP
     missing = [
-        stage
-        for stage in (f"{WARM_UP}-encode", f"{WARM_UP}-mine")
-        if stage not in stages.finished()
+        stage for stage in (f"{label}-encode", f"{label}-mine") if stage not in stages.finished()
     ]
     if missing:
         raise ConfigError(
             f"no finished stage {', '.join(missing)}",
             where=str(directory),
-            expected="the OUTPUT_DIR of a `taser pipeline ance` that has warmed up",
-            fix="run it there first; it needs no episodes",
+            expected="the OUTPUT_DIR of a `taser pipeline ance` that has mined there",
+            fix="run it there first: a warm-up needs no episodes, an episode one that follows it",
         )
-    mined = stages.record(f"{WARM_UP}-mine").inputs
-    for setting, wanted in flatten(mining=mining).items():
+    mined = stages.record(f"{label}-mine").inputs
+    for setting, wanted in flatten(mining=_mining_for(mining, episodes + 1)).items():
         if mined.get(setting, wanted) != wanted:
             raise ConfigError(
-                f"{setting} {mined[setting]!r} made its negatives for the first episode",
+                f"{setting} {mined[setting]!r} made its negatives for the next episode",
                 where=str(directory),
                 expected=f"{wanted!r}, as this run has it",
-                fix="mine as the warm-up did, or warm up here",
+                fix="mine as that run did, or warm up here",
             )
-    record = stages.record(f"{WARM_UP}-encode")
-    return _Retriever(WARM_UP, directory / WARM_UP, {**record.inputs, **record.outputs})
+    record = stages.record(f"{label}-encode")
+    return _Retriever(label, directory / label, {**record.inputs, **record.outputs})
 
 
 @hosts.first_host_only

@@ -47,6 +47,10 @@ def pipeline_taser(
     long -> search held-out queries -> evaluate -> add BM25 to the chosen systems. Killed
     anywhere and run again, it goes on at the stage it was in.
 
+    Every round starts from the same weights and draws the same queries in the same order (one seed
+    for all): the rows of one system differ by their hard negatives alone. TASER's final model is
+    a training of its own, too, not a continuation of the one that mined (appendix B).
+
     Args:
         setting: what all stages share.
         systems: row name -> model.

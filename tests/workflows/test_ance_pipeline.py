@@ -11,19 +11,24 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import tiny_training
 from small_world import TASKS, SmallWorld, figures, gin, refused, succeed
 from tiny_training import training_config
 
 from taser_jax import cli
+from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.data import training_queries
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.plans import MultitaskTraining
-from taser_jax.data.batches.every_task import TaskBatchingConfig
+from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
+from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.collections.store import QuerySet
+from taser_jax.data.token_store.store import TokenStore
 from taser_jax.optim.multitask import MultitaskConfig
 from taser_jax.optim.tsage_options import TemperatureSchedule, TSageConfig, temperature_of
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.workflows import ance, retrieval_stages
-from taser_jax.workflows.ance import Episodes, OptimizerState, number_episodes
+from taser_jax.workflows.episodes import Episodes, OptimizerState, number_episodes
 from taser_jax.workflows.stages import Stages
 
 ROWS = ("BM25", "ANCE (warm-up)", "ANCE (episode-1)", "ANCE (episode-2)")
@@ -62,7 +67,8 @@ def test_taco_dr_is_six_uniform_episodes_and_one_of_t_sage():
     uniform, specialised = training_config(train_steps=5), training_config(train_steps=7)
     numbered = list(number_episodes([Episodes(uniform, count=6), Episodes(specialised)]))
     assert [episode.number for episode in numbered] == [1, 2, 3, 4, 5, 6, 7]
-    assert [episode.training for episode in numbered] == 6 * [uniform] + [specialised]
+    steps = [episode.training.loop.train_steps for episode in numbered]
+    assert steps == 6 * [5] + [7]
     assert not any(episode.is_continued for episode in numbered)
 
 
@@ -81,12 +87,56 @@ def test_the_annealed_schedule_is_told_the_episode():
     assert found == [np.inf, np.inf, np.inf, 64, 32, 16, 8]
 
 
+def _first_rows(training: TrainingConfig, store: TokenStore) -> list[list[int]]:
+    """Query rows of the first two steps, of every task."""
+    queries = training_queries(store)
+    if training.multitask is None:
+        stream = BatchStream(store, queries, training.batching)
+        return [stream.rows(step).query_rows.tolist() for step in range(2)]
+    tasks = TaskBatchStream(store, queries, training.multitask.batching)
+    return [np.concatenate(list(tasks.query_rows(step).values())).tolist() for step in range(2)]
+
+
+@pytest.mark.parametrize("of_every_task", [False, True], ids=["one task", "every task"])
+def test_no_episode_trains_on_the_batches_of_another(of_every_task: bool, tmp_path: pathlib.Path):
+    store = tiny_training.write_token_store(tmp_path / "tokens")
+    training = training_config(train_steps=5)
+    if of_every_task:
+        batching = TaskBatchingConfig(total=16, num_negatives=1)
+        training = dataclasses.replace(training, multitask=MultitaskTraining(batching=batching))
+    found = []
+    for seed in (0, 1):
+        seeded = _seeded(training, seed)
+        found.append(_first_rows(seeded, store))
+        for episode in number_episodes([Episodes(seeded, count=2), Episodes(seeded)]):
+            found.append(_first_rows(episode.training, store))
+            # The same whenever it is asked for.
+            assert found[-1] == _first_rows(episode.training, store)
+    assert len({json.dumps(rows) for rows in found}) == len(found) == 8
+    # A branch's episode is that of the run it branched from.
+    [branched] = number_episodes([Episodes(_seeded(training, 1))], after=2)
+    assert (branched.number, _first_rows(branched.training, store)) == (3, found[-1])
+
+
+def _seeded(training: TrainingConfig, seed: int) -> TrainingConfig:
+    """As `RANDOM_SEED` sets it: of weights, dropout and batches."""
+    multitask = training.multitask
+    if multitask is not None:
+        batching = dataclasses.replace(multitask.batching, seed=seed)
+        multitask = dataclasses.replace(multitask, batching=batching)
+    batching = dataclasses.replace(training.batching, seed=seed)
+    return dataclasses.replace(training, seed=seed, batching=batching, multitask=multitask)
+
+
 def test_continued_episodes_share_one_schedule():
     group = Episodes(training_config(train_steps=5), 3, OptimizerState.CONTINUED)
     numbered = list(number_episodes([Episodes(training_config(train_steps=2)), group]))
     assert [episode.training.loop.train_steps for episode in numbered] == [2, 5, 10, 15]
     assert [episode.training.schedule_steps for episode in numbered] == [None, 15, 15, 15]
     assert [episode.is_continued for episode in numbered] == [False, False, True, True]
+    # And one stream of batches: together they are one long training, but for their negatives.
+    assert len({(e.training.seed, e.training.batching.seed) for e in numbered[1:]}) == 1
+    assert numbered[0].training.batching.seed != numbered[1].training.batching.seed
 
 
 def test_every_model_is_a_row(finished: pathlib.Path):
@@ -173,6 +223,22 @@ def test_runs_share_a_warm_up(
     }
 
 
+def test_a_branch_has_the_next_episode_of_the_run_it_came_from(
+    finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
+):
+    """Same checkpoint, negatives, batches and seeds: an equal recipe comes to the same model."""
+    output = tmp_path / "out"
+    branch = gin(WARM_UP_DIR=finished, BRANCH_AFTER=1, NUM_EPISODES=1)
+    succeed(*arguments(small_world, output, *branch))
+    assert {line["system"] for line in figures(output)} == {"ANCE (episode-2)"}
+    theirs = Stages(finished).record("episode-2-train").inputs
+    assert Stages(output).record("episode-2-train").inputs == theirs
+    expected, found = (
+        load_model(directory / "episode-2" / "model").params for directory in (finished, output)
+    )
+    jax.tree.map(np.testing.assert_array_equal, expected, found)
+
+
 def test_a_continued_optimiser_and_embeddings_that_go(
     finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
 ):
@@ -206,6 +272,11 @@ def test_refused_before_anything_is_done(
     other_mining = gin(WARM_UP_DIR=finished, MINING_COUNT=7)
     message = refused(capsys, *arguments(small_world, output, *other_mining))
     assert "mining.count 20 made its negatives" in message
+    no_negatives = gin(WARM_UP_DIR=finished, BRANCH_AFTER=2)
+    message = refused(capsys, *arguments(small_world, output, *no_negatives))
+    assert "no finished stage episode-2-mine" in message
+    message = refused(capsys, *arguments(small_world, output, "--gin.BRANCH_AFTER=1"))
+    assert "BRANCH_AFTER 1, WARM_UP_DIR None" in message
     message = refused(capsys, *arguments(small_world, output, "--gin.TOP_K=50"))
     assert "mining looks 100 deep" in message
     message = refused(capsys, *arguments(small_world, output, "--gin.NUM_EPISODES=0"))

@@ -1,0 +1,132 @@
+"""Which episodes `taser pipeline ance` runs: what each is trained with, and on which batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from taser_jax.assembly.config import TrainingConfig
+from taser_jax.errors import ConfigError
+
+
+class OptimizerState(enum.Enum):
+    """What a later episode's optimiser starts from.
+
+    FRESH: nothing but the selected parameters; every episode has a schedule and draws batches of
+        its own (TACO-DR).
+    CONTINUED: the newest state of the episode before; the episodes share one long schedule and one
+        stream of batches, and differ from one long training by their negatives alone.
+    """
+
+    FRESH = "fresh"
+    CONTINUED = "continued"
+
+
+@dataclasses.dataclass(frozen=True)
+class Episodes:
+    """Some episodes in a row that are trained alike.
+
+    Attributes:
+        training: one episode's; the episode's number sets its seeds and T-SAGE's temperature.
+        count: how many.
+        optimizer_state: of every episode but the first one here, which begins fresh.
+    """
+
+    training: TrainingConfig
+    count: int = 1
+    optimizer_state: OptimizerState = OptimizerState.FRESH
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"count {self.count}", where="Episodes", expected="1 or more")
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """One episode.
+
+    Attributes:
+        number: from 1.
+        training: as it is run: its last step counts the steps of those it continues.
+        is_continued: whether it goes on from the optimiser of the episode before.
+    """
+
+    number: int
+    training: TrainingConfig
+    is_continued: bool
+
+    @property
+    def label(self) -> str:
+        """As folders and stages have it."""
+        return f"episode-{self.number}"
+
+
+def number_episodes(groups: Sequence[Episodes], *, after: int = 0) -> Iterator[Episode]:
+    """The episodes one by one.
+
+    Steps start from 0 in every fresh episode, and batches are a function of (seed, step). So each
+    episode has seeds of its own, or it would train on the batches of the one before again.
+
+    Example:
+        `[Episodes(uniform, count=6), Episodes(specialised)]` are episodes 1 to 6 with `uniform` and
+        episode 7 with `specialised`: TACO-DR.
+
+    Args:
+        groups: in their order.
+        after: episodes that came before these.
+    """
+    number = after
+    for group in groups:
+        first = number + 1
+        for index in range(group.count):
+            number += 1
+            training = _in_episode(group.training, number)
+            is_continued = False
+            if group.optimizer_state is OptimizerState.CONTINUED:
+                steps = group.training.loop.train_steps
+                training = dataclasses.replace(
+                    training,
+                    loop=dataclasses.replace(training.loop, train_steps=steps * (index + 1)),
+                    schedule_steps=steps * group.count,
+                )
+                is_continued = index > 0
+            # Continued episodes go on in one stream of batches.
+            drawn = first if group.optimizer_state is OptimizerState.CONTINUED else number
+            yield Episode(number, _with_seeds(training, drawn), is_continued)
+
+
+def _in_episode(training: TrainingConfig, number: int) -> TrainingConfig:
+    """The training with T-SAGE's temperature schedule told where it is."""
+    if training.multitask is None:
+        return training
+    combiner = training.multitask.combiner
+    combiner = dataclasses.replace(
+        combiner, tsage=dataclasses.replace(combiner.tsage, episode=number)
+    )
+    return dataclasses.replace(
+        training, multitask=dataclasses.replace(training.multitask, combiner=combiner)
+    )
+
+
+def _with_seeds(training: TrainingConfig, number: int) -> TrainingConfig:
+    """The training with seeds that depend on the run's and on the episode's number.
+
+    Hashed together, so that no episode of one seed is an episode of another.
+    """
+
+    def of(seed: int) -> int:
+        return int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1)
+
+    multitask = training.multitask
+    if multitask is not None:
+        batching = dataclasses.replace(multitask.batching, seed=of(multitask.batching.seed))
+        multitask = dataclasses.replace(multitask, batching=batching)
+    return dataclasses.replace(
+        training,
+        seed=of(training.seed),
+        batching=dataclasses.replace(training.batching, seed=of(training.batching.seed)),
+        multitask=multitask,
+    )
