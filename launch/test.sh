@@ -1,10 +1,22 @@
 #!/usr/bin/env bash
-# Lint, types and all tests. Arguments are passed on to pytest, for example -k routing.
+# Lint, types and tests: all but those marked slow, or every test.
+#
+# usage: launch/test.sh [--all] [ARGUMENTS OF PYTEST]     for example: launch/test.sh -k routing
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/_environment.sh"
 use_environment "[test]"
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
+selection=(-m "not slow")
+arguments=()
+for argument in "$@"; do
+  case "$argument" in
+    --all) selection=() ;;
+    *) arguments+=("$argument") ;;
+  esac
+done
 ruff check .
 ruff format --check .
 mypy
-exec pytest -q --numprocesses=2 --dist=loadfile --durations=15 -rs "$@"
+# A file stays in one process, which keeps its programs; tests/file_times.py starts with the longest.
+exec pytest -q --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15 -rs \
+  "${selection[@]}" "${arguments[@]}"

@@ -27,4 +27,4 @@ _CHECKED = (
 )
 install_import_hook(_CHECKED, "beartype.beartype")
 
-pytest_plugins = ("worlds",)
+pytest_plugins = ("file_times", "worlds")

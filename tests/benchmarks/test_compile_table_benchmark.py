@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PATH = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "compile_table.py"
 
 

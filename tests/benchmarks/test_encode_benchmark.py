@@ -9,6 +9,8 @@ import pytest
 
 from taser_jax.models.flops import forward_flops
 
+pytestmark = pytest.mark.slow
+
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 TOY = (
     "--layers 1 --embed_dim 8 --heads 2 --mlp_dim 16 --vocab_size 30 --passages 20"

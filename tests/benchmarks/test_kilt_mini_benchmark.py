@@ -12,6 +12,8 @@ import pytest
 
 from taser_jax.evaluation import results
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TASKS = ("squad", "nq_qed", "selqa", "fm2", "climate_fever", "fewrel", "cmu_dog")
 # In place of `taser`: notes its arguments; a pipeline leaves results that its name and seed decide.

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PATH = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "multitask_step.py"
 
 

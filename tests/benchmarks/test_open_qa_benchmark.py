@@ -7,13 +7,13 @@ import sys
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import tiny_training
 
 from taser_jax import configuration
 from taser_jax.commands import prepare
 from taser_jax.workflows import taser
+
+pytestmark = pytest.mark.slow
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 # sha256("t\npassage N"), first 8 bytes, divisible by 16; found with hashlib alone.

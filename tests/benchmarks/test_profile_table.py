@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PATH = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "profile_table.py"
 
 PROGRAM = """\

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 TOY = (
     "--layers 3 --embed_dim 8 --heads 2 --mlp_dim 16 --vocab_size 20 --queries 4 --query_length 4"

@@ -19,6 +19,8 @@ import tiny_training
 from taser_jax.commands.encode import encode
 from taser_jax.retrieval.embeddings import Embeddings, EncodeConfig
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = pathlib.Path(__file__).with_name("train_one_process.py")
 STEPS = 6
 SECONDS = 400

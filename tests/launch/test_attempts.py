@@ -10,6 +10,8 @@ import subprocess
 import pytest
 from launch_stubs import DENIED, NOT_FOUND, SLICES, TPU, TRAIN, finished
 
+pytestmark = pytest.mark.slow
+
 SKIP = ("--skip_install", "--retries=2")
 MADE = (*TPU, "--type=v4-32", *SKIP)
 CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "

@@ -11,6 +11,8 @@ import sys
 import pytest
 from launch_stubs import LAUNCH
 
+pytestmark = pytest.mark.slow
+
 LARGE = 1 << 20
 # Sources are older than their copies.
 LONG_AGO = (10**9, 10**9)

@@ -12,6 +12,8 @@ import sys
 import pytest
 from launch_stubs import LAUNCH, TPU, TRAIN
 
+pytestmark = pytest.mark.slow
+
 
 def host(tmp_path, program: str) -> subprocess.Popen[str]:
     """Starts _host.sh in a checkout whose taser is a small program."""

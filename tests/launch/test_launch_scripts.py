@@ -13,6 +13,8 @@ import tarfile
 import pytest
 from launch_stubs import LAUNCH, SLICES, TPU, TRAIN, XPK, finished
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = sorted(LAUNCH.glob("*.sh"))
 
 
