@@ -16,7 +16,7 @@ from taser_jax.optim.multitask import Combiner
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
 from taser_jax.training.state import TrainState, state_shardings
 
-MEDIAN_PASSES = 4
+MEDIAN_PASSES = 5
 """Of T-SAGE. The compiler counts the body of a loop once: the other passes are added."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -18,24 +17,12 @@ from jaxtyping import Array
 Leaves = tuple[Sequence[Array], ...]
 
 
-class Joined(NamedTuple):
-    """Parameters, or parts of them, put side by side.
-
-    Attributes:
-        arrays: [task, entries], one for each way in which parameters are split.
-        shardings: of the arrays without their task axis; None where none were given.
-    """
-
-    arrays: list[Array]
-    shardings: list[NamedSharding] | None
-
-
 def total(
     function: Callable[..., Array],
     *,
     stacked: Leaves,
     plain: Leaves = (),
-    shared: tuple[Any, ...] = (),
+    shared: tuple[Array, ...] = (),
     shardings: Sequence[NamedSharding] | None = None,
 ) -> Array:
     """The sum of a function over all parameters and over the devices that hold parts of them.
@@ -49,7 +36,7 @@ def total(
             that are split alike; its result may be added up over parameters and parts of them.
         stacked: lists of arrays [task, ...], an array a parameter.
         plain: lists of arrays without the task axis.
-        shared: arrays that every device has whole; None is passed on.
+        shared: arrays that every device has whole.
         shardings: of the parameters, on one mesh; no device splits the task axis. None: whole
             parameters, or what the compiler makes of it.
     """
@@ -57,65 +44,21 @@ def total(
         return function(stacked, plain, *shared)
     specs = tuple(sharding.spec for sharding in shardings)
 
-    def of_a_device(stacked: Leaves, plain: Leaves, shared: tuple[Any, ...]) -> Array:
+    def of_a_device(stacked: Leaves, plain: Leaves, shared: tuple[Array, ...]) -> Array:
         results = []
         for axes, places in _by_split(specs).items():
             result = function(_picked(stacked, places), _picked(plain, places), *shared)
             results.append(jax.lax.psum(result, axes) if axes else result)
         return functools.reduce(operator.add, results)
 
+    wide = tuple(PartitionSpec(None, *spec) for spec in specs)
     mapped = jax.shard_map(
         of_a_device,
         mesh=shardings[0].mesh,
-        in_specs=(*_in_specs(specs, stacked, plain), PartitionSpec()),
+        in_specs=((wide,) * len(stacked), (specs,) * len(plain), PartitionSpec()),
         out_specs=PartitionSpec(),
     )
     return mapped(_tuples(stacked), _tuples(plain), shared)
-
-
-def joined(
-    function: Callable[..., Array],
-    *,
-    stacked: Leaves,
-    plain: Leaves = (),
-    shardings: Sequence[NamedSharding] | None = None,
-) -> Joined:
-    """What a function makes of the parameters that are split alike, as one array each.
-
-    Args:
-        function: called as in `total`; its result is [task, entries], entries of this device.
-        stacked: as in `total`.
-        plain: as in `total`.
-        shardings: as in `total`.
-
-    Returns:
-        An array [task, entries of all devices] for each way in which parameters are split, and the
-        shardings that `total` takes with these arrays.
-    """
-    if shardings is None:
-        return Joined([function(stacked, plain)], None)
-    specs = tuple(sharding.spec for sharding in shardings)
-    splits = _by_split(specs)
-    mesh = shardings[0].mesh
-
-    def of_a_device(stacked: Leaves, plain: Leaves) -> tuple[Array, ...]:
-        return tuple(
-            function(_picked(stacked, places), _picked(plain, places)) for places in splits.values()
-        )
-
-    mapped = jax.shard_map(
-        of_a_device,
-        mesh=mesh,
-        in_specs=_in_specs(specs, stacked, plain),
-        out_specs=tuple(PartitionSpec(None, axes) for axes in splits),
-    )
-    arrays = list(mapped(_tuples(stacked), _tuples(plain)))
-    return Joined(arrays, [NamedSharding(mesh, PartitionSpec(axes)) for axes in splits])
-
-
-def _in_specs(specs: tuple[PartitionSpec, ...], stacked: Leaves, plain: Leaves) -> tuple[Any, Any]:
-    wide = tuple(PartitionSpec(None, *spec) for spec in specs)
-    return (wide,) * len(stacked), (specs,) * len(plain)
 
 
 def _by_split(specs: Sequence[PartitionSpec]) -> dict[tuple[str, ...], list[int]]:

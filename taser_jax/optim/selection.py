@@ -26,10 +26,8 @@ _INTERPOLATING_PASSES = 6
 """After so many, passes split the bracket evenly: 17-fold each, whatever the distribution."""
 
 _OCTAVE = 1 << 23
-# Around a guess, in octaves; around a sample's and an interpolated place, in standard errors.
-# Neighbours in a sample are alike, so that its error is several times that of single entries.
+# Around a guess, in octaves; around an interpolated place, in standard errors.
 _WARM = np.array([1 / 128, 1 / 32, 1 / 12, 1 / 5, 0.45, 1, 2.5, 8])
-_SAMPLED = np.array([0.15, 0.5, 1.1, 2.2, 4.5, 9, 20, 60])
 _NEAR = np.array([0.05, 0.2, 0.5, 1, 1.7, 3, 9])
 _EVEN = THRESHOLDS - 2 * len(_NEAR)
 
@@ -50,23 +48,25 @@ def select(
     *,
     rank: UInt32[Array, " row"],
     size: UInt32[Array, " row"],
-    first: Int[Array, "row thresholds"],
+    guess: Int[Array, " row"],
 ) -> tuple[Int[Array, " row"], Int[Array, ""]]:
     """The integer with `rank` integers before it in sorted order, for each row.
 
-    Throughout, count_below(low) <= rank < count_below(high): it is in [low, high). After the first
-    pass thresholds lie around the place where a locally even distribution would have it, and from
-    the seventh on at evenly spaced places, so that no distribution takes more than 15 passes.
+    Throughout, count_below(low) <= rank < count_below(high): it is in [low, high). The first pass
+    has thresholds around the guess, the next ones around the place where a locally even
+    distribution would have it, and from the seventh on they are evenly spaced, so that no
+    distribution takes more than 15 passes.
 
     Args:
         count_below: one pass.
         rank: below `size`.
         size: how many integers there are, NaNs' patterns not counted.
-        first: thresholds of the first pass.
+        guess: the integers that are expected; 0 is no guess.
 
     Returns:
         The integers, and the number of passes.
     """
+    first = _around_guess(guess)
 
     def is_open(bracket: _Bracket) -> jax.Array:
         return jnp.any(bracket.high - bracket.low > 1)
@@ -105,58 +105,13 @@ def select(
     return end.low, end.passes
 
 
-def around_guess(guess: Int[Array, " row"]) -> Int[Array, "row thresholds"]:
+def _around_guess(guess: Int[Array, " row"]) -> Int[Array, "row thresholds"]:
     """First thresholds from the integers that are expected; all over where one is 0, no guess."""
     offsets = np.concatenate([-_WARM[::-1], _WARM]) * _OCTAVE
     # The sum may leave int32: as float it saturates, and a threshold need not be exact.
     near = _to_int(guess.astype(jnp.float32)[:, None] + offsets.astype(np.float32))
     everywhere = _evenly(_everything(jnp.zeros_like(guess, jnp.uint32)), THRESHOLDS)
     return jnp.where((guess > 0)[:, None], near, everywhere)
-
-
-def around_sample(
-    count_in_sample: Counts,
-    *,
-    rank: UInt32[Array, " row"],
-    size: UInt32[Array, " row"],
-    guess: Int[Array, " row"],
-) -> Int[Array, "row thresholds"]:
-    """First thresholds from a sample: around its integer of the same relative rank.
-
-    Two integers of the sample are found, two standard errors (√m/2 of m entries) below that rank
-    and above it; their distance is the unit of the thresholds' distances.
-
-    Args:
-        count_in_sample: one pass over the sample.
-        rank: in all entries.
-        size: of all entries.
-        guess: where the search in the sample starts; 0 is no guess.
-    """
-    rows = len(rank)
-    ends = jnp.full((rows, THRESHOLDS), ABOVE_INFINITY, jnp.int32)
-    sampled = count_in_sample(ends)[:, 0]
-    entries = sampled.astype(jnp.float32)
-    place = rank.astype(jnp.float32) * (entries / jnp.maximum(size, 1).astype(jnp.float32))
-    error = jnp.sqrt(entries)
-    places = jnp.clip(jnp.concatenate([place - error, place + error]), 0.0, None)
-    sizes = jnp.tile(sampled, 2)
-    ranks = jnp.minimum(places.astype(jnp.uint32), jnp.maximum(sizes, 1) - 1)
-
-    def count_twice(thresholds: jax.Array) -> jax.Array:
-        lower, upper = jnp.split(thresholds, 2)
-        counts = count_in_sample(jnp.concatenate([lower, upper], axis=1))
-        return jnp.concatenate(jnp.split(counts, 2, axis=1))
-
-    found, _ = select(count_twice, rank=ranks, size=sizes, first=around_guess(jnp.tile(guess, 2)))
-    low, high = jnp.split(found, 2)
-    offsets = np.concatenate([-_SAMPLED[::-1], _SAMPLED]).astype(np.float32)
-    unit = jnp.maximum((high - low).astype(jnp.float32) / 4, 1.0)
-    middle = (low + (high - low) // 2).astype(jnp.float32)
-    return jnp.where(
-        (sampled > 0)[:, None],
-        _to_int(middle[:, None] + unit[:, None] * offsets),
-        around_guess(guess),
-    )
 
 
 def _everything(size: jax.Array) -> _Bracket:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, UInt32
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from taser_jax.optim.median import MedianOf, lower_median
+from taser_jax.optim.median import lower_median
 from taser_jax.optim.over_devices import Leaves, total
-from taser_jax.optim.sampling import sample, sample_share
 from taser_jax.optim.stochastic_rounding import noise, round_at_random
 from taser_jax.optim.task_gradients import (
     Report,
@@ -30,7 +30,6 @@ from taser_jax.optim.tsage_options import (
     BiasCorrection,
     BurnInScale,
     CombinedScale,
-    Sensitivity,
     TSageConfig,
     temperature_of,
 )
@@ -38,14 +37,12 @@ from taser_jax.optim.tsage_options import (
 _LARGEST = 1e30
 """Bound of a normalised sensitivity: finite also where a median is 0 and epsilon tiny."""
 
-
+_SHARE = 64
 _REPORTED = 24
-"""Reported means of a large model are over samples of so many parameters that are split alike."""
-
-_MEDIANS = {
-    Sensitivity.ABSOLUTE: MedianOf.MAGNITUDES,
-    Sensitivity.SIGNED: MedianOf.SIGNED,
-}
+_WHOLE = 1 << 20
+_LARGE = 1 << 13
+"""Reported means of models of `_WHOLE` entries and more are over one of `_SHARE` rows of about
+`_REPORTED` parameters of `_LARGE` entries and more."""
 
 
 class TSageState(NamedTuple):
@@ -57,14 +54,28 @@ class TSageState(NamedTuple):
             parameters. Arrays of their own let a step write them, and the combined gradient, in one
             pass.
         median_bits: the last medians' bit patterns, where the next search starts.
-        report: mean weights and `task_entropy` (nats), of large models over a sample (`sampling`),
-            and `median_passes`, of the last step.
+        report: mean weights and `task_entropy` (nats), of large models over a sample of their
+            entries, and `median_passes`, of the last step.
     """
 
     step: Array
     average: dict[str, Any]
     median_bits: Array
     report: Report
+
+
+class _Weighing(NamedTuple):
+    """What a step weighs every parameter's gradients by.
+
+    Attributes:
+        inverse_median: 1 over the median sensitivity.
+        sharpness: multiplies averages before their softmax; 0 gives equal weights.
+        factor: multiplies the weighted sum.
+    """
+
+    inverse_median: Float[Array, " task"]
+    sharpness: Float[Array, ""]
+    factor: Float[Array, ""]
 
 
 def tsage(
@@ -109,9 +120,6 @@ def tsage(
     num_tasks = len(tasks)
     dtype = jnp.dtype(config.average_dtype.value)
     burn_in_steps = int(config.burn_in_share * total_steps)
-    inverse_temperature = 1.0 / temperature_of(config)
-    burn_in_factor = num_tasks if config.burn_in_scale is BurnInScale.SUM else 1
-    scale = 1.0 / num_tasks if config.combined_scale is CombinedScale.PER_TASK else 1.0
 
     def init(params: Any) -> TSageState:
         kept = keep_trainable(params, trainable)
@@ -143,7 +151,8 @@ def tsage(
     ) -> tuple[Any, TSageState]:
         del extra
         leaves = check_task_gradients(updates, params, losses, tasks, trainable)
-        factors = jax.tree.leaves(keep_trainable(params, trainable))
+        kept = keep_trainable(params, trainable)
+        factors = jax.tree.leaves(kept)
         shardings = None
         if param_shardings is not None:
             shardings = jax.tree.leaves(keep_trainable(param_shardings, trainable))
@@ -152,38 +161,26 @@ def tsage(
             factors=factors,
             guess=state.median_bits,
             over=config.median_over,
-            of=_MEDIANS[config.sensitivity],
             shardings=shardings,
         )
-        epsilon = jnp.copysign(jnp.float32(config.median_epsilon), median.value)
-        inverse_median = 1.0 / (median.value + epsilon)
-        step = state.step + 1
-        correction = jnp.float32(1)
-        if config.bias_correction is BiasCorrection.ADAM:
-            correction = 1.0 / (1.0 - jnp.power(jnp.float32(config.beta), step))
-        in_burn_in = state.step < burn_in_steps
-        sharpness = jnp.where(in_burn_in, 0.0, inverse_temperature) * correction
-        factor = jnp.where(in_burn_in, burn_in_factor * scale, scale)
+        weighing = _weighing(
+            config, median.value, step=state.step, in_burn_in=state.step < burn_in_steps
+        )
         averages = [jax.tree.leaves(state.average[task]) for task in tasks]
-        totals = total(
-            functools.partial(_sampled_totals, config, share=sample_share(leaves)),
-            stacked=(leaves,),
-            plain=(factors, *averages),
-            shared=(sharpness, inverse_median),
-            shardings=shardings,
+        report = _report(
+            config, weighing, leaves, factors, averages, passes=median.passes, shardings=shardings
         )
         # The old averages are read here before a step writes over them, or they would be copied.
-        totals, inverse_median = jax.lax.optimization_barrier((totals, inverse_median))
+        report, weighing = jax.lax.optimization_barrier((report, weighing))
         salts = jax.random.bits(key, (len(leaves), num_tasks), jnp.uint32)
         by_leaf = zip(leaves, factors, zip(*averages, strict=True), salts, strict=True)
         found = [
-            _of_leaf(config, grads, param, old, sharpness, inverse_median, factor, salts=row)
+            _of_leaf(config, weighing, grads, param, old, salts=row)
             for grads, param, old, row in by_leaf
         ]
         # Or its last division would be done again wherever the gradient is used, and the numerators
         # kept for that.
         new_gradients = jax.lax.optimization_barrier([new for new, _ in found])
-        kept = keep_trainable(params, trainable)
         structure = jax.tree.structure(kept)
         combined = combine(
             lambda gradients, new: new,
@@ -196,77 +193,122 @@ def tsage(
             task: jax.tree.unflatten(structure, [moved[t] for _, moved in found])
             for t, task in enumerate(tasks)
         }
-        *weights, task_entropy = totals[:-1] / jnp.maximum(totals[-1], 1)
-        scalars = {
-            "task_entropy": task_entropy,
-            "median_passes": median.passes.astype(jnp.float32),
-        }
-        return combined, TSageState(step, average, median.bits, Report(jnp.stack(weights), scalars))
+        return combined, TSageState(state.step + 1, average, median.bits, report)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def _weighing(
+    config: TSageConfig,
+    median: Float[Array, " task"],
+    *,
+    step: Int[Array, ""],
+    in_burn_in: Bool[Array, ""],
+) -> _Weighing:
+    """Of the step after `step` others."""
+    correction = jnp.float32(1)
+    if config.bias_correction is BiasCorrection.ADAM:
+        correction = 1.0 / (1.0 - jnp.power(jnp.float32(config.beta), step + 1))
+    num_tasks = len(median)
+    scale = 1.0 / num_tasks if config.combined_scale is CombinedScale.PER_TASK else 1.0
+    burn_in_factor = num_tasks if config.burn_in_scale is BurnInScale.SUM else 1
+    return _Weighing(
+        inverse_median=1.0 / (median + config.median_epsilon),
+        sharpness=jnp.where(in_burn_in, 0.0, 1.0 / temperature_of(config)) * correction,
+        factor=jnp.where(in_burn_in, burn_in_factor * scale, scale),
+    )
+
+
 def _of_leaf(
     config: TSageConfig,
+    weighing: _Weighing,
     gradients: Float[Array, "task ..."],
     param: Float[Array, "..."],
     averages: Sequence[Float[Array, "..."]],
-    sharpness: Float[Array, ""],
-    inverse_median: Float[Array, " task"],
-    factor: Float[Array, ""],
     *,
     salts: UInt32[Array, " task"],
 ) -> tuple[Float[Array, "..."], list[Float[Array, "..."]]]:
     """One parameter's combined gradient, and its new averages by task."""
     # Written out over tasks, all of this is one loop that reads its inputs once.
     products = [gradients[t] * param for t in range(len(averages))]
-    moved = _moved(config, averages, products, inverse_median)
-    parts = _softmax_parts([sharpness * score for score in moved])
+    moved = _moved(config, averages, products, weighing.inverse_median)
+    parts = _softmax_parts([weighing.sharpness * score for score in moved])
     weighted = sum(part * gradients[t] for t, part in enumerate(parts))
     if config.average_dtype is AverageDtype.BFLOAT16:
         moved = [
             round_at_random(score, noise(gradients[t], param, salts[t]))
             for t, score in enumerate(moved)
         ]
-    return factor * weighted / functools.reduce(operator.add, parts), moved
+    return weighing.factor * weighted / functools.reduce(operator.add, parts), moved
 
 
 def _moved(
-    config: TSageConfig, averages: Sequence[Any], products: Any, inverse_median: Any
-) -> list[jax.Array]:
+    config: TSageConfig,
+    averages: Sequence[Float[Array, "..."]],
+    products: Sequence[Float[Array, "..."]],
+    inverse_median: Float[Array, " task"],
+) -> list[Float[Array, "..."]]:
     """Each task's new average, float32, from the old one and g·θ."""
     moved = []
     for t, average in enumerate(averages):
-        if config.sensitivity is Sensitivity.ABSOLUTE:
-            new = jnp.minimum(jnp.abs(products[t]) * inverse_median[t], _LARGEST)
-        else:
-            new = jnp.clip(products[t] * inverse_median[t], -_LARGEST, _LARGEST)
+        new = jnp.minimum(jnp.abs(products[t]) * inverse_median[t], _LARGEST)
         moved.append(config.beta * average.astype(jnp.float32) + (1.0 - config.beta) * new)
     return moved
 
 
-def _softmax_parts(scores: Sequence[jax.Array]) -> list[jax.Array]:
+def _softmax_parts(scores: Sequence[Float[Array, "..."]]) -> list[Float[Array, "..."]]:
     """Numerators of a softmax; the largest is 1."""
     highest = functools.reduce(jnp.maximum, scores)
     return [jnp.exp(score - highest) for score in scores]
 
 
-def _sampled_totals(
+def _report(
+    config: TSageConfig,
+    weighing: _Weighing,
+    gradients: Sequence[Float[Array, "task ..."]],
+    params: Sequence[Float[Array, "..."]],
+    averages: Sequence[Sequence[Float[Array, "..."]]],
+    *,
+    passes: Int[Array, ""],
+    shardings: Sequence[NamedSharding] | None,
+) -> Report:
+    """Mean weights and entropy; of large models over some rows of some parameters."""
+    sizes = [param.size for param in params]
+    places, every = list(range(len(sizes))), 1
+    if sum(sizes) >= _WHOLE:
+        large = [place for place, size in enumerate(sizes) if size >= _LARGE]
+        places, every = large[:: -(-len(large) // _REPORTED) or 1], _SHARE
+    totals = total(
+        functools.partial(_reported_totals, config, every=every),
+        stacked=([gradients[place] for place in places],),
+        plain=tuple([each[place] for place in places] for each in (params, *averages)),
+        shared=(weighing.inverse_median, weighing.sharpness),
+        shardings=shardings and [shardings[place] for place in places],
+    )
+    *weights, task_entropy = totals[:-1] / jnp.maximum(totals[-1], 1)
+    scalars = {"task_entropy": task_entropy, "median_passes": passes.astype(jnp.float32)}
+    return Report(jnp.stack(weights), scalars)
+
+
+def _reported_totals(
     config: TSageConfig,
     stacked: Leaves,
     plain: Leaves,
-    sharpness: jax.Array,
-    inverse_median: jax.Array,
+    inverse_median: Float[Array, " task"],
+    sharpness: Float[Array, ""],
     *,
-    share: int,
+    every: int,
 ) -> Float[Array, " totals"]:
-    """Sums over a sample of the tasks' weights and of their entropy, and the sample's size."""
-    totals = jnp.zeros((len(inverse_median) + 2,), jnp.float32)
+    """Sums of the tasks' weights and of their entropy over some rows, and the number of entries."""
+
+    def rows(leaf: Float[Array, "..."]) -> Float[Array, "..."]:
+        return leaf if every == 1 else leaf.reshape(-1, leaf.shape[-1])[::every]
+
     (gradients,), (params, *averages) = stacked, plain
-    pick = functools.partial(sample, share=share, most=_REPORTED)
-    others = [pick([leaf[None] for leaf in leaves]) for leaves in (params, *averages)]
-    for gradient, param, *of_tasks in zip(pick(gradients), *others, strict=True):
-        moved = _moved(config, [leaf[0] for leaf in of_tasks], gradient * param, inverse_median)
+    totals = jnp.zeros((len(averages) + 2,), jnp.float32)
+    for of_tasks, param, *old in zip(gradients, params, *averages, strict=True):
+        products = [rows(gradient) * rows(param) for gradient in of_tasks]
+        moved = _moved(config, [rows(average) for average in old], products, inverse_median)
         parts = _softmax_parts([sharpness * score for score in moved])
         whole = functools.reduce(operator.add, parts)
         weights = [part / whole for part in parts]

@@ -58,20 +58,6 @@ class BiasCorrection(enum.Enum):
     ADAM = "adam"
 
 
-class Sensitivity(enum.Enum):
-    """What a sensitivity is, before it is divided by its median.
-
-    ABSOLUTE is Equation 9 and the released code: |g·θ|, the change of the loss, to first order,
-    when θ is taken away, whatever its direction. SIGNED is Algorithm 1 to the letter: g·θ, and the
-    exact lower median of these signed values. A task then weighs less where taking θ away would
-    raise its loss. Signed values lie around 0, and so does their median: it may be tiny, which
-    makes weights one-hot, and where it is negative the order of the task's parameters is reversed.
-    """
-
-    ABSOLUTE = "absolute"
-    SIGNED = "signed"
-
-
 class AverageDtype(enum.Enum):
     """How the moving average is stored.
 
@@ -88,7 +74,6 @@ class TSageConfig:
     """T-SAGE as in the paper's Algorithm 1, with absolute values (its Equation 9).
 
     Attributes:
-        sensitivity: absolute or signed.
         beta: share of the old moving average that is kept. (Equation 11 has β and 1 − β the other
             way round; Table 4, where 0.999 is best and 0 means no momentum, fits this.)
         temperature: τ of the softmax over tasks.
@@ -101,10 +86,9 @@ class TSageConfig:
         average_dtype: how the moving average is stored.
         median_over: which entries the median is of. `NONZERO` is not in the paper; it is for small
             models, most of whose parameters are rows of the vocabulary that a batch does not touch.
-        median_epsilon: added to the median's magnitude, as in the released code.
+        median_epsilon: added to the median, as in the released code.
     """
 
-    sensitivity: Sensitivity = Sensitivity.ABSOLUTE
     beta: float = 0.999
     temperature: float = 2.0
     temperature_schedule: TemperatureSchedule = TemperatureSchedule.CONSTANT

@@ -7,8 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from taser_jax.errors import ConfigError
-from taser_jax.optim import sampling
-from taser_jax.optim.median import MedianOf, MedianOver, lower_median
+from taser_jax.optim.median import MedianOver, lower_median
 
 median = jax.jit(lambda values, guess: lower_median(values, guess=guess))
 median_of_products = jax.jit(
@@ -71,9 +70,6 @@ def test_worked_example():
     values = [jnp.array([[4.0, 0.0, -1.0, 9.0]])]
     assert float(lower_median(values).value[0]) == 1.0
     assert float(lower_median(values, over=MedianOver.NONZERO).value[0]) == 4.0
-    assert float(lower_median(values, of=MedianOf.SIGNED).value[0]) == 0.0
-    signed = lower_median(values, over=MedianOver.NONZERO, of=MedianOf.SIGNED)
-    assert float(signed.value[0]) == 4.0
 
 
 @pytest.mark.parametrize("guess", ["none", "right", "wrong"])
@@ -137,32 +133,6 @@ def test_nonzero_ignores_zeros_and_a_task_of_zeros_has_median_zero():
     np.testing.assert_array_equal(median(values, np.zeros(3, np.int32)).bits, [0, 0, 0])
 
 
-@pytest.mark.parametrize("over", MedianOver)
-def test_signed_medians_equal_a_sort_of_signed_values(over):
-    rng = np.random.default_rng(7)
-    rows = np.stack([adversarial(name, rng) for name in NAMES] * 3)
-    share = np.repeat([0.2, 0.5, 0.8], len(NAMES))[:, None]  # of negative ones
-    rows = np.where(rng.random(rows.shape) < share, -rows, rows)
-    rows[-1] = -np.float32(0)
-    expected = []
-    for row in rows:
-        # Integers in the order of floats; -0 comes before 0.
-        bits = row.view(np.int32).astype(np.int64)
-        order = np.sort(np.where(bits < 0, -(bits & 0x7FFFFFFF) - 1, bits))
-        if over is MedianOver.NONZERO:
-            order = order[(order != 0) & (order != -1)]
-        key = order[(len(order) - 1) // 2] if len(order) else 0
-        expected.append(key if key >= 0 else (-(key + 1)) - 2**31)
-    expected = np.array(expected, np.int32)
-    signed = jax.jit(lambda v, guess: lower_median(v, guess=guess, over=over, of=MedianOf.SIGNED))
-    for guess in (np.zeros(len(rows), np.int32), expected):
-        found = signed(split(rows), guess)
-        np.testing.assert_array_equal(found.bits, expected)
-        np.testing.assert_array_equal(np.asarray(found.value).view(np.int32), expected)
-    assert (expected < 0).any()
-    assert (expected > 0).any()
-
-
 def test_eight_devices_count_what_one_counts_and_gather_no_parameter():
     rng = np.random.default_rng(3)
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
@@ -187,8 +157,7 @@ def test_eight_devices_count_what_one_counts_and_gather_no_parameter():
     assert "f32[5,64,32]" not in program
 
 
-@pytest.mark.parametrize("of", list(MedianOf))
-def test_told_of_the_shardings_devices_exchange_once_a_split_and_pass(of):
+def test_told_of_the_shardings_devices_exchange_once_a_split_and_pass():
     rng = np.random.default_rng(4)
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
     specs = [
@@ -203,11 +172,11 @@ def test_told_of_the_shardings_devices_exchange_once_a_split_and_pass(of):
     values[1][:, :20] = 0
     factors = [rng.normal(size=(32, 64)).astype(np.float32) for _ in specs]
     guess = jnp.full(5, 0x3F000000, jnp.int32)
-    one = jax.jit(lambda v, f: lower_median(v, factors=f, guess=guess, of=of))(values, factors)
+    one = jax.jit(lambda v, f: lower_median(v, factors=f, guess=guess))(values, factors)
 
     @jax.jit
     def on_all(values, factors):
-        return lower_median(values, factors=factors, guess=guess, of=of, shardings=shardings)
+        return lower_median(values, factors=factors, guess=guess, shardings=shardings)
 
     put = [
         jax.device_put(value, NamedSharding(mesh, PartitionSpec(None, *spec)))
@@ -218,10 +187,8 @@ def test_told_of_the_shardings_devices_exchange_once_a_split_and_pass(of):
     jax.tree.map(np.testing.assert_array_equal, one, eight)
     program = on_all.lower(put, others).compile().as_text()
     assert "all-gather" not in program
-    # Arrays split over model alone add up together, those over data and model likewise. Signed
-    # medians have one pass before the loop.
-    loops = 2 if of is MedianOf.SIGNED else 1
-    assert len(re.findall(r" all-reduce(?:-start)?\(", program)) <= 2 * loops
+    # Arrays split over model alone add up together, those over data and model likewise.
+    assert len(re.findall(r" all-reduce(?:-start)?\(", program)) <= 2
 
 
 def test_no_product_is_kept():
@@ -237,24 +204,7 @@ def test_nothing_to_take_a_median_of():
         lower_median([jnp.zeros((2, 0))])
 
 
-OPTIONS = [(of, over) for of in MedianOf for over in MedianOver]
-
-
-@pytest.mark.parametrize(("of", "over"), OPTIONS)
-def test_a_sample_however_bad_changes_nothing_but_the_passes(of, over, monkeypatch):
-    rng = np.random.default_rng(8)
-    rows = np.stack([adversarial(name, rng) for name in NAMES])
-    rows = np.where(rng.random(rows.shape) < 0.5, -rows, rows)
-    values = split(rows)
-    guess = rng.integers(0, INF, len(NAMES)).astype(np.int32)
-    plain = jax.jit(lambda v, g: lower_median(v, guess=g, of=of, over=over))(values, guess)
-    monkeypatch.setattr(sampling, "_WHOLE", 1)
-    sampled = jax.jit(lambda v, g: lower_median(v, guess=g, of=of, over=over))(values, guess)
-    np.testing.assert_array_equal(sampled.bits, plain.bits)
-    assert int(sampled.passes) <= 17
-
-
-def test_a_large_model_takes_five_passes_at_most_with_any_guess():
+def test_rows_of_different_scales_take_few_passes():
     """Rows differ in scale, as those of a vocabulary do, and a third of the entries is zero."""
     rng = np.random.default_rng(9)
     shapes = ((30000, 24), (256, 1024), (1024, 256), (700, 1))
@@ -265,7 +215,8 @@ def test_a_large_model_takes_five_passes_at_most_with_any_guess():
     values[0][:, rng.random(30000) < 0.5] = 0
     values = [value.astype(np.float32) for value in values]
     expected = sorted_median(values)
-    for guess in ([0, 0], [INF - 1, 1], expected):
+    near = (expected.view(np.float32) * np.float32(1.3)).view(np.int32)
+    for guess, most in (([0, 0], 8), (near, 6), (expected, 6)):
         found = median(values, np.array(guess, np.int32))
         np.testing.assert_array_equal(found.bits, expected)
-        assert int(found.passes) <= 5
+        assert int(found.passes) <= most

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from taser_jax.optim.over_devices import joined, total
+from taser_jax.optim.over_devices import total
 
 SPECS = (
     PartitionSpec("model", None),
@@ -18,8 +18,7 @@ SPECS = (
 )
 
 
-def weighted_sums(stacked, plain, scale, nothing):
-    assert nothing is None
+def weighted_sums(stacked, plain, scale):
     (gradients,), (params,) = stacked, plain
     return sum(
         scale * jnp.sum(gradient * param, axis=(1, 2))
@@ -43,7 +42,7 @@ def test_whole_and_sharded_sums_by_an_oracle_and_one_exchange_a_split():
             weighted_sums,
             stacked=(gradients,),
             plain=(params,),
-            shared=(jnp.float32(2), None),
+            shared=(jnp.float32(2),),
             shardings=shardings,
         )
 
@@ -59,35 +58,3 @@ def test_whole_and_sharded_sums_by_an_oracle_and_one_exchange_a_split():
     assert "all-gather" not in program
     # Two splits: over model alone, and over data and model, in whatever order.
     assert len(re.findall(r" all-reduce(?:-start)?\(", program)) == 2
-
-
-def side_by_side(stacked, plain):
-    (gradients,), (params,) = stacked, plain
-    products = [gradient * param for gradient, param in zip(gradients, params, strict=True)]
-    return jnp.concatenate([product.reshape(len(product), -1) for product in products], axis=1)
-
-
-def test_joined_parameters_hold_each_entry_once_where_it_was():
-    rng = np.random.default_rng(0)
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
-    shardings = [NamedSharding(mesh, spec) for spec in SPECS]
-    gradients = [jnp.asarray(rng.normal(size=(3, 16, 8)), jnp.float32) for _ in SPECS]
-    params = [jnp.asarray(rng.normal(size=(16, 8)), jnp.float32) for _ in SPECS]
-    products = [g * p for g, p in zip(gradients, params, strict=True)]
-
-    def join(gradients, params):
-        return joined(side_by_side, stacked=(gradients,), plain=(params,), shardings=shardings)
-
-    found = join(gradients, params)
-    # Split by model, by data and model, and not at all.
-    assert [array.shape for array in found.arrays] == [(3, 256), (3, 256), (3, 128)]
-    expected = (products[:2], products[2:4], products[4:])
-    for array, sharding, wanted in zip(found.arrays, found.shardings, expected, strict=True):
-        entries = np.concatenate([product.reshape(3, -1) for product in wanted], axis=1)
-        np.testing.assert_array_equal(np.sort(array), np.sort(entries))
-        assert array.sharding.spec == PartitionSpec(None, *sharding.spec)
-    program = jax.jit(lambda *arrays: join(*arrays).arrays).lower(gradients, params).compile()
-    assert "all-reduce" not in program.as_text()
-    alone = joined(side_by_side, stacked=(gradients,), plain=(params,))
-    assert alone.shardings is None
-    np.testing.assert_array_equal(alone.arrays[0], side_by_side((products,), ([1.0] * 5,)))

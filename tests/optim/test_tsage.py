@@ -25,7 +25,6 @@ from taser_jax.optim.tsage_options import (
     BiasCorrection,
     BurnInScale,
     CombinedScale,
-    Sensitivity,
     TemperatureSchedule,
     TSageConfig,
     temperature_of,
@@ -47,9 +46,7 @@ def oracle(config, problem, total_steps):
     combined, weights = [], []
     for number, (gradients, _) in enumerate(problem):
         g = flatten(gradients)
-        sensitivity = g * theta
-        if config.sensitivity is Sensitivity.ABSOLUTE:
-            sensitivity = np.abs(sensitivity)
+        sensitivity = np.abs(g * theta)
         if config.median_over is MedianOver.NONZERO:
             rows = [np.sort(row[row != 0]) for row in sensitivity]
         else:
@@ -80,7 +77,6 @@ OPTIONS = {
     },
     "bias correction": {"bias_correction": BiasCorrection.ADAM},
     "nonzero": {"median_over": MedianOver.NONZERO},
-    "signed": {"sensitivity": Sensitivity.SIGNED, "median_over": MedianOver.NONZERO},
     "no momentum": {"beta": 0.0, "burn_in_share": 0.0},
 }
 
@@ -98,9 +94,7 @@ def test_it_equals_algorithm_1_in_float64_over_several_steps(name):
         np.testing.assert_array_equal(found["encoder"]["frozen"], 0)
     kept = jax.tree.map(lambda *rows: jnp.stack(rows), *map(state.average.get, TASKS))
     kept["encoder"]["frozen"] = None
-    # Signed sensitivities of several steps cancel; their rounding errors are the largest ones'.
-    atol = 2e-7 * np.abs(average).max() if name == "signed" else 0
-    np.testing.assert_allclose(flatten(kept), average, rtol=1e-5, atol=atol)
+    np.testing.assert_allclose(flatten(kept), average, rtol=1e-5)
     if name == "the paper's":
         report = find_report(("anything", (state,)))
         np.testing.assert_allclose(report.weights, weights[-1].mean(1), rtol=1e-5)
@@ -217,7 +211,7 @@ def test_a_bfloat16_average_follows_the_float32_one():
 
 
 def test_reported_weights_of_a_large_model_are_of_a_sample():
-    rows, sampled = 8192, np.arange(8192) % 1024 < 16
+    rows, sampled = 8192, np.arange(8192) % 64 == 0
     params = {"w": jnp.ones((rows, 128))}
     gradients = np.full((2, rows, 128), 1.0, np.float32)
     gradients[0, sampled] = 3.0
