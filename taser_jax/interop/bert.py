@@ -223,11 +223,6 @@ def encoder_to_tensors(params: Params, config: BertConfig) -> Tensors:
     return tensors
 
 
-def encoder_shapes(config: BertConfig) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Path and shape of every parameter of a plain encoder."""
-    return {leaf.path: leaf.shape for leaf in _leaves(config, range(config.num_layers))}
-
-
 def _ours(leaf: _Leaf, tensor: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray((tensor.T if leaf.inputs else tensor).reshape(leaf.shape))
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
-from taser_jax.interop.bert import CONFIG_FILE, bert_config, encoder_from_tensors
+from taser_jax.interop.bert import bert_config, encoder_from_tensors
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.plain import from_plain_encoders
 from taser_jax.interop.sizes import check_sizes
-from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
-from taser_jax.interop.t5x_bert import t5x_bert_config, t5x_encoder, t5x_encoder_tree
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertConfig, Remat
@@ -44,7 +41,7 @@ def pretrained_bert(
     """The encoder of a checkpoint: its sizes, with our own numerics of training.
 
     Args:
-        source: a Hugging Face directory, an id on its hub, or a T5X checkpoint of our BERT.
+        source: a Hugging Face directory, or an id on its hub.
         num_layers: keep so many of its first blocks; None: all.
         layers: keep these blocks, numbered from 0, in this order; in place of `num_layers`.
         dropout_rate: after embeddings, attention and feed-forward.
@@ -57,7 +54,7 @@ def pretrained_bert(
         DataError: the source is not there, or damaged.
         ConfigError: another architecture, or blocks that it does not have.
     """
-    checkpoint = _open(source, Role.QUERY).config
+    checkpoint = bert_config(fetch(source))
     return dataclasses.replace(
         checkpoint,
         num_layers=len(_kept(checkpoint, num_layers, layers, where=str(source))),
@@ -84,7 +81,7 @@ def load_pretrained(
     LayerNorm included (TASER, section 3.3). Routers stay as drawn.
 
     Args:
-        source: a Hugging Face directory, an id on its hub, or a T5X checkpoint of our BERT.
+        source: a Hugging Face directory, or an id on its hub.
         config: of the dual encoder; its sizes must be the checkpoint's.
         params: of the dual encoder, as drawn.
         num_layers: as in `pretrained_bert`, and the same.
@@ -99,74 +96,34 @@ def load_pretrained(
         DataError: a source is not there, or damaged.
         ConfigError: the dual encoder's sizes are not the checkpoint's.
     """
-    checkpoint = _open(source, Role.QUERY, like=config.bert)
-    query = passage = _read(checkpoint, config.bert, num_layers, layers)
-    if passage_source is not None or checkpoint.by_role:
-        checkpoint = _open(passage_source or source, Role.PASSAGE, like=config.bert)
-        passage = _read(checkpoint, config.bert, num_layers, layers)
+    query = passage = _read(source, config.bert, num_layers, layers)
+    if passage_source is not None:
+        passage = _read(passage_source, config.bert, num_layers, layers)
     return from_plain_encoders(query, passage, config=config, params=params)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Checkpoint:
-    """A checkpoint's encoder before its weights are read.
-
-    Attributes:
-        config: its sizes.
-        read: gives the parameters of the blocks asked for, numbered from 0.
-        where: its directory.
-        by_role: whether it has one encoder for queries and one for passages.
-    """
-
-    config: BertConfig
-    read: Callable[[Sequence[int]], Params]
-    where: str
-    by_role: bool = False
-
-
-def _open(source: Source, role: Role, *, like: BertConfig | None = None) -> _Checkpoint:
-    directory = fetch(source)
-    where = str(directory)
-    if (directory / CONFIG_FILE).is_file() or not is_t5x_checkpoint(directory):
-        config = bert_config(directory)
-
-        def read(layers: Sequence[int]) -> Params:
-            kept = dataclasses.replace(config, num_layers=len(layers))
-            return encoder_from_tensors(read_tensors(directory), kept, where=where, layers=layers)
-
-        return _Checkpoint(config, read, where)
-
-    target = read_t5x(directory)
-    tree = t5x_encoder_tree(target, role, where=where)
-    config = t5x_bert_config(tree, where=where, like=like)
-
-    def read_tree(layers: Sequence[int]) -> Params:
-        kept = dataclasses.replace(config, num_layers=len(layers))
-        return t5x_encoder(tree, kept, where=where, layers=layers)
-
-    return _Checkpoint(config, read_tree, where, by_role="query_encoder" in target)
-
-
 def _read(
-    checkpoint: _Checkpoint,
+    source: Source,
     config: BertConfig,
     num_layers: int | None,
     layers: Sequence[int] | None,
 ) -> Params:
-    kept = _kept(checkpoint.config, num_layers, layers, where=checkpoint.where)
-    found = dataclasses.replace(checkpoint.config, num_layers=len(kept))
+    directory = fetch(source)
+    checkpoint, where = bert_config(directory), str(directory)
+    kept = _kept(checkpoint, num_layers, layers, where=where)
+    found = dataclasses.replace(checkpoint, num_layers=len(kept))
     check_sizes(
         found,
         config,
         names=_MUST_MATCH,
-        where=checkpoint.where,
+        where=where,
         fix="take the sizes from the checkpoint: bert = pretrained_bert(source)",
         fixes={
             "vocab_size": "tokenize with the checkpoint's own vocabulary",
             "num_layers": "say num_layers or layers to keep some of its blocks only",
         },
     )
-    return checkpoint.read(kept)
+    return encoder_from_tensors(read_tensors(directory), found, where=where, layers=kept)
 
 
 def _kept(

@@ -5,8 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bert_checkpoints import SIZES, random_tensors, write_checkpoint
-from legacy_t5x import write_legacy
+from bert_checkpoints import random_tensors, write_checkpoint
 from safetensors.numpy import save_file
 
 from taser_jax.batch import Role, Tokens
@@ -202,57 +201,3 @@ def test_no_checkpoint(tmp_path):
         pretrained_bert(tmp_path)
     with pytest.raises(DataError, match="no such directory"):
         pretrained_bert(tmp_path / "nowhere")
-
-
-def t5x_tree(plain, *, joined):
-    """Attention kernels as T5X keeps them: heads and their width joined."""
-
-    def join(path, leaf):
-        keys = [key.key for key in path]
-        if not joined or "attention" not in keys:
-            return leaf
-        inputs = 2 if keys[-2] == "out" else 1
-        if keys[-1] == "bias":
-            return leaf.reshape(-1)
-        return leaf.reshape(np.prod(leaf.shape[:inputs]), -1)
-
-    return jax.tree_util.tree_map_with_path(join, plain)
-
-
-@pytest.mark.parametrize("joined", [False, True])
-@pytest.mark.parametrize("tower", [None, "encoder"])
-def test_a_t5x_checkpoint_of_our_bert(checkpoint, plain, tmp_path, joined, tower):
-    tree = t5x_tree(plain, joined=joined)
-    write_legacy(tmp_path, tree if tower is None else {tower: tree})
-    bert = pretrained_bert(checkpoint)
-    if joined:
-        with pytest.raises(ConfigError, match="do not tell the number of heads"):
-            pretrained_bert(tmp_path)
-    else:
-        assert pretrained_bert(tmp_path) == bert
-    params = loaded(tmp_path, DualEncoderConfig(bert=bert))
-    jax.tree.map(np.testing.assert_array_equal, params["encoder"], plain)
-
-
-def test_a_t5x_checkpoint_of_two_towers(checkpoint, plain, tmp_path):
-    other = encoder_from_tensors(random_tensors(5), bert_config(checkpoint), where="x")
-    write_legacy(tmp_path, {"query_encoder": plain, "passage_encoder": other})
-    config = DualEncoderConfig(bert=bert_config(checkpoint), towers=Towers.SEPARATE)
-    params = loaded(tmp_path, config)
-    expected = {"query_encoder": plain, "passage_encoder": other}
-    jax.tree.map(np.testing.assert_array_equal, params, expected)
-
-
-def test_t5x_checkpoints_that_do_not_fit(checkpoint, plain, tmp_path):
-    bert = bert_config(checkpoint)
-    write_legacy(tmp_path / "t5", {"token_embedder": {"embedding": np.ones((2, 2), np.float32)}})
-    with pytest.raises(ConfigError, match="a T5X checkpoint of token_embedder"):
-        pretrained_bert(tmp_path / "t5")
-    write_legacy(tmp_path / "bert", plain)
-    wide = dataclasses.replace(bert, mlp_dim=SIZES["intermediate_size"] + 1)
-    with pytest.raises(ConfigError, match=r"(?s)has mlp_dim 24.*mlp_dim 25"):
-        loaded(tmp_path / "bert", DualEncoderConfig(bert=wide))
-    partial = {**plain, "layers_1": {"mlp": plain["layers_1"]["mlp"]}}
-    write_legacy(tmp_path / "partial", partial)
-    with pytest.raises(DataError, match="parameters are missing: layers_1/attention/query/kernel"):
-        loaded(tmp_path / "partial", DualEncoderConfig(bert=bert))
