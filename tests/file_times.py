@@ -57,7 +57,7 @@ def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class FileTimes:
     """Adds up what each test's phases took, in the process that runs it and in pytest's own.
 
