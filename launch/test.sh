@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, types and tests: all but those marked slow, or every test.
+# Lint, types and tests without those marked slow; with --all every test, and the documentation site.
 #
 # usage: launch/test.sh [--all] [ARGUMENTS OF PYTEST]     for example: launch/test.sh -k routing
 set -euo pipefail
@@ -14,6 +14,7 @@ for argument in "$@"; do
     *) arguments+=("$argument") ;;
   esac
 done
+if [ "${#selection[@]}" = 0 ]; then ./docs/build.sh; fi
 ruff check .
 ruff format --check .
 mypy
