@@ -86,10 +86,12 @@ def as_restructured_text(
         elif indented and in_list:
             line = f"  {_inline(line.strip())}"
         elif indented and (not before or before.endswith(":")):
-            converted += [""] if before.endswith("::") else ["", "::", ""]
+            # The marker of a literal block, unless the docstring has it.
+            said = next(filter(None, reversed(converted)), "").endswith("::")
+            converted += [""] if said else ["", "::", ""]
             in_block = True
         else:
-            converted += [""] if in_block and before else []
+            converted += [""] if (in_block or in_list) and before else []
             line, in_list, in_block = _inline(line.strip()), False, False
         converted.append(line)
     lines[:] = [*converted, *map(_inline, lines[end:])]
