@@ -258,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--embed_dim", type=int, default=64)
     parser.add_argument("--experts", type=int, default=2)
     parser.add_argument("--shared_per_specialized", type=int, default=1)
-    parser.add_argument("--gate_gradient", default="chosen_expert")
+    parser.add_argument("--gate_gradient", default="all_experts")
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args(arguments)
     store = TokenStore.open(options.token_store)

@@ -54,16 +54,18 @@ class GateSharing(enum.Enum):
 
 
 class GateGradient(enum.Enum):
-    """Through which gate entries the retrieval loss reaches the router.
+    """The estimator of the router's gradient: through which gate entries the loss reaches it.
 
-    Both have a one-hot value. CHOSEN_EXPERT: only the chosen expert's output carries its gate, so
-    the router learns to want an expert whose output should grow. ALL_EXPERTS is the
-    straight-through Gumbel-softmax of Jang et al. (2016) in full, which compares the experts'
-    outputs; its gradient is zero as long as the experts are still equal, as they start.
+    Both have one-hot gates, y = softmax((A·u + c + noise)/τ) and a_e = ⟨∂L/∂output, FFN_e(u)⟩, the
+    gain in L from a larger gate e. ALL_EXPERTS is Equation 3's: the straight-through Gumbel-softmax
+    of Jang et al. (2016), ∂L/∂logit_k = y_k·(a_k − Σ_e y_e·a_e)/τ. It compares the experts' outputs
+    and is zero where they are equal, as they start: the loss does not depend on the choice there.
+    CHOSEN_EXPERT leaves out the experts that were not chosen (a_e = 0 for them): a router learns to
+    want an expert whose output should grow, also where all experts are the same.
     """
 
-    CHOSEN_EXPERT = "chosen_expert"
     ALL_EXPERTS = "all_experts"
+    CHOSEN_EXPERT = "chosen_expert"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +95,7 @@ class ExpertConfig:
     routing: Routing = Routing.DETERMINISTIC
     router_input: RouterInput = RouterInput.FFN_INPUT
     gate_sharing: GateSharing = GateSharing.PER_BLOCK
-    gate_gradient: GateGradient = GateGradient.CHOSEN_EXPERT
+    gate_gradient: GateGradient = GateGradient.ALL_EXPERTS
     temperature: float = 1.0
 
     def __post_init__(self) -> None:

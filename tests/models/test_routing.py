@@ -1,17 +1,24 @@
+import functools
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_bert import encode, quick_jit, random_params, tiny_bert, tiny_model, tiny_tokens
+from scipy.special import erf
+from tiny_bert import BLOCKS, encode, quick_jit, random_params, tiny_bert, tiny_model, tiny_tokens
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import init_params
+from taser_jax.models.feed_forward import FeedForward
+from taser_jax.models.layers import Activation
 from taser_jax.models.routing import (
     ExpertConfig,
     GateGradient,
     GateSharing,
     Routing,
+    router_logits,
     routing_statistics,
     straight_through_gates,
 )
@@ -89,7 +96,7 @@ def test_noise_draws_experts_by_their_probability():
         logits,
         noise_key=jax.random.key(0),
         temperature=1.0,
-        gradient=GateGradient.CHOSEN_EXPERT,
+        gradient=GateGradient.ALL_EXPERTS,
     )
     np.testing.assert_allclose(gates.mean((0, 1)), [0.7, 0.2, 0.1], atol=0.015)
 
@@ -127,47 +134,157 @@ def retrieval_loss(model, params, rngs):
     return -jnp.diag(jax.nn.log_softmax(0.1 * q.embeddings @ p.embeddings.T)).mean()
 
 
+def feed_forward64(parameters, hidden, gates):
+    """LN(h + Σ_e gate_e·FFN_e(h)) with gated scale and bias, in float64. [batch, length, embed]"""
+    h = hidden[:, :, None]
+    inner = np.einsum("blxd,edm->blem", h, parameters["wi"]) + parameters["bi"]
+    inner = 0.5 * inner * (1 + erf(inner / np.sqrt(2)))
+    outputs = np.einsum("blem,emd->bled", inner, parameters["wo"]) + parameters["bo"]
+    total = hidden + np.einsum("ble,bled->bld", gates, outputs)
+    centred = total - total.mean(-1, keepdims=True)
+    normal = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + 1e-12)
+    return normal * (gates @ parameters["scale"]) + gates @ parameters["norm_bias"]
+
+
+@pytest.mark.parametrize("with_noise", [True, False])
+@pytest.mark.parametrize("gradient", GateGradient)
+def test_router_gradients_equal_float64_differences(gradient, with_noise):
+    """The straight-through estimator is the derivative of F(onehot + y(A, c) − y(A₀, c₀))."""
+    rng, num_experts, embed, temperature = np.random.default_rng(0), 3, 4, 0.7
+    key = jax.random.key(5) if with_noise else None
+    layer = FeedForward(
+        mlp_dim=6,
+        activation=Activation.GELU,
+        dropout_rate=0.0,
+        epsilon=1e-12,
+        kernel_init=jax.nn.initializers.normal(0.5),
+        deterministic=False,
+        num_experts=num_experts,
+    )
+    hidden = rng.normal(size=(2, 5, embed))
+    weight = rng.normal(size=hidden.shape)
+    drawn = layer.init(jax.random.key(0), jnp.asarray(hidden), expert=0)["params"]
+    drawn = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), nn.unbox(drawn))
+    router = {"kernel": rng.normal(size=(embed, num_experts)), "bias": rng.normal(size=num_experts)}
+
+    def loss(router):
+        logits = router_logits(jnp.asarray(hidden), router["kernel"], router["bias"])
+        gates = straight_through_gates(
+            logits, noise_key=key, temperature=temperature, gradient=gradient
+        )
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), drawn)
+        return (layer.apply({"params": params}, jnp.asarray(hidden), gates=gates) * weight).sum()
+
+    found = jax.grad(loss)(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), router))
+
+    noise = np.zeros((2, 5, num_experts))
+    if key is not None:
+        noise = np.asarray(jax.random.gumbel(key, noise.shape), np.float64)
+
+    def logits64(router):
+        return hidden @ router["kernel"] + router["bias"] + noise
+
+    def softmax64(router):
+        exponents = np.exp(logits64(router) / temperature)
+        return exponents / exponents.sum(-1, keepdims=True)
+
+    chosen = np.eye(num_experts)[logits64(router).argmax(-1)]
+    parameters = {
+        "wi": drawn["wi"]["kernel"],
+        "bi": drawn["wi"]["bias"],
+        "wo": drawn["wo"]["kernel"],
+        "bo": drawn["wo"]["bias"],
+        "scale": drawn["layer_norm"]["scale"],
+        "norm_bias": drawn["layer_norm"]["bias"],
+    }
+
+    def loss64(moved):
+        gates = chosen + softmax64(moved) - softmax64(router)
+        if gradient is GateGradient.CHOSEN_EXPERT:
+            gates = gates * chosen
+        return (feed_forward64(parameters, hidden, gates) * weight).sum()
+
+    def difference(name, place, step=1e-6):
+        values = []
+        for sign in (1, -1):
+            moved = {key: value.copy() for key, value in router.items()}
+            moved[name][place] += sign * step
+            values.append(loss64(moved))
+        return (values[0] - values[1]) / (2 * step)
+
+    for name, value in router.items():
+        expected = [difference(name, place) for place in np.ndindex(value.shape)]
+        np.testing.assert_allclose(found[name].reshape(-1), expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.fixture(scope="module")
+def router_gradients():
+    """Function of (routing, sharing, gradient, params) -> the routers' gradients."""
+
+    @functools.cache
+    def compiled(experts):
+        model = tiny_model(bert=NO_DROPOUT, experts=dict(experts))
+        rngs = {"dropout": jax.random.key(1), "routing": jax.random.key(2)}
+        return model, quick_jit(jax.value_and_grad(lambda p: retrieval_loss(model, p, rngs)))
+
+    def of(params_of, **experts):
+        model, value_and_grad = compiled(tuple(({"num_experts": 2} | experts).items()))
+        params = params_of(model)
+        loss, gradient = value_and_grad(params)
+        found = [
+            leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(gradient)
+            if "router" in jax.tree_util.keystr(path)
+        ]
+        return float(loss), found
+
+    return of
+
+
+def initial(model, router_scale=1.0):
+    """The real initialisation, where all experts are equal."""
+    params = init_params(model, jax.random.key(0))
+    for name in BLOCKS:
+        layer = params["encoder"][f"layers_{name - 1}"]
+        if "router" in layer:
+            layer["router"] = jax.tree.map(lambda leaf: leaf * router_scale, layer["router"])
+    return params
+
+
 @pytest.mark.parametrize(
-    ("routing", "sharing"),
+    ("experts", "routers"),
     [
-        (Routing.SEQUENCE, GateSharing.PER_BLOCK),
-        (Routing.TOKEN, GateSharing.PER_BLOCK),
-        (Routing.TOKEN, GateSharing.SHARED),
+        ({"routing": Routing.SEQUENCE}, 2),
+        ({"routing": Routing.TOKEN}, 2),
+        ({"routing": Routing.TOKEN, "gate_sharing": GateSharing.SHARED}, 1),
     ],
 )
-def test_retrieval_loss_reaches_the_routers(routing, sharing):
-    experts = {"num_experts": 2, "routing": routing, "gate_sharing": sharing}
-    model = tiny_model(bert=NO_DROPOUT, experts=experts)
-    # From the real initialisation, where all experts are equal.
-    params = init_params(model, jax.random.key(0))
-    rngs = {"dropout": jax.random.key(1), "routing": jax.random.key(2)}
-    gradient = quick_jit(jax.grad(lambda p: retrieval_loss(model, p, rngs)))(params)["encoder"]
-    if sharing is GateSharing.SHARED:
-        routers = [gradient["router"]]
-    else:
-        routers = [gradient["layers_1"]["router"], gradient["layers_2"]["router"]]
-    for router in routers:
-        assert float(jnp.abs(router["kernel"]).max()) > 1e-6
-        assert float(jnp.abs(router["bias"]).max()) > 1e-6
+def test_retrieval_loss_reaches_the_routers(router_gradients, experts, routers):
+    _, gradients = router_gradients(random_params, **experts)
+    assert len(gradients) == 2 * routers
+    assert all(float(jnp.abs(leaf).max()) > 1e-6 for leaf in gradients)
 
 
-def test_full_straight_through_needs_experts_that_differ():
-    experts = {
-        "num_experts": 2,
-        "routing": Routing.SEQUENCE,
-        "gate_gradient": GateGradient.ALL_EXPERTS,
-    }
-    model = tiny_model(bert=NO_DROPOUT, experts=experts)
-    rngs = {"dropout": jax.random.key(1), "routing": jax.random.key(2)}
+@pytest.mark.parametrize("routing", LEARNED)
+def test_equal_experts_give_the_router_no_gradient(router_gradients, routing):
+    """As it must be: the loss does not depend on the router then."""
+    loss, gradients = router_gradients(initial, routing=routing)
+    other_loss, _ = router_gradients(
+        functools.partial(initial, router_scale=-50.0), routing=routing
+    )
+    assert loss == pytest.approx(other_loss, rel=1e-6)
+    assert norm(gradients) < 1e-6
 
-    gradients = quick_jit(jax.grad(lambda p: retrieval_loss(model, p, rngs)))
 
-    def router_gradient(params):
-        gradient = gradients(params)
-        return float(jnp.abs(gradient["encoder"]["layers_1"]["router"]["kernel"]).max())
+def test_the_chosen_expert_alone_gives_equal_experts_a_gradient(router_gradients):
+    _, gradients = router_gradients(
+        initial, routing=Routing.SEQUENCE, gate_gradient=GateGradient.CHOSEN_EXPERT
+    )
+    assert norm(gradients) > 1e-3
 
-    assert router_gradient(init_params(model, jax.random.key(0))) < 1e-7
-    assert router_gradient(random_params(model)) > 1e-5
+
+def norm(leaves):
+    return float(jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in leaves)))
 
 
 def test_drawn_experts_depend_on_the_routing_key_alone():
