@@ -11,8 +11,8 @@ import sys
 
 from etils import epath
 
+from taser_jax.artifacts import storage_errors
 from taser_jax.errors import EXIT_USER_ERROR, DataError, TaserError
-from taser_jax.storage import storage_errors
 
 METADATA = "metadata.json"
 # Copied always: asking whether it has changed takes as long.

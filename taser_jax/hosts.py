@@ -20,8 +20,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from taser_jax import progress
+from taser_jax.artifacts import fingerprint
 from taser_jax.errors import ConfigError, TaserError
-from taser_jax.fingerprint import fingerprint
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 
 from etils import epath
 
+from taser_jax.artifacts import is_remote, write_text
 from taser_jax.progress import logger
 from taser_jax.training.loop import MetricWriter
 
@@ -27,14 +27,11 @@ class JsonlWriter:
         self._path = epath.Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         kept = _lines_up_to(self._path, resume_step) if self._path.exists() else []
-        self._lines: list[str] | None = kept if "://" in str(self._path) else None
+        self._lines: list[str] | None = kept if is_remote(self._path) else None
         if self._lines is not None:
             return
         if kept or self._path.exists():
-            temporary = self._path.with_name(self._path.name + ".tmp")
-            temporary.write_text("".join(kept), encoding="utf-8")
-            # A kill between two writes must not cost the history.
-            os.replace(temporary, self._path)
+            write_text(self._path, "".join(kept))
         self._file = self._path.open("a", encoding="utf-8")
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:

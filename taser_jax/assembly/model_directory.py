@@ -15,10 +15,10 @@ import jax
 import numpy as np
 from etils import epath
 
+from taser_jax.artifacts import Fingerprint, is_remote, require_equal
 from taser_jax.batch import Role, Tokens
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.fingerprint import Fingerprint, require_equal
 from taser_jax.models import config_io
 from taser_jax.models.build import ModelConfig, build_model
 from taser_jax.models.dual_encoder import (
@@ -180,7 +180,7 @@ def _checkpoint(
 
 def _on_this_machine(directory: epath.Path) -> pathlib.Path:
     """The directory; of one in a bucket, a copy. Vocabularies are read as local files."""
-    if "://" not in str(directory):
+    if not is_remote(directory):
         return pathlib.Path(directory)
     copy = pathlib.Path(tempfile.mkdtemp(prefix="taser-vocabulary-"))
     for source in directory.iterdir():

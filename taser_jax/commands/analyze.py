@@ -19,6 +19,7 @@ from taser_jax.analysis.findings import CommitmentRow, Findings, Specialties
 from taser_jax.analysis.sensitivity import Sensitivities, TaskLoss, make_measure
 from taser_jax.analysis.specialty import Bounds, count_leaf, entropy_edges, on_host
 from taser_jax.analysis.tables import csv_files, to_markdown
+from taser_jax.artifacts import replacing, write_text
 from taser_jax.assembly.data import training_queries
 from taser_jax.assembly.plans import DeviceTaskBatches
 from taser_jax.batch import Batch
@@ -34,7 +35,6 @@ from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import parameter_count
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
 from taser_jax.progress import logger, phase, track
-from taser_jax.retrieval.artifacts import replacing
 from taser_jax.training.step import ObjectiveConfig, make_loss
 
 _FLOAT_BYTES = 4
@@ -260,13 +260,11 @@ def _measured(stream: TaskBatchStream, store: TokenStore, config: AnalysisConfig
 
 def _write(findings: Findings, directory: pathlib.Path, measured: str) -> None:
     for name, text in csv_files(findings).items():
-        with replacing(directory / name) as scratch:
-            scratch.write_text(text, encoding="utf-8")
+        write_text(directory / name, text)
     for name, figure in figures(findings).items():
         with replacing(directory / name) as scratch:
             figure.savefig(scratch, format="png")
-    with replacing(directory / "analysis.md") as scratch:
-        scratch.write_text(to_markdown(findings, measured=measured), encoding="utf-8")
+    write_text(directory / "analysis.md", to_markdown(findings, measured=measured))
 
 
 CONFIGURABLES = (AnalysisConfig, Bounds, MeshConfig, ObjectiveConfig, TaskBatchingConfig)

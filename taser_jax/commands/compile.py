@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
+from taser_jax.artifacts import storage_errors
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import (
     fit_vocabulary,
@@ -42,7 +43,6 @@ from taser_jax.models.flops import forward_flops, training_flops
 from taser_jax.partitioning import Partitioner, make_mesh
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.embeddings import EncodeConfig
-from taser_jax.storage import storage_errors
 
 REPORT_JSON, REPORT_TEXT = "report.json", "report.txt"
 _TRAINING, _ENCODING = "training step", "encoding of passages, on one host"

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from taser_jax.artifacts import replacing
 from taser_jax.assembly.model_directory import RUN_FILE, VOCABULARY, load_model, read_model_config
 from taser_jax.assembly.run_record import read_facts, text_settings
 from taser_jax.errors import ConfigError, DataError
@@ -22,7 +23,6 @@ from taser_jax.interop.serving_cards import saved_model_card, stablehlo_card
 from taser_jax.models.build import ModelConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig
 from taser_jax.progress import logger, phase
-from taser_jax.retrieval.artifacts import replacing
 
 CONFIG_FILE = "config.gin"
 _VOCABULARY_FILES = ("vocabulary.json", "vocab.txt")
@@ -121,8 +121,8 @@ def export_model(
         with phase(f"export {format.value}"), replacing(directory) as scratch:
             scratch.mkdir()
             exporter = _exporter(format)
-            exporter.export(source, scratch)
-            write_card(source, scratch, exporter.card_texts(source))
+            exporter.export(source, pathlib.Path(scratch))
+            write_card(source, pathlib.Path(scratch), exporter.card_texts(source))
         logger.info("%s: %s", format.value, directory)
     return {format.value: directory for format, directory in directories.items()}
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import jax
 
+from taser_jax.artifacts import storage_errors
 from taser_jax.assembly.model_directory import VOCABULARY
 from taser_jax.assembly.pretrained import (
     SENTENCEPIECE_FILE,
@@ -35,7 +36,6 @@ from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
 from taser_jax.progress import logger, phase
-from taser_jax.storage import storage_errors
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.keys import named_key
 from taser_jax.training.parameters import parameter_table

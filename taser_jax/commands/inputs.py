@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import jax
 
+from taser_jax.artifacts import require_equal
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
-from taser_jax.fingerprint import require_equal
 from taser_jax.retrieval.runs import Run, read_trec_run
 
 # Passages read at once.

@@ -10,6 +10,7 @@ import jax
 from etils import epath
 
 from taser_jax import hosts
+from taser_jax.artifacts import fingerprint, storage_errors
 from taser_jax.assembly.batch_shapes import chunk_shapes
 from taser_jax.assembly.config import CONFIGURABLES as CONFIGURABLES
 from taser_jax.assembly.config import TrainingConfig
@@ -29,7 +30,6 @@ from taser_jax.assembly.validator import Validator
 from taser_jax.compilation.chips import peak_flops
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.fingerprint import fingerprint
 from taser_jax.models import config_io
 from taser_jax.models.build import ModelConfig, build_model
 from taser_jax.models.dual_encoder import (
@@ -40,7 +40,6 @@ from taser_jax.models.memory import activation_bytes
 from taser_jax.partitioning import Partitioner, make_mesh
 from taser_jax.progress import logger, phase
 from taser_jax.settings import flatten
-from taser_jax.storage import storage_errors
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import Checkpoints, restore_state_from
 from taser_jax.training.initial_checkpoint import restore_initial_params

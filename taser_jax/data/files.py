@@ -13,9 +13,8 @@ import zlib
 from collections.abc import Iterator
 from typing import IO, Any, BinaryIO, cast
 
+from taser_jax.artifacts import FilePath, is_remote
 from taser_jax.errors import DataError
-
-FilePath = str | os.PathLike[str]
 
 _CHUNK = 1 << 20
 # json's error sits this close to the end of what was read when the text merely stops there:
@@ -23,11 +22,6 @@ _CHUNK = 1 << 20
 _CUT_LITERAL = 16
 _WHITE_SPACE = " \t\r\n"
 _BETWEEN_VALUES = _WHITE_SPACE + ",["
-
-
-def is_remote(path: FilePath) -> bool:
-    """Whether the path has a scheme, such as gs://."""
-    return "://" in os.fspath(path)
 
 
 def file_digest(path: FilePath) -> str:

@@ -12,8 +12,7 @@ from typing import overload
 import numpy as np
 from etils import epath
 
-from taser_jax.data.files import is_remote
-from taser_jax.storage import storage_errors
+from taser_jax.artifacts import is_remote, storage_errors
 
 _IDS, _OFFSETS, _ALIASES = "ids.txt", "id_offsets.npy", "aliases.json"
 _IDS_BLOCK = 4096

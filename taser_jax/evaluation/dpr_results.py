@@ -6,11 +6,8 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 
-from etils import epath
-
-from taser_jax.data.files import FilePath
+from taser_jax.artifacts import FilePath, replacing
 from taser_jax.records import Passage
-from taser_jax.storage import storage_errors
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,11 +46,7 @@ def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> Non
     Raises:
         StorageError: the disk is full or the place cannot be written.
     """
-    final = epath.Path(path)
-    partial = final.parent / f"{final.name}.partial"
-    with storage_errors(path):
-        final.parent.mkdir(parents=True, exist_ok=True)
-    with storage_errors(path), partial.open("w") as file:
+    with replacing(path) as scratch, scratch.open("w") as file:
         file.write("[")
         for number, result in enumerate(results):
             record = {
@@ -73,5 +66,3 @@ def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> Non
             file.write(",\n" if number else "\n")
             file.write(json.dumps(record, ensure_ascii=False, indent=1))
         file.write("\n]\n")
-    with storage_errors(path):
-        partial.replace(final)

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from taser_jax.artifacts import FilePath, replacing
 from taser_jax.data.files import json_lines
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.retrieval.artifacts import replacing
 from taser_jax.retrieval.runs import NO_ROW, Run, top_k
 
 PAGE_MEASURES = ("PageRprec", "PageRecall@5")
@@ -138,7 +138,7 @@ def is_page_measure(name: str) -> bool:
 
 
 def write_predictions(
-    path: str | os.PathLike[str],
+    path: FilePath,
     run: Run,
     *,
     inputs: Mapping[str, str],
@@ -176,9 +176,7 @@ def write_predictions(
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def read_predictions(
-    path: str | os.PathLike[str], query_ids: Sequence[str]
-) -> dict[str, list[str]]:
+def read_predictions(path: FilePath, query_ids: Sequence[str]) -> dict[str, list[str]]:
     """Pages of a KILT prediction file, held to what KILT's own script asks of one.
 
     Args:

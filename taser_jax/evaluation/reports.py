@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import os
 import pathlib
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from taser_jax.artifacts import FilePath, replacing, write_text
 from taser_jax.errors import DataError
 from taser_jax.evaluation.results import SystemResult
-from taser_jax.retrieval.artifacts import replacing
 
 AVERAGE = "average"
 LEGEND = (
@@ -199,7 +198,7 @@ class ResultsTable:
         )
         return figure
 
-    def write(self, directory: str | os.PathLike[str], *, name: str = "results") -> pathlib.Path:
+    def write(self, directory: FilePath, *, name: str = "results") -> pathlib.Path:
         """Writes name.md, name.csv and name.png and returns the Markdown file's path.
 
         Raises:
@@ -207,8 +206,7 @@ class ResultsTable:
         """
         base = pathlib.Path(directory)
         for suffix, text in ((".csv", self.to_csv()), (".md", self.to_markdown())):
-            with replacing(base / f"{name}{suffix}") as scratch:
-                scratch.write_text(text, "utf-8")
+            write_text(base / f"{name}{suffix}", text)
         with replacing(base / f"{name}.png") as scratch:
             self.plot().savefig(scratch, format="png")
         return base / f"{name}.md"

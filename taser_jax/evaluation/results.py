@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
-import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from taser_jax.artifacts import FilePath, check_version, read_json, replacing, write_json
 from taser_jax.errors import DataError
 from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.retrieval.artifacts import replacing, write_json
 
 FORMAT_VERSION = 1
 
@@ -76,7 +73,7 @@ class SystemResult:
         return None if result is None else result.metrics.get(measure)
 
 
-def result_path(directory: str | os.PathLike[str], system: str) -> pathlib.Path:
+def result_path(directory: FilePath, system: str) -> pathlib.Path:
     """The system's file: "TASER + BM25" is kept in taser-bm25.json."""
     name = re.sub(r"[^a-z0-9]+", "-", system.lower()).strip("-")
     if not name:
@@ -84,7 +81,7 @@ def result_path(directory: str | os.PathLike[str], system: str) -> pathlib.Path:
     return pathlib.Path(directory) / f"{name}.json"
 
 
-def write_result(directory: str | os.PathLike[str], result: SystemResult) -> pathlib.Path:
+def write_result(directory: FilePath, result: SystemResult) -> pathlib.Path:
     """Writes or replaces a system's file and returns its path.
 
     Raises:
@@ -104,7 +101,7 @@ def write_result(directory: str | os.PathLike[str], result: SystemResult) -> pat
 
 
 def read_result(
-    directory: str | os.PathLike[str], system: str, *, fingerprint: str | None = None
+    directory: FilePath, system: str, *, fingerprint: str | None = None
 ) -> SystemResult | None:
     """A system's result; None where there is none, or one of another fingerprint.
 
@@ -125,9 +122,7 @@ def read_result(
     return result
 
 
-def read_results(
-    directory: str | os.PathLike[str], systems: Sequence[str] | None = None
-) -> list[SystemResult]:
+def read_results(directory: FilePath, systems: Sequence[str] | None = None) -> list[SystemResult]:
     """All results of a directory, for a table.
 
     Args:
@@ -153,7 +148,7 @@ def read_results(
     return results
 
 
-def write_per_query(path: str | os.PathLike[str], evaluation: Evaluation) -> None:
+def write_per_query(path: FilePath, evaluation: Evaluation) -> None:
     """Writes one line a query: its id and each measure, as shortest exact decimals."""
     with replacing(path) as scratch, open(scratch, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -162,7 +157,7 @@ def write_per_query(path: str | os.PathLike[str], evaluation: Evaluation) -> Non
         writer.writerows(zip(evaluation.query_ids, *columns, strict=True))
 
 
-def read_per_query(path: str | os.PathLike[str]) -> Evaluation:
+def read_per_query(path: FilePath) -> Evaluation:
     """Reads what `write_per_query` wrote, for comparisons of systems.
 
     Raises:
@@ -190,18 +185,9 @@ def read_per_query(path: str | os.PathLike[str]) -> Evaluation:
 
 
 def _load(path: pathlib.Path) -> SystemResult:
-    try:
-        value: Any = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise DataError(f"not JSON: {error}", where=str(path)) from error
-    version = value.get("format_version") if isinstance(value, dict) else None
-    if version != FORMAT_VERSION:
-        raise DataError(
-            f"format version {version!r}",
-            where=str(path),
-            expected=f"an evaluation result of format version {FORMAT_VERSION}",
-            fix="evaluate the system again, or move the file away",
-        )
+    again = "evaluate the system again, or move the file away"
+    value = read_json(path, fix=again)
+    check_version(value, FORMAT_VERSION, where=path, fix=again)
     try:
         tasks = {
             task: TaskResult(
@@ -218,5 +204,5 @@ def _load(path: pathlib.Path) -> SystemResult:
             f"missing or wrong field: {error}",
             where=str(path),
             expected="system, parameters, fingerprint, details and tasks",
-            fix="evaluate the system again, or move the file away",
+            fix=again,
         ) from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from taser_jax.fingerprint import Fingerprint
+from taser_jax.artifacts import Fingerprint
 from taser_jax.progress import phase, track
 from taser_jax.pydocs.leakage import find_leaks
 from taser_jax.pydocs.objects import read_objects

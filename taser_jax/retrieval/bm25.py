@@ -14,11 +14,17 @@ import numpy as np
 import Stemmer
 from bm25s.stopwords import STOPWORDS_EN
 
+from taser_jax.artifacts import (
+    METADATA,
+    FilePath,
+    read_metadata,
+    replacing,
+    require_equal,
+    write_json,
+)
 from taser_jax.errors import ConfigError, DataError, FingerprintError
-from taser_jax.fingerprint import require_equal
 from taser_jax.progress import track
 from taser_jax.records import Passage
-from taser_jax.retrieval.artifacts import METADATA, read_metadata, replacing, write_json
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
 
 _KIND = "bm25 index"
@@ -97,7 +103,7 @@ class Bm25Index:
     Source: Kamphuis et al., "Which BM25 do you mean?", ECIR 2020, table 1, "Lucene (accurate)".
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, directory: FilePath) -> None:
         metadata = read_metadata(directory, _KIND, _VERSION)
         self.config = Bm25Config.from_json(metadata["config"])
         self.fingerprints: dict[str, str] = metadata["fingerprints"]
@@ -111,7 +117,7 @@ class Bm25Index:
     def build(
         cls,
         texts: Iterable[str],
-        directory: str | os.PathLike[str],
+        directory: FilePath,
         *,
         config: Bm25Config | None = None,
         fingerprints: Mapping[str, str] | None = None,
@@ -175,7 +181,7 @@ class Bm25Index:
     @classmethod
     def open(
         cls,
-        directory: str | os.PathLike[str],
+        directory: FilePath,
         *,
         fingerprints: Mapping[str, str] | None = None,
     ) -> Bm25Index:

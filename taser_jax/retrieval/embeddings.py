@@ -16,17 +16,18 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Int
 
-from taser_jax.batch import Tokens
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.fingerprint import require_equal
-from taser_jax.progress import bar, logger
-from taser_jax.retrieval.artifacts import (
+from taser_jax.artifacts import (
     METADATA,
+    FilePath,
     follow_plan,
     read_metadata,
     replacing,
+    require_equal,
     write_json,
 )
+from taser_jax.batch import Tokens
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.progress import bar, logger
 
 _KIND = "embeddings"
 _VERSION = 1
@@ -119,7 +120,7 @@ class Embeddings:
         shape: (passages, dimensions).
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, directory: FilePath) -> None:
         self.directory = pathlib.Path(directory)
         self.metadata = read_metadata(directory, _KIND, _VERSION)
         self.fingerprints: dict[str, str] = self.metadata["fingerprints"]
@@ -135,7 +136,7 @@ class Embeddings:
     @classmethod
     def open(
         cls,
-        directory: str | os.PathLike[str],
+        directory: FilePath,
         *,
         fingerprints: Mapping[str, str] | None = None,
     ) -> Embeddings:
@@ -209,7 +210,7 @@ def encode_queries(
 def encode_passages(
     encode_fn: EncodeFn,
     tokens: TokenRows,
-    directory: str | os.PathLike[str],
+    directory: FilePath,
     *,
     fingerprints: Mapping[str, str],
     config: EncodeConfig | None = None,

@@ -12,8 +12,15 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax.fingerprint import require_equal
-from taser_jax.retrieval.artifacts import METADATA, follow_plan, kind_of, read_metadata, write_json
+from taser_jax.artifacts import (
+    METADATA,
+    FilePath,
+    follow_plan,
+    kind_of,
+    read_metadata,
+    require_equal,
+    write_json,
+)
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.exact import ExactConfig, ExactSearcher
 from taser_jax.retrieval.scann_index import KIND as SCANN_KIND
@@ -48,8 +55,8 @@ class IndexConfig:
 
 
 def build_index(
-    embeddings_dir: str | os.PathLike[str],
-    index_dir: str | os.PathLike[str],
+    embeddings_dir: FilePath,
+    index_dir: FilePath,
     *,
     config: IndexConfig | None = None,
     sample_queries: Float[np.ndarray, "queries dim"] | None = None,
@@ -92,7 +99,7 @@ def build_index(
 
 
 def open_index(
-    index_dir: str | os.PathLike[str],
+    index_dir: FilePath,
     *,
     fingerprints: Mapping[str, str] | None = None,
     exact: ExactConfig | None = None,

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import os
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import IO
 
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from taser_jax.artifacts import FilePath, replacing
 from taser_jax.data.files import numbered_lines
 from taser_jax.errors import DataError
-from taser_jax.retrieval.artifacts import replacing
 
 NO_ROW = -1
 Qrels = dict[str, dict[int, int]]
@@ -112,9 +111,7 @@ def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
     )
 
 
-def write_trec_run(
-    path: str | os.PathLike[str], run: Run, *, ids: Sequence[str], tag: str = "taser"
-) -> None:
+def write_trec_run(path: FilePath, run: Run, *, ids: Sequence[str], tag: str = "taser") -> None:
     """Writes TREC's six columns: query id, Q0, passage id, rank from 1, score, tag.
 
     Scores are the shortest decimals that read back as the same float32. Missing results are not
@@ -145,7 +142,7 @@ def write_trec_run(
 
 
 def read_trec_run(
-    path: str | os.PathLike[str],
+    path: FilePath,
     row_of: Callable[[str], int],
     *,
     query_ids: Sequence[str] | None = None,
@@ -196,7 +193,7 @@ def read_trec_run(
 
 
 def write_qrels(
-    path: str | os.PathLike[str], qrels: Mapping[str, Mapping[int, int]], *, ids: Sequence[str]
+    path: FilePath, qrels: Mapping[str, Mapping[int, int]], *, ids: Sequence[str]
 ) -> None:
     """Writes TREC qrels: query id, 0, passage id, grade.
 
@@ -213,7 +210,7 @@ def write_qrels(
                 file.write(f"{query} 0 {passage} {grade}\n")
 
 
-def read_qrels(path: str | os.PathLike[str], row_of: Callable[[str], int]) -> Qrels:
+def read_qrels(path: FilePath, row_of: Callable[[str], int]) -> Qrels:
     """Reads TREC qrels into query id -> row -> grade, in the file's order.
 
     Raises:
@@ -246,7 +243,7 @@ def read_qrels(path: str | os.PathLike[str], row_of: Callable[[str], int]) -> Qr
     return qrels
 
 
-def _open_to_write(scratch: pathlib.Path, path: str | os.PathLike[str]):
+def _open_to_write(scratch: FilePath, path: FilePath) -> IO[str]:
     if str(path).endswith(".gz"):
         return gzip.open(scratch, "wt", encoding="utf-8", compresslevel=6)
     return open(scratch, "w", encoding="utf-8")

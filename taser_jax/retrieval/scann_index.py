@@ -21,16 +21,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax.errors import ConfigError
-from taser_jax.fingerprint import require_equal
-from taser_jax.progress import logger, track
-from taser_jax.retrieval.artifacts import (
+from taser_jax.artifacts import (
     METADATA,
+    FilePath,
     follow_plan,
     read_metadata,
     replacing,
+    require_equal,
     write_json,
 )
+from taser_jax.errors import ConfigError
+from taser_jax.progress import logger, track
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.scann_shards import (
@@ -61,9 +62,7 @@ class ScannSearcher:
             more than this; a larger index is read shard by shard at each search.
     """
 
-    def __init__(
-        self, directory: str | os.PathLike[str], *, resident_bytes: int = 32 << 30
-    ) -> None:
+    def __init__(self, directory: FilePath, *, resident_bytes: int = 32 << 30) -> None:
         self.directory = pathlib.Path(directory)
         self.metadata = read_metadata(directory, KIND, _VERSION)
         self.fingerprints: dict[str, str] = self.metadata["fingerprints"]
@@ -78,7 +77,7 @@ class ScannSearcher:
     @classmethod
     def open(
         cls,
-        directory: str | os.PathLike[str],
+        directory: FilePath,
         *,
         fingerprints: Mapping[str, str] | None = None,
         resident_bytes: int = 32 << 30,
@@ -113,7 +112,7 @@ class ScannSearcher:
 
 def build_scann(
     embeddings: EmbeddingRows,
-    directory: str | os.PathLike[str],
+    directory: FilePath,
     *,
     fingerprints: Mapping[str, str],
     config: ScannConfig | None = None,

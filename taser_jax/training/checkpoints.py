@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
+from taser_jax.artifacts import is_remote
 from taser_jax.errors import ConfigError, FingerprintError, StorageError
 from taser_jax.training.state import TrainState
 
@@ -114,7 +115,7 @@ def _error_number(error: Exception) -> int | None:
 def _absolute(path: str | os.PathLike[str]) -> epath.Path:
     """Orbax wants absolute paths; the address of a bucket is one, and resolving would break it."""
     place = epath.Path(path)
-    return place if "://" in str(place) else place.resolve()
+    return place if is_remote(place) else place.resolve()
 
 
 class Checkpoints:

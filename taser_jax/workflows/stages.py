@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from taser_jax.artifacts import check_version, read_json, write_json
 from taser_jax.errors import ConfigError
 from taser_jax.hosts import first_host_only
 from taser_jax.progress import logger, phase
@@ -93,13 +93,11 @@ class Stages:
 
     def record(self, name: str) -> StageRecord:
         """The record of a finished stage."""
-        values = json.loads((self._records / f"{name}.json").read_text(encoding="utf-8"))
-        if values.pop("format_version") != FORMAT_VERSION:
-            raise ConfigError(
-                "stage record of another format",
-                where=str(self._records / f"{name}.json"),
-                fix="use a new directory, or the taser_jax version that wrote it",
-            )
+        path = self._records / f"{name}.json"
+        values = read_json(path)
+        again = "use a new directory, or the taser_jax version that wrote it"
+        check_version(values, FORMAT_VERSION, where=path, fix=again)
+        del values["format_version"]
         return StageRecord(**values)
 
     def finished(self) -> list[str]:
@@ -120,11 +118,5 @@ class Stages:
                 )
 
     def _write(self, path: pathlib.Path, record: StageRecord) -> StageRecord:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        text = json.dumps(
-            {"format_version": FORMAT_VERSION, **dataclasses.asdict(record)}, indent=1
-        )
-        temporary.write_text(text + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        write_json(path, {"format_version": FORMAT_VERSION, **dataclasses.asdict(record)})
         return record

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from taser_jax.artifacts import storage_errors
 from taser_jax.commands.evaluate import EvaluationConfig, write_table
 from taser_jax.commands.hybrid import hybrid
 from taser_jax.commands.import_model import import_model
@@ -26,7 +27,6 @@ from taser_jax.retrieval.embeddings import EncodeConfig
 from taser_jax.retrieval.hybrid import HybridConfig
 from taser_jax.retrieval.mining import MiningConfig
 from taser_jax.settings import flatten
-from taser_jax.storage import storage_errors
 from taser_jax.workflows.retrieval_stages import DEVELOPMENT, RetrievalStages
 from taser_jax.workflows.setting import BM25, Setting, System, file_name, row_name
 from taser_jax.workflows.stages import Stages

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from taser_jax.artifacts import fingerprint_json
 from taser_jax.batch import Batch, HostShare, Tokens
 from taser_jax.data.batches.one_task import (
     BatchingConfig,
@@ -20,7 +21,6 @@ from taser_jax.data.batches.schedule import task_number
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.fingerprint import fingerprint_json
 
 # Query arrays are cut to the task's longest query, rounded up to this many tokens.
 _LENGTH_MULTIPLE = 8

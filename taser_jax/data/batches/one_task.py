@@ -11,13 +11,13 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Bool, Int
 
+from taser_jax.artifacts import fingerprint_json, require_equal
 from taser_jax.batch import Batch, HostShare
 from taser_jax.data.batches import draws as sampling
 from taser_jax.data.batches.schedule import Purpose, Schedule, generator, task_number
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.fingerprint import fingerprint_json, require_equal
 
 logger = logging.getLogger("taser")
 

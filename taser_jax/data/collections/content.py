@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow_datasets as tfds
 from etils import epath
 
+from taser_jax.artifacts import Fingerprint
 from taser_jax.data import id_index
 from taser_jax.errors import DataError
-from taser_jax.fingerprint import Fingerprint
 from taser_jax.records import EmptyPassages, Passage, Query, empty_passage
 
 

@@ -9,7 +9,6 @@ fit. `tfds.core.SequentialWriter` appends to shards and leaves the same files, s
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,10 +16,9 @@ from typing import Any
 import tensorflow_datasets as tfds
 from etils import epath
 
+from taser_jax.artifacts import METADATA, check_version, read_json, storage_errors, write_json
 from taser_jax.errors import DataError
-from taser_jax.storage import storage_errors
 
-METADATA = "metadata.json"
 FORMAT_VERSION = 1
 _STAGING = ".building"
 _BATCH = 2048
@@ -69,14 +67,9 @@ def read_metadata(directory: epath.Path) -> dict[str, Any]:
             expected=f"a folder with {METADATA}",
             fix="run the `taser prepare` command that makes it (again)",
         )
-    metadata = json.loads(path.read_text())
-    if metadata.get("format_version") != FORMAT_VERSION:
-        raise DataError(
-            f"format version {metadata.get('format_version')}",
-            where=str(path),
-            expected=f"format version {FORMAT_VERSION}",
-            fix="run the `taser prepare` command that makes it again",
-        )
+    metadata = read_json(path)
+    again = "run the `taser prepare` command that makes it again"
+    check_version(metadata, FORMAT_VERSION, where=path, fix=again)
     return metadata
 
 
@@ -159,7 +152,7 @@ def publish(staging: epath.Path, directory: epath.Path, metadata: Mapping[str, A
     metadata = {"format_version": FORMAT_VERSION, **metadata}
     with storage_errors(directory):
         if (directory / METADATA).exists():
-            existing = json.loads((directory / METADATA).read_text())
+            existing = read_json(directory / METADATA)
             if existing == metadata:
                 staging.rmtree()
                 return False
@@ -172,7 +165,7 @@ def publish(staging: epath.Path, directory: epath.Path, metadata: Mapping[str, A
         if directory.exists():
             directory.rmtree()
         # Last of all: its presence says that the build is complete.
-        (staging / METADATA).write_text(json.dumps(metadata, indent=1, ensure_ascii=False))
+        write_json(staging / METADATA, metadata)
         staging.rename(directory)
     return True
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from etils import epath
 
+from taser_jax.artifacts import FilePath, Fingerprint, require_equal, storage_errors
 from taser_jax.data import id_index
 from taser_jax.data.collections import records as record_dataset
 from taser_jax.data.collections.content import (
@@ -23,12 +24,9 @@ from taser_jax.data.collections.content import (
     query_examples,
     query_features,
 )
-from taser_jax.data.files import FilePath
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.fingerprint import Fingerprint, require_equal
 from taser_jax.progress import phase, track
 from taser_jax.records import Passage, Query
-from taser_jax.storage import storage_errors
 
 SPLITS = ("train", "validation", "test")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -12,6 +12,7 @@ from typing import Any
 
 from etils import epath
 
+from taser_jax.artifacts import FilePath, fingerprint_json, storage_errors
 from taser_jax.data.collections.store import (
     SPLITS,
     PassageStore,
@@ -19,7 +20,7 @@ from taser_jax.data.collections.store import (
     write_collection,
     write_queries,
 )
-from taser_jax.data.files import FilePath, file_digest
+from taser_jax.data.files import file_digest
 from taser_jax.data.prepare.merging import PassageMerger, PassageSource
 from taser_jax.data.prepare.questions import (
     PrepareOptions,
@@ -31,9 +32,7 @@ from taser_jax.data.prepare.questions import (
 from taser_jax.data.readers import beir, dpr, tsv
 from taser_jax.data.readers.located import Question
 from taser_jax.errors import ConfigError, DataError, TaserError
-from taser_jax.fingerprint import fingerprint_json
 from taser_jax.records import EmptyPassages, Passage
-from taser_jax.storage import storage_errors
 
 _RECEIPT = "prepare.json"
 _FORMAT_VERSION = 1

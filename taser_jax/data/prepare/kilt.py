@@ -13,8 +13,9 @@ from typing import IO, Any
 
 from etils import epath
 
+from taser_jax.artifacts import FilePath, fingerprint_json, storage_errors
 from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
-from taser_jax.data.files import FilePath, file_digest
+from taser_jax.data.files import file_digest
 from taser_jax.data.prepare.formats import (
     PreparedCollection,
     PreparedSplit,
@@ -36,9 +37,7 @@ from taser_jax.data.readers import kilt
 from taser_jax.data.readers.kilt import KiltPassage, KiltQuery
 from taser_jax.data.readers.kilt_chunking import chunk_page
 from taser_jax.errors import ConfigError, DataError, TaserError
-from taser_jax.fingerprint import fingerprint_json
 from taser_jax.records import EmptyPassages, Query
-from taser_jax.storage import storage_errors
 
 GOLD_FILE = "kilt.jsonl"
 ALL_SPLITS = "train+validation+test"

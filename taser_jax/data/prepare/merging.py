@@ -6,8 +6,8 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
+from taser_jax.artifacts import FilePath
 from taser_jax.data.collections.store import PassageStore
-from taser_jax.data.files import FilePath
 from taser_jax.data.id_index import normalized_content
 from taser_jax.data.readers.located import Context
 from taser_jax.errors import DataError

@@ -9,7 +9,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from taser_jax.data.files import FilePath
+from taser_jax.artifacts import FilePath
 from taser_jax.data.prepare.merging import PassageResolver
 from taser_jax.data.readers import beir, dpr, tsv
 from taser_jax.data.readers.located import Context, Judgement, Question

@@ -9,7 +9,8 @@ import functools
 import os
 from collections.abc import Iterator
 
-from taser_jax.data.files import FilePath, file_exists, json_lines
+from taser_jax.artifacts import FilePath
+from taser_jax.data.files import file_exists, json_lines
 from taser_jax.data.readers import tsv
 from taser_jax.data.readers.located import (
     Judgement,

@@ -12,7 +12,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from taser_jax.data.files import FilePath, json_records, numbered_lines
+from taser_jax.artifacts import FilePath
+from taser_jax.data.files import json_records, numbered_lines
 from taser_jax.data.readers.located import (
     Context,
     Question,

@@ -12,7 +12,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from taser_jax.data.files import FilePath, json_lines
+from taser_jax.artifacts import FilePath
+from taser_jax.data.files import json_lines
 from taser_jax.data.id_index import RepeatFinder
 from taser_jax.data.readers import dpr
 from taser_jax.data.readers.located import checked_passages, id_field, string_field

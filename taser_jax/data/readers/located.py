@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from taser_jax.data.files import FilePath
+from taser_jax.artifacts import FilePath
 from taser_jax.data.id_index import RepeatFinder
 from taser_jax.errors import DataError
 from taser_jax.records import EmptyPassages, Passage, empty_passage

@@ -9,7 +9,8 @@ import functools
 import os
 from collections.abc import Iterator
 
-from taser_jax.data.files import FilePath, numbered_lines
+from taser_jax.artifacts import FilePath
+from taser_jax.data.files import numbered_lines
 from taser_jax.data.readers.located import Judgement, Question, checked_passages
 from taser_jax.errors import DataError
 from taser_jax.records import EmptyPassages, Passage

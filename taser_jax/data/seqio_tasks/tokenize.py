@@ -13,6 +13,7 @@ from typing import Any
 
 import seqio
 
+from taser_jax.artifacts import fingerprint, storage_errors
 from taser_jax.data.collections.store import SPLITS, list_tasks
 from taser_jax.data.seqio_tasks.context import use_data
 from taser_jax.data.seqio_tasks.registry import (
@@ -29,9 +30,7 @@ from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.fingerprint import fingerprint
 from taser_jax.progress import bar, phase
-from taser_jax.storage import storage_errors
 
 INPUTS = "inputs.json"
 _BATCH = 1024

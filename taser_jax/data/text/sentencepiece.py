@@ -11,6 +11,7 @@ import sentencepiece
 import tensorflow as tf
 import tensorflow_text as tf_text
 
+from taser_jax.artifacts import fingerprint
 from taser_jax.data.text.vocabulary_files import (
     check_fingerprint,
     encode_eagerly,
@@ -18,7 +19,6 @@ from taser_jax.data.text.vocabulary_files import (
     save_directory,
 )
 from taser_jax.errors import DataError
-from taser_jax.fingerprint import fingerprint
 
 MODEL_FILE = "sentencepiece.model"
 EXTRA_ID = re.compile(r"<extra_id_(\d+)>")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import tensorflow as tf
 import tensorflow_text as tf_text
 
+from taser_jax.artifacts import fingerprint
 from taser_jax.data.text.vocabulary_files import (
     SPECIAL_TOKENS,
     check_fingerprint,
@@ -16,7 +17,6 @@ from taser_jax.data.text.vocabulary_files import (
     save_directory,
 )
 from taser_jax.errors import DataError
-from taser_jax.fingerprint import fingerprint
 
 VOCAB_FILE = "vocab.txt"
 _MAX_WORD_CHARACTERS = 100

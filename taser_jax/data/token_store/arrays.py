@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Int
 
+from taser_jax.artifacts import fingerprint
 from taser_jax.batch import Tokens
 from taser_jax.errors import DataError
-from taser_jax.fingerprint import fingerprint
 
 
 @dataclasses.dataclass(frozen=True)

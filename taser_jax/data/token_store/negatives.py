@@ -7,7 +7,6 @@ with the best passage first, and `metadata.json`, which says what they were mine
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -15,20 +14,24 @@ from typing import Any
 
 import numpy as np
 
+from taser_jax.artifacts import (
+    METADATA,
+    FilePath,
+    check_version,
+    read_json,
+    require_equal,
+    write_json,
+    write_text,
+)
 from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.errors import DataError
-from taser_jax.fingerprint import require_equal
-from taser_jax.storage import storage_errors
 
 FORMAT_VERSION = 1
-_METADATA = "metadata.json"
 _REMAKE = "mine them again with `taser mine`, into a new directory"
-
-PathLike = str | os.PathLike[str]
 
 
 def write_negatives(
-    directory: PathLike,
+    directory: FilePath,
     task: str,
     split: str,
     *,
@@ -83,36 +86,27 @@ def write_negatives(
         }
         lines.append(json.dumps(record) + "\n")
     path = _path(directory, task, split)
-    with storage_errors(path):
-        directory.mkdir(parents=True, exist_ok=True)
-        _write_metadata(directory, metadata)
-        _replace(path, "".join(lines))
+    _write_metadata(directory, metadata)
+    write_text(path, "".join(lines))
     return path
 
 
-def read_metadata(directory: PathLike) -> dict[str, Any]:
+def read_metadata(directory: FilePath) -> dict[str, Any]:
     """What the negatives of a directory were mined from.
 
     Raises:
         DataError: no such directory, or one of another format version.
     """
-    path = pathlib.Path(directory) / _METADATA
-    try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"no negatives here ({error})", where=str(path), fix=_REMAKE) from error
-    if not isinstance(metadata, dict) or metadata.get("format_version") != FORMAT_VERSION:
-        raise DataError(
-            "another format version",
-            where=str(path),
-            expected=f'"format_version": {FORMAT_VERSION}',
-            fix=_REMAKE,
-        )
+    path = pathlib.Path(directory) / METADATA
+    if not path.is_file():
+        raise DataError("no negatives here", where=str(path), fix=_REMAKE)
+    metadata = read_json(path, fix=_REMAKE)
+    check_version(metadata, FORMAT_VERSION, where=path, fix=_REMAKE)
     return metadata
 
 
 def read_negatives(
-    directory: PathLike,
+    directory: FilePath,
     task: str,
     split: str,
     query_ids: Sequence[str],
@@ -182,7 +176,7 @@ def _write_metadata(directory: pathlib.Path, metadata: Mapping[str, Any]) -> Non
         if name not in metadata:
             raise DataError(f"metadata without {name!r}", where=str(directory))
     new = {"format_version": FORMAT_VERSION, **metadata}
-    if (directory / _METADATA).exists():
+    if (directory / METADATA).exists():
         old = read_metadata(directory)
         for name in new.keys() & old.keys():
             if new[name] != old[name]:
@@ -192,13 +186,7 @@ def _write_metadata(directory: pathlib.Path, metadata: Mapping[str, Any]) -> Non
                     expected=f"{name} {new[name]!r}",
                     fix="write into a new directory, so that two kinds do not mix",
                 )
-    _replace(directory / _METADATA, json.dumps(new, indent=2, sort_keys=True) + "\n")
-
-
-def _replace(path: pathlib.Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    write_json(directory / METADATA, new)
 
 
 def _path(directory: pathlib.Path, task: str, split: str) -> pathlib.Path:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import os
 import pathlib
 import urllib.parse
 from collections.abc import Sequence
@@ -23,15 +22,13 @@ from typing import Literal
 
 import numpy as np
 
+from taser_jax.artifacts import METADATA, FilePath, check_version, read_json
 from taser_jax.batch import Tokens
 from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries
 from taser_jax.errors import ConfigError, DataError
 
 FORMAT_VERSION = 1
-METADATA = "metadata.json"
 _REMAKE = "make the token store again with `taser tokenize`"
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +97,14 @@ class TokenStore:
     """
 
     def __init__(
-        self, directory: PathLike, metadata: TokenStoreMetadata, passages: TokenArray
+        self, directory: FilePath, metadata: TokenStoreMetadata, passages: TokenArray
     ) -> None:
         self.directory = pathlib.Path(directory)
         self.metadata = metadata
         self.passages = passages
 
     @classmethod
-    def open(cls, directory: PathLike) -> TokenStore:
+    def open(cls, directory: FilePath) -> TokenStore:
         """Opens a store that `TokenStoreWriter.finish` has completed.
 
         Raises:
@@ -171,22 +168,15 @@ def _read_metadata(directory: pathlib.Path) -> TokenStoreMetadata:
     if not path.is_file():
         state = "is unfinished: it has no metadata.json" if directory.is_dir() else "does not exist"
         raise DataError(f"the token store {state}", where=str(directory), fix=_REMAKE)
+    value = read_json(path, fix=_REMAKE)
+    check_version(value, FORMAT_VERSION, where=path, fix=_REMAKE)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        version = value["format_version"]
-        if version != FORMAT_VERSION:
-            raise DataError(
-                f"format version {version}",
-                where=str(path),
-                expected=f"format version {FORMAT_VERSION}",
-                fix=_REMAKE,
-            )
         value["queries"] = tuple(
             QueriesEntry(**{**entry, "prompt": tuple(entry.get("prompt", ()))})
             for entry in value["queries"]
         )
         return TokenStoreMetadata(**value)
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         found = f"not a token store's metadata ({error})"
         raise DataError(found, where=str(path), fix=_REMAKE) from error
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from taser_jax.artifacts import (
+    METADATA,
+    FilePath,
+    Fingerprint,
+    fingerprint,
+    storage_errors,
+    write_json,
+)
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries, id_dtype, pack_tokens
 from taser_jax.data.token_store.store import (
-    METADATA,
-    PathLike,
     QueriesEntry,
     TokenStore,
     TokenStoreMetadata,
@@ -22,8 +27,6 @@ from taser_jax.data.token_store.store import (
 )
 from taser_jax.data.token_store.text_settings import QuerySettings, Titles
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.fingerprint import Fingerprint, fingerprint
-from taser_jax.storage import storage_errors
 
 _BLOCK_ROWS = 4096
 
@@ -46,7 +49,7 @@ class TokenStoreWriter:
 
     def __init__(
         self,
-        directory: PathLike,
+        directory: FilePath,
         *,
         collection: str,
         collection_fingerprint: str,
@@ -209,12 +212,7 @@ class TokenStoreWriter:
             fingerprint=content,
             titles=self._titles,
         )
-        path, partial = self.directory / METADATA, self.directory / f"{METADATA}.partial"
-        with storage_errors(path):
-            partial.write_text(
-                json.dumps(dataclasses.asdict(metadata), indent=2) + "\n", encoding="utf-8"
-            )
-            os.replace(partial, path)
+        write_json(self.directory / METADATA, dataclasses.asdict(metadata))
         return TokenStore.open(self.directory)
 
     def _check_rows(self, queries: TokenizedQueries) -> None:

@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from taser_jax.artifacts import fingerprint_json
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.files import file_digest
 from taser_jax.data.prepare.kilt import dialogue_input, entity_input, gold_path, prepare_kilt
@@ -14,7 +15,6 @@ from taser_jax.data.prepare.query_splits import sampled, split_of
 from taser_jax.data.prepare.questions import NoPositive, PrepareOptions
 from taser_jax.data.readers.kilt import Outputs
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.fingerprint import fingerprint_json
 
 PASSAGES = [
     # id, text, title, wikipedia_id, paragraph_id

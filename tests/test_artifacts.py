@@ -3,8 +3,8 @@ import os
 
 import pytest
 
+from taser_jax.artifacts import storage_errors
 from taser_jax.errors import StorageError
-from taser_jax.storage import storage_errors
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])

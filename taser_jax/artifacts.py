@@ -1,0 +1,300 @@
+"""Artefacts: files written whole or not at all, with a format version and content fingerprints."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from taser_jax.errors import DataError, FingerprintError, StorageError, TaserError
+
+FilePath = str | os.PathLike[str]
+
+METADATA = "metadata.json"
+_PLAN = "plan.json"
+_DIGITS = 16
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_STORAGE_ERRNOS = (
+    *_FULL,
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EFBIG, errno.EIO),
+)
+# ArrayRecord and TensorFlow report a failed write by its text, not by an OSError.
+_STORAGE_MESSAGES = (
+    "no space left",
+    "permission denied",
+    "read-only file system",
+    "quota exceeded",
+    "not a directory",
+    "file too large",
+)
+
+
+def is_remote(path: FilePath) -> bool:
+    """Whether the path has a scheme, such as gs://."""
+    return "://" in os.fspath(path)
+
+
+@contextlib.contextmanager
+def storage_errors(path: FilePath) -> Iterator[None]:
+    """Turns failed writes into a `StorageError` that says what to do.
+
+    Example:
+        >>> with storage_errors("out"):  # doctest: +SKIP
+        ...     write_everything("out")
+
+    Args:
+        path: what is being written; named in the message.
+
+    Raises:
+        StorageError: for a full disk, a read-only or forbidden place, an exhausted quota.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        if error.errno not in _STORAGE_ERRNOS:
+            raise
+        raise _storage_error(path, error.strerror or str(error), error.errno) from error
+    except Exception as error:
+        if not any(message in str(error).lower() for message in _STORAGE_MESSAGES):
+            raise
+        raise _storage_error(path, str(error), None) from error
+
+
+def _storage_error(path: FilePath, reason: str, number: int | None) -> StorageError:
+    full = number in _FULL or "no space" in reason.lower()
+    return StorageError(
+        f"could not write: {reason}",
+        where=os.fspath(path),
+        expected="a directory that can be written, with room left on its disk",
+        fix="free some space or choose another directory, then run the same command again"
+        if full
+        else "choose a directory you may write to, or change its permissions",
+    )
+
+
+@contextlib.contextmanager
+def replacing(path: FilePath) -> Iterator[epath.Path]:
+    """Yields a scratch path beside `path` that takes its place when the block succeeds.
+
+    What is written to the scratch path may be a file or a directory; a reader sees the old content
+    or the new, never half of it.
+
+    Args:
+        path: local or gs://; its folder is made where absent.
+
+    Raises:
+        StorageError: the disk is full or the directory cannot be written.
+    """
+    target = epath.Path(path)
+    scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        with storage_errors(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            yield scratch
+            if target.is_dir():
+                target.rmtree()
+            scratch.replace(target)
+    finally:
+        with contextlib.suppress(OSError):
+            if scratch.is_dir():
+                scratch.rmtree()
+            else:
+                scratch.unlink(missing_ok=True)
+
+
+def write_text(path: FilePath, text: str) -> None:
+    """Writes a UTF-8 text file atomically."""
+    with replacing(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+def write_json(path: FilePath, value: Any) -> None:
+    """Writes one JSON value, readable by a person, atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: FilePath, *, fix: str | None = None) -> dict[str, Any]:
+    """The JSON object in a file, local or gs://.
+
+    Args:
+        path: the file.
+        fix: what the message advises.
+
+    Raises:
+        DataError: it cannot be read, is not JSON, or holds another value than an object.
+    """
+    where = os.fspath(path)
+    try:
+        value = json.loads(epath.Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot be read: {error}", where=where, fix=fix) from error
+    except ValueError as error:
+        raise DataError(f"not JSON: {error}", where=where, fix=fix) from error
+    if not isinstance(value, dict):
+        raise DataError(type(value).__name__, where=where, expected="a JSON object", fix=fix)
+    return value
+
+
+def check_version(
+    value: Mapping[str, Any],
+    version: int,
+    *,
+    where: FilePath,
+    fix: str,
+    error: type[TaserError] = DataError,
+) -> None:
+    """Refuses a format version that this code does not read.
+
+    Args:
+        value: what was read; its "format_version" is compared.
+        version: the one that is read.
+        where: the file it came from.
+        fix: what the message advises.
+        error: what is raised.
+    """
+    found = value.get("format_version")
+    if found != version:
+        raise error(
+            f"format version {found}",
+            where=os.fspath(where),
+            expected=f"format version {version}",
+            fix=fix,
+        )
+
+
+def read_metadata(directory: FilePath, kind: str, version: int) -> dict[str, Any]:
+    """Reads a directory's metadata.json and checks what it is.
+
+    Args:
+        directory: the artefact.
+        kind: what it must hold, for example "embeddings".
+        version: the newest format version this code reads.
+
+    Raises:
+        DataError: nothing there (or unfinished), not JSON, another kind, or another version.
+    """
+    path = epath.Path(directory) / METADATA
+    if not path.exists():
+        raise DataError(
+            f"no finished {kind} here",
+            where=str(path),
+            expected=f"a directory that the command making {kind} wrote to its end",
+            fix="run that command again (it goes on where it stopped), or correct the path",
+        )
+    metadata = read_json(path)
+    found = (metadata.get("kind"), metadata.get("format_version"))
+    if found != (kind, version):
+        raise DataError(
+            f"kind {found[0]!r}, format version {found[1]!r}",
+            where=str(path),
+            expected=f"kind {kind!r}, format version {version}",
+            fix="rebuild it with this version of taser_jax, or correct the path",
+        )
+    return metadata
+
+
+def kind_of(directory: FilePath) -> str | None:
+    """What a directory holds, finished or not; None where that is nothing of this package's."""
+    for name in (METADATA, _PLAN):
+        path = epath.Path(directory) / name
+        if path.exists():
+            return read_json(path).get("kind")
+    return None
+
+
+def follow_plan(directory: FilePath, plan: Mapping[str, Any]) -> None:
+    """Records what a resumable command is about to make, or checks that it is still the same.
+
+    Args:
+        directory: the artefact; its plan.json is written by whoever comes first.
+        plan: everything that must not change between runs that share the work.
+
+    Raises:
+        FingerprintError: the directory was begun with another plan; names what differs.
+    """
+    path = epath.Path(directory) / _PLAN
+    if not path.exists():
+        write_json(path, plan)
+        return
+    begun = read_json(path)
+    differing = [name for name in sorted({*begun, *plan}) if begun.get(name) != plan.get(name)]
+    if differing:
+        raise FingerprintError(
+            f"begun with {', '.join(f'{name} {begun.get(name)}' for name in differing)}",
+            where=str(directory),
+            expected=", ".join(f"{name} {plan.get(name)}" for name in differing),
+            fix="name another directory, or delete this one to begin again",
+        )
+
+
+class Fingerprint:
+    """An incremental SHA-256 over strings, bytes and arrays, each framed by its length.
+
+    Example:
+        >>> Fingerprint().add("a").add("b").hex() != Fingerprint().add("ab").hex()
+        True
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, part: str | bytes | int | np.ndarray) -> Fingerprint:
+        """Adds one part; parts do not run together. Returns self."""
+        if isinstance(part, np.ndarray):
+            self.add(f"{part.dtype.str}{part.shape}")
+            data = np.ascontiguousarray(part).tobytes()
+        elif isinstance(part, bytes):
+            data = part
+        else:
+            data = str(part).encode("utf-8", "surrogatepass")
+        self._hash.update(len(data).to_bytes(8, "little"))
+        self._hash.update(data)
+        return self
+
+    def hex(self) -> str:
+        """The first 16 hexadecimal digits."""
+        return self._hash.hexdigest()[:_DIGITS]
+
+
+def fingerprint(parts: Iterable[str | bytes | int | np.ndarray]) -> str:
+    """Fingerprint of the parts in order."""
+    total = Fingerprint()
+    for part in parts:
+        total.add(part)
+    return total.hex()
+
+
+def fingerprint_json(value: Any) -> str:
+    """Fingerprint of a JSON-able value, independent of the order of keys."""
+    return fingerprint([json.dumps(value, sort_keys=True, ensure_ascii=False)])
+
+
+def require_equal(
+    what: str, found: Mapping[str, str], expected: Mapping[str, str], fix: str
+) -> None:
+    """Raises `FingerprintError` naming both sides where any shared fingerprint differs.
+
+    Args:
+        what: the artefact being checked, with its path.
+        found: name -> fingerprint recorded in the artefact.
+        expected: name -> fingerprint of what it is to be used with.
+        fix: the command that would rebuild it.
+    """
+    for name in sorted(expected.keys() & found.keys()):
+        if found[name] != expected[name]:
+            raise FingerprintError(
+                f"{what} was made from {name} {found[name]}",
+                where=what,
+                expected=f"{name} {expected[name]}",
+                fix=fix,
+            )
