@@ -1,0 +1,27 @@
+"""What a module that defines tasks imports, beside the registrations of our own tasks.
+
+    from taser_jax.tasks import add_retrieval_task
+
+    add_retrieval_task("faq", collection="mine")
+
+Importing this loads SeqIO and TensorFlow; importing `taser_jax` does not.
+"""
+
+from taser_jax.data.seqio_tasks.registry import (
+    add_passages_task,
+    add_retrieval_mixture,
+    add_retrieval_task,
+)
+from taser_jax.data.text.prompts import Family, Prompt, TaskPrompt
+from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
+
+__all__ = [
+    "Family",
+    "Prompt",
+    "QueryNormalization",
+    "TaskPrompt",
+    "Titles",
+    "add_passages_task",
+    "add_retrieval_mixture",
+    "add_retrieval_task",
+]

@@ -6,8 +6,7 @@ a set: one more name in `TASKS`.
 
 import seqio
 
-from taser_jax.data.seqio_tasks.registry import add_retrieval_task
-from taser_jax.data.text.preprocessors import QueryNormalization
+from taser_jax.tasks import QueryNormalization, add_retrieval_task
 
 TASKS = ("nq", "squad")
 

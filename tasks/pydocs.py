@@ -2,7 +2,7 @@
 
 import seqio
 
-from taser_jax.data.seqio_tasks.registry import add_retrieval_task
+from taser_jax.tasks import add_retrieval_task
 
 TASKS = ("summary", "parameter", "example", "code", "see_also", "lookup")
 

@@ -7,8 +7,7 @@ taser tokenize --gin.MIXTURE_OR_TASK_MODULE=my_tasks --gin.MIXTURE_OR_TASK_NAME=
 import seqio
 import tensorflow as tf
 
-from taser_jax.data.seqio_tasks.registry import add_retrieval_task
-from taser_jax.data.text.preprocessors import QueryNormalization
+from taser_jax.tasks import QueryNormalization, add_retrieval_task
 
 
 def ask_politely(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -1,10 +1,21 @@
+"""Artefacts: atomic writes, messages of failed ones, versions, fingerprints."""
+
 import errno
 import os
 
+import numpy as np
 import pytest
 
-from taser_jax.artifacts import storage_errors
-from taser_jax.errors import StorageError
+from taser_jax.artifacts import (
+    check_version,
+    fingerprint,
+    fingerprint_json,
+    read_json,
+    replacing,
+    storage_errors,
+    write_json,
+)
+from taser_jax.errors import DataError, StorageError
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
@@ -30,3 +41,46 @@ def test_storage_errors_leaves_other_errors_alone():
         raise ValueError("mine")
     with pytest.raises(StorageError, match="No space left"), storage_errors("x"):
         raise RuntimeError("write() failed: No space left on device")
+
+
+def test_a_file_or_folder_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "below" / "value.json"
+    write_json(path, {"é": 1})
+    assert read_json(path) == {"é": 1}
+    with pytest.raises(KeyboardInterrupt), replacing(path) as scratch:
+        scratch.write_text("{")
+        raise KeyboardInterrupt
+    assert read_json(path) == {"é": 1}
+    for content in ("old", "new"):
+        with replacing(tmp_path / "folder") as scratch:
+            scratch.mkdir()
+            (scratch / content).touch()
+    assert [file.name for file in (tmp_path / "folder").iterdir()] == ["new"]
+    assert sorted(file.name for file in tmp_path.rglob("*")) == [
+        *("below", "folder", "new", "value.json")
+    ]
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    path = tmp_path / "value.json"
+    with pytest.raises(DataError, match=r"value\.json: cannot be read"):
+        read_json(path)
+    for text, message in (("{", "not JSON"), ("[1]", "(?s)list.*a JSON object"), ("\xff", "JSON")):
+        path.write_bytes(text.encode("latin1"))
+        with pytest.raises(DataError, match=message):
+            read_json(path, fix="make it again")
+    path.write_text('{"format_version": 2}')
+    with pytest.raises(DataError, match=r"(?s)value\.json: format version 2.*version 1.*again"):
+        check_version(read_json(path), 1, where=path, fix="make it again")
+
+
+def test_fingerprints_are_of_content_and_order():
+    array = np.arange(6, dtype=np.int32)
+    parts = ["a", b"b", 3, array]
+    assert fingerprint(parts) == fingerprint(list(parts))
+    others = [["ab", 3, array], parts[::-1], ["a", b"b", 3, array.reshape(2, 3)]]
+    others.append(["a", b"b", 3, array.astype(np.int64)])
+    assert fingerprint(parts) not in map(fingerprint, others)
+    assert fingerprint_json({"a": 1, "b": [2]}) == fingerprint_json({"b": [2], "a": 1})
+    # Written on disk by earlier versions: must never change.
+    assert fingerprint(["a", 1, array]) == "f5fcdb4553f03b8a"

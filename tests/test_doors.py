@@ -141,3 +141,8 @@ def test_package_files_are_empty():
     for path in sorted(PACKAGE.rglob("__init__.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         assert all(isinstance(node, ast.Expr | ast.Assign) for node in tree.body), path
+
+
+def test_importing_the_package_does_not_import_tensorflow():
+    assert run_without(["taser_jax"]).stdout == ""
+    assert "forbidden: seqio" in run_without(["taser_jax.tasks"]).stdout

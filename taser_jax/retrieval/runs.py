@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO
 
 import numpy as np
 from jaxtyping import Float32, Int32
@@ -243,7 +243,7 @@ def read_qrels(path: FilePath, row_of: Callable[[str], int]) -> Qrels:
     return qrels
 
 
-def _open_to_write(scratch: FilePath, path: FilePath) -> IO[str]:
+def _open_to_write(scratch: FilePath, path: FilePath) -> io.TextIOWrapper:
     if str(path).endswith(".gz"):
         return gzip.open(scratch, "wt", encoding="utf-8", compresslevel=6)
     return open(scratch, "w", encoding="utf-8")
