@@ -47,9 +47,14 @@ def test_a_file_or_folder_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "below" / "value.json"
     write_json(path, {"é": 1})
     assert read_json(path) == {"é": 1}
-    with pytest.raises(KeyboardInterrupt), replacing(path) as scratch:
-        scratch.write_text("{")
-        raise KeyboardInterrupt
+
+    def killed() -> None:
+        with replacing(path) as scratch:
+            scratch.write_text("{")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        killed()
     assert read_json(path) == {"é": 1}
     for content in ("old", "new"):
         with replacing(tmp_path / "folder") as scratch:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import json
 import pathlib
-import typing
-from typing import Any
 
+from taser_jax.artifacts import check_version
 from taser_jax.errors import ConfigError
 from taser_jax.models.build import ModelConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.settings import from_plain, to_plain
 
 FORMAT_VERSION = 1
 
@@ -42,7 +40,7 @@ def to_json(config: ModelConfig) -> str:
     """
     kind = next(name for name, kind in _KINDS.items() if type(config) is kind)
     named = {} if kind == _DEFAULT_KIND else {"kind": kind}
-    fields = _plain(config)
+    fields = to_plain(config)
     if kind == _DEFAULT_KIND and not config.query_tasks:
         del fields["query_tasks"]
     value = {"format_version": FORMAT_VERSION, **named, **fields}
@@ -68,14 +66,9 @@ def from_json(text: str, *, where: str = "model.json") -> ModelConfig:
         ) from error
     if not isinstance(value, dict):
         raise ConfigError(f"{type(value).__name__}", where=where, expected="a JSON object")
-    version = value.pop("format_version", None)
-    if version != FORMAT_VERSION:
-        raise ConfigError(
-            f"format_version is {version!r}",
-            where=where,
-            expected=str(FORMAT_VERSION),
-            fix="read it with the taser_jax that wrote it, or train again",
-        )
+    again = "read it with the taser_jax that wrote it, or train again"
+    check_version(value, FORMAT_VERSION, where=where, fix=again, error=ConfigError)
+    del value["format_version"]
     kind = value.pop("kind", _DEFAULT_KIND)
     if kind not in _KINDS:
         raise ConfigError(
@@ -84,7 +77,7 @@ def from_json(text: str, *, where: str = "model.json") -> ModelConfig:
             expected=f"one of {', '.join(_KINDS)}",
             fix="read it with the taser_jax that wrote it",
         )
-    return _dataclass(_KINDS[kind], value, where)
+    return from_plain(_KINDS[kind], value, where)
 
 
 def save(config: ModelConfig, path: str | pathlib.Path) -> None:
@@ -102,51 +95,3 @@ def load(path: str | pathlib.Path) -> ModelConfig:
     if not path.is_file():
         raise ConfigError("no such file", where=str(path), expected="a model's configuration")
     return from_json(path.read_text(encoding="utf-8"), where=str(path))
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, enum.Enum):
-        return value.value
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _dataclass(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{value!r}", where=where, expected="a JSON object")
-    hints = typing.get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)]
-    for name in value:
-        if name not in names:
-            raise ConfigError(
-                f"unknown field {name!r}", where=where, expected=f"one of {', '.join(names)}"
-            )
-    fields = {name: _field(hints[name], v, f"{where}, field {name!r}") for name, v in value.items()}
-    return kind(**fields)
-
-
-def _field(hint: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return _dataclass(hint, value, where)
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        values = [member.value for member in hint]
-        if value not in values:
-            raise ConfigError(f"{value!r}", where=where, expected=f"one of {', '.join(values)}")
-        return hint(value)
-    optional = type(None) in typing.get_args(hint)
-    if value is None and optional:
-        return None
-    if optional:
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    if typing.get_origin(hint) is tuple:
-        part_type = typing.get_args(hint)[0]
-        if not isinstance(value, list) or any(type(part) is not part_type for part in value):
-            parts = "integers" if part_type is int else "strings"
-            raise ConfigError(f"{value!r}", where=where, expected=f"a list of {parts}")
-        return tuple(value)
-    if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint:
-        raise ConfigError(f"{value!r}", where=where, expected=f"a value of type {hint.__name__}")
-    return value

@@ -26,6 +26,7 @@ from taser_jax.errors import ConfigError, DataError, FingerprintError
 from taser_jax.progress import track
 from taser_jax.records import Passage
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
+from taser_jax.settings import from_plain, to_plain
 
 _KIND = "bm25 index"
 _VERSION = 1
@@ -71,23 +72,6 @@ class Bm25Config:
                 f"k1 {self.k1}, b {self.b}", where="Bm25Config", expected="k1 >= 0 and 0 <= b <= 1"
             )
 
-    def to_json(self) -> dict[str, float | str]:
-        """As written to the index's metadata."""
-        return {
-            name: value.value if isinstance(value, enum.Enum) else value
-            for name, value in vars(self).items()
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, float | str]) -> Bm25Config:
-        """As read from the index's metadata."""
-        return cls(
-            k1=float(value["k1"]),
-            b=float(value["b"]),
-            stemming=Stemming(value["stemming"]),
-            stopwords=Stopwords(value["stopwords"]),
-        )
-
 
 def title_and_text(passage: Passage) -> str:
     """What BM25 indexes of a passage: both, as one field."""
@@ -105,7 +89,7 @@ class Bm25Index:
 
     def __init__(self, directory: FilePath) -> None:
         metadata = read_metadata(directory, _KIND, _VERSION)
-        self.config = Bm25Config.from_json(metadata["config"])
+        self.config = from_plain(Bm25Config, metadata["config"], str(directory))
         self.fingerprints: dict[str, str] = metadata["fingerprints"]
         self._index = bm25s.BM25.load(directory, mmap=True)
         self._words = _words_of(self.config)
@@ -170,7 +154,7 @@ class Bm25Index:
                 {
                     "format_version": _VERSION,
                     "kind": _KIND,
-                    "config": config.to_json(),
+                    "config": to_plain(config),
                     "fingerprints": fingerprints,
                     "bm25s": bm25s.__version__,
                     "num_passages": len(rows),

@@ -47,6 +47,7 @@ from taser_jax.retrieval.scann_shards import (
     structure_for,
 )
 from taser_jax.retrieval.searcher import EmbeddingRows, check_search, measure_recall
+from taser_jax.settings import from_plain, to_plain
 
 KIND = "scann index"
 _VERSION = 1
@@ -66,7 +67,7 @@ class ScannSearcher:
         self.directory = pathlib.Path(directory)
         self.metadata = read_metadata(directory, KIND, _VERSION)
         self.fingerprints: dict[str, str] = self.metadata["fingerprints"]
-        self.effort = SearchEffort(**self.metadata["effort"])
+        self.effort = from_plain(SearchEffort, self.metadata["effort"], str(directory))
         self._shards = Shards(
             self.directory,
             num_passages=self.metadata["num_passages"],
@@ -141,7 +142,7 @@ def build_scann(
         "format_version": _VERSION,
         "kind": KIND,
         "fingerprints": dict(fingerprints),
-        "config": config.to_json(),
+        "config": to_plain(config),
         "num_passages": num_passages,
         "dim": dim,
     }

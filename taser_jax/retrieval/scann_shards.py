@@ -73,10 +73,6 @@ class ScannConfig:
                 expected="sizes of at least 1 and a recall target in (0, 1]",
             )
 
-    def to_json(self) -> dict[str, Any]:
-        """As written to the index's plan."""
-        return {**vars(self), "structure": self.structure.value}
-
 
 @dataclasses.dataclass(frozen=True)
 class SearchEffort:

@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
-from taser_jax.artifacts import is_remote
+from taser_jax.artifacts import check_version, is_remote
 from taser_jax.errors import ConfigError, FingerprintError, StorageError
 from taser_jax.training.state import TrainState
 
@@ -234,15 +234,9 @@ class Checkpoints:
         saved = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))[
             "about"
         ]
-        version = saved.pop("format_version", None)
         where = self._place(step)
-        if version != FORMAT_VERSION:
-            raise ConfigError(
-                f"checkpoint format {version}",
-                where=where,
-                expected=f"format {FORMAT_VERSION}",
-                fix="use the taser_jax version that wrote it",
-            )
+        again = "use the taser_jax version that wrote it"
+        check_version(saved, FORMAT_VERSION, where=where, fix=again, error=ConfigError)
         for name, value in about.items():
             if saved.get(name) != value:
                 raise FingerprintError(

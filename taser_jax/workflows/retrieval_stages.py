@@ -15,7 +15,7 @@ from taser_jax.commands.mine import mine
 from taser_jax.commands.search import search
 from taser_jax.retrieval.index import IndexConfig
 from taser_jax.retrieval.mining import MiningConfig
-from taser_jax.settings import flatten
+from taser_jax.settings import flatten, to_plain
 from taser_jax.workflows.setting import Setting, file_name
 from taser_jax.workflows.stages import Stages
 
@@ -43,7 +43,7 @@ class RetrievalStages:
     def bm25(self, root: pathlib.Path, inputs: Inputs, *, splits: Sequence[str]) -> dict[str, Any]:
         """BM25 runs of all splits below `root`; returns the inputs of what follows."""
         setting = self._setting
-        inputs = {**inputs, "bm25": setting.bm25.to_json(), "k": setting.k}
+        inputs = {**inputs, "bm25": to_plain(setting.bm25), "k": setting.k}
 
         def run_all() -> None:
             for split in splits:

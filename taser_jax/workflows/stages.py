@@ -96,7 +96,7 @@ class Stages:
         path = self._records / f"{name}.json"
         values = read_json(path)
         again = "use a new directory, or the taser_jax version that wrote it"
-        check_version(values, FORMAT_VERSION, where=path, fix=again)
+        check_version(values, FORMAT_VERSION, where=path, fix=again, error=ConfigError)
         del values["format_version"]
         return StageRecord(**values)
 

@@ -26,7 +26,7 @@ from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import EncodeConfig
 from taser_jax.retrieval.hybrid import HybridConfig
 from taser_jax.retrieval.mining import MiningConfig
-from taser_jax.settings import flatten
+from taser_jax.settings import flatten, to_plain
 from taser_jax.workflows.retrieval_stages import DEVELOPMENT, RetrievalStages
 from taser_jax.workflows.setting import BM25, Setting, System, file_name, row_name
 from taser_jax.workflows.stages import Stages
@@ -209,7 +209,7 @@ class Comparison:
             **self._stages.record(f"{label}-encode").outputs,
             **flatten(hybrid=setting.hybrid, evaluation=setting.evaluation),
             "measure": setting.hybrid_measure,
-            "bm25": setting.bm25.to_json(),
+            "bm25": to_plain(setting.bm25),
             "k": setting.k,
         }
 

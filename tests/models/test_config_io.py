@@ -46,8 +46,8 @@ def test_absent_fields_take_their_defaults():
     [
         ('{"format_version": 1,\n', r"model\.json:2: no JSON"),
         ("[1]", "expected: a JSON object"),
-        ("{}", "format_version is None"),
-        ('{"format_version": 2}', "(?s)format_version is 2.*expected: 1"),
+        ("{}", "format version None"),
+        ('{"format_version": 2}', "(?s)format version 2.*expected: format version 1"),
         ('{"format_version": 1, "tower": "tied"}', "unknown field 'tower'"),
         ('{"format_version": 1, "bert": 3}', "field 'bert': 3"),
         (

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
-from taser_jax.artifacts import FilePath, fingerprint_json, storage_errors
+from taser_jax.artifacts import FilePath, fingerprint_json, read_json, write_json
 from taser_jax.data.collections.store import (
     SPLITS,
     PassageStore,
@@ -33,6 +31,7 @@ from taser_jax.data.readers import beir, dpr, tsv
 from taser_jax.data.readers.located import Question
 from taser_jax.errors import ConfigError, DataError, TaserError
 from taser_jax.records import EmptyPassages, Passage
+from taser_jax.settings import to_plain
 
 _RECEIPT = "prepare.json"
 _FORMAT_VERSION = 1
@@ -315,17 +314,13 @@ def _inputs_fingerprint(
     options: PrepareOptions,
 ) -> str:
     """Of every input's bytes, so a missing file is told before any work is done."""
-    described: list[Any] = [_FORMAT_VERSION, {k: v.value for k, v in _fields(options).items()}]
+    described: list[Any] = [_FORMAT_VERSION, to_plain(options)]
     described += [[source.label, file_digest(source.path)] for source in sources]
     for (task, split), given in files.items():
         paths = (given.questions, given.ids, given.qrels)
         digests = [None if path is None else file_digest(path) for path in paths]
         described.append([task, split, given.passages, os.fspath(given.questions), *digests])
     return fingerprint_json(described)
-
-
-def _fields(options: PrepareOptions) -> dict[str, enum.Enum]:
-    return {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
 
 
 def write_receipt(data_dir: FilePath, prepared: PreparedCollection, inputs: str) -> None:
@@ -336,8 +331,7 @@ def write_receipt(data_dir: FilePath, prepared: PreparedCollection, inputs: str)
         "inputs": inputs,
         "prepared": dataclasses.asdict(prepared),
     }
-    with storage_errors(receipt):
-        receipt.write_text(json.dumps(content, indent=1))
+    write_json(receipt, content)
 
 
 def already_prepared(data_dir: FilePath, collection: str, inputs: str) -> PreparedCollection | None:
@@ -345,7 +339,7 @@ def already_prepared(data_dir: FilePath, collection: str, inputs: str) -> Prepar
     receipt = epath.Path(data_dir) / collection / _RECEIPT
     if not receipt.exists():
         return None
-    content = json.loads(receipt.read_text())
+    content = read_json(receipt)
     if content.get("format_version") != _FORMAT_VERSION or content["inputs"] != inputs:
         return None
     splits = tuple(PreparedSplit(**split) for split in content["prepared"].pop("splits"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -38,6 +37,7 @@ from taser_jax.data.readers.kilt import KiltPassage, KiltQuery
 from taser_jax.data.readers.kilt_chunking import chunk_page
 from taser_jax.errors import ConfigError, DataError, TaserError
 from taser_jax.records import EmptyPassages, Query
+from taser_jax.settings import to_plain
 
 GOLD_FILE = "kilt.jsonl"
 ALL_SPLITS = "train+validation+test"
@@ -367,7 +367,7 @@ def _inputs_fingerprint(
             digests[str(path)] = file_digest(path)
     described: list[Any] = ["kilt", _VERSION, chunked, digests[str(source)]]
     described += [[*key, *sharing, digests[str(path)]] for key, (sharing, path) in files.items()]
-    settings = json.loads(json.dumps(dataclasses.asdict(options), default=lambda e: e.value))
+    settings = to_plain(options)
     # As before there was the option: what was prepared without it need not be prepared again.
     if not options.validation_last:
         del settings["validation_last"]
