@@ -123,12 +123,15 @@ def write_json(path: FilePath, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: FilePath, *, fix: str | None = None) -> dict[str, Any]:
+def read_json(
+    path: FilePath, *, fix: str | None = None, absent: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """The JSON object in a file, local or gs://.
 
     Args:
         path: the file.
         fix: what the message advises.
+        absent: returned where there is no such file; None makes that an error.
 
     Raises:
         DataError: it cannot be read, is not JSON, or holds another value than an object.
@@ -136,6 +139,10 @@ def read_json(path: FilePath, *, fix: str | None = None) -> dict[str, Any]:
     where = os.fspath(path)
     try:
         value = json.loads(epath.Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if absent is not None:
+            return absent
+        raise DataError("no such file", where=where, fix=fix) from error
     except OSError as error:
         raise DataError(f"cannot be read: {error}", where=where, fix=fix) from error
     except ValueError as error:

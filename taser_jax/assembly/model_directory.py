@@ -1,4 +1,4 @@
-"""A trained model, opened for encoding: configuration, parameters, fingerprint."""
+"""Model directories: what lies beside the checkpoints, and models opened for encoding."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import dataclasses
 import functools
 import json
 import pathlib
+import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -15,9 +16,11 @@ import jax
 import numpy as np
 from etils import epath
 
-from taser_jax.artifacts import Fingerprint, is_remote, require_equal
+from taser_jax.artifacts import FilePath, Fingerprint, is_remote, read_json, require_equal
+from taser_jax.assembly.plans import BatchPlan
 from taser_jax.batch import Role, Tokens
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.errors import ConfigError
 from taser_jax.models import config_io
 from taser_jax.models.build import ModelConfig, build_model
@@ -30,6 +33,7 @@ from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Select
 
 MODEL_FILE = "model.json"
 RUN_FILE = "run.json"
+CONFIG_FILE = "config.gin"
 VOCABULARY = "vocabulary"
 
 EncodeFn = Callable[[Tokens], jax.Array]
@@ -104,7 +108,7 @@ def embed(
     return encoded.embeddings
 
 
-def load_model(model_dir: epath.PathLike, *, step: int | None = None) -> LoadedModel:
+def load_model(model_dir: FilePath, *, step: int | None = None) -> LoadedModel:
     """Opens a model directory that `taser train` wrote.
 
     On several hosts all must call it, since checkpoints are restored together.
@@ -113,7 +117,6 @@ def load_model(model_dir: epath.PathLike, *, step: int | None = None) -> LoadedM
         model_dir: a directory or a gs:// address.
         step: which checkpoint; None means the best one by validation.
     """
-    model_dir = epath.Path(model_dir)
     config = read_model_config(model_dir)
     model = build_model(config)
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()))
@@ -133,21 +136,20 @@ def load_model(model_dir: epath.PathLike, *, step: int | None = None) -> LoadedM
         model=model,
         params=params,
         fingerprint=total.hex(),
-        vocabulary_dir=_on_this_machine(model_dir / VOCABULARY),
+        vocabulary_dir=_on_this_machine(epath.Path(model_dir) / VOCABULARY),
         step=int(step or 0),
         partitioner=partitioner,
     )
 
 
-def _checkpoints(model_dir: epath.PathLike) -> Checkpoints:
+def _checkpoints(model_dir: FilePath) -> Checkpoints:
     """A model directory's checkpoints, ranked by what its training was told to select by."""
-    path = epath.Path(model_dir) / RUN_FILE
-    facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    selection = Selection(facts.get("selection") or CheckpointConfig().selection.value)
+    named = read_facts(model_dir).get("selection")
+    selection = Selection(named or CheckpointConfig().selection.value)
     return Checkpoints(model_dir, CheckpointConfig(selection=selection))
 
 
-def selected_checkpoint(model_dir: epath.PathLike) -> epath.Path:
+def selected_checkpoint(model_dir: FilePath) -> epath.Path:
     """The directory of the best checkpoint by validation, which commands take by default.
 
     Raises:
@@ -156,7 +158,7 @@ def selected_checkpoint(model_dir: epath.PathLike) -> epath.Path:
     return _checkpoint(model_dir, lambda checkpoints: checkpoints.best_step)
 
 
-def latest_checkpoint(model_dir: epath.PathLike) -> epath.Path:
+def latest_checkpoint(model_dir: FilePath) -> epath.Path:
     """The directory of the newest checkpoint.
 
     Raises:
@@ -165,17 +167,37 @@ def latest_checkpoint(model_dir: epath.PathLike) -> epath.Path:
     return _checkpoint(model_dir, lambda checkpoints: checkpoints.latest_step)
 
 
-def _checkpoint(
-    model_dir: epath.PathLike, choose: Callable[[Checkpoints], int | None]
-) -> epath.Path:
+def _checkpoint(model_dir: FilePath, choose: Callable[[Checkpoints], int | None]) -> epath.Path:
     checkpoints = _checkpoints(model_dir)
     step = choose(checkpoints)
     checkpoints.close()
     if step is None:
-        raise ConfigError(
-            "no finished checkpoint", where=str(model_dir), fix="train the model first"
-        )
+        raise _no_checkpoint(model_dir)
+    return checkpoint_path(model_dir, step)
+
+
+def checkpoint_path(model_dir: FilePath, step: int) -> epath.Path:
+    """The directory of a step's checkpoint."""
     return epath.Path(model_dir) / f"checkpoint_{step}"
+
+
+def checkpoint_steps(model_dir: FilePath) -> list[int]:
+    """Steps of all finished checkpoints, ascending.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    names = (
+        re.fullmatch(r"checkpoint_(\d+)", path.name) for path in epath.Path(model_dir).iterdir()
+    )
+    steps = sorted(int(name.group(1)) for name in names if name)
+    if not steps:
+        raise _no_checkpoint(model_dir)
+    return steps
+
+
+def _no_checkpoint(model_dir: FilePath) -> ConfigError:
+    return ConfigError("no finished checkpoint", where=str(model_dir), fix="train the model first")
 
 
 def _on_this_machine(directory: epath.Path) -> pathlib.Path:
@@ -188,7 +210,7 @@ def _on_this_machine(directory: epath.Path) -> pathlib.Path:
     return copy
 
 
-def read_model_config(model_dir: epath.PathLike) -> ModelConfig:
+def read_model_config(model_dir: FilePath) -> ModelConfig:
     """The configuration in a model directory's model.json."""
     path = epath.Path(model_dir) / MODEL_FILE
     if not path.is_file():
@@ -210,10 +232,9 @@ def check_vocabulary(model: LoadedModel, tokens: TokenStore) -> None:
     check_vocabulary_directory(model.vocabulary_dir, tokens)
 
 
-def check_vocabulary_directory(directory: epath.PathLike, tokens: TokenStore) -> None:
+def check_vocabulary_directory(directory: FilePath, tokens: TokenStore) -> None:
     """The same for a model that is not opened: `directory` is its vocabulary's."""
-    saved = epath.Path(directory) / "vocabulary.json"
-    found = json.loads(saved.read_text(encoding="utf-8")) if saved.is_file() else {}
+    found = read_json(epath.Path(directory) / "vocabulary.json", absent={})
     if "fingerprint" in found:
         require_equal(
             f"token store {tokens.directory}",
@@ -221,3 +242,136 @@ def check_vocabulary_directory(directory: epath.PathLike, tokens: TokenStore) ->
             {"vocabulary": found["fingerprint"]},
             f"tokenize with the model's vocabulary, {directory}",
         )
+
+
+def write_run_record(
+    model_dir: FilePath,
+    *,
+    model_config: ModelConfig,
+    facts: Mapping[str, Any],
+    parameter_table: str,
+    config_text: str,
+    vocabulary: pathlib.Path | None,
+) -> None:
+    """Writes model.json, config.gin, model-info.txt, run.json and the vocabulary.
+
+    Args:
+        model_dir: made where absent; a directory or a gs:// address.
+        model_config: the model.
+        facts: of the run; JSON-able.
+        parameter_table: every parameter with shape, axes and sharding.
+        config_text: the Gin configuration as it was resolved.
+        vocabulary: directory of the vocabulary, copied; None where it is there already.
+    """
+    directory = epath.Path(model_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in (
+        (MODEL_FILE, config_io.to_json(model_config)),
+        (CONFIG_FILE, config_text),
+        ("model-info.txt", parameter_table + "\n"),
+        (RUN_FILE, json.dumps(facts, indent=1) + "\n"),
+    ):
+        (directory / name).write_text(text, encoding="utf-8")
+    if vocabulary is not None:
+        for source in sorted(vocabulary.rglob("*")):
+            if source.is_file():
+                target = directory / VOCABULARY / source.relative_to(vocabulary).as_posix()
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(source.read_bytes())
+
+
+def data_facts(plan: BatchPlan, store: TokenStore, *, train_steps: int) -> dict[str, Any]:
+    """What the data of a run was."""
+    return {
+        "batches_per_epoch": plan.batches_per_epoch,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "epochs": round(train_steps / plan.steps_per_epoch, 2),
+        "data_fingerprint": plan.fingerprint,
+        "collection": store.metadata.collection,
+        "collection_fingerprint": store.metadata.collection_fingerprint,
+        **_text_facts(store, plan.batches_per_epoch),
+    }
+
+
+def _text_facts(store: TokenStore, tasks: Iterable[str]) -> dict[str, Any]:
+    """How texts became tokens: one value, or one a task where tasks differ; unknown is left out."""
+    wanted = set(tasks)
+    entries = [e for e in store.metadata.queries if e.task in wanted and e.split == "train"]
+    facts: dict[str, Any] = {}
+    if any(entry.normalization is not None for entry in entries):
+        facts["query_normalization"] = _joined({e.task: e.normalization for e in entries})
+    if any(entry.prompt for entry in entries):
+        facts["query_prompt"] = _joined({e.task: list(e.prompt) for e in entries})
+    if any(entry.length != store.metadata.query_length for entry in entries):
+        facts["query_lengths"] = {entry.task: entry.length for entry in entries}
+    if store.metadata.titles is not None:
+        facts["titles"] = store.metadata.titles
+    return facts
+
+
+def _joined(by_task: Mapping[str, Any]) -> Any:
+    first, *others = by_task.values()
+    return first if all(other == first for other in others) else dict(by_task)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSettings:
+    """How a run's texts became tokens.
+
+    Attributes:
+        queries: of the task asked for.
+        query_length: tokens of its queries; None where nothing tells it.
+        titles: whether passages have them.
+    """
+
+    queries: QuerySettings
+    query_length: int | None
+    titles: Titles
+
+
+def read_facts(model_dir: FilePath) -> dict[str, Any]:
+    """run.json; empty where a model was trained before it was written."""
+    return read_json(epath.Path(model_dir) / RUN_FILE, absent={})
+
+
+def read_config_text(model_dir: FilePath) -> str:
+    """The Gin configuration that the model was trained with; empty where none was kept."""
+    path = epath.Path(model_dir) / CONFIG_FILE
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
+    """What run.json says of texts; what it does not say is as for a task without settings.
+
+    Args:
+        facts: run.json.
+        task: whose queries; needed where tasks differ.
+
+    Raises:
+        ConfigError: tasks differ, and `task` is none of them.
+    """
+    prompt = _of_task(facts, "query_prompt", task) or ()
+    lengths = facts.get("query_lengths")
+    length = _of_task(facts, "query_lengths", task) if lengths else facts.get("query_length")
+    return TextSettings(
+        queries=QuerySettings(
+            QueryNormalization(_of_task(facts, "query_normalization", task) or "none"),
+            tuple(prompt),
+        ),
+        query_length=length,
+        titles=Titles(facts.get("titles") or "include"),
+    )
+
+
+def _of_task(facts: Mapping[str, Any], name: str, task: str | None) -> Any:
+    value = facts.get(name)
+    if not isinstance(value, Mapping):
+        return value
+    if task not in value:
+        raise ConfigError(
+            f"{name} differs among the tasks, and the task is {task!r}",
+            where=RUN_FILE,
+            expected=f"one of {', '.join(value)}",
+            fix=f"--gin.TASK={next(iter(value))!r}",
+        )
+    return value[task]

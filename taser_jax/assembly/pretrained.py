@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from taser_jax.artifacts import read_json
 from taser_jax.errors import ConfigError
 from taser_jax.interop.hub import fetch
-from taser_jax.interop.json_files import read_json_object
 from taser_jax.interop.pretrained import load_pretrained
 from taser_jax.interop.t5_pretrained import load_pretrained_t5
 from taser_jax.models.build import ModelConfig
@@ -147,4 +147,4 @@ def _check_words(theirs: pathlib.Path, ours: pathlib.Path, *, fix: str) -> None:
 
 def _setting(path: pathlib.Path, name: str) -> Any:
     """A field of a JSON file; None where there is no such file or field."""
-    return read_json_object(path).get(name) if path.is_file() else None
+    return read_json(path, absent={}).get(name)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,9 +12,11 @@ from etils import epath
 
 from taser_jax.assembly.data import fit_vocabulary
 from taser_jax.assembly.model_directory import (
-    RUN_FILE,
     VOCABULARY,
     check_vocabulary_directory,
+    checkpoint_path,
+    checkpoint_steps,
+    read_facts,
     read_model_config,
 )
 from taser_jax.data.token_store.store import TokenStore
@@ -52,7 +52,7 @@ class AnalyzedModel:
 
     def checkpoint(self, step: int) -> epath.Path:
         """The directory of a step."""
-        return self.directory / f"checkpoint_{step}"
+        return checkpoint_path(self.directory, step)
 
     def restore(self, step: int) -> Any:
         """The parameters at a step, on the devices."""
@@ -117,7 +117,6 @@ def _open(
     model = build_model(config)
     shapes = abstract_params(model)
     shardings = partitioner.param_shardings(logical_axes(model), shapes)
-    facts = directory / RUN_FILE
     return AnalyzedModel(
         name=name,
         directory=directory,
@@ -129,17 +128,12 @@ def _open(
         ),
         steps=_steps(directory, steps),
         configuration=config_io.to_json(config),
-        facts=json.loads(facts.read_text(encoding="utf-8")) if facts.is_file() else {},
+        facts=read_facts(directory),
     )
 
 
 def _steps(directory: epath.Path, wanted: Sequence[int] | None) -> tuple[int, ...]:
-    names = (re.fullmatch(r"checkpoint_(\d+)", path.name) for path in directory.iterdir())
-    there = sorted(int(name.group(1)) for name in names if name)
-    if not there:
-        raise ConfigError(
-            "no finished checkpoint", where=str(directory), fix="train the model first"
-        )
+    there = checkpoint_steps(directory)
     missing = [step for step in wanted or () if step not in there]
     if missing:
         raise ConfigError(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pathlib
 import textwrap
 from collections.abc import Sequence
 
 import numpy as np
 
-from taser_jax.assembly.model_directory import load_model
-from taser_jax.assembly.run_record import read_facts, text_settings
+from taser_jax.assembly.model_directory import load_model, read_facts, text_settings
 from taser_jax.batch import Role
 from taser_jax.commands.inputs import search_devices
 from taser_jax.data.collections.store import PassageStore
@@ -60,7 +58,7 @@ def ask(
             expected="a list of questions, none of them empty",
             fix="""write --gin.QUESTIONS="['how do I sort a list']\"""",
         )
-    texts = text_settings(read_facts(pathlib.Path(model_dir)), task)
+    texts = text_settings(read_facts(model_dir), task)
     store = PassageStore.open(data_dir, collection)
     model = load_model(model_dir, step=step)
     searcher = open_index(

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from taser_jax.artifacts import replacing
-from taser_jax.assembly.model_directory import RUN_FILE, VOCABULARY, load_model, read_model_config
-from taser_jax.assembly.run_record import read_facts, text_settings
+from taser_jax.artifacts import read_json, replacing
+from taser_jax.assembly.model_directory import (
+    RUN_FILE,
+    VOCABULARY,
+    load_model,
+    read_config_text,
+    read_facts,
+    read_model_config,
+    text_settings,
+)
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.results import read_results
 from taser_jax.interop.export_source import ExportSource
@@ -24,7 +30,6 @@ from taser_jax.models.build import ModelConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig
 from taser_jax.progress import logger, phase
 
-CONFIG_FILE = "config.gin"
 _VOCABULARY_FILES = ("vocabulary.json", "vocab.txt")
 
 
@@ -90,7 +95,7 @@ def export_model(
     for directory in directories.values():
         _check_empty(directory)
     config = read_model_config(model_dir)
-    facts = read_facts(pathlib.Path(model_dir))
+    facts = read_facts(model_dir)
     _check_formats(wanted, config)
     _check_vocabulary(pathlib.Path(model_dir) / VOCABULARY, wanted)
     check_task(config, task)
@@ -112,7 +117,7 @@ def export_model(
             fingerprint=model.fingerprint,
             facts={**facts, "checkpoint_step": model.step},
             metrics=measured,
-            config_text=_config_text(pathlib.Path(model_dir)),
+            config_text=read_config_text(model_dir),
             task=task,
             query_settings=texts.queries,
             titles=texts.titles,
@@ -200,7 +205,7 @@ def _check_vocabulary(directory: pathlib.Path, formats: Sequence[ExportFormat]) 
         )
 
     path = directory / "vocabulary.json"
-    kind = json.loads(path.read_text(encoding="utf-8")).get("kind") if path.is_file() else None
+    kind = read_json(path, absent={}).get("kind")
     plain = [format.value for format in formats if format in _PLAIN]
     if plain and kind not in (None, "wordpiece"):
         raise ConfigError(
@@ -221,11 +226,6 @@ def _check_positions(config: ModelConfig, **lengths: int) -> None:
                 expected=f"4 to {limit}, the rows of the model's position table",
                 fix=f"--gin.{name.upper()}=..., as in training",
             )
-
-
-def _config_text(model_dir: pathlib.Path) -> str:
-    path = model_dir / CONFIG_FILE
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _length(name: str, given: int | None, recorded: Any, model_dir: str) -> int:

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 import jax
 
 from taser_jax.artifacts import storage_errors
-from taser_jax.assembly.model_directory import VOCABULARY
+from taser_jax.assembly.model_directory import VOCABULARY, write_run_record
 from taser_jax.assembly.pretrained import (
     SENTENCEPIECE_FILE,
     Pretrained,
     place_pretrained,
     read_pretrained,
 )
-from taser_jax.assembly.run_record import write_run_record
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.errors import ConfigError
 from taser_jax.interop.hub import fetch

@@ -22,10 +22,10 @@ from taser_jax.assembly.data import (
     training_queries,
 )
 from taser_jax.assembly.metric_writers import make_writers
+from taser_jax.assembly.model_directory import data_facts, write_run_record
 from taser_jax.assembly.plans import make_plan
 from taser_jax.assembly.pretrained import place_pretrained, read_pretrained
 from taser_jax.assembly.program import make_step_program
-from taser_jax.assembly.run_record import data_facts, write_run_record
 from taser_jax.assembly.validator import Validator
 from taser_jax.compilation.chips import peak_flops
 from taser_jax.data.token_store.store import TokenStore

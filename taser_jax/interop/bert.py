@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from taser_jax.artifacts import read_json
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.interop.json_files import read_json_object
 from taser_jax.interop.tensors import Tensors, listed
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.layers import Activation
@@ -336,7 +336,7 @@ def _read_config(path: pathlib.Path) -> dict[str, Any]:
             expected=f"a Hugging Face directory with {CONFIG_FILE} and weights",
             fix="give the directory that the model's save_pretrained wrote",
         )
-    return read_json_object(path)
+    return read_json(path)
 
 
 def _check_architecture(value: Mapping[str, Any], where: str) -> None:

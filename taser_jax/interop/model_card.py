@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import taser_jax
+from taser_jax.artifacts import read_json
 from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models import config_io
@@ -240,8 +241,7 @@ def without_folders(config_text: str) -> str:
 
 
 def _vocabulary_fingerprint(source: ExportSource) -> str:
-    path = source.vocabulary_dir / _VOCABULARY_FILE
-    saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    saved = read_json(source.vocabulary_dir / _VOCABULARY_FILE, absent={})
     return str(saved.get("fingerprint", "unknown"))
 
 

@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from taser_jax.artifacts import read_json
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.interop.json_files import read_json_object
 from taser_jax.interop.t5 import count_layers, find, paths, unscanned
 from taser_jax.interop.tensors import listed
 from taser_jax.models.t5 import PositionBias, T5Config
@@ -49,7 +49,7 @@ def t5_config(directory: pathlib.Path, **overrides: Any) -> T5Config:
             expected="the configuration of a Hugging Face T5",
             fix="give the directory that the model's save_pretrained wrote",
         )
-    value = read_json_object(path)
+    value = read_json(path)
     kind = value.get("model_type")
     if kind not in _POSITIONS:
         raise ConfigError(

@@ -6,11 +6,11 @@ import json
 import pathlib
 from typing import Any
 
+from taser_jax.artifacts import read_json
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.vocabulary_files import METADATA
 from taser_jax.data.text.wordpiece import VOCAB_FILE, WordPieceVocabulary
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.interop.json_files import read_json_object
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -35,8 +35,8 @@ def checkpoint_vocabulary(directory: pathlib.Path) -> WordPieceVocabulary:
         ConfigError: a tokenizer that splits otherwise than ours can.
     """
     directory = pathlib.Path(directory)
-    settings = _read_json(directory / TOKENIZER_CONFIG_FILE, absent={})
-    tokenizer = _read_json(directory / TOKENIZER_FILE, absent={})
+    settings = read_json(directory / TOKENIZER_CONFIG_FILE, absent={})
+    tokenizer = read_json(directory / TOKENIZER_FILE, absent={})
     normalizer = tokenizer.get("normalizer") or {}
 
     def setting(name: str, name_in_normalizer: str, default: Any) -> Any:
@@ -202,7 +202,3 @@ def _pieces(tokenizer: dict[str, Any], path: pathlib.Path) -> list[str]:
             "ids with gaps or doubles", where=str(path), expected=f"ids 0..{len(pieces) - 1}"
         )
     return pieces
-
-
-def _read_json(path: pathlib.Path, *, absent: dict[str, Any]) -> dict[str, Any]:
-    return read_json_object(path) if path.is_file() else absent

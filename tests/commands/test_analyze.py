@@ -17,7 +17,7 @@ from taser_jax import cli
 from taser_jax.analysis.commitment import JudgedAt
 from taser_jax.analysis.config import AnalysisConfig
 from taser_jax.analysis.specialty import Specialty
-from taser_jax.assembly.run_record import write_run_record
+from taser_jax.assembly.model_directory import write_run_record
 from taser_jax.batch import Role
 from taser_jax.commands.analyze import analyze
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from small_world import gin, refused, succeed
 
-from taser_jax.assembly.model_directory import load_model
-from taser_jax.assembly.run_record import write_run_record
+from taser_jax.assembly.model_directory import load_model, write_run_record
 from taser_jax.batch import Role
 from taser_jax.commands import export
 from taser_jax.data.text.preprocessors import encode_queries

@@ -15,7 +15,7 @@ import ten_steps
 import tensorflow as tf
 
 from taser_jax import cli
-from taser_jax.assembly.run_record import write_run_record
+from taser_jax.assembly.model_directory import write_run_record
 from taser_jax.batch import Role
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
