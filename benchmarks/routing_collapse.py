@@ -35,14 +35,13 @@ from taser_jax.batch import Role
 from taser_jax.commands.train import train
 from taser_jax.data.batches.one_task import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.expert_use import expert_shares, role_information
+from taser_jax.expert_use import RoutingStatistics, expert_shares, role_information
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.routing import (
     ExpertConfig,
     GateGradient,
     Routing,
-    RoutingStatistics,
 )
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.progress import track

@@ -7,6 +7,8 @@ import errno
 import hashlib
 import json
 import os
+import pathlib
+import urllib.parse
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -40,6 +42,17 @@ _STORAGE_MESSAGES = (
 def is_remote(path: FilePath) -> bool:
     """Whether the path has a scheme, such as gs://."""
     return "://" in os.fspath(path)
+
+
+def split_path(directory: FilePath, task: str, split: str, suffix: str = "") -> pathlib.Path:
+    """Where one task's split lies in a folder of runs, negatives or query embeddings.
+
+    Example:
+        >>> split_path("runs", "nq/dev", "test", ".trec").name
+        'nq%2Fdev.test.trec'
+    """
+    name = f"{urllib.parse.quote(task, safe='')}.{urllib.parse.quote(split, safe='')}{suffix}"
+    return pathlib.Path(directory) / name
 
 
 @contextlib.contextmanager

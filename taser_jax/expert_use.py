@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+import dataclasses
+from typing import no_type_check
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-@runtime_checkable
-class RoutingSums(Protocol):
-    """What a learned router adds up over its inputs (sequences, or non-padding tokens).
+# JAX rebuilds pytrees with leaves that are no arrays: shapes are told here, not checked.
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RoutingStatistics:
+    """Sums over routed inputs, so that statistics of chunks or devices add up; all float32.
 
-    All are float32 sums, so statistics of chunks and of devices add up to those of the batch.
+    An input is a sequence (Seq-R) or a token (Tok-R); padding tokens, and rows of padding only,
+    count for nothing. P = softmax(A·u + c), without noise or temperature (Eq. 4).
 
     Attributes:
-        probability_sum: Σ_x P(expert | x). Shape [blocks, experts].
-        entropy_sum: Σ_x H(P(· | x)), in nats. Shape [blocks].
-        choice_count: inputs that argmax P sends to each expert. Shape [blocks, experts].
-        count: number of inputs. Shape [blocks].
+        probability_sum: Σ P. [blocks, experts]
+        entropy_sum: Σ −P·log P in nats: the paper's per-input entropy. [blocks]
+        choice_count: how many inputs argmax P sends to each expert, as at inference.
+            [blocks, experts]
+        count: how many inputs. [blocks]
     """
 
-    probability_sum: Any
-    entropy_sum: Any
-    choice_count: Any
-    count: Any
+    probability_sum: Float[Array, "blocks experts"]
+    entropy_sum: Float[Array, " blocks"]
+    choice_count: Float[Array, "blocks experts"]
+    count: Float[Array, " blocks"]
+
+    def __add__(self, other: RoutingStatistics) -> RoutingStatistics:
+        return jax.tree.map(jnp.add, self, other)
 
 
 def entropy(probabilities: Float[Array, "blocks experts"]) -> Float[Array, " blocks"]:
@@ -35,12 +45,14 @@ def entropy(probabilities: Float[Array, "blocks experts"]) -> Float[Array, " blo
     return -jnp.sum(jnp.where(positive, probabilities * logs, 0.0), axis=-1)
 
 
-def expert_shares(statistics: RoutingSums) -> Float[Array, "blocks experts"]:
+def expert_shares(statistics: RoutingStatistics) -> Float[Array, "blocks experts"]:
     """Share of inputs that argmax P sends to each expert; a block's sum to 1."""
     return statistics.choice_count / jnp.maximum(statistics.count, 1.0)[:, None]
 
 
-def input_information(queries: RoutingSums, passages: RoutingSums) -> Float[Array, " blocks"]:
+def input_information(
+    queries: RoutingStatistics, passages: RoutingStatistics
+) -> Float[Array, " blocks"]:
     """I(input; expert) = H(mean_x P) − mean_x H(P(· | x)) over all inputs, in nats.
 
     0 where every input is routed alike (collapse, or a router that does not look); ln(experts)
@@ -58,7 +70,9 @@ def input_information(queries: RoutingSums, passages: RoutingSums) -> Float[Arra
     return entropy(marginal) - (queries.entropy_sum + passages.entropy_sum) / count
 
 
-def role_information(queries: RoutingSums, passages: RoutingSums) -> Float[Array, " blocks"]:
+def role_information(
+    queries: RoutingStatistics, passages: RoutingStatistics
+) -> Float[Array, " blocks"]:
     """I(role; expert) in nats, from argmax choices, both roles weighing the same.
 
     H(p) − ½(H(p_query) + H(p_passage)) with p = ½(p_query + p_passage): 0 where both roles use

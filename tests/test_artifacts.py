@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from taser_jax.artifacts import (
     fingerprint_json,
     read_json,
     replacing,
+    split_path,
     storage_errors,
     write_json,
 )
@@ -68,7 +70,7 @@ def test_a_file_or_folder_is_replaced_whole_or_not_at_all(tmp_path):
 
 def test_what_cannot_be_read_is_named(tmp_path):
     path = tmp_path / "value.json"
-    with pytest.raises(DataError, match=r"value\.json: cannot be read"):
+    with pytest.raises(DataError, match=r"value\.json: no such file"):
         read_json(path)
     for text, message in (("{", "not JSON"), ("[1]", "(?s)list.*a JSON object"), ("\xff", "JSON")):
         path.write_bytes(text.encode("latin1"))
@@ -89,3 +91,8 @@ def test_fingerprints_are_of_content_and_order():
     assert fingerprint_json({"a": 1, "b": [2]}) == fingerprint_json({"b": [2], "a": 1})
     # Written on disk by earlier versions: must never change.
     assert fingerprint(["a", 1, array]) == "f5fcdb4553f03b8a"
+
+
+def test_the_file_of_a_split_is_in_its_folder_whatever_the_task_is_called():
+    assert split_path("runs", "nq", "test", ".trec") == pathlib.Path("runs/nq.test.trec")
+    assert split_path("runs", "../a b", "test").name == "..%2Fa%20b.test"

@@ -1,18 +1,14 @@
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from taser_jax.expert_use import entropy, expert_shares, input_information, role_information
-
-
-@dataclasses.dataclass
-class Sums:
-    probability_sum: jnp.ndarray
-    entropy_sum: jnp.ndarray
-    choice_count: jnp.ndarray
-    count: jnp.ndarray
+from taser_jax.expert_use import (
+    RoutingStatistics,
+    entropy,
+    expert_shares,
+    input_information,
+    role_information,
+)
 
 
 def sums_of(probabilities):
@@ -21,7 +17,7 @@ def sums_of(probabilities):
     chosen = np.eye(p.shape[-1], dtype=np.float32)[p.argmax(-1)]
     entropies = -(p * np.log(np.where(p > 0, p, 1.0))).sum((1, 2))
     count = np.full(len(p), p.shape[1], np.float32)
-    return Sums(*map(jnp.asarray, (p.sum(1), entropies, chosen.sum(1), count)))
+    return RoutingStatistics(*map(jnp.asarray, (p.sum(1), entropies, chosen.sum(1), count)))
 
 
 def choices(*blocks):

@@ -16,7 +16,7 @@ from taser_jax.data.batches.one_task import BatchingConfig, BatchStream
 from taser_jax.data.batches.prefetch import prefetch
 from taser_jax.data.batches.schedule import rates_from_weights
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
-from taser_jax.data.token_store.negatives import read_negatives
+from taser_jax.data.token_store.negatives import negatives_path, read_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models.build import ModelConfig, vocabulary_size, with_vocabulary_size
@@ -57,7 +57,7 @@ def training_queries(
                 collection_fingerprint=store.metadata.collection_fingerprint,
             )
             for directory in negatives_dirs
-            if (pathlib.Path(directory) / f"{name}.{split}.jsonl").exists()
+            if negatives_path(directory, name, split).exists()
         ]
         if found:
             joined = Ragged.from_lists(
@@ -68,7 +68,7 @@ def training_queries(
             raise ConfigError(
                 f"no negatives for task {name!r}",
                 where=", ".join(negatives_dirs),
-                expected=f"a file {name}.{split}.jsonl",
+                expected=f"a file {negatives_path('', name, split)}",
                 fix="mine negatives for this task, or leave it out of TASKS",
             )
         tasks[name] = queries

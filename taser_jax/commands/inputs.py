@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import jax
 
-from taser_jax.artifacts import require_equal
+from taser_jax.artifacts import require_equal, split_path
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
@@ -20,7 +20,7 @@ _BLOCK = 4096
 
 def run_path(runs_dir: str | pathlib.Path, task: str, split: str) -> pathlib.Path:
     """Where the run of a task's split lies in a folder of runs."""
-    return pathlib.Path(runs_dir) / f"{task}.{split}.trec"
+    return split_path(runs_dir, task, split, ".trec")
 
 
 def tasks_with(

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
+from taser_jax.expert_use import RoutingStatistics
 from taser_jax.models import routing
 from taser_jax.models.attention import AttentionKernel, SelfAttention
 from taser_jax.models.dropout import Dropout
@@ -29,7 +30,6 @@ from taser_jax.models.routing import (
     GateSharing,
     RouterInput,
     Routing,
-    RoutingStatistics,
 )
 
 _ROUTER_STDDEV = 0.02

@@ -15,8 +15,9 @@ from jaxtyping import Array, Float
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
+from taser_jax.expert_use import RoutingStatistics
 from taser_jax.models.bert import BertConfig, BertEncoder, EncoderOutput
-from taser_jax.models.routing import ExpertConfig, Routing, RoutingStatistics
+from taser_jax.models.routing import ExpertConfig, Routing
 
 Params = Any
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
+from taser_jax.expert_use import RoutingStatistics
 
 # The released code's patterns: block b, 1-based, is specialised iff the function says so.
 PATTERNS: dict[str, Callable[[int], bool]] = {
@@ -165,33 +165,6 @@ class ExpertConfig:
     def learned(self) -> bool:
         """Whether there is a router to learn."""
         return self.num_experts > 1 and self.routing is not Routing.DETERMINISTIC
-
-
-# JAX rebuilds pytrees with leaves that are no arrays: shapes are told here, not checked.
-@no_type_check
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class RoutingStatistics:
-    """Sums over routed inputs, so that statistics of chunks or devices add up; all float32.
-
-    An input is a sequence (Seq-R) or a token (Tok-R); padding tokens, and rows of padding only,
-    count for nothing. P = softmax(A·u + c), without noise or temperature (Eq. 4).
-
-    Attributes:
-        probability_sum: Σ P. [blocks, experts]
-        entropy_sum: Σ −P·log P in nats: the paper's per-input entropy. [blocks]
-        choice_count: how many inputs argmax P sends to each expert, as at inference.
-            [blocks, experts]
-        count: how many inputs. [blocks]
-    """
-
-    probability_sum: Float[Array, "blocks experts"]
-    entropy_sum: Float[Array, " blocks"]
-    choice_count: Float[Array, "blocks experts"]
-    count: Float[Array, " blocks"]
-
-    def __add__(self, other: RoutingStatistics) -> RoutingStatistics:
-        return jax.tree.map(jnp.add, self, other)
 
 
 def stack_statistics(blocks: list[RoutingStatistics]) -> RoutingStatistics:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from taser_jax import expert_use
-from taser_jax.expert_use import RoutingSums
+from taser_jax.expert_use import RoutingStatistics
 
 
 class EntropyKind(enum.Enum):
@@ -50,7 +50,7 @@ class RoutingRegularizer:
     weight: float = 0.01
 
 
-def routing_entropy(statistics: RoutingSums, kind: EntropyKind) -> Float[Array, ""]:
+def routing_entropy(statistics: RoutingStatistics, kind: EntropyKind) -> Float[Array, ""]:
     """Entropy of expert choice in nats, averaged over specialised blocks.
 
     Example:
@@ -70,7 +70,7 @@ def routing_entropy(statistics: RoutingSums, kind: EntropyKind) -> Float[Array, 
 
 
 def regularization(
-    regularizer: RoutingRegularizer, queries: RoutingSums, passages: RoutingSums
+    regularizer: RoutingRegularizer, queries: RoutingStatistics, passages: RoutingStatistics
 ) -> Float[Array, ""]:
     """The term to add to the loss: entropy averaged over blocks, then over the two sides.
 

@@ -12,7 +12,7 @@ import optax
 
 from taser_jax.batch import Batch, Role, Tokens
 from taser_jax.errors import ConfigError
-from taser_jax.expert_use import RoutingSums, expert_shares, input_information
+from taser_jax.expert_use import RoutingStatistics, expert_shares, input_information
 from taser_jax.training.grad_cache import encode_in_chunks
 from taser_jax.training.keys import named_key
 from taser_jax.training.losses import contrastive_loss
@@ -32,7 +32,7 @@ StepMetrics = dict[str, jax.Array]
 class Encoder(Protocol):
     """A Flax module with a method `encode(tokens, role=, task=, train=) -> Encoded`.
 
-    `Encoded` has `embeddings` (float32, [batch, dim]) and `routing` (`RoutingSums` or None).
+    `Encoded` has `embeddings` (float32, [batch, dim]) and `routing` (`RoutingStatistics` or None).
     """
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
@@ -176,7 +176,7 @@ def make_loss(
 
     def encode_side(
         params: Params, tokens: Tokens, *, role: Role, step: jax.Array, task: str | None
-    ) -> tuple[jax.Array, RoutingSums | None]:
+    ) -> tuple[jax.Array, RoutingStatistics | None]:
         def encode(params: Params, tokens: Tokens, key: jax.Array) -> tuple[jax.Array, Any]:
             dropout, routing = jax.random.split(key)
             encoded = model.apply(
@@ -279,7 +279,7 @@ def _freeze(params: Params, trainable: Any | None) -> Params:
     )
 
 
-def _routing_metrics(queries: RoutingSums, passages: RoutingSums) -> StepMetrics:
+def _routing_metrics(queries: RoutingStatistics, passages: RoutingStatistics) -> StepMetrics:
     sides = {"query": queries, "passage": passages}
     entropies = [routing_entropy(side, EntropyKind.PER_INPUT) for side in sides.values()]
     metrics = {

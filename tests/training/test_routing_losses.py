@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_encoder import Sums
 
+from taser_jax.expert_use import RoutingStatistics
 from taser_jax.training.routing_losses import (
     Direction,
     EntropyKind,
@@ -17,7 +17,7 @@ def sums_of(probabilities):
     """Statistics of P(expert | input), shape [blocks, inputs, experts]."""
     p = jnp.asarray(probabilities, jnp.float32)
     logs = jnp.log(jnp.where(p > 0, p, 1.0))
-    return Sums(
+    return RoutingStatistics(
         probability_sum=p.sum(1),
         entropy_sum=-(p * logs).sum((1, 2)),
         choice_count=jax.nn.one_hot(p.argmax(-1), p.shape[-1]).sum(1),
@@ -85,7 +85,9 @@ def test_the_default_raises_entropy_when_minimised():
 
     def sums_of_logits(logits):
         p = jax.nn.softmax(logits)
-        return Sums(p.sum(1), -(p * jnp.log(p)).sum((1, 2)), p.sum(1), jnp.full(1, 2.0))
+        return RoutingStatistics(
+            p.sum(1), -(p * jnp.log(p)).sum((1, 2)), p.sum(1), jnp.full(1, 2.0)
+        )
 
     logits = jnp.array([[[2.0, 0.0], [1.0, 0.0]]])
     stepped = logits - 10.0 * jax.grad(term)(logits)

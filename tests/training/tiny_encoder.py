@@ -9,17 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from taser_jax.batch import Batch, Role, Tokens
+from taser_jax.expert_use import RoutingStatistics
 
 VOCAB = 50
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Sums:
-    probability_sum: Any
-    entropy_sum: Any
-    choice_count: Any
-    count: Any
 
 
 @jax.tree_util.register_dataclass
@@ -52,7 +44,7 @@ class TinyEncoder(nn.Module):
         choice = jax.nn.one_hot(jnp.argmax(logits, -1), 2)
         gate = choice + p - jax.lax.stop_gradient(p)
         outputs = jnp.stack([nn.Dense(self.dim, name=f"wo_{e}")(x) for e in range(2)], 1)
-        sums = Sums(
+        sums = RoutingStatistics(
             probability_sum=p.sum(0)[None],
             entropy_sum=-(p * jnp.log(p)).sum()[None],
             choice_count=choice.sum(0)[None],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from taser_jax.artifacts import (
     check_version,
     read_json,
     require_equal,
+    split_path,
     write_json,
     write_text,
 )
@@ -85,7 +85,7 @@ def write_negatives(
             "scores": [score for _, score in found],
         }
         lines.append(json.dumps(record) + "\n")
-    path = _path(directory, task, split)
+    path = negatives_path(directory, task, split)
     _write_metadata(directory, metadata)
     write_text(path, "".join(lines))
     return path
@@ -134,7 +134,7 @@ def read_negatives(
             {"collection": collection_fingerprint},
             _REMAKE,
         )
-    path = _path(pathlib.Path(directory), task, split)
+    path = negatives_path(directory, task, split)
     if not path.is_file():
         there = ", ".join(sorted(file.name for file in path.parent.glob("*.jsonl")))
         raise DataError("no such file", where=str(path), expected=f"one of {there}", fix=_REMAKE)
@@ -189,5 +189,6 @@ def _write_metadata(directory: pathlib.Path, metadata: Mapping[str, Any]) -> Non
     write_json(directory / METADATA, new)
 
 
-def _path(directory: pathlib.Path, task: str, split: str) -> pathlib.Path:
-    return directory / f"{urllib.parse.quote(task, safe='')}.{split}.jsonl"
+def negatives_path(directory: FilePath, task: str, split: str) -> pathlib.Path:
+    """Where the negatives of one task's split lie."""
+    return split_path(directory, task, split, ".jsonl")
