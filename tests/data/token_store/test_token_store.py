@@ -131,9 +131,13 @@ def test_damaged_files(tmp_path):
     ids.write_bytes(ids.read_bytes()[:-4])
     with pytest.raises(DataError, match=r"ids\.npy: missing or damaged"):
         TokenStore.open(tmp_path)
-    (tmp_path / "metadata.json").write_text("{")
-    with pytest.raises(DataError, match="not a token store's metadata"):
-        TokenStore.open(tmp_path)
+    for text, message in (
+        ("{", r"metadata\.json: not JSON"),
+        ('{"format_version": 1}', "not a token store's metadata"),
+    ):
+        (tmp_path / "metadata.json").write_text(text)
+        with pytest.raises(DataError, match=message):
+            TokenStore.open(tmp_path)
 
 
 @pytest.mark.parametrize(
