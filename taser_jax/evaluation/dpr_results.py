@@ -6,6 +6,8 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from taser_jax.artifacts import FilePath, replacing
 from taser_jax.records import Passage
 
@@ -21,8 +23,8 @@ class RetrievedPassage:
     """
 
     passage: Passage
-    score: float
-    has_answer: bool
+    score: float | np.floating
+    has_answer: bool | np.bool_
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
