@@ -165,6 +165,7 @@ def test_a_system_never_takes_anothers_file(tmp_path):
     ("text", "message"),
     [
         ("{", "not JSON"),
+        ("{}", "format version None"),
         ("[]", "list\\n  expected: a JSON object"),
         ('{"format_version": 2}', "format version 2"),
         ('{"format_version": 1, "system": "BM25"}', "field: 'tasks'"),

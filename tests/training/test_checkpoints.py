@@ -196,7 +196,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
     save_all(tmp_path, CheckpointConfig(), {1: None}).close()
     monkeypatch.undo()
     checkpoints = Checkpoints(tmp_path)
-    with pytest.raises(ConfigError, match="format 99"):
+    with pytest.raises(ConfigError, match="format version 99"):
         checkpoints.restore(abstract(make_state()), step=1, about=ABOUT)
     checkpoints.close()
 
