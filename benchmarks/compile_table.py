@@ -33,8 +33,7 @@ from taser_jax.compilation.chips import CHIPS
 from taser_jax.compilation.stored_report import stored_collectives, stored_roofline
 from taser_jax.errors import EXIT_USER_ERROR
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.dual_encoder import DualEncoderConfig
-from taser_jax.models.memory import activation_bytes
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 
 ROW_FILE = "row.json"
 TOPOLOGIES = ("v5e:2x4", "v5e:4x8", "v5p:4x4x4", "v6e:4x8", "v4:2x2x4")
@@ -105,7 +104,7 @@ def likely_chunks(row: Row) -> int:
     shape = step_shape(row.batch, NUM_NEGATIVES, LENGTH, LENGTH)
     room = 0.8 * CHIPS[row.topology.split(":")[0]].hbm_bytes
     while (
-        activation_bytes(BERT_BASE, chunk_shapes([shape], chunks)[0], batch_devices=devices) > room
+        BERT_BASE.activation_bytes(chunk_shapes([shape], chunks)[0], batch_devices=devices) > room
         and row.batch % (2 * chunks * devices) == 0
     ):
         chunks *= 2

@@ -43,14 +43,8 @@ from side_by_side import (
 from taser_jax.batch import Role, Tokens
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.interop.bert import config_to_json, encoder_to_tensors
-from taser_jax.models.build import build_model
-from taser_jax.models.dual_encoder import (
-    DualEncoderConfig,
-    Normalization,
-    Pooling,
-    init_params,
-)
-from taser_jax.models.flops import forward_flops
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import DualEncoder, Normalization, init_params
 from taser_jax.retrieval.embeddings import EncodeConfig, encode_queries
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -87,7 +81,7 @@ class Computed:
     def add(self, config: DualEncoderConfig, batch_size: int, length: int) -> None:
         """Counts a batch."""
         self.positions += batch_size * length
-        self.flops += forward_flops(config, batch_size=batch_size, length=length)
+        self.flops += config.forward_flops(batch_size=batch_size, length=length)
 
 
 def parse() -> argparse.Namespace:
@@ -116,7 +110,7 @@ def our_side(
 ) -> Encode:
     """`encode_queries`: what `encode_passages` does, without files."""
     config = model_config(arguments)
-    model = build_model(config)
+    model = DualEncoder(config)
 
     @jax.jit
     def embed(params: Any, tokens: Tokens) -> jax.Array:
@@ -193,7 +187,7 @@ def torch_side(
 def main() -> None:
     arguments = parse()
     passages = make_passages(arguments)
-    model = build_model(model_config(arguments))
+    model = DualEncoder(model_config(arguments))
     params = jax.jit(functools.partial(init_params, model))(jax.random.key(0))
     torch_packages = ("torch", "transformers", "sentence-transformers")
     packages = ("flax", *(torch_packages if "torch" in arguments.sides else ()))

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 import optax
 
-from taser_jax.batch import Batch, Tokens
-from taser_jax.models.bert import BertConfig, Remat
-from taser_jax.models.build import ModelConfig, build_model
-from taser_jax.models.dual_encoder import DualEncoderConfig, init_params
-from taser_jax.models.flops import StepShape, training_flops
+from taser_jax.batch import Batch, BatchShape, Tokens
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, init_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.models.transformer import Remat
 from taser_jax.optim.multitask import (
     Combiner,
     MultitaskConfig,
@@ -122,8 +122,8 @@ class Problem:
     def training_flops(self) -> float:
         """Model FLOPs of a step: three forward passes of every task's texts."""
         return sum(
-            training_flops(
-                self.config, StepShape(*batch.queries.ids.shape, *batch.passages.ids.shape)
+            self.config.training_flops(
+                BatchShape(*batch.queries.ids.shape, *batch.passages.ids.shape)
             )
             for batch in self.batches.values()
         )
@@ -181,7 +181,7 @@ class Problem:
 def make_problem(arguments: argparse.Namespace) -> Problem:
     """Abstract parameters and random tokens, without padding."""
     config = _model_config(arguments)
-    model = build_model(config)
+    model = DualEncoder(config)
 
     def initialise(key: jax.Array) -> Any:
         return init_params(model, key)

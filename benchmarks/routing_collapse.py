@@ -37,7 +37,7 @@ from taser_jax.data.batches.one_task import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.expert_use import RoutingStatistics, expert_shares, role_information
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.routing import (
     ExpertConfig,
     GateGradient,

@@ -45,12 +45,11 @@ from side_by_side import (
     show,
 )
 
-from taser_jax.batch import Batch, Tokens
-from taser_jax.models.bert import Remat
-from taser_jax.models.build import build_model
-from taser_jax.models.dual_encoder import DualEncoderConfig, Towers, init_params
-from taser_jax.models.flops import StepShape, training_flops
+from taser_jax.batch import Batch, BatchShape, Tokens
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.dual_encoder import DualEncoder, Towers, init_params
 from taser_jax.models.routing import ExpertConfig
+from taser_jax.models.transformer import Remat
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step
@@ -139,7 +138,7 @@ def model_config(name: str, arguments: argparse.Namespace) -> DualEncoderConfig:
 def our_variant(name: str, arguments: argparse.Namespace, batch: Batch) -> Variant:
     """The step of `taser train`, compiled; state donated from step to step."""
     config = model_config(name, arguments)
-    model = build_model(config)
+    model = DualEncoder(config)
     initialise = functools.partial(init_params, model)
     shapes = jax.eval_shape(initialise, jax.random.key(0))
     adam = OptimizerConfig(learning_rate=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY, clip_norm=None)
@@ -158,7 +157,7 @@ def our_variant(name: str, arguments: argparse.Namespace, batch: Batch) -> Varia
             raise FloatingPointError(f"{name}: the loss is not finite")
         jax.block_until_ready(box[0])
 
-    shape = StepShape(
+    shape = BatchShape(
         queries=arguments.queries,
         query_length=arguments.query_length,
         passages=arguments.passages,
@@ -169,7 +168,7 @@ def our_variant(name: str, arguments: argparse.Namespace, batch: Batch) -> Varia
         step=once,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(shapes)),
         peak_bytes=memory.argument_size_in_bytes + memory.temp_size_in_bytes,
-        flops=training_flops(config, shape),
+        flops=config.training_flops(shape),
         program=compiled.as_text(),
     )
 

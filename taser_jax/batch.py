@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import jax
 import numpy as np
@@ -88,3 +88,53 @@ class Batch:
     ignore: Bool[Array, "batch passages"]
     query_rows: Int[Array, " batch"]
     passage_rows: Int[Array, " all_passages"]
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchShape:
+    """Sizes of a batch's arrays, over all devices.
+
+    Attributes:
+        queries: queries in the batch.
+        query_length: tokens of each, padding included.
+        passages: positives and hard negatives.
+        passage_length: tokens of each, padding included.
+    """
+
+    queries: int
+    query_length: int
+    passages: int
+    passage_length: int
+
+    @property
+    def sides(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(texts, length) of queries and of passages."""
+        return (self.queries, self.query_length), (self.passages, self.passage_length)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all texts, padding included."""
+        return sum(count * length for count, length in self.sides)
+
+    def chunk(self, num_chunks: int) -> BatchShape:
+        """One of `num_chunks` equal parts."""
+        return dataclasses.replace(
+            self, queries=self.queries // num_chunks, passages=self.passages // num_chunks
+        )
+
+    def abstract(self) -> Batch:
+        """Shapes and dtypes of the batch's arrays, as `jax.jit(...).lower` takes them."""
+
+        # Any: what stands in the batch's fields is no array.
+        def array(dtype: type, *shape: int) -> Any:
+            return jax.ShapeDtypeStruct(shape, dtype)
+
+        queries, passages = (Tokens(array(np.int32, *s), array(np.bool_, *s)) for s in self.sides)
+        return Batch(
+            queries=queries,
+            passages=passages,
+            positive_index=array(np.int32, self.queries),
+            ignore=array(np.bool_, self.queries, self.passages),
+            query_rows=array(np.int32, self.queries),
+            passage_rows=array(np.int32, self.passages),
+        )

@@ -12,7 +12,7 @@ from taser_jax.data.batches.one_task import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.training.checkpoints import CheckpointConfig, Selection

@@ -36,7 +36,8 @@ from taser_jax.data.batches.one_task import BatchingConfig
 from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling, Towers
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.progress import phase

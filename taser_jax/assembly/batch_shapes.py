@@ -8,15 +8,14 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from taser_jax.batch import Batch, Tokens
-from taser_jax.models.flops import StepShape
+from taser_jax.batch import Batch, BatchShape, Tokens
 
 
 def step_shape(
     queries: int, num_negatives: int, query_length: int, passage_length: int
-) -> StepShape:
+) -> BatchShape:
     """Of a batch with a positive and `num_negatives` passages a query."""
-    return StepShape(
+    return BatchShape(
         queries=queries,
         query_length=query_length,
         passages=queries * (1 + num_negatives),
@@ -24,7 +23,7 @@ def step_shape(
     )
 
 
-def chunk_shapes(shapes: Sequence[StepShape], num_chunks: int) -> list[StepShape]:
+def chunk_shapes(shapes: Sequence[BatchShape], num_chunks: int) -> list[BatchShape]:
     """What is encoded at once where each batch is cut into chunks."""
     return [
         dataclasses.replace(
@@ -34,7 +33,7 @@ def chunk_shapes(shapes: Sequence[StepShape], num_chunks: int) -> list[StepShape
     ]
 
 
-def abstract_batch(shape: StepShape) -> Batch:
+def abstract_batch(shape: BatchShape) -> Batch:
     """Shapes and dtypes of a batch's arrays."""
 
     def make() -> Batch:

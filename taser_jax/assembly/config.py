@@ -12,7 +12,7 @@ from taser_jax.data.batches.one_task import BatchingConfig
 from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.interop.t5_pretrained import pretrained_t5
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig

@@ -19,7 +19,7 @@ from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.negatives import negatives_path, read_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.models.build import ModelConfig, vocabulary_size, with_vocabulary_size
+from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
 
@@ -211,9 +211,9 @@ def fit_vocabulary(config: ModelConfig, store: TokenStore | None) -> ModelConfig
     if store is None:
         return config
     size = store.metadata.vocabulary_size
-    known = vocabulary_size(config)
+    known = config.transformer.vocab_size
     if known == 1:
-        return with_vocabulary_size(config, size)
+        return config.with_vocabulary_size(size)
     if known < size:
         raise ConfigError(
             f"the token store's vocabulary has {size} entries",

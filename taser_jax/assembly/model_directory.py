@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 from etils import epath
@@ -23,8 +22,9 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.errors import ConfigError
 from taser_jax.models import config_io
-from taser_jax.models.build import ModelConfig, build_model
 from taser_jax.models.dual_encoder import (
+    DualEncoder,
+    ModelConfig,
     abstract_params,
     parameter_count,
 )
@@ -52,7 +52,7 @@ class LoadedModel:
         partitioner: this host's devices.
     """
 
-    model: nn.Module
+    model: DualEncoder
     params: Any
     fingerprint: str
     vocabulary_dir: pathlib.Path
@@ -73,7 +73,7 @@ class LoadedModel:
     def encode_fn(self, role: Role, *, task: str | None = None) -> EncodeFn:
         """Tokens -> float32 embeddings on the devices, [batch, dim]; any batch size."""
         devices = self.partitioner.batch_devices
-        config: ModelConfig = self.model.config
+        config = self.model.config
         # Models that treat all tasks alike are told none: one program serves every task.
         told = task if config.query_tasks else None
 
@@ -101,7 +101,7 @@ class LoadedModel:
 # At module level, so that what is compiled serves every task, split and round of a comparison.
 @functools.partial(jax.jit, static_argnames=("model", "role", "task"))
 def embed(
-    params: Any, tokens: Tokens, *, model: nn.Module, role: Role, task: str | None
+    params: Any, tokens: Tokens, *, model: DualEncoder, role: Role, task: str | None
 ) -> jax.Array:
     """Float32 embeddings [batch, dim] of tokens of one role."""
     encoded: Any = model.apply({"params": params}, tokens, role=role, task=task, method="encode")
@@ -118,7 +118,7 @@ def load_model(model_dir: FilePath, *, step: int | None = None) -> LoadedModel:
         step: which checkpoint; None means the best one by validation.
     """
     config = read_model_config(model_dir)
-    model = build_model(config)
+    model = DualEncoder(config)
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()))
     shapes = abstract_params(model)
     placed = jax.tree.map(

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
-import flax.linen as nn
 import jax
 import optax
 
@@ -20,7 +19,7 @@ from taser_jax.assembly.data import (
     DeviceTaskBatches,
     with_mixture_rates,
 )
-from taser_jax.batch import Batch
+from taser_jax.batch import Batch, BatchShape
 from taser_jax.data.batches.every_task import (
     TaskBatchingConfig,
     TaskBatchStream,
@@ -30,7 +29,7 @@ from taser_jax.data.batches.one_task import BatchingConfig, BatchStream
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.models.flops import StepShape
+from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.optim.multitask import (
     MultitaskConfig,
     build_multitask_optimizer,
@@ -83,7 +82,7 @@ class BatchPlan(Protocol):
         ...
 
     @property
-    def shapes(self) -> list[StepShape]:
+    def shapes(self) -> list[BatchShape]:
         """The arrays of a step's batches."""
         ...
 
@@ -98,7 +97,7 @@ class BatchPlan(Protocol):
         ...
 
     def train_step(
-        self, model: nn.Module, optimizer: optax.GradientTransformation, **options: Any
+        self, model: DualEncoder, optimizer: optax.GradientTransformation, **options: Any
     ) -> Step:
         """The jitted step; `options` are those that `make_train_step` takes."""
         ...
@@ -182,7 +181,7 @@ class OneTaskPlan:
         }
 
     @property
-    def shapes(self) -> list[StepShape]:
+    def shapes(self) -> list[BatchShape]:
         """One batch."""
         return [step_shape(self._batching.batch_size, self._batching.num_negatives, *self._lengths)]
 
@@ -198,7 +197,7 @@ class OneTaskPlan:
         return build_optimizer(config, params, total_steps=total_steps)
 
     def train_step(
-        self, model: nn.Module, optimizer: optax.GradientTransformation, **options: Any
+        self, model: DualEncoder, optimizer: optax.GradientTransformation, **options: Any
     ) -> Step:
         """`make_train_step`'s."""
         return make_train_step(model, optimizer, num_chunks=self._num_chunks, **options)
@@ -289,11 +288,11 @@ class EveryTaskPlan:
         }
 
     @property
-    def shapes(self) -> list[StepShape]:
+    def shapes(self) -> list[BatchShape]:
         """Each task's batch."""
         return list(self._shapes().values())
 
-    def _shapes(self) -> dict[str, StepShape]:
+    def _shapes(self) -> dict[str, BatchShape]:
         return {
             task: step_shape(
                 size,
@@ -322,7 +321,7 @@ class EveryTaskPlan:
         )
 
     def train_step(
-        self, model: nn.Module, optimizer: optax.GradientTransformation, **options: Any
+        self, model: DualEncoder, optimizer: optax.GradientTransformation, **options: Any
     ) -> Step:
         """`make_multitask_train_step`'s."""
         return make_multitask_train_step(

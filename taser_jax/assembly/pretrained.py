@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,8 @@ from taser_jax.errors import ConfigError
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.pretrained import load_pretrained
 from taser_jax.interop.t5_pretrained import load_pretrained_t5
-from taser_jax.models.build import ModelConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.progress import phase
 
@@ -65,20 +66,31 @@ def read_pretrained(
         DataError: missing or damaged files.
     """
     with phase(f"read {pretrained.source}"):
-        if isinstance(config, T5DualEncoderConfig):
-            loaded = load_pretrained_t5(pretrained.source, config=config, params=params)
-        else:
-            loaded = load_pretrained(
-                pretrained.source,
-                config=config,
-                params=params,
-                num_layers=pretrained.num_layers,
-                layers=pretrained.layers,
-                passage_source=pretrained.passage_source,
-            )
+        loaded = _READERS[config.kind](pretrained, config, params)
     if vocabulary is not None:
         _check_vocabulary(fetch(pretrained.source), vocabulary)
     return loaded
+
+
+def _read_bert(pretrained: Pretrained, config: Any, params: Params) -> Params:
+    return load_pretrained(
+        pretrained.source,
+        config=config,
+        params=params,
+        num_layers=pretrained.num_layers,
+        layers=pretrained.layers,
+        passage_source=pretrained.passage_source,
+    )
+
+
+def _read_t5(pretrained: Pretrained, config: Any, params: Params) -> Params:
+    return load_pretrained_t5(pretrained.source, config=config, params=params)
+
+
+_READERS: dict[str, Callable[[Pretrained, Any, Params], Params]] = {
+    DualEncoderConfig.kind: _read_bert,
+    T5DualEncoderConfig.kind: _read_t5,
+}
 
 
 def place_pretrained(loaded: Params, *, params: Params) -> Params:

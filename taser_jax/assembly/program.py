@@ -7,13 +7,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import optax
 
 from taser_jax.assembly.plans import BatchPlan, Step
 from taser_jax.copied_axes import CopiedAxis, copied_axes
-from taser_jax.models.dual_encoder import abstract_params, init_params, logical_axes
+from taser_jax.models.dual_encoder import DualEncoder, abstract_params, init_params, logical_axes
 from taser_jax.optim.optimizers import OptimizerConfig, build_schedule, trainable
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
@@ -58,7 +57,7 @@ class StepProgram:
 
 
 def make_step_program(
-    model: nn.Module,
+    model: DualEncoder,
     plan: BatchPlan,
     *,
     partitioner: Partitioner,

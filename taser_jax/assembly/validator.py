@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 
@@ -16,6 +15,7 @@ from taser_jax.data.batches.one_task import BatchingConfig, BatchStream
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
 from taser_jax.training.step import ObjectiveConfig, make_eval_step
@@ -60,7 +60,7 @@ class Validator:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: DualEncoder,
         store: TokenStore,
         tasks: Mapping[str, TokenizedQueries],
         config: ValidationConfig,
@@ -186,7 +186,7 @@ def _usable(size: int, partitioner: Partitioner) -> int:
     return max(devices, size - size % devices)
 
 
-def _encoder(model: nn.Module, partitioner: Partitioner) -> Callable[..., jax.Array]:
+def _encoder(model: DualEncoder, partitioner: Partitioner) -> Callable[..., jax.Array]:
     def apply(params: Any, tokens: Tokens, *, role: Role, task: str | None) -> jax.Array:
         encoded: Any = model.apply(
             {"params": params}, tokens, role=role, task=task, method="encode"

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 from etils import epath
 
@@ -22,8 +21,7 @@ from taser_jax.assembly.model_directory import (
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models import config_io
-from taser_jax.models.build import build_model
-from taser_jax.models.dual_encoder import abstract_params, logical_axes
+from taser_jax.models.dual_encoder import DualEncoder, abstract_params, logical_axes
 from taser_jax.partitioning import Partitioner
 from taser_jax.training.checkpoints import restore_params_from
 
@@ -44,7 +42,7 @@ class AnalyzedModel:
 
     name: str
     directory: epath.Path
-    model: nn.Module
+    model: DualEncoder
     params: Any
     steps: tuple[int, ...]
     configuration: str
@@ -114,7 +112,7 @@ def _open(
     config = read_model_config(directory)
     check_vocabulary_directory(directory / VOCABULARY, store)
     fit_vocabulary(config, store)
-    model = build_model(config)
+    model = DualEncoder(config)
     shapes = abstract_params(model)
     shardings = partitioner.param_shardings(logical_axes(model), shapes)
     return AnalyzedModel(

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from etils import epath
@@ -36,10 +35,8 @@ from taser_jax.compilation.report import StepRefusal, StepReport
 from taser_jax.compilation.topologies import Topology, one_host, open_topology
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.models.bert import Remat
-from taser_jax.models.build import ModelConfig, build_model, remat
-from taser_jax.models.dual_encoder import abstract_params
-from taser_jax.models.flops import forward_flops, training_flops
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, abstract_params
+from taser_jax.models.transformer import Remat
 from taser_jax.partitioning import Partitioner, make_mesh
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.embeddings import EncodeConfig
@@ -97,7 +94,7 @@ def compile_recipe(
     model_config = fit_vocabulary(model, store)
     query_length, passage_length = lengths(store, _known_lengths(feature_lengths, store))
     partitioner = Partitioner(make_mesh(training.mesh, devices=target.devices), training.rules)
-    module = build_model(model_config)
+    module = DualEncoder(model_config)
     plan = make_plan(
         training.batching,
         training.multitask,
@@ -216,7 +213,7 @@ def _training_report(
             topology=target,
             mesh=dict(partitioner.mesh.shape),
             compiled=compiled,
-            model_flops=sum(training_flops(model_config, shape) for shape in plan.shapes)
+            model_flops=sum(model_config.training_flops(shape) for shape in plan.shapes)
             / partitioner.mesh.size,
             copied=program.copied_axes,
         ),
@@ -236,7 +233,7 @@ def _encoding_report(
     reports: _Reports,
     target: Topology,
     model_config: ModelConfig,
-    module: nn.Module,
+    module: DualEncoder,
     encoding: EncodeConfig,
     *,
     length: int,
@@ -272,7 +269,7 @@ def _encoding_report(
             topology=host,
             mesh=dict(partitioner.mesh.shape),
             compiled=compiled,
-            model_flops=forward_flops(model_config, batch_size=size, length=length) / devices,
+            model_flops=model_config.forward_flops(batch_size=size, length=length) / devices,
         ),
         advise=lambda *_: (
             f"lower BATCH_TOKENS, now {encoding.batch_tokens:,}; it decides the batch"
@@ -360,7 +357,7 @@ def what_would_fit(
             fixes.append("more chips, or NUM_MODEL_PARTITIONS, to split parameters and state")
     activations = needed - state_bytes
     if activations > available - min(state_bytes, room):
-        if remat(model) is Remat.NONE:
+        if model.transformer.remat is Remat.NONE:
             fixes.append("REMAT=block recomputes each block in the backward pass")
         rows = smallest_batch // partitioner.batch_devices
         factor = activations / max(available - min(state_bytes, room), 1)

@@ -26,8 +26,7 @@ from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.lowering import check_task
 from taser_jax.interop.model_card import CardTexts, write_card
 from taser_jax.interop.serving_cards import saved_model_card, stablehlo_card
-from taser_jax.models.build import ModelConfig
-from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.progress import logger, phase
 
 _VOCABULARY_FILES = ("vocabulary.json", "vocab.txt")
@@ -217,7 +216,7 @@ def _check_vocabulary(directory: pathlib.Path, formats: Sequence[ExportFormat]) 
 
 
 def _check_positions(config: ModelConfig, **lengths: int) -> None:
-    limit = config.bert.max_length if isinstance(config, DualEncoderConfig) else None
+    limit = config.max_length
     for name, length in lengths.items():
         if limit is not None and not 4 <= length <= limit:
             raise ConfigError(

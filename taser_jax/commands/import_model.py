@@ -23,9 +23,10 @@ from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.interop.t5_pretrained import pretrained_t5
 from taser_jax.interop.tokenizer_files import checkpoint_vocabulary
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.build import ModelConfig, build_model
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import (
-    DualEncoderConfig,
+    DualEncoder,
+    ModelConfig,
     init_params,
     logical_axes,
     parameter_count,
@@ -81,7 +82,7 @@ def import_model(
             expected="an empty or new directory",
             fix="choose another MODEL_DIR",
         )
-    module = build_model(model)
+    module = DualEncoder(model)
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()[:1]))
     params = init_params(module, named_key(seed, "init"))
     known = _vocabulary(vocabulary, fetch(pretrained.source))

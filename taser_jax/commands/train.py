@@ -27,16 +27,16 @@ from taser_jax.assembly.plans import make_plan
 from taser_jax.assembly.pretrained import place_pretrained, read_pretrained
 from taser_jax.assembly.program import make_step_program
 from taser_jax.assembly.validator import Validator
+from taser_jax.batch import BatchShape
 from taser_jax.compilation.chips import peak_flops
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models import config_io
-from taser_jax.models.build import ModelConfig, build_model
 from taser_jax.models.dual_encoder import (
+    DualEncoder,
+    ModelConfig,
     parameter_count,
 )
-from taser_jax.models.flops import StepShape, training_flops
-from taser_jax.models.memory import activation_bytes
 from taser_jax.partitioning import Partitioner, make_mesh
 from taser_jax.progress import logger, phase
 from taser_jax.settings import flatten
@@ -136,7 +136,7 @@ def _train(
     partitioner = Partitioner(make_mesh(training.mesh), training.rules)
     query_length, passage_length = lengths(store, feature_lengths)
     model_config = fit_vocabulary(model_config, store)
-    model = build_model(model_config)
+    model = DualEncoder(model_config)
     if initial_checkpoint and training.pretrained is not None:
         raise ConfigError(
             f"a checkpoint to start from, {initial_checkpoint}, and pretrained weights, "
@@ -213,7 +213,7 @@ def _train(
         print(table)
         # Tasks are computed one after another: the largest decides.
         activations = max(
-            activation_bytes(model_config, shape, batch_devices=partitioner.batch_devices)
+            model_config.activation_bytes(shape, batch_devices=partitioner.batch_devices)
             for shape in chunk_shapes(plan.shapes, training.num_chunks)
         )
         print(memory_estimate(shapes, shardings=shardings, activation_bytes=activations))
@@ -296,12 +296,12 @@ def _train(
     )
 
 
-def _step_cost(model_config: ModelConfig, shapes: Sequence[StepShape]) -> loop.StepCost:
+def _step_cost(model_config: ModelConfig, shapes: Sequence[BatchShape]) -> loop.StepCost:
     return loop.StepCost(
         tokens=sum(
             shape.queries * shape.query_length + shape.passages * shape.passage_length
             for shape in shapes
         ),
-        flops=float(sum(training_flops(model_config, shape) for shape in shapes)),
+        flops=float(sum(model_config.training_flops(shape) for shape in shapes)),
         peak_flops=peak_flops(),
     )

@@ -6,7 +6,6 @@ import dataclasses
 import enum
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import export
@@ -17,11 +16,7 @@ from jax.interpreters import mlir
 from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
 from taser_jax.interop.export_source import ExportSource
-from taser_jax.models.attention import AttentionKernel
-from taser_jax.models.bert import Remat
-from taser_jax.models.build import ModelConfig, build_model
-from taser_jax.models.dual_encoder import abstract_params
-from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, abstract_params
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 # The first version with a promise of compatibility: consumers older than this JAX read it too
@@ -53,8 +48,8 @@ def lower_encoder(
     """Lowers (params, ids, mask) -> embeddings of one role, as at inference.
 
     BERT's attention kernel becomes EINSUM, since cuDNN's exists on one platform only; values agree
-    to rounding. The dtype of activations stays. T5's relative positions are laid out while
-    tracing: its program of UP_TO pads to `length`, and a shorter sequence costs as much.
+    to rounding. The dtype of activations stays. Relative positions are laid out while tracing:
+    T5's program of UP_TO pads to `length`, and a shorter sequence costs as much.
 
     Args:
         config: the dual encoder.
@@ -67,8 +62,8 @@ def lower_encoder(
         The program. Batch sizes are 1 or more; params as `abstract_params` says, ids int32 and
         mask bool [batch, length], embeddings float32 [batch, dim].
     """
-    model = _portable_model(config)
-    pads = lengths is Lengths.UP_TO and isinstance(config, T5DualEncoderConfig)
+    model = DualEncoder(config.portable())
+    pads = lengths is Lengths.UP_TO and config.max_length is None
 
     def encode(params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
         if pads:
@@ -94,11 +89,6 @@ def lower_encoder(
     )
 
 
-def max_length(config: ModelConfig) -> int | None:
-    """Rows of the position table; None where positions are relative."""
-    return None if isinstance(config, T5DualEncoderConfig) else config.bert.max_length
-
-
 def check_source(source: ExportSource) -> None:
     """Refuses lengths that the model cannot take, no task, and parameters not the model's.
 
@@ -106,13 +96,13 @@ def check_source(source: ExportSource) -> None:
         ConfigError: naming what was found and what was expected.
     """
     check_task(source.config, source.task)
-    limit = max_length(source.config)
+    limit = source.config.max_length
     for name in ("query_length", "passage_length"):
         length = getattr(source, name)
         if length < 1 or (limit is not None and length > limit):
             many = "1 or more" if limit is None else f"1 to {limit}, the rows of the position table"
             raise ConfigError(f"{name} is {length}", where="export", expected=many)
-    expected = abstract_params(_portable_model(source.config))
+    expected = abstract_params(DualEncoder(source.config.portable()))
     check_params(source.params, expected, where="export, parameters")
 
 
@@ -167,14 +157,6 @@ def nested(leaves: dict[str, Any]) -> dict[str, Any]:
             node = node.setdefault(part, {})
         node[last] = leaf
     return tree
-
-
-def _portable_model(config: ModelConfig) -> nn.Module:
-    if isinstance(config, T5DualEncoderConfig):
-        t5 = dataclasses.replace(config.t5, remat=Remat.NONE)
-        return build_model(dataclasses.replace(config, t5=t5))
-    bert = dataclasses.replace(config.bert, attention=AttentionKernel.EINSUM, remat=Remat.NONE)
-    return build_model(dataclasses.replace(config, bert=bert))
 
 
 def _kind(leaf: Any) -> str:

@@ -19,14 +19,7 @@ from taser_jax.artifacts import read_json
 from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models import config_io
-from taser_jax.models.build import ModelConfig, embedding_dim
-from taser_jax.models.dual_encoder import (
-    DualEncoderConfig,
-    Normalization,
-    Pooling,
-    Towers,
-    parameter_count,
-)
+from taser_jax.models.dual_encoder import Normalization, parameter_count
 
 FORMAT_VERSION = 1
 CARD, METADATA = "README.md", "export.json"
@@ -80,7 +73,7 @@ def metadata(source: ExportSource, format: str) -> dict[str, Any]:
         "taser_jax": taser_jax.__version__,
         "fingerprints": fingerprints,
         "parameters": parameter_count(source.params),
-        "embedding_dim": embedding_dim(source.config),
+        "embedding_dim": source.config.embedding_dim,
         "query_length": source.query_length,
         "passage_length": source.passage_length,
         "query_normalization": source.query_settings.normalization.value,
@@ -103,7 +96,7 @@ def card(source: ExportSource, texts: CardTexts) -> str:
     """
     parts = [
         _front_matter(texts.tags),
-        f"# {_kind(source.config)}, a dense retriever\n",
+        f"# {source.config.describe().title}, a dense retriever\n",
         _summary(source),
         f"## How to load it\n\n{texts.contents.strip()}\n",
         f"In the directory of this file:\n\n```python\n{texts.code.strip()}\n```\n",
@@ -121,40 +114,22 @@ def _front_matter(tags: tuple[str, ...]) -> str:
     return "\n".join([*lines, "---", ""])
 
 
-def _kind(config: ModelConfig) -> str:
-    if not isinstance(config, DualEncoderConfig):
-        return "T5 dual encoder"
-    if config.experts.num_experts > 1:
-        return "TASER"
-    return "DPR" if config.towers is Towers.SEPARATE else "Shared encoder"
-
-
 def _summary(source: ExportSource) -> str:
     scored = "do not normalise embeddings, and do not score by cosine"
     if source.config.normalization is Normalization.L2:
         scored = "embeddings have length 1 already, so that this is their cosine"
     return (
         f"A passage's score for a query is the dot product of two embeddings of "
-        f"{embedding_dim(source.config)} numbers, float32; {scored}. "
-        f"{_embedding(source.config)}\n\n{_tokens(source)}\n"
+        f"{source.config.embedding_dim} numbers, float32; {scored}. "
+        f"{source.config.describe().embedding}\n\n{_tokens(source)}\n"
         "Lengths count special tokens. What is too long is cut at its end, of a passage a token at "
         "a time from the longer of title and text.\n"
     )
 
 
-def _embedding(config: ModelConfig) -> str:
-    if not isinstance(config, DualEncoderConfig):
-        words = config.embedding.value.replace("_", " ")
-        projected = "" if config.projection_dim is None else ", projected"
-        return f"An embedding is the {words}{projected}."
-    pooled = {Pooling.CLS: "the hidden state of [CLS]", Pooling.MEAN: "the mean of hidden states"}
-    return f"An embedding is {pooled[config.pooling]}; all tokens are of segment 0."
-
-
 def _tokens(source: ExportSource) -> str:
-    first, last = "[CLS] ", " [SEP]"
-    if not isinstance(source.config, DualEncoderConfig):
-        first, last = "", " </s>"
+    description = source.config.describe()
+    first, last = description.first_token, description.last_token
     settings = source.query_settings
     prompt = "prompt " if settings.prompt else ""
     passage = f"`{first}text{last}`"
@@ -191,9 +166,7 @@ def _model(source: ExportSource) -> str:
     config = json.loads(config_io.to_json(source.config))
     del config["format_version"]
     rows: list[tuple[str, Any]] = [("parameters", f"{parameter_count(source.params):,}")]
-    if isinstance(source.config, DualEncoderConfig):
-        blocks = source.config.experts.specialized_blocks(source.config.bert.num_layers)
-        rows.append(("specialised blocks", ", ".join(map(str, blocks)) or "none"))
+    rows += source.config.describe().facts
     return f"## Model\n\n{_table(rows + _flat(config))}"
 
 

@@ -18,7 +18,8 @@ from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.sentence_transformers import check_plain, length_of, plain_paths
 from taser_jax.interop.tokenizer_files import write_tokenizer
-from taser_jax.models.dual_encoder import DualEncoderConfig, Normalization, Pooling
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import Normalization
 
 MODEL = "model.onnx"
 _FORMAT = "onnx"

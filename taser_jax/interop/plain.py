@@ -10,7 +10,8 @@ import numpy as np
 
 from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
-from taser_jax.models.dual_encoder import DualEncoderConfig, Towers, tower_name
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.dual_encoder import Towers
 
 Params = Any
 
@@ -46,7 +47,7 @@ def plain_encoder(
             expected="deterministic routing, or no experts",
             fix="formats that hold the router: saved_model, stablehlo",
         )
-    tower = params[tower_name(config.towers, config.query_tasks, role, task)]
+    tower = params[config.tower_name(role, task)]
     expert, _ = experts.group(role)
     return {name: _plain_block(block, expert) for name, block in tower.items()}
 

@@ -14,8 +14,9 @@ from taser_jax.interop.plain import from_plain_encoders
 from taser_jax.interop.sizes import check_sizes
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.models.attention import AttentionKernel
-from taser_jax.models.bert import BertConfig, Remat
-from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.transformer import Remat
 
 Params = Any
 Source = str | os.PathLike[str]

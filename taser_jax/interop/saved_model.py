@@ -26,7 +26,6 @@ from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.lowering import check_source, lower_encoder, named_leaves, nested
 from taser_jax.models import config_io
-from taser_jax.models.build import vocabulary_size
 
 # SavedModel's place for files that TensorFlow does not read.
 EXTRA = "assets.extra"
@@ -62,7 +61,7 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
     check_length(source.passage_length)
     vocabulary = load_vocabulary(source.vocabulary_dir)
     query_room(vocabulary, source.query_length, prompt=source.query_settings.prompt)
-    rows = vocabulary_size(source.config)
+    rows = source.config.transformer.vocab_size
     if vocabulary.size > rows:
         raise ConfigError(
             f"the vocabulary has {vocabulary.size} ids",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from safetensors.numpy import save_file
 
@@ -24,8 +24,8 @@ from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.tokenizer_files import write_tokenizer
-from taser_jax.models.build import ModelConfig
-from taser_jax.models.dual_encoder import DualEncoderConfig, Normalization, Pooling, Towers
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import ModelConfig, Normalization, Towers
 
 WEIGHTS = "model.safetensors"
 _FORMAT = "sentence_transformers"
@@ -65,23 +65,24 @@ def check_plain(config: ModelConfig, *, format: str) -> DualEncoderConfig:
     Raises:
         ConfigError: another architecture, learned routing, or heads that BertModel cannot have.
     """
-    if not isinstance(config, DualEncoderConfig):
+    if config.kind != DualEncoderConfig.kind:
         raise ConfigError(
             f"format {format!r} of a {type(config).__name__.removesuffix('DualEncoderConfig')}",
             where="FORMATS",
             expected="a BERT: this format holds nothing else",
             fix="export it as saved_model or stablehlo",
         )
-    if config.experts.learned:
+    bert = cast(DualEncoderConfig, config)
+    if bert.experts.learned:
         raise ConfigError(
-            f"format {format!r} of a model with {config.experts.routing.value!r} routing",
+            f"format {format!r} of a model with {bert.experts.routing.value!r} routing",
             where="FORMATS",
             expected="deterministic routing, or no experts: this format holds plain BERTs, and "
             "which expert runs here depends on the text",
             fix="export it as saved_model or stablehlo, which hold the router",
         )
-    config_to_json(config.bert)
-    return config
+    config_to_json(bert.bert)
+    return bert
 
 
 def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
-from taser_jax.models.build import embedding_dim
 
 
 def saved_model_card(source: ExportSource) -> CardTexts:
@@ -13,7 +12,7 @@ def saved_model_card(source: ExportSource) -> CardTexts:
         "A TensorFlow SavedModel with the tokenizer inside, for any batch size. Signatures "
         "`encode_query` (and `serving_default`, the same) take `queries`, `encode_passage` takes "
         "`titles` and `texts`, all strings; a passage without a title has an empty one. The output "
-        f"is `embedding`, float32 [batch, {embedding_dim(source.config)}]. The tokenizer's ops are "
+        f"is `embedding`, float32 [batch, {source.config.embedding_dim}]. The tokenizer's ops are "
         "TensorFlow Text's: import it first. TensorFlow Serving has them built in; put this "
         "directory under a version number there, as `model/1`.\n"
     )
@@ -40,7 +39,7 @@ def stablehlo_card(source: ExportSource) -> CardTexts:
         "`encode_query.stablehlo` and `encode_passage.stablehlo` are programs of `jax.export` for "
         "cpu, cuda and tpu, for any batch size and length. Both take the parameters in "
         "`params.safetensors`, `ids` (int32 [batch, length]) and `mask` (bool, True at tokens); "
-        f"the output is float32 [batch, {embedding_dim(source.config)}]. `signature.json` tells "
+        f"the output is float32 [batch, {source.config.embedding_dim}]. `signature.json` tells "
         "the same to programs. Texts become ids outside, by the vocabulary in `vocabulary/`; with "
         "taser_jax installed, by `taser_jax.data.text.preprocessors.encode_queries` and "
         "`encode_passages`.\n"

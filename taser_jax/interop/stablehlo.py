@@ -27,12 +27,10 @@ from taser_jax.interop.lowering import (
     check_params,
     check_source,
     lower_encoder,
-    max_length,
     named_leaves,
     nested,
 )
 from taser_jax.models import config_io
-from taser_jax.models.build import vocabulary_size
 
 FORMAT_VERSION = 1
 SIGNATURE_FILE = "signature.json"
@@ -132,7 +130,7 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     lengths = {Role.QUERY: source.query_length, Role.PASSAGE: source.passage_length}
     functions: dict[str, dict[str, Any]] = {}
     for role, length in lengths.items():
-        limit = max_length(source.config) or length
+        limit = source.config.max_length or length
         program = lower_encoder(
             source.config, role, length=limit, lengths=Lengths.UP_TO, task=source.task
         )
@@ -223,7 +221,7 @@ def _vocabulary_metadata(source: ExportSource) -> dict[str, Any]:
             expected="the vocabulary that the model was trained with",
             fix="copy it into the model directory's vocabulary/, or make it with `taser vocab`",
         ) from error
-    rows = vocabulary_size(source.config)
+    rows = source.config.transformer.vocab_size
     if size > rows:
         raise ConfigError(
             f"the vocabulary has {size} ids",

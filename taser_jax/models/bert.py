@@ -31,16 +31,9 @@ from taser_jax.models.routing import (
     RouterInput,
     Routing,
 )
+from taser_jax.models.transformer import DTYPES, Remat, TransformerConfig
 
 _ROUTER_STDDEV = 0.02
-_DTYPES = ("float32", "bfloat16")
-
-
-class Remat(enum.Enum):
-    """What the backward pass recomputes: nothing, or each block from its input."""
-
-    NONE = "none"
-    BLOCK = "block"
 
 
 class EncoderOutput(enum.Enum):
@@ -55,7 +48,7 @@ class EncoderOutput(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class BertConfig:
+class BertConfig(TransformerConfig):
     """Sizes and numerics of a BERT encoder; the defaults are bert-base-uncased.
 
     Attributes:
@@ -107,9 +100,9 @@ class BertConfig:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}", where="BertConfig", expected="0 <= rate < 1"
                 )
-        if self.dtype not in _DTYPES:
+        if self.dtype not in DTYPES:
             raise ConfigError(
-                f"dtype is {self.dtype!r}", where="BertConfig", expected=" or ".join(_DTYPES)
+                f"dtype is {self.dtype!r}", where="BertConfig", expected=" or ".join(DTYPES)
             )
 
     @property

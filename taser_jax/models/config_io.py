@@ -7,18 +7,15 @@ import pathlib
 
 from taser_jax.artifacts import check_version
 from taser_jax.errors import ConfigError
-from taser_jax.models.build import ModelConfig
-from taser_jax.models.dual_encoder import DualEncoderConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.settings import from_plain, to_plain
 
 FORMAT_VERSION = 1
 
-_DEFAULT_KIND = "bert"
-_KINDS: dict[str, type[ModelConfig]] = {
-    _DEFAULT_KIND: DualEncoderConfig,
-    "t5": T5DualEncoderConfig,
-}
+_DEFAULT_KIND = DualEncoderConfig.kind
+_KINDS = {config.kind: config for config in (DualEncoderConfig, T5DualEncoderConfig)}
 
 
 def to_json(config: ModelConfig) -> str:
@@ -38,10 +35,9 @@ def to_json(config: ModelConfig) -> str:
     Returns:
         Indented JSON, ending in a newline; enums by value.
     """
-    kind = next(name for name, kind in _KINDS.items() if type(config) is kind)
-    named = {} if kind == _DEFAULT_KIND else {"kind": kind}
+    named = {} if config.kind == _DEFAULT_KIND else {"kind": config.kind}
     fields = to_plain(config)
-    if kind == _DEFAULT_KIND and not config.query_tasks:
+    if not named and not config.query_tasks:
         del fields["query_tasks"]
     value = {"format_version": FORMAT_VERSION, **named, **fields}
     return json.dumps(value, indent=2) + "\n"

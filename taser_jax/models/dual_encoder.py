@@ -1,23 +1,22 @@
-"""The dual encoder: one `encode` by role for DPR, TASER and Shared alike."""
+"""Dual encoders: what each configuration answers, and one `encode` by role for all of them."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
-from typing import Any, no_type_check
+from typing import Any, ClassVar, no_type_check
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from taser_jax.batch import Role, Tokens
+from taser_jax.batch import BatchShape, Role, Tokens
 from taser_jax.errors import ConfigError
 from taser_jax.expert_use import RoutingStatistics
-from taser_jax.models.bert import BertConfig, BertEncoder, EncoderOutput
-from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.models.transformer import BlockCost, Remat, TransformerConfig
 
 Params = Any
 
@@ -44,66 +43,11 @@ class TowerInit(enum.Enum):
     INDEPENDENT = "independent"
 
 
-class Pooling(enum.Enum):
-    """How hidden states become an embedding: [CLS], or the mean over real tokens."""
-
-    CLS = "cls"
-    MEAN = "mean"
-
-
 class Normalization(enum.Enum):
     """Whether embeddings are divided by their L2 norm: the dot product is then the cosine."""
 
     NONE = "none"
     L2 = "l2"
-
-
-@dataclasses.dataclass(frozen=True)
-class DualEncoderConfig:
-    """What a dual encoder is made of.
-
-    Example:
-        >>> dpr = DualEncoderConfig(towers=Towers.SEPARATE)
-        >>> taser = DualEncoderConfig(experts=ExpertConfig(num_experts=2))
-        >>> shared = DualEncoderConfig()
-        >>> q_spec = DualEncoderConfig(towers=Towers.SEPARATE, query_tasks=("nq", "fever"))
-
-    Attributes:
-        bert: the encoder.
-        experts: its specialised blocks.
-        towers: one encoder or two.
-        pooling: [CLS] or mean.
-        tower_init: how two towers start; without effect on one.
-        normalization: of embeddings; none in the papers, L2 for encoders pretrained with cosines
-            (whose temperature is then about 0.05).
-        query_tasks: tasks with a query tower of their own (TACO-DR's QSpec); empty for one tower
-            for all queries. Needs separate towers; passages have one tower for all tasks.
-    """
-
-    bert: BertConfig = dataclasses.field(default_factory=BertConfig)
-    experts: ExpertConfig = dataclasses.field(default_factory=ExpertConfig)
-    towers: Towers = Towers.TIED
-    pooling: Pooling = Pooling.CLS
-    tower_init: TowerInit = TowerInit.COPIED
-    normalization: Normalization = Normalization.NONE
-    query_tasks: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_query_tasks(self.towers, self.query_tasks, where="DualEncoderConfig")
-        by_role = self.experts.routing is Routing.DETERMINISTIC
-        if self.towers is Towers.SEPARATE and self.experts.num_experts > 1 and by_role:
-            raise ConfigError(
-                "separate towers with experts chosen by role",
-                where="DualEncoderConfig",
-                expected="one or the other: each tower would use half of its experts only",
-                fix="set towers=TIED (TASER) or num_experts=1 (DPR)",
-            )
-        self.experts.specialized_blocks(self.bert.num_layers)
-
-    @property
-    def tower_names(self) -> tuple[str, ...]:
-        """Names under which the towers' parameters lie."""
-        return tower_names(self.towers, self.query_tasks)
 
 
 # JAX rebuilds pytrees with leaves that are no arrays: shapes are told here, not checked.
@@ -122,6 +66,210 @@ class Encoded:
     routing: RoutingStatistics | None
 
 
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A model in words, for its card.
+
+    Attributes:
+        title: what readers know it as, such as "DPR".
+        embedding: a sentence on what the embedding is.
+        first_token: what stands before a text's tokens, with a space.
+        last_token: what stands after them, with a space.
+        facts: (name, value) of what model.json does not say.
+    """
+
+    title: str
+    embedding: str
+    first_token: str
+    last_token: str
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+class ModelConfig(abc.ABC):
+    """What every dual encoder's configuration answers, so that no caller asks which system it is.
+
+    Subclasses are frozen dataclasses; `DualEncoder` builds their models.
+
+    Attributes:
+        kind: names the class in model.json.
+        towers: one encoder for both roles, or one each.
+        query_tasks: tasks with a query tower of their own (TACO-DR's QSpec); empty for one tower
+            for all queries. Needs separate towers; passages have one tower for all tasks.
+        tower_init: how several towers start; without effect on one.
+        normalization: of embeddings.
+    """
+
+    kind: ClassVar[str]
+    towers: Towers
+    query_tasks: tuple[str, ...]
+    tower_init: TowerInit
+    normalization: Normalization
+
+    def __post_init__(self) -> None:
+        """Checks the towers.
+
+        Raises:
+            ConfigError: query towers of tasks that could not be told apart, or beside a tied tower.
+        """
+        where = type(self).__name__
+        if self.query_tasks and self.towers is Towers.TIED:
+            raise ConfigError(
+                f"{len(self.query_tasks)} query_tasks with tied towers",
+                where=where,
+                expected="separate towers: a query tower a task, one passage tower",
+                fix="set towers=SEPARATE, or no query_tasks",
+            )
+        names = set(self.query_tasks)
+        is_text = isinstance(self.query_tasks, str)
+        if is_text or len(names) < len(self.query_tasks) or any(not n or "/" in n for n in names):
+            raise ConfigError(
+                f"query_tasks are {self.query_tasks!r}",
+                where=where,
+                expected="names of tasks, each once, without a slash",
+            )
+
+    @property
+    @abc.abstractmethod
+    def transformer(self) -> TransformerConfig:
+        """Sizes and numerics of a tower."""
+
+    @abc.abstractmethod
+    def with_transformer(self, **changes: Any) -> ModelConfig:
+        """The same model with other values in fields of `transformer`."""
+
+    @abc.abstractmethod
+    def portable(self) -> ModelConfig:
+        """The same values at inference, without what only some platforms or training need."""
+
+    @property
+    @abc.abstractmethod
+    def embedding_dim(self) -> int:
+        """Width of the embeddings."""
+
+    @property
+    @abc.abstractmethod
+    def max_length(self) -> int | None:
+        """Rows of the position table; None where positions are relative."""
+
+    @abc.abstractmethod
+    def block_costs(self, length: int) -> list[BlockCost]:
+        """What each block costs for one text of `length` tokens."""
+
+    @abc.abstractmethod
+    def describe(self) -> Description:
+        """The model in words."""
+
+    @abc.abstractmethod
+    def make_tower(self) -> nn.Module:
+        """A module (tokens, *, role, train) -> Encoded."""
+
+    def initial_params(self, params: Params) -> Params:
+        """What `init_params` starts from, given what each tower drew: towers as copies or apart."""
+        if self.tower_init is TowerInit.COPIED:
+            return dict.fromkeys(self.tower_names, params[self.tower_names[0]])
+        return params
+
+    @property
+    def tower_names(self) -> tuple[str, ...]:
+        """Names under which the towers' parameters lie, queries' first.
+
+        Example:
+            >>> DualEncoderConfig(towers=Towers.SEPARATE, query_tasks=("nq", "fever")).tower_names
+            ('query_encoder_nq', 'query_encoder_fever', 'passage_encoder')
+        """
+        if self.towers is Towers.TIED:
+            return ("encoder",)
+        queries = [f"query_encoder_{task}" for task in self.query_tasks] or ["query_encoder"]
+        return (*queries, "passage_encoder")
+
+    def tower_name(self, role: Role, task: str | None) -> str:
+        """Name of the tower that a text goes through.
+
+        Args:
+            role: the text's.
+            task: the text's; told apart only for queries, and only where tasks have towers.
+
+        Raises:
+            ConfigError: a query of a task without a tower.
+        """
+        if self.towers is Towers.TIED:
+            return "encoder"
+        if role is Role.PASSAGE:
+            return "passage_encoder"
+        if not self.query_tasks:
+            return "query_encoder"
+        if task not in self.query_tasks:
+            raise ConfigError(
+                "a query without a task" if task is None else f"a query of task {task!r}",
+                where="encode",
+                expected=f"a task with a query encoder: {', '.join(self.query_tasks)}",
+                fix="name the task whose query encoder is meant",
+            )
+        return f"query_encoder_{task}"
+
+    def with_vocabulary_size(self, size: int) -> ModelConfig:
+        """The same model with a token table of `size` rows."""
+        return self.with_transformer(vocab_size=size)
+
+    def forward_flops(self, *, batch_size: int, length: int) -> int:
+        """Model FLOPs to encode `batch_size` texts of `length` tokens.
+
+        Example:
+            BERT-base, one text of 256 tokens, mean pooling: 12 · 3,825,205,248 = 45,902,462,976.
+        """
+        return batch_size * sum(block.flops for block in self.block_costs(length))
+
+    def training_flops(self, shape: BatchShape) -> int:
+        """Model FLOPs of a training step: three forward passes (the backward pass costs two).
+
+        Rematerialisation and experts computed to be masked away do not count: that is MFU's
+        numerator. The score matrix of queries x passages is included.
+        """
+        return 3 * (
+            sum(self.forward_flops(batch_size=size, length=length) for size, length in shape.sides)
+            + self._score_flops(shape)
+        )
+
+    def executed_training_flops(self, shape: BatchShape) -> int:
+        """FLOPs that a training step executes: all experts of learned routing, and recomputation.
+
+        Four forward passes of the blocks under `Remat.BLOCK`, three otherwise. (GradCache adds one
+        more forward pass, which is its caller's to add.)
+        """
+        passes = 4 if self.transformer.remat is Remat.BLOCK else 3
+        blocks = sum(
+            size * sum(block.executed_flops for block in self.block_costs(length))
+            for size, length in shape.sides
+        )
+        return passes * blocks + 3 * self._score_flops(shape)
+
+    def _score_flops(self, shape: BatchShape) -> int:
+        return 2 * shape.queries * shape.passages * self.embedding_dim
+
+    def activation_bytes(self, shape: BatchShape, *, batch_devices: int = 1) -> int:
+        """Bytes of activations a device holds at the peak of a training step.
+
+        An estimate, meant for "does it fit", not a measurement: XLA fuses some of them away and
+        needs scratch of its own. Under `Remat.BLOCK` a block keeps its input only, and one block is
+        recomputed at a time. The compiler's figure is
+        `jax.jit(step).lower(...).compile().memory_analysis()`.
+
+        Args:
+            shape: of the batch; with GradCache, of one chunk.
+            batch_devices: parts the batch is split into.
+        """
+        total = 0
+        for size, length in shape.sides:
+            blocks = self.block_costs(length)
+            if self.transformer.remat is Remat.BLOCK:
+                kept = sum(block.input_bytes for block in blocks)
+                kept += max(block.activation_bytes for block in blocks)
+            else:
+                kept = sum(block.activation_bytes for block in blocks)
+            total += size * kept
+        return total // batch_devices
+
+
 class DualEncoder(nn.Module):
     """Queries and passages to embeddings whose dot product is their score.
 
@@ -134,12 +282,17 @@ class DualEncoder(nn.Module):
         ...     rngs={"dropout": key1, "routing": key2}, method="encode")
     """
 
-    config: DualEncoderConfig
+    config: ModelConfig
 
     def setup(self) -> None:
         """Makes the towers."""
         for name in self.config.tower_names:
-            setattr(self, name, BertEncoder(self.config.bert, self.config.experts))
+            setattr(self, name, self.config.make_tower())
+
+    @property
+    def query_tasks(self) -> tuple[str, ...]:
+        """Tasks that `encode` tells apart; empty where one program serves them all."""
+        return self.config.query_tasks
 
     def __call__(
         self, queries: Tokens, passages: Tokens, *, train: bool = False
@@ -171,94 +324,17 @@ class DualEncoder(nn.Module):
         Raises:
             ConfigError: a query of a task without a tower.
         """
-        config = self.config
-        tower = getattr(self, tower_name(config.towers, config.query_tasks, role, task))
-        cls_only = self.config.pooling is Pooling.CLS
-        output = EncoderOutput.FIRST_TOKEN if cls_only else EncoderOutput.ALL_TOKENS
-        hidden, statistics = tower(tokens, role=role, train=train, output=output)
-        if cls_only:
-            pooled = hidden[:, 0].astype(jnp.float32)
-        else:
-            weight = tokens.mask[..., None].astype(jnp.float32)
-            total = (hidden.astype(jnp.float32) * weight).sum(1)
-            pooled = total / jnp.maximum(weight.sum(1), 1.0)
-        return Encoded(normalize(pooled, self.config.normalization), statistics)
-
-    def initial_params(self, params: Params) -> Params:
-        """What `init_params` starts from, given what each tower drew: towers as copies or apart."""
-        config = self.config
-        if config.tower_init is TowerInit.COPIED:
-            return dict.fromkeys(config.tower_names, params[config.tower_names[0]])
-        return params
+        tower = getattr(self, self.config.tower_name(role, task))
+        return tower(tokens, role=role, train=train)
 
 
-def check_query_tasks(towers: Towers, query_tasks: Sequence[str], *, where: str) -> None:
-    """Refuses query towers of tasks that could not be told apart, or beside one tied tower.
-
-    Args:
-        towers: one for both roles, or one each.
-        query_tasks: tasks with a query tower of their own.
-        where: the configuration, for the message.
-
-    Raises:
-        ConfigError: see above.
-    """
-    if query_tasks and towers is Towers.TIED:
-        raise ConfigError(
-            f"{len(query_tasks)} query_tasks with tied towers",
-            where=where,
-            expected="separate towers: a query tower a task, one passage tower",
-            fix="set towers=SEPARATE, or no query_tasks",
-        )
-    names = set(query_tasks)
-    is_text = isinstance(query_tasks, str)
-    if is_text or len(names) < len(query_tasks) or any(not n or "/" in n for n in names):
-        raise ConfigError(
-            f"query_tasks are {query_tasks!r}",
-            where=where,
-            expected="names of tasks, each once, without a slash",
-        )
-
-
-def tower_names(towers: Towers, query_tasks: Sequence[str]) -> tuple[str, ...]:
-    """Names under which towers' parameters lie, queries' first.
-
-    Example:
-        >>> tower_names(Towers.SEPARATE, ("nq", "fever"))
-        ('query_encoder_nq', 'query_encoder_fever', 'passage_encoder')
-    """
-    if towers is Towers.TIED:
-        return ("encoder",)
-    queries = [f"query_encoder_{task}" for task in query_tasks] or ["query_encoder"]
-    return (*queries, "passage_encoder")
-
-
-def tower_name(towers: Towers, query_tasks: Sequence[str], role: Role, task: str | None) -> str:
-    """Name of the tower that a text goes through.
-
-    Args:
-        towers: one for both roles, or one each.
-        query_tasks: tasks with a query tower of their own.
-        role: the text's.
-        task: the text's; told apart only for queries, and only where tasks have towers.
-
-    Raises:
-        ConfigError: a query of a task without a tower.
-    """
-    if towers is Towers.TIED:
-        return "encoder"
-    if role is Role.PASSAGE:
-        return "passage_encoder"
-    if not query_tasks:
-        return "query_encoder"
-    if task not in query_tasks:
-        raise ConfigError(
-            "a query without a task" if task is None else f"a query of task {task!r}",
-            where="encode",
-            expected=f"a task with a query encoder: {', '.join(query_tasks)}",
-            fix="name the task whose query encoder is meant",
-        )
-    return f"query_encoder_{task}"
+def mean_over_tokens(
+    hidden: Float[Array, "batch length embed"], tokens: Tokens
+) -> Float[Array, "batch embed"]:
+    """Mean of hidden states over real tokens, in float32; 0 where there are none."""
+    weight = jnp.asarray(tokens.mask)[..., None].astype(jnp.float32)
+    total = (hidden.astype(jnp.float32) * weight).sum(1)
+    return total / jnp.maximum(weight.sum(1), 1.0)
 
 
 def normalize(
@@ -272,7 +348,7 @@ def normalize(
 
 
 def init_params(
-    model: nn.Module,
+    model: DualEncoder,
     key: jax.Array,
     *,
     query_length: int = _ANY_LENGTH,
@@ -281,7 +357,7 @@ def init_params(
     """Draws parameters: plain nested dicts of float32 arrays, without partitioning metadata.
 
     Args:
-        model: a dual encoder: a module of queries and passages with a method `initial_params`.
+        model: the dual encoder.
         key: of jax.random.
         query_length: tokens a query; checked against the position table, else without effect.
         passage_length: tokens a passage; likewise.
@@ -290,12 +366,12 @@ def init_params(
     return jax.tree.map(_unbox, boxed, is_leaf=_is_boxed)
 
 
-def abstract_params(model: nn.Module) -> Params:
+def abstract_params(model: DualEncoder) -> Params:
     """Shapes and dtypes of the parameters, with nothing allocated."""
     return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
 
 
-def logical_axes(model: nn.Module) -> Params:
+def logical_axes(model: DualEncoder) -> Params:
     """For every parameter the logical name of each axis, as a PartitionSpec.
 
     Example:
@@ -313,12 +389,14 @@ def parameter_count(params: Params) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
-def _boxed_params(model: Any, key: jax.Array, query_length: int, passage_length: int) -> Params:
+def _boxed_params(
+    model: DualEncoder, key: jax.Array, query_length: int, passage_length: int
+) -> Params:
     queries, passages = (
         Tokens(jnp.zeros((1, length), jnp.int32), jnp.ones((1, length), bool))
         for length in (query_length, passage_length)
     )
-    return model.initial_params(model.init(key, queries, passages)["params"])
+    return model.config.initial_params(model.init(key, queries, passages)["params"])
 
 
 def _is_boxed(leaf: Any) -> bool:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from taser_jax.batch import Tokens
 from taser_jax.errors import ConfigError
-from taser_jax.models.bert import Remat, Table
+from taser_jax.models.bert import Table
 from taser_jax.models.dropout import Dropout
 from taser_jax.models.layers import split_over_batch
 from taser_jax.models.t5_layers import (
@@ -26,12 +26,12 @@ from taser_jax.models.t5_layers import (
     RmsNorm,
     SelfAttention,
 )
+from taser_jax.models.transformer import DTYPES, Remat, TransformerConfig
 
 Params = Any
 
 # T5 starts its decoder with the padding token.
 DECODER_START_ID = 0
-_DTYPES = ("float32", "bfloat16")
 _FEED_FORWARDS = (("relu",), ("gelu", "linear"))
 
 
@@ -64,7 +64,7 @@ _DIVISORS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class T5Config:
+class T5Config(TransformerConfig):
     """Sizes and numerics of T5; the defaults are t5-base.
 
     Example:
@@ -122,7 +122,7 @@ class T5Config:
             f"more than a quarter of the {buckets} buckets",
         )
         _require(0 <= self.dropout_rate < 1, "dropout_rate", self.dropout_rate, "0 <= rate < 1")
-        _require(self.dtype in _DTYPES, "dtype", repr(self.dtype), " or ".join(_DTYPES))
+        _require(self.dtype in DTYPES, "dtype", repr(self.dtype), " or ".join(DTYPES))
         _require(
             bool(self.mlp_activations) and set(self.mlp_activations) <= set(MLP_ACTIVATIONS),
             "mlp_activations",

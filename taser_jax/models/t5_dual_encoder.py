@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import (
+    Description,
     Encoded,
+    ModelConfig,
     Normalization,
     Params,
     TowerInit,
     Towers,
-    check_query_tasks,
+    mean_over_tokens,
     normalize,
-    tower_name,
-    tower_names,
 )
 from taser_jax.models.t5 import T5, T5Config, rescale
 from taser_jax.models.t5_layers import Kernel
+from taser_jax.models.transformer import BlockCost, Remat
 
 
 class T5Embedding(enum.Enum):
@@ -39,7 +40,7 @@ class T5Embedding(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class T5DualEncoderConfig:
+class T5DualEncoderConfig(ModelConfig):
     """What a T5 dual encoder is made of.
 
     Example:
@@ -57,6 +58,8 @@ class T5DualEncoderConfig:
         tower_init: how several towers start; without effect on one.
     """
 
+    kind: ClassVar[str] = "t5"
+
     t5: T5Config = dataclasses.field(default_factory=T5Config)
     towers: Towers = Towers.TIED
     query_tasks: tuple[str, ...] = ()
@@ -66,7 +69,7 @@ class T5DualEncoderConfig:
     tower_init: TowerInit = TowerInit.COPIED
 
     def __post_init__(self) -> None:
-        check_query_tasks(self.towers, self.query_tasks, where="T5DualEncoderConfig")
+        super().__post_init__()
         if self.projection_dim is not None and self.projection_dim < 1:
             raise ConfigError(
                 f"projection_dim is {self.projection_dim}",
@@ -83,9 +86,88 @@ class T5DualEncoderConfig:
             )
 
     @property
-    def tower_names(self) -> tuple[str, ...]:
-        """Names under which the towers' parameters lie."""
-        return tower_names(self.towers, self.query_tasks)
+    def transformer(self) -> T5Config:
+        """Encoder and decoder."""
+        return self.t5
+
+    def with_transformer(self, **changes: Any) -> T5DualEncoderConfig:
+        """The same model with other values in fields of `t5`."""
+        return dataclasses.replace(self, t5=dataclasses.replace(self.t5, **changes))
+
+    def portable(self) -> T5DualEncoderConfig:
+        """Without rematerialisation."""
+        return self.with_transformer(remat=Remat.NONE)
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width of the projection, or of the hidden states without one."""
+        return self.projection_dim or self.t5.embed_dim
+
+    @property
+    def max_length(self) -> None:
+        """None: positions are relative."""
+
+    def block_costs(self, length: int) -> list[BlockCost]:
+        """What each block costs for one text; the projection counts as one.
+
+        FLOPs of an encoder block on L tokens, width d, joined head width a = heads·kv, inner width
+        f, m kernels in the feed-forward (2, or 3 if gated):
+            2·L·d·a·4 (query, key, value, out) + 2·L·L·a·2 (scores, values) + 2·L·d·f·m
+        Of a decoder block, at its one position:
+            2·d·a·2 (value, out of self-attention) + 2·d·a·4 (query into the encoder's space, value,
+            out) + 2·heads·L·d·2 (scores, mean) + 2·d·f·m
+
+        Activations of an encoder block are five vectors of the model's width a token, four of the
+        heads', two of the inner width for each kernel into it, and an attention map; dropout keeps
+        no mask. A decoder block keeps its vectors at one position.
+        """
+        t5 = self.t5
+        embed, attention = t5.embed_dim, t5.num_heads * t5.head_dim
+        feed_forward = 2 * embed * t5.mlp_dim * (len(t5.mlp_activations) + 1)
+        inner = 2 * len(t5.mlp_activations) * t5.mlp_dim
+
+        def cost(flops: int, kept: int, positions: int) -> BlockCost:
+            input_bytes = positions * embed * t5.dtype_bytes
+            return BlockCost(flops, flops, kept * t5.dtype_bytes, input_bytes)
+
+        flops = length * (2 * 4 * embed * attention + 2 * 2 * length * attention + feed_forward)
+        kept = length * (5 * embed + 4 * attention + inner) + t5.num_heads * length * length
+        costs = [cost(flops, kept, length)] * t5.num_layers
+        if self.embedding is T5Embedding.FIRST_DECODER_OUTPUT:
+            cross = 2 * 2 * t5.num_heads * length * embed
+            vectors = 7 * embed + 5 * attention + inner + 2 * t5.num_heads * embed
+            flops = 2 * 6 * embed * attention + cross + feed_forward
+            decoder = cost(flops, vectors + t5.num_heads * length, 1)
+            costs += [decoder] * t5.num_decoder_layers
+        if self.projection_dim is not None:
+            costs.append(cost(2 * embed * self.projection_dim, 0, 0))
+        return costs
+
+    def describe(self) -> Description:
+        """The model in words."""
+        words = self.embedding.value.replace("_", " ")
+        projected = "" if self.projection_dim is None else ", projected"
+        return Description(
+            title="T5 dual encoder",
+            embedding=f"An embedding is the {words}{projected}.",
+            first_token="",
+            last_token=" </s>",
+        )
+
+    def make_tower(self) -> T5Tower:
+        """T5, the choice of output, and the projection."""
+        return T5Tower(
+            self.t5,
+            embedding=self.embedding,
+            projection_dim=self.projection_dim,
+            normalization=self.normalization,
+        )
+
+    def initial_params(self, params: Params) -> Params:
+        """What `init_params` starts from: towers as copies or apart, rescaled if asked."""
+        if self.tower_init is TowerInit.COPIED:
+            params = dict.fromkeys(self.tower_names, params[self.tower_names[-1]])
+        return rescale(params, self.t5.initialization)
 
 
 class T5Tower(T5):
@@ -104,74 +186,13 @@ class T5Tower(T5):
                 shape, ("embed", None), nn.initializers.variance_scaling(1.0, "fan_in", "normal")
             )
 
-    def __call__(self, tokens: Tokens, *, train: bool) -> Float[Array, "batch dim"]:
-        """Float32 embeddings."""
+    def __call__(self, tokens: Tokens, *, role: Role, train: bool = False) -> Encoded:
+        """Float32 embeddings; both roles run alike."""
+        del role
         if self.embedding is T5Embedding.FIRST_DECODER_OUTPUT:
             pooled = self.first_decoder_output(tokens, train=train).astype(jnp.float32)
         else:
-            hidden = self.encode(tokens, train=train).astype(jnp.float32)
-            weight = jnp.asarray(tokens.mask)[..., None].astype(jnp.float32)
-            pooled = (hidden * weight).sum(1) / jnp.maximum(weight.sum(1), 1.0)
+            pooled = mean_over_tokens(self.encode(tokens, train=train), tokens)
         if self.projection_dim is not None:
             pooled = pooled @ self.projection_layer()
-        return normalize(pooled, self.normalization)
-
-
-class T5DualEncoder(nn.Module):
-    """Queries and passages to embeddings whose dot product is their score; none is scaled.
-
-    Parameters lie under `encoder` (tied), `query_encoder` or `query_encoder_<task>`, and
-    `passage_encoder`.
-    """
-
-    config: T5DualEncoderConfig
-
-    def setup(self) -> None:
-        """Makes the towers."""
-        config = self.config
-        for name in config.tower_names:
-            tower = T5Tower(
-                config.t5,
-                embedding=config.embedding,
-                projection_dim=config.projection_dim,
-                normalization=config.normalization,
-            )
-            setattr(self, name, tower)
-
-    def __call__(
-        self, queries: Tokens, passages: Tokens, *, train: bool = False
-    ) -> tuple[Encoded, Encoded]:
-        """Encodes both roles; what `init` calls. Queries are taken as of the first task."""
-        tasks = self.config.query_tasks or (None,)
-        if self.is_initializing() and self.config.tower_init is TowerInit.INDEPENDENT:
-            for task in tasks[1:]:
-                self.encode(queries, role=Role.QUERY, task=task, train=train)
-        return (
-            self.encode(queries, role=Role.QUERY, task=tasks[0], train=train),
-            self.encode(passages, role=Role.PASSAGE, train=train),
-        )
-
-    def encode(
-        self, tokens: Tokens, *, role: Role, task: str | None = None, train: bool = False
-    ) -> Encoded:
-        """Encodes texts of one role.
-
-        Args:
-            tokens: ids and mask. [batch, length]
-            role: picks the tower, while tracing.
-            task: the task's name; picks the query tower where tasks have their own.
-            train: True drops, from the rng "dropout".
-
-        Raises:
-            ConfigError: a query of a task without a tower.
-        """
-        config = self.config
-        tower = getattr(self, tower_name(config.towers, config.query_tasks, role, task))
-        return Encoded(tower(tokens, train=train), None)
-
-    def initial_params(self, params: Params) -> Params:
-        """What `init_params` starts from: towers as copies or apart, rescaled if asked."""
-        config = self.config
-        if config.tower_init is TowerInit.COPIED:
-            params = dict.fromkeys(config.tower_names, params[config.tower_names[-1]])
-        return rescale(params, config.t5.initialization)
+        return Encoded(normalize(pooled, self.normalization), None)

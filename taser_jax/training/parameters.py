@@ -87,7 +87,7 @@ def memory_estimate(
     Args:
         params: tree of arrays or `jax.ShapeDtypeStruct`.
         shardings: the same tree of NamedSharding; None for a copy on every device.
-        activation_bytes: per device, for example from `taser_jax.models.memory`.
+        activation_bytes: per device, for example from `ModelConfig.activation_bytes`.
     """
     places = {} if shardings is None else _by_path(shardings)
     total = 0

@@ -20,7 +20,7 @@ from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.reports import ResultsTable
-from taser_jax.models.build import ModelConfig
+from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.progress import logger
 from taser_jax.retrieval.mining import MiningConfig
 from taser_jax.settings import flatten

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.commands.evaluate import EvaluationConfig
-from taser_jax.models.build import ModelConfig
+from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import EncodeConfig
 from taser_jax.retrieval.hybrid import HybridConfig

@@ -10,15 +10,15 @@ import tiny_training
 from taser_jax.assembly.model_directory import LoadedModel, embed
 from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
-from taser_jax.models.build import build_model
-from taser_jax.models.dual_encoder import DualEncoderConfig, Towers, init_params
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.dual_encoder import DualEncoder, Towers, init_params
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
 
 TOKENS = Tokens(np.full((8, 4), 7, np.int32), np.ones((8, 4), bool))
 
 
 def loaded(**changes) -> LoadedModel:
-    model = build_model(DualEncoderConfig(bert=tiny_training.model_config().bert, **changes))
+    model = DualEncoder(DualEncoderConfig(bert=tiny_training.model_config().bert, **changes))
     return LoadedModel(
         model=model,
         params=init_params(model, jax.random.key(0)),

@@ -12,15 +12,14 @@ from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import DataError
-from taser_jax.models.build import build_model
-from taser_jax.models.dual_encoder import init_params
+from taser_jax.models.dual_encoder import DualEncoder, init_params
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
 from taser_jax.training.step import ObjectiveConfig
 
 
 @pytest.fixture(scope="module")
 def model_and_params():
-    model = build_model(tiny_training.model_config())
+    model = DualEncoder(tiny_training.model_config())
     return model, init_params(model, jax.random.key(0))
 
 

@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from taser_jax.models.flops import forward_flops
-
 pytestmark = pytest.mark.slow
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
@@ -23,7 +21,7 @@ def real_flops(module) -> int:
     arguments = module.parse()
     lengths = module.make_passages(arguments).lengths.tolist()
     config = module.model_config(arguments)
-    return sum(forward_flops(config, batch_size=1, length=length) for length in lengths)
+    return sum(config.forward_flops(batch_size=1, length=length) for length in lengths)
 
 
 @pytest.fixture

@@ -23,8 +23,7 @@ from taser_jax.commands.analyze import analyze
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, FingerprintError
-from taser_jax.models.build import build_model
-from taser_jax.models.dual_encoder import abstract_params, init_params
+from taser_jax.models.dual_encoder import DualEncoder, abstract_params, init_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.median import MedianOver
@@ -64,7 +63,7 @@ def write_model(model_dir, config, combiner=Combiner.NAIVE, *, steps=STEPS, voca
         config_text="",
         vocabulary=vocabulary,
     )
-    model = build_model(config)
+    model = DualEncoder(config)
     optimizer = build_multitask_optimizer(
         MultitaskConfig(combiner),
         OptimizerConfig(),
@@ -124,7 +123,7 @@ def analyzed(models, tiny_store_dir, compiled_once, tmp_path_factory):
 @functools.cache
 def task_gradients(config):
     """(parameters, batch, task) -> gradient on one device, without anything of the analysis."""
-    model = build_model(config)
+    model = DualEncoder(config)
 
     def loss(params, batch, task):
         encoded = [
@@ -147,7 +146,7 @@ def flat(tree):
 
 def oracle_sensitivities(config, step, store_dir, batches):
     """|g·θ| of each batch, [batches, tasks, parameters] in float64: all of it in one array."""
-    params = init_params(build_model(config), jax.random.key(step))
+    params = init_params(DualEncoder(config), jax.random.key(step))
     store = TokenStore.open(store_dir)
     queries = {task: store.queries(task, "train") for task in TASKS}
     stream = TaskBatchStream(store, queries, BATCHING, num_devices=8)

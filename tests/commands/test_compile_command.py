@@ -8,6 +8,7 @@ import json
 import pytest
 
 from taser_jax import cli
+from taser_jax.batch import BatchShape
 from taser_jax.commands import compile as compile_module
 from taser_jax.compilation.ahead_of_time import (
     CompiledStep,
@@ -16,8 +17,7 @@ from taser_jax.compilation.ahead_of_time import (
     OutOfMemory,
 )
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.dual_encoder import DualEncoderConfig
-from taser_jax.models.flops import StepShape, training_flops
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 
 SMALL = (
     *("--gin_file=runs/taser_base.gin", "--gin.NUM_LAYERS=2", "--gin.SHARED_PER_SPECIALIZED=1"),
@@ -42,9 +42,9 @@ def test_a_small_recipe(tmp_path, capsys):
 
     # What is traced is what the formulas say, on each of four devices.
     bert = BertConfig(vocab_size=512, embed_dim=128, num_layers=2, num_heads=2, mlp_dim=256)
-    shape = StepShape(queries=16, query_length=32, passages=32, passage_length=64)
+    shape = BatchShape(queries=16, query_length=32, passages=32, passage_length=64)
     flops = training["flops"]
-    assert flops["model"] == training_flops(DualEncoderConfig(bert=bert), shape) / 4
+    assert flops["model"] == DualEncoderConfig(bert=bert).training_flops(shape) / 4
     assert flops["matrix_products"] == flops["model"]
     assert flops["model"] == pytest.approx(flops["compiler"], rel=0.5)
     assert encoding["flops"]["matrix_products"] == encoding["flops"]["model"]

@@ -22,7 +22,8 @@ from taser_jax.commands.train import train
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.pretrained import pretrained_bert
-from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling, Towers
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.optim.optimizers import OptimizerConfig
 

@@ -21,14 +21,8 @@ from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.dual_encoder import (
-    DualEncoder,
-    DualEncoderConfig,
-    Normalization,
-    Pooling,
-    Towers,
-    init_params,
-)
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import DualEncoder, Normalization, Towers, init_params
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.records import Passage
 from taser_jax.training.state import TrainState

@@ -23,7 +23,8 @@ from taser_jax.interop import onnx, sentence_transformers
 from taser_jax.interop.model_card import write_card
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.pretrained import load_pretrained
-from taser_jax.models.dual_encoder import DualEncoderConfig, Normalization, Pooling, Towers
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import Normalization, Towers
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 

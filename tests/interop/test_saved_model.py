@@ -26,7 +26,8 @@ from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySe
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.saved_model import export_saved_model, params_from_saved_model
 from taser_jax.models import config_io
-from taser_jax.models.dual_encoder import Pooling, Towers
+from taser_jax.models.bert_dual_encoder import Pooling
+from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import Routing
 from taser_jax.records import Passage
 

@@ -30,9 +30,10 @@ from taser_jax.interop.stablehlo import (
 )
 from taser_jax.models import config_io
 from taser_jax.models.attention import AttentionKernel
-from taser_jax.models.bert import Remat
-from taser_jax.models.dual_encoder import Pooling, Towers
+from taser_jax.models.bert_dual_encoder import Pooling
+from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import GateSharing, Routing
+from taser_jax.models.transformer import Remat
 
 MODELS = {
     "det_r": {"experts": DETERMINISTIC},

@@ -23,10 +23,10 @@ from taser_jax.interop.stablehlo import (
     params_from_stablehlo_export,
 )
 from taser_jax.models import config_io
-from taser_jax.models.bert import Remat
-from taser_jax.models.dual_encoder import Normalization, Towers, abstract_params
+from taser_jax.models.dual_encoder import DualEncoder, Normalization, Towers, abstract_params
 from taser_jax.models.t5 import T5Config
-from taser_jax.models.t5_dual_encoder import T5DualEncoder, T5DualEncoderConfig, T5Embedding
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
+from taser_jax.models.transformer import Remat
 from taser_jax.records import Passage
 
 LENGTHS = {Role.QUERY: 8, Role.PASSAGE: 12}
@@ -71,7 +71,7 @@ class Exported:
 
     def embed(self, role, *, task):
         """What taser_jax itself makes of the texts."""
-        model = T5DualEncoder(self.source.config)
+        model = DualEncoder(self.source.config)
 
         def encode(params, tokens):
             encoded = model.apply({"params": params}, tokens, role=role, task=task, method="encode")
@@ -136,7 +136,7 @@ def random_params(config):
         centre = 1.0 if path[-1].key == "scale" else 0.0
         return rng.normal(centre, 0.3, leaf.shape).astype(leaf.dtype)
 
-    return jax.tree_util.tree_map_with_path(draw, abstract_params(T5DualEncoder(config)))
+    return jax.tree_util.tree_map_with_path(draw, abstract_params(DualEncoder(config)))
 
 
 def same(found, expected):

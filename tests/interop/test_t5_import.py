@@ -14,10 +14,9 @@ from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.t5 import t5_from_t5x, t5_shapes, t5_to_tensors
 from taser_jax.interop.t5_configs import config_to_json, t5_config, t5x_t5_config
 from taser_jax.interop.t5_pretrained import load_pretrained_t5, pretrained_t5
-from taser_jax.models.dual_encoder import Towers
+from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.t5 import PositionBias, T5Config, T5Initialization
 from taser_jax.models.t5_dual_encoder import (
-    T5DualEncoder,
     T5DualEncoderConfig,
     T5Embedding,
 )
@@ -136,7 +135,7 @@ def test_t5x_checkpoint_into_an_encoder_with_its_projection(tmp_path):
     np.testing.assert_allclose(table * 100, expected, rtol=0.01)
     tokens = Tokens(np.ones((1, 2), np.int32), np.ones((1, 2), bool))
     shape = jax.eval_shape(
-        lambda p: T5DualEncoder(config).apply(
+        lambda p: DualEncoder(config).apply(
             {"params": p}, tokens, role=Role.QUERY, method="encode"
         ),
         {"encoder": tower},

@@ -9,7 +9,8 @@ from tiny_bert import BLOCKS, NUM_HEADS, encode, random_params, tiny_bert, tiny_
 from taser_jax.batch import Role
 from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertEncoder
-from taser_jax.models.dual_encoder import Pooling, Towers
+from taser_jax.models.bert_dual_encoder import Pooling
+from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig, GateSharing, RouterInput, Routing
 
 ROLES = {Role.QUERY: 0, Role.PASSAGE: 1}

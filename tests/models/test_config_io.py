@@ -5,9 +5,11 @@ import pytest
 from taser_jax.errors import ConfigError
 from taser_jax.models import config_io
 from taser_jax.models.attention import AttentionKernel
-from taser_jax.models.bert import BertConfig, Remat
-from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling, Towers
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.models.transformer import Remat
 
 CONFIGS = [
     DualEncoderConfig(),

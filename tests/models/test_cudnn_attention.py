@@ -11,8 +11,8 @@ from jax._src.cudnn import fused_attention_stablehlo
 from taser_jax.batch import Role, Tokens
 from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.build import build_model
-from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling, init_params
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import DualEncoder, init_params
 
 LENGTH = 8
 LENGTHS = np.array([8, 3, 1, 0])
@@ -33,7 +33,7 @@ def model(kernel, pooling, dtype):
         dtype=dtype,
         attention=kernel,
     )
-    return build_model(DualEncoderConfig(bert=bert, pooling=pooling))
+    return DualEncoder(DualEncoderConfig(bert=bert, pooling=pooling))
 
 
 def total(params, model):

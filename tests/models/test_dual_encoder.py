@@ -7,12 +7,11 @@ from tiny_bert import encode, quick_jit, random_params, tiny_bert, tiny_model, t
 from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
 from taser_jax.models.attention import AttentionKernel
-from taser_jax.models.bert import BertConfig, Remat
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import (
     DualEncoder,
-    DualEncoderConfig,
     Normalization,
-    Pooling,
     TowerInit,
     Towers,
     abstract_params,
@@ -23,6 +22,7 @@ from taser_jax.models.dual_encoder import (
 )
 from taser_jax.models.layers import Activation, activate
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
+from taser_jax.models.transformer import Remat
 
 RNGS = {"dropout": jax.random.key(1), "routing": jax.random.key(2)}
 MODELS = {

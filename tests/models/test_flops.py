@@ -7,17 +7,12 @@ import jax.numpy as jnp
 import pytest
 from tiny_bert import encode, tiny_bert, tiny_model
 
-from taser_jax.batch import Role, Tokens
-from taser_jax.models.bert import BertConfig, Remat
-from taser_jax.models.dual_encoder import DualEncoderConfig, Pooling, abstract_params
-from taser_jax.models.flops import (
-    StepShape,
-    executed_training_flops,
-    forward_flops,
-    training_flops,
-)
-from taser_jax.models.memory import activation_bytes
+from taser_jax.batch import BatchShape, Role, Tokens
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import abstract_params
 from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.models.transformer import Remat
 
 
 def traced_flops(jaxpr):
@@ -38,12 +33,12 @@ def test_bert_base_by_hand():
     # A block of 256 tokens: 8·256·768² projections, 4·256²·768 attention, 4·256·768·3072 FFN.
     block = 1_207_959_552 + 201_326_592 + 2_415_919_104
     mean = DualEncoderConfig(pooling=Pooling.MEAN)
-    assert forward_flops(mean, batch_size=1, length=256) == 12 * block
+    assert mean.forward_flops(batch_size=1, length=256) == 12 * block
     # [CLS] alone in the last block: keys and values 4·256·768², query and out 4·768², one row of
     # attention 4·256·768, one FFN 4·768·3072.
     last = 603_979_776 + 2_359_296 + 786_432 + 9_437_184
     cls = DualEncoderConfig()
-    assert forward_flops(cls, batch_size=2, length=256) == 2 * (11 * block + last)
+    assert cls.forward_flops(batch_size=2, length=256) == 2 * (11 * block + last)
 
 
 def test_training_by_hand():
@@ -61,10 +56,10 @@ def test_training_by_hand():
     )
     # One token: 4 projections 8 each, 2 attention products 4 each, 2 FFN products 12 each.
     text = 4 * 8 + 2 * 4 + 2 * 12
-    shape = StepShape(queries=2, query_length=1, passages=3, passage_length=1)
+    shape = BatchShape(queries=2, query_length=1, passages=3, passage_length=1)
     scores = 2 * 2 * 3 * 2
-    assert training_flops(config, shape) == 3 * (5 * text + scores)
-    assert executed_training_flops(config, shape) == 4 * 5 * text + 3 * scores
+    assert config.training_flops(shape) == 3 * (5 * text + scores)
+    assert config.executed_training_flops(shape) == 4 * 5 * text + 3 * scores
 
 
 def test_routing_by_hand():
@@ -72,8 +67,8 @@ def test_routing_by_hand():
         bert = BertConfig(num_layers=3)
         experts = ExpertConfig(num_experts=num_experts, routing=routing)
         plain, routed = DualEncoderConfig(bert=bert), DualEncoderConfig(bert=bert, experts=experts)
-        return forward_flops(routed, batch_size=1, length=10) - forward_flops(
-            plain, batch_size=1, length=10
+        return routed.forward_flops(batch_size=1, length=10) - plain.forward_flops(
+            batch_size=1, length=10
         )
 
     assert difference(2, Routing.DETERMINISTIC) == 0
@@ -93,7 +88,7 @@ def test_equals_what_jax_traces(pooling):
     def forward(params):
         return encode(model, params, tokens, Role.PASSAGE).embeddings.sum()
 
-    expected = forward_flops(model.config, batch_size=3, length=7)
+    expected = model.config.forward_flops(batch_size=3, length=7)
     params = abstract_params(model)
     assert traced_flops(jax.make_jaxpr(forward)(params).jaxpr) == expected
     assert traced_flops(jax.make_jaxpr(jax.grad(forward))(params).jaxpr) == 3 * expected
@@ -101,8 +96,8 @@ def test_equals_what_jax_traces(pooling):
 
 def test_activation_bytes_by_hand():
     bert = BertConfig(vocab_size=9, embed_dim=2, num_layers=4, num_heads=1, head_dim=2, mlp_dim=3)
-    shape = StepShape(queries=2, query_length=1, passages=0, passage_length=1)
+    shape = BatchShape(queries=2, query_length=1, passages=0, passage_length=1)
     # A block and token: (9·2 + 2·3)·4 bytes, a map of 1·1·4 bytes.
-    assert activation_bytes(DualEncoderConfig(bert=bert), shape) == 2 * 4 * (24 * 4 + 4)
+    assert DualEncoderConfig(bert=bert).activation_bytes(shape) == 2 * 4 * (24 * 4 + 4)
     saved = DualEncoderConfig(bert=BertConfig(**{**vars(bert), "remat": Remat.BLOCK}))
-    assert activation_bytes(saved, shape, batch_devices=2) == 4 * 2 * 4 + 24 * 4 + 4
+    assert saved.activation_bytes(shape, batch_devices=2) == 4 * 2 * 4 + 24 * 4 + 4

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from tiny_bert import encode, quick_jit, random_params, tiny_bert, tiny_model, tiny_tokens
 
-from taser_jax.batch import Role
+from taser_jax.batch import BatchShape, Role
 from taser_jax.errors import ConfigError
 from taser_jax.interop.plain import from_plain_encoders, plain_encoder
 from taser_jax.models import config_io
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import (
     DualEncoder,
-    DualEncoderConfig,
-    Pooling,
+    ModelConfig,
     TowerInit,
     Towers,
     abstract_params,
@@ -23,8 +23,6 @@ from taser_jax.models.dual_encoder import (
     logical_axes,
     parameter_count,
 )
-from taser_jax.models.flops import StepShape, training_flops
-from taser_jax.models.memory import activation_bytes
 from taser_jax.models.routing import ExpertConfig, Routing
 
 TASKS = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
@@ -103,8 +101,8 @@ def test_sizes_axes_and_costs():
     for tower in TOWERS:
         assert tuple(axes[tower]["layers_0"]["mlp"]["wi"]["kernel"]) == ("embed", "mlp")
     # A text goes through one tower, whichever: arithmetic and activations are the tied model's.
-    shape = StepShape(queries=8, query_length=32, passages=16, passage_length=160)
-    for cost in (training_flops, activation_bytes):
+    shape = BatchShape(queries=8, query_length=32, passages=16, passage_length=160)
+    for cost in (ModelConfig.training_flops, ModelConfig.activation_bytes):
         assert cost(config, shape) == cost(DualEncoderConfig(), shape)
 
 

@@ -8,11 +8,11 @@ from tiny_t5 import one_block, random_t5_params, tiny_t5, tiny_t5_model
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
-from taser_jax.models.bert import Remat
-from taser_jax.models.dual_encoder import abstract_params, parameter_count
+from taser_jax.models.dual_encoder import DualEncoder, abstract_params, parameter_count
 from taser_jax.models.t5 import PositionBias, T5Config, T5Initialization
-from taser_jax.models.t5_dual_encoder import T5DualEncoder, T5DualEncoderConfig, T5Embedding
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.models.t5_layers import relative_position_bucket
+from taser_jax.models.transformer import Remat
 
 RNGS = {"dropout": jax.random.key(1)}
 GATED = ("gelu", "linear")
@@ -41,7 +41,7 @@ SMALL_1_1 = {"embed_dim": 512, "num_decoder_layers": 8, "num_layers": 8, "num_he
 )
 def test_parameter_counts_of_published_models(t5, expected):
     """t5-base, t5-small, t5-v1_1-small."""
-    assert parameter_count(abstract_params(T5DualEncoder(T5DualEncoderConfig(t5=t5)))) == expected
+    assert parameter_count(abstract_params(DualEncoder(T5DualEncoderConfig(t5=t5)))) == expected
 
 
 def test_buckets_by_hand():
@@ -103,8 +103,8 @@ def test_rescaled_initialisation_gives_the_same_outputs(kind):
         for i in T5Initialization
     )
     params = random_t5_params(standard)
-    assert standard.initial_params(params) == params
-    scaled = rescaled.initial_params(params)
+    assert standard.config.initial_params(params) == params
+    scaled = rescaled.config.initial_params(params)
     np.testing.assert_allclose(
         embeddings(rescaled, scaled, tiny_tokens()),
         embeddings(standard, params, tiny_tokens()),

@@ -7,18 +7,11 @@ from test_flops import traced_flops
 from tiny_bert import encode
 from tiny_t5 import tiny_t5, tiny_t5_model
 
-from taser_jax.batch import Role, Tokens
-from taser_jax.models.bert import Remat
+from taser_jax.batch import BatchShape, Role, Tokens
 from taser_jax.models.dual_encoder import abstract_params
-from taser_jax.models.flops import (
-    StepShape,
-    executed_training_flops,
-    forward_flops,
-    training_flops,
-)
-from taser_jax.models.memory import activation_bytes
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
+from taser_jax.models.transformer import Remat
 
 SMALLEST = T5Config(
     vocab_size=9,
@@ -35,23 +28,23 @@ def test_t5_base_by_hand():
     # An encoder block of 160 tokens: 8·160·768² projections, 4·160²·768 attention, 4·160·768·3072.
     block = 754_974_720 + 78_643_200 + 1_509_949_440
     mean = T5DualEncoderConfig(embedding=T5Embedding.ENCODER_MEAN)
-    assert forward_flops(mean, batch_size=1, length=160) == 12 * block
+    assert mean.forward_flops(batch_size=1, length=160) == 12 * block
     # A decoder block: 4·768² of self-attention, 8·768² and 4·12·160·768 of cross-attention, FFN.
     decoder = 12 * 768**2 + 4 * 12 * 160 * 768 + 4 * 768 * 3072
     both = T5DualEncoderConfig()
-    assert forward_flops(both, batch_size=2, length=160) == 2 * 12 * (block + decoder)
+    assert both.forward_flops(batch_size=2, length=160) == 2 * 12 * (block + decoder)
 
 
 def test_training_by_hand():
     # One token: 4 projections 12 each, 2 attention products 6 each, 2 FFN products 20 each; then
     # decoder 6 projections, 2 products with the encoder's one state 4 each, 2 FFN products.
     text = (48 + 12 + 40) + (72 + 8 + 40)
-    shape = StepShape(queries=2, query_length=1, passages=3, passage_length=1)
+    shape = BatchShape(queries=2, query_length=1, passages=3, passage_length=1)
     scores = 2 * 2 * 3 * 2
     config = T5DualEncoderConfig(t5=SMALLEST)
-    assert training_flops(config, shape) == 3 * (5 * text + scores)
+    assert config.training_flops(shape) == 3 * (5 * text + scores)
     saved = T5DualEncoderConfig(t5=T5Config(**{**vars(SMALLEST), "remat": Remat.BLOCK}))
-    assert executed_training_flops(saved, shape) == 4 * 5 * text + 3 * scores
+    assert saved.executed_training_flops(shape) == 4 * 5 * text + 3 * scores
 
 
 @pytest.mark.parametrize(
@@ -69,22 +62,22 @@ def test_equals_what_jax_traces(changes, t5):
     def forward(params):
         return encode(model, params, tokens, Role.PASSAGE).embeddings.sum()
 
-    expected = forward_flops(model.config, batch_size=3, length=7)
+    expected = model.config.forward_flops(batch_size=3, length=7)
     params = abstract_params(model)
     assert traced_flops(jax.make_jaxpr(forward)(params).jaxpr) == expected
     assert traced_flops(jax.make_jaxpr(jax.grad(forward))(params).jaxpr) == 3 * expected
 
 
 def test_activation_bytes_by_hand():
-    shape = StepShape(queries=2, query_length=1, passages=0, passage_length=1)
+    shape = BatchShape(queries=2, query_length=1, passages=0, passage_length=1)
     # Encoder block: 5·2 + 4·3 + 2·5 numbers and a map of one number; decoder block:
     # 7·2 + 5·3 + 2·5 + 2·2 and the same.
     encoder, decoder = 32 * 4 + 4, 43 * 4 + 4
     config = T5DualEncoderConfig(t5=SMALLEST)
-    assert activation_bytes(config, shape) == 2 * (encoder + decoder)
+    assert config.activation_bytes(shape) == 2 * (encoder + decoder)
     saved = T5DualEncoderConfig(
         t5=T5Config(**{**vars(SMALLEST), "remat": Remat.BLOCK, "dtype": "bfloat16"})
     )
-    assert activation_bytes(saved, shape) == 2 * (2 * 2 * 2 + 43 * 2 + 2)
+    assert saved.activation_bytes(shape) == 2 * (2 * 2 * 2 + 43 * 2 + 2)
     mean = T5DualEncoderConfig(t5=SMALLEST, embedding=T5Embedding.ENCODER_MEAN)
-    assert activation_bytes(mean, shape, batch_devices=2) == encoder
+    assert mean.activation_bytes(shape, batch_devices=2) == encoder

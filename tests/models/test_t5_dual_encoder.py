@@ -7,29 +7,17 @@ from tiny_t5 import one_block, random_t5_params, tiny_t5, tiny_t5_model
 
 from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
-from taser_jax.models.bert import Remat
-from taser_jax.models.build import (
-    build_model,
-    embedding_dim,
-    remat,
-    vocabulary_size,
-    with_vocabulary_size,
-)
+from taser_jax.models.bert_dual_encoder import BertTower, DualEncoderConfig
 from taser_jax.models.dual_encoder import (
-    DualEncoder,
-    DualEncoderConfig,
+    Normalization,
     TowerInit,
     Towers,
     abstract_params,
     init_params,
     logical_axes,
 )
-from taser_jax.models.t5_dual_encoder import (
-    Normalization,
-    T5DualEncoder,
-    T5DualEncoderConfig,
-    T5Embedding,
-)
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding, T5Tower
+from taser_jax.models.transformer import Remat
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
 
 TASKS = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
@@ -190,10 +178,10 @@ def test_what_cannot_be_is_refused(changes, message):
 
 def test_any_configuration_is_built_and_sized():
     t5, bert = T5DualEncoderConfig(t5=tiny_t5(remat=Remat.BLOCK)), DualEncoderConfig()
-    assert isinstance(build_model(t5), T5DualEncoder)
-    assert isinstance(build_model(bert), DualEncoder)
-    assert (embedding_dim(t5), embedding_dim(bert)) == (16, 768)
-    assert embedding_dim(T5DualEncoderConfig(projection_dim=3)) == 3
-    assert (remat(t5), remat(bert)) == (Remat.BLOCK, Remat.NONE)
+    assert isinstance(t5.make_tower(), T5Tower)
+    assert isinstance(bert.make_tower(), BertTower)
+    assert (t5.embedding_dim, bert.embedding_dim) == (16, 768)
+    assert T5DualEncoderConfig(projection_dim=3).embedding_dim == 3
+    assert (t5.transformer.remat, bert.transformer.remat) == (Remat.BLOCK, Remat.NONE)
     for config in (t5, bert):
-        assert vocabulary_size(with_vocabulary_size(config, 77)) == 77
+        assert config.with_vocabulary_size(77).transformer.vocab_size == 77

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from taser_jax.models.dual_encoder import abstract_params
+from taser_jax.models.dual_encoder import DualEncoder, abstract_params
 from taser_jax.models.t5 import T5Config
-from taser_jax.models.t5_dual_encoder import T5DualEncoder, T5DualEncoderConfig
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 
 
 def tiny_t5(**changes):
@@ -32,7 +32,7 @@ def one_block(**changes):
 
 
 def tiny_t5_model(*, t5=None, **changes):
-    return T5DualEncoder(T5DualEncoderConfig(t5=t5 or tiny_t5(), **changes))
+    return DualEncoder(T5DualEncoderConfig(t5=t5 or tiny_t5(), **changes))
 
 
 def random_t5_params(model, seed=0):

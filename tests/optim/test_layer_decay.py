@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 from taser_jax.errors import ConfigError
-from taser_jax.models.dual_encoder import Towers, abstract_params
+from taser_jax.models.dual_encoder import DualEncoder, Towers, abstract_params
 from taser_jax.models.t5 import T5Config
-from taser_jax.models.t5_dual_encoder import T5DualEncoder, T5DualEncoderConfig, T5Embedding
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.optim.layer_decay import layer_depths, layer_factors
 from taser_jax.optim.parameter_rules import parameter_paths
 
@@ -85,7 +85,7 @@ T5 = T5Config(
 
 def t5_factors(**changes):
     config = T5DualEncoderConfig(t5=T5, **changes)
-    return factors(abstract_params(T5DualEncoder(config)), decay=0.5)
+    return factors(abstract_params(DualEncoder(config)), decay=0.5)
 
 
 @pytest.mark.parametrize("towers", Towers)

@@ -8,13 +8,8 @@ import pytest
 from taser_jax.batch import Role, Tokens
 from taser_jax.interop.t5_pretrained import load_pretrained_t5, pretrained_t5
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x_checkpoint
-from taser_jax.models.dual_encoder import abstract_params
-from taser_jax.models.t5_dual_encoder import (
-    Normalization,
-    T5DualEncoder,
-    T5DualEncoderConfig,
-    T5Embedding,
-)
+from taser_jax.models.dual_encoder import DualEncoder, Normalization, abstract_params
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +37,7 @@ def test_golden_embeddings(directory):
         projection_dim=768,
         normalization=Normalization.L2,
     )
-    model = T5DualEncoder(config)
+    model = DualEncoder(config)
     params = load_pretrained_t5(directory, config=config, params=abstract_params(model))
     assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, abstract_params(model))
     ids = [[71, 1712, 1566, 1, 0, 0, 0, 0], [8, 3, 9, 10, 11, 12, 13, 1]]

@@ -9,8 +9,8 @@ import pytest
 from tiny_encoder import VOCAB, make_batch
 
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.build import build_model
-from taser_jax.models.dual_encoder import DualEncoderConfig, init_params
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.dual_encoder import DualEncoder, init_params
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
@@ -40,7 +40,7 @@ MULTIPLES = {
 
 @functools.cache
 def loss_and_gradient(name):
-    model = build_model(MODELS[name])
+    model = DualEncoder(MODELS[name])
     params = init_params(model, jax.random.key(0))
     loss_fn = make_loss(model, train=True)
     batch = make_batch(4, length=6)

@@ -9,13 +9,8 @@ from jax.sharding import PartitionSpec
 from tiny_encoder import VOCAB, make_batch
 
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.dual_encoder import (
-    DualEncoder,
-    DualEncoderConfig,
-    abstract_params,
-    init_params,
-    logical_axes,
-)
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.dual_encoder import DualEncoder, abstract_params, init_params, logical_axes
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh

@@ -10,9 +10,9 @@ from tiny_encoder import VOCAB, make_batch
 
 from taser_jax.errors import ConfigError
 from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import (
     DualEncoder,
-    DualEncoderConfig,
     Towers,
     abstract_params,
     init_params,

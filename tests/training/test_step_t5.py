@@ -8,9 +8,15 @@ import pytest
 from tiny_encoder import VOCAB, make_batch
 
 from taser_jax.errors import ConfigError
-from taser_jax.models.dual_encoder import Towers, abstract_params, init_params, logical_axes
+from taser_jax.models.dual_encoder import (
+    DualEncoder,
+    Towers,
+    abstract_params,
+    init_params,
+    logical_axes,
+)
 from taser_jax.models.t5 import T5Config
-from taser_jax.models.t5_dual_encoder import T5DualEncoder, T5DualEncoderConfig
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
 from taser_jax.training.state import init_state
@@ -26,9 +32,7 @@ T5 = T5Config(
     mlp_dim=24,
     dropout_rate=0.0,
 )
-MODEL = T5DualEncoder(
-    T5DualEncoderConfig(t5=T5, towers=Towers.SEPARATE, query_tasks=("nq", "fever"))
-)
+MODEL = DualEncoder(T5DualEncoderConfig(t5=T5, towers=Towers.SEPARATE, query_tasks=("nq", "fever")))
 # One position attends to itself alone; key and query of its self-attention say nothing.
 UNUSED = ("self_attention/query/kernel", "self_attention/key/kernel", "decoder/relpos_bias")
 

@@ -1,0 +1,187 @@
+"""BERT as a dual encoder: DPR, TASER and Shared alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from taser_jax.batch import Role, Tokens
+from taser_jax.errors import ConfigError
+from taser_jax.models.attention import AttentionKernel
+from taser_jax.models.bert import BertConfig, BertEncoder, EncoderOutput, block_output
+from taser_jax.models.dual_encoder import (
+    Description,
+    Encoded,
+    ModelConfig,
+    Normalization,
+    TowerInit,
+    Towers,
+    mean_over_tokens,
+    normalize,
+)
+from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.models.transformer import BlockCost, Remat
+
+
+class Pooling(enum.Enum):
+    """How hidden states become an embedding: [CLS], or the mean over real tokens."""
+
+    CLS = "cls"
+    MEAN = "mean"
+
+
+_POOLED = {Pooling.CLS: "the hidden state of [CLS]", Pooling.MEAN: "the mean of hidden states"}
+
+
+@dataclasses.dataclass(frozen=True)
+class DualEncoderConfig(ModelConfig):
+    """What a dual encoder is made of.
+
+    Example:
+        >>> dpr = DualEncoderConfig(towers=Towers.SEPARATE)
+        >>> taser = DualEncoderConfig(experts=ExpertConfig(num_experts=2))
+        >>> shared = DualEncoderConfig()
+        >>> q_spec = DualEncoderConfig(towers=Towers.SEPARATE, query_tasks=("nq", "fever"))
+
+    Attributes:
+        bert: the encoder.
+        experts: its specialised blocks.
+        towers: one encoder or two.
+        pooling: [CLS] or mean.
+        tower_init: how two towers start; without effect on one.
+        normalization: of embeddings; none in the papers, L2 for encoders pretrained with cosines
+            (whose temperature is then about 0.05).
+        query_tasks: tasks with a query tower of their own (TACO-DR's QSpec); empty for one tower
+            for all queries. Needs separate towers; passages have one tower for all tasks.
+    """
+
+    kind: ClassVar[str] = "bert"
+
+    bert: BertConfig = dataclasses.field(default_factory=BertConfig)
+    experts: ExpertConfig = dataclasses.field(default_factory=ExpertConfig)
+    towers: Towers = Towers.TIED
+    pooling: Pooling = Pooling.CLS
+    tower_init: TowerInit = TowerInit.COPIED
+    normalization: Normalization = Normalization.NONE
+    query_tasks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        by_role = self.experts.routing is Routing.DETERMINISTIC
+        if self.towers is Towers.SEPARATE and self.experts.num_experts > 1 and by_role:
+            raise ConfigError(
+                "separate towers with experts chosen by role",
+                where="DualEncoderConfig",
+                expected="one or the other: each tower would use half of its experts only",
+                fix="set towers=TIED (TASER) or num_experts=1 (DPR)",
+            )
+        self.experts.specialized_blocks(self.bert.num_layers)
+
+    @property
+    def transformer(self) -> BertConfig:
+        """The encoder."""
+        return self.bert
+
+    def with_transformer(self, **changes: Any) -> DualEncoderConfig:
+        """The same model with other values in fields of `bert`."""
+        return dataclasses.replace(self, bert=dataclasses.replace(self.bert, **changes))
+
+    def portable(self) -> DualEncoderConfig:
+        """With the attention that every platform has; values agree to rounding."""
+        return self.with_transformer(attention=AttentionKernel.EINSUM, remat=Remat.NONE)
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width of the hidden states."""
+        return self.bert.embed_dim
+
+    @property
+    def max_length(self) -> int:
+        """Rows of the position table."""
+        return self.bert.max_length
+
+    @property
+    def output(self) -> EncoderOutput:
+        """Positions that pooling reads."""
+        is_first = self.pooling is Pooling.CLS
+        return EncoderOutput.FIRST_TOKEN if is_first else EncoderOutput.ALL_TOKENS
+
+    def block_costs(self, length: int) -> list[BlockCost]:
+        """What each block costs for one text.
+
+        FLOPs of a block on all L tokens, width d, joined head width a = heads·kv, inner width f:
+            2·L·d·a·3 (query, key, value) + 2·L·L·a·2 (scores, values) + 2·L·a·d (out) + 2·L·d·f·2
+        With [CLS] pooling the last block computes 1 query in place of L: keys and values only are
+        over all tokens. A learned router adds 2·d·I a choice.
+
+        Activations are 9 vectors of width d and 2 of width f a token, the latter once per expert
+        that learned routing computes, and an attention map; dropout keeps no mask.
+        """
+        bert, experts = self.bert, self.experts
+        embed, attention = bert.embed_dim, bert.num_heads * bert.head_dim
+        specialized = experts.specialized_blocks(bert.num_layers)
+        # Det-R computes the experts of one role, and trains by drawing among them.
+        computed = experts.num_experts if experts.learned else experts.num_experts // 2
+        costs = []
+        for block in range(1, bert.num_layers + 1):
+            is_specialized = block in specialized
+            is_first = block_output(bert, experts, block, self.output) is EncoderOutput.FIRST_TOKEN
+            queries = 1 if is_first else length
+            flops = 2 * embed * attention * (2 * queries + 2 * length)
+            flops += 2 * 2 * queries * length * attention
+            if is_specialized and experts.learned:
+                choices = queries if experts.routing is Routing.TOKEN else 1
+                flops += 2 * embed * experts.num_experts * choices
+            feed_forward = 2 * 2 * queries * embed * bert.mlp_dim
+            inner = bert.mlp_dim * (computed if is_specialized and experts.learned else 1)
+            kept = length * (9 * embed + 2 * inner) + bert.num_heads * length * length
+            costs.append(
+                BlockCost(
+                    flops=flops + feed_forward,
+                    executed_flops=flops + feed_forward * (computed if is_specialized else 1),
+                    activation_bytes=kept * bert.dtype_bytes,
+                    input_bytes=length * embed * bert.dtype_bytes,
+                )
+            )
+        return costs
+
+    def describe(self) -> Description:
+        """The model in words."""
+        title = "DPR" if self.towers is Towers.SEPARATE else "Shared encoder"
+        blocks = self.experts.specialized_blocks(self.bert.num_layers)
+        return Description(
+            title="TASER" if self.experts.num_experts > 1 else title,
+            embedding=f"An embedding is {_POOLED[self.pooling]}; all tokens are of segment 0.",
+            first_token="[CLS] ",
+            last_token=" [SEP]",
+            facts=(("specialised blocks", ", ".join(map(str, blocks)) or "none"),),
+        )
+
+    def make_tower(self) -> BertTower:
+        """BERT and pooling."""
+        return BertTower(self)
+
+
+class BertTower(nn.Module):
+    """BERT and pooling; parameters are those of `BertEncoder`."""
+
+    config: DualEncoderConfig
+
+    def setup(self) -> None:
+        """Makes the encoder, in this module's own scope."""
+        self.encoder = BertEncoder(self.config.bert, self.config.experts)
+        nn.share_scope(self, self.encoder)
+
+    def __call__(self, tokens: Tokens, *, role: Role, train: bool = False) -> Encoded:
+        """Float32 embeddings and routing statistics."""
+        config = self.config
+        hidden, statistics = self.encoder(tokens, role=role, train=train, output=config.output)
+        if config.pooling is Pooling.CLS:
+            pooled = hidden[:, 0].astype(jnp.float32)
+        else:
+            pooled = mean_over_tokens(hidden, tokens)
+        return Encoded(normalize(pooled, config.normalization), statistics)

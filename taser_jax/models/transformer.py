@@ -1,0 +1,54 @@
+"""What BERT's and T5's configurations have in common, and what a block of either costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+DTYPES = tuple(_BYTES)
+
+
+class Remat(enum.Enum):
+    """What the backward pass recomputes: nothing, or each block from its input."""
+
+    NONE = "none"
+    BLOCK = "block"
+
+
+class TransformerConfig:
+    """The fields that every Transformer's configuration has; see `BertConfig` and `T5Config`."""
+
+    vocab_size: int
+    embed_dim: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    mlp_dim: int
+    dtype: str
+    remat: Remat
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of one activation."""
+        return _BYTES[self.dtype]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockCost:
+    """Cost of one block for one text, padding included.
+
+    FLOPs are those of matrix products: one of [m, k] and [k, n] counts 2·m·k·n. Table look-ups,
+    normalisation, softmax and activations count nothing.
+
+    Attributes:
+        flops: with one expert per token: the model's FLOPs.
+        executed_flops: with every expert that is computed.
+        activation_bytes: kept for the backward pass.
+        input_bytes: of the block's input, all that `Remat.BLOCK` keeps.
+    """
+
+    flops: int
+    executed_flops: int
+    activation_bytes: int
+    input_bytes: int
