@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +24,10 @@ from taser_jax.evaluation.results import read_results
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.lowering import check_task
 from taser_jax.interop.model_card import CardTexts, write_card
-from taser_jax.interop.serving_cards import saved_model_card, stablehlo_card
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.progress import logger, phase
 
+_Export = Callable[[ExportSource, pathlib.Path], None]
 _VOCABULARY_FILES = ("vocabulary.json", "vocab.txt")
 
 
@@ -124,37 +123,30 @@ def export_model(
     for format, directory in directories.items():
         with phase(f"export {format.value}"), replacing(directory) as scratch:
             scratch.mkdir()
-            exporter = _exporter(format)
-            exporter.export(source, pathlib.Path(scratch))
-            write_card(source, pathlib.Path(scratch), exporter.card_texts(source))
+            export, card_texts = _exporter(format)
+            export(source, pathlib.Path(scratch))
+            write_card(source, pathlib.Path(scratch), card_texts(source))
         logger.info("%s: %s", format.value, directory)
     return {format.value: directory for format, directory in directories.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Exporter:
-    export: Callable[[ExportSource, pathlib.Path], None]
-    card_texts: Callable[[ExportSource], CardTexts]
-
-
-def _exporter(format: ExportFormat) -> _Exporter:
-    """Imported only when asked for: each format has packages of its own."""
+def _exporter(format: ExportFormat) -> tuple[_Export, Callable[[ExportSource], CardTexts]]:
+    """A format's writer and card, imported on demand: each has packages of its own."""
     if format is ExportFormat.SENTENCE_TRANSFORMERS:
         from taser_jax.interop import sentence_transformers
 
-        export = sentence_transformers.export_sentence_transformers
-        return _Exporter(export, sentence_transformers.card_texts)
+        return sentence_transformers.export_sentence_transformers, sentence_transformers.card_texts
     if format is ExportFormat.ONNX:
         from taser_jax.interop import onnx
 
-        return _Exporter(onnx.export_onnx, onnx.card_texts)
+        return onnx.export_onnx, onnx.card_texts
     if format is ExportFormat.SAVED_MODEL:
-        from taser_jax.interop.saved_model import export_saved_model
+        from taser_jax.interop import saved_model
 
-        return _Exporter(export_saved_model, saved_model_card)
-    from taser_jax.interop.stablehlo import export_stablehlo
+        return saved_model.export_saved_model, saved_model.card_texts
+    from taser_jax.interop import stablehlo
 
-    return _Exporter(export_stablehlo, stablehlo_card)
+    return stablehlo.export_stablehlo, stablehlo.card_texts
 
 
 def _formats(formats: Sequence[str | ExportFormat]) -> list[ExportFormat]:

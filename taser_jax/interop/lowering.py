@@ -147,18 +147,6 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return {"/".join(str(key.key) for key in path): leaf for path, leaf in leaves}
 
 
-def nested(leaves: dict[str, Any]) -> dict[str, Any]:
-    """The nested dicts that `named_leaves` took apart."""
-    tree: dict[str, Any] = {}
-    for name, leaf in leaves.items():
-        *path, last = name.split("/")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        node[last] = leaf
-    return tree
-
-
 def _kind(leaf: Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from flax.traverse_util import unflatten_dict
 
 # The op of a StableHLO program has no other Python door than the one that jax2tf takes.
 from tensorflow.compiler.tf2xla.python import xla
@@ -22,17 +23,15 @@ from taser_jax.data.text.preprocessors import (
 )
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.text_settings import Titles
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.errors import ConfigError
 from taser_jax.interop.export_source import ExportSource
-from taser_jax.interop.lowering import check_source, lower_encoder, named_leaves, nested
+from taser_jax.interop.lowering import check_source, lower_encoder, named_leaves
+from taser_jax.interop.model_card import CardTexts
 from taser_jax.models import config_io
 
 # SavedModel's place for files that TensorFlow does not read.
 EXTRA = "assets.extra"
 MODEL_FILE = f"{EXTRA}/model.json"
-_VARIABLES = "variables/variables"
-_VARIABLE_PATH = "params/"
-_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 # 10 (TensorFlow builds since May 2025) adds the choice of a partitioner for sharded programs;
 # these are not sharded, and read the same as 9.
 _CALLING_CONVENTION = 9
@@ -74,7 +73,7 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
     }
     # The names in the checkpoint are the paths to the variables from here.
     module = tf.Module()
-    module.params = nested(variables)
+    module.params = unflatten_dict(variables, sep="/")
     module.vocabulary = vocabulary.trackables
     signatures = {
         f"encode_{role.value}": _signature(source, tuple(variables.values()), vocabulary, role)
@@ -86,33 +85,30 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
     config_io.save(source.config, output_dir / MODEL_FILE)
 
 
-def params_from_saved_model(directory: str | pathlib.Path) -> dict[str, Any]:
-    """The parameters of an export, bit for bit: nested dicts of NumPy arrays.
+def card_texts(source: ExportSource) -> CardTexts:
+    """Strings in, embeddings out, in TensorFlow or TensorFlow Serving."""
+    contents = (
+        "A TensorFlow SavedModel with the tokenizer inside, for any batch size. Signatures "
+        "`encode_query` (and `serving_default`, the same) take `queries`, `encode_passage` takes "
+        "`titles` and `texts`, all strings; a passage without a title has an empty one. The output "
+        f"is `embedding`, float32 [batch, {source.config.embedding_dim}]. The tokenizer's ops are "
+        "TensorFlow Text's: import it first. TensorFlow Serving has them built in; put this "
+        "directory under a version number there, as `model/1`.\n"
+    )
+    code = """
+import tensorflow as tf
+from flax.traverse_util import unflatten_dict
+import tensorflow_text  # the tokenizer's ops
 
-    Raises:
-        DataError: variables are missing or damaged, or none of them is a parameter.
-    """
-    path = pathlib.Path(directory) / _VARIABLES
-    leaves = {}
-    try:
-        reader = tf.train.load_checkpoint(str(path))
-        for name in reader.get_variable_to_shape_map():
-            if name.startswith(_VARIABLE_PATH) and name.endswith(_VALUE):
-                leaf = name.removeprefix(_VARIABLE_PATH).removesuffix(_VALUE)
-                leaves[leaf] = reader.get_tensor(name)
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"variables cannot be read ({error})",
-            where=str(path),
-            fix="export the model again with `taser export`",
-        ) from error
-    if not leaves:
-        raise DataError(
-            "no parameters of taser_jax",
-            where=str(path),
-            expected="a SavedModel that `taser export` wrote",
-        )
-    return nested(leaves)
+model = tf.saved_model.load(".")
+queries = tf.constant(["on which river lies Paris"])
+titles, texts = tf.constant(["Paris", ""]), tf.constant(["It lies on the Seine.", "No title."])
+query_embeddings = model.signatures["encode_query"](queries=queries)["embedding"]
+passages = model.signatures["encode_passage"](titles=titles, texts=texts)
+passage_embeddings = passages["embedding"]
+scores = tf.matmul(query_embeddings, passage_embeddings, transpose_b=True)
+"""
+    return CardTexts("saved_model", contents, code, ("tensorflow",))
 
 
 def _signature(

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import safetensors
 import safetensors.numpy
-from jax import export
-from jaxtyping import Array, Bool, Float, Int
 
 from taser_jax.batch import Role
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.errors import ConfigError
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.lowering import (
     PLATFORMS,
     STABLEHLO_VERSION,
     Lengths,
-    check_params,
     check_source,
     lower_encoder,
     named_leaves,
-    nested,
 )
+from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.models import config_io
 
 FORMAT_VERSION = 1
@@ -38,7 +30,6 @@ PARAMETERS_FILE = "params.safetensors"
 MODEL_FILE = "model.json"
 VOCABULARY = "vocabulary"
 _VOCABULARY_FILE = "vocabulary.json"
-_FIX = "export the model again with `taser export`"
 
 # How to use an export without taser_jax; `directory`, `ids` (int32) and `mask` (bool, True at real
 # tokens), both [batch, length], are the reader's.
@@ -61,46 +52,6 @@ for name, tensor in load_file(directory / "params.safetensors").items():
 program = export.deserialize((directory / "encode_query.stablehlo").read_bytes())
 embeddings = jax.jit(program.call)(params, ids, mask)  # float32 [batch, dim]
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class StableHloEncoder:
-    """A loaded export.
-
-    Attributes:
-        params: nested dicts of arrays, given to every program.
-        programs: (params, ids, mask) -> embeddings of each role.
-        signature: what signature.json says.
-    """
-
-    params: Any
-    programs: Mapping[Role, Callable[[Any, Any, Any], Any]]
-    signature: Mapping[str, Any]
-
-    def encode(
-        self, role: Role, ids: Int[Array, "batch length"], mask: Bool[Array, "batch length"]
-    ) -> Float[Array, "batch dim"]:
-        """Embeddings of tokenised texts; any batch size, each compiled once.
-
-        Args:
-            role: query or passage.
-            ids: with special tokens, 0-padded. [batch, length], int32
-            mask: True at real tokens. [batch, length]
-
-        Raises:
-            ConfigError: shapes that the program cannot take.
-        """
-        limit = self.signature["functions"][f"encode_{role.value}"]["max_length"]
-        if ids.ndim != 2 or ids.shape != mask.shape or not 1 <= ids.shape[1] <= limit:
-            raise ConfigError(
-                f"ids {list(ids.shape)} and mask {list(mask.shape)}",
-                where="StableHloEncoder.encode",
-                expected=f"[batch, length] both, length 1 to {limit}",
-            )
-        if not len(ids):
-            return jnp.zeros((0, self.signature["output"]["shape"][1]), jnp.float32)
-        ids, mask = jnp.asarray(ids, jnp.int32), jnp.asarray(mask, jnp.bool_)
-        return self.programs[role](self.params, ids, mask)
 
 
 def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
@@ -167,46 +118,25 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     (output_dir / SIGNATURE_FILE).write_text(text, encoding="utf-8")
 
 
-def load_stablehlo(directory: str | pathlib.Path) -> StableHloEncoder:
-    """Opens what `export_stablehlo` wrote; no Flax module runs.
+def card_texts(source: ExportSource) -> CardTexts:
+    """Token ids in, embeddings out, in JAX or another runtime of StableHLO."""
+    contents = (
+        "`encode_query.stablehlo` and `encode_passage.stablehlo` are programs of `jax.export` for "
+        "cpu, cuda and tpu, for any batch size and length. Both take the parameters in "
+        "`params.safetensors`, `ids` (int32 [batch, length]) and `mask` (bool, True at tokens); "
+        f"the output is float32 [batch, {source.config.embedding_dim}]. `signature.json` tells "
+        "the same to programs. Texts become ids outside, by the vocabulary in `vocabulary/`; with "
+        "taser_jax installed, by `taser_jax.data.text.preprocessors.encode_queries` and "
+        "`encode_passages`.\n"
+    ) + left_to_the_reader(source)
+    example = """
+import numpy as np
 
-    Example:
-        >>> encoder = load_stablehlo("exported/stablehlo")
-        >>> encoder.encode(Role.QUERY, tokens.ids, tokens.mask).shape
-        (2, 768)
-
-    Raises:
-        DataError: files are missing or damaged.
-        ConfigError: the parameters are not those of the programs.
-    """
-    directory = pathlib.Path(directory)
-    signature = _read_signature(directory)
-    params = params_from_stablehlo_export(directory)
-    programs = {}
-    for role in Role:
-        path = directory / signature["functions"][f"encode_{role.value}"]["file"]
-        program = _read_program(path)
-        (expected, *_), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
-        check_params(params, expected, where=str(directory / PARAMETERS_FILE))
-        programs[role] = jax.jit(program.call)
-    return StableHloEncoder(
-        params=jax.tree.map(jnp.asarray, params), programs=programs, signature=signature
-    )
-
-
-def params_from_stablehlo_export(directory: str | pathlib.Path) -> dict[str, Any]:
-    """The parameters of an export, bit for bit: nested dicts of NumPy arrays.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
-    path = pathlib.Path(directory) / PARAMETERS_FILE
-    try:
-        return nested(safetensors.numpy.load_file(path))
-    except (OSError, safetensors.SafetensorError) as error:
-        raise DataError(
-            f"parameters cannot be read ({error})", where=str(path), fix=_FIX
-        ) from error
+directory = "."
+ids = np.array([[2, 7, 8, 3], [2, 7, 3, 0]], np.int32)  # of two queries, padded with 0
+mask = ids != 0
+"""
+    return CardTexts("stablehlo", contents, f"{example.strip()}\n\n{LOAD_SNIPPET}", ("jax",))
 
 
 def _vocabulary_metadata(source: ExportSource) -> dict[str, Any]:
@@ -229,37 +159,3 @@ def _vocabulary_metadata(source: ExportSource) -> dict[str, Any]:
             expected=f"at most {rows}, the rows of the model's table",
         )
     return {"kind": kind, "size": size, "fingerprint": metadata.get("fingerprint")}
-
-
-def _read_signature(directory: pathlib.Path) -> dict[str, Any]:
-    path = directory / SIGNATURE_FILE
-    try:
-        signature = json.loads(path.read_text(encoding="utf-8"))
-        version = signature["format_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"no StableHLO export ({error})",
-            where=str(path),
-            expected="a directory that `taser export` wrote",
-            fix=_FIX,
-        ) from error
-    if version != FORMAT_VERSION:
-        raise DataError(
-            f"format_version is {version!r}",
-            where=str(path),
-            expected=str(FORMAT_VERSION),
-            fix=_FIX,
-        )
-    return signature
-
-
-def _read_program(path: pathlib.Path) -> export.Exported:
-    if not path.is_file():
-        raise DataError("no such file", where=str(path), expected="a program", fix=_FIX)
-    try:
-        return export.deserialize(bytearray(path.read_bytes()))
-    # The reader of a damaged file raises whatever its bytes led it to.
-    except Exception as error:
-        raise DataError(
-            f"the program cannot be read ({error})", where=str(path), fix=_FIX
-        ) from error

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 import tensorflow as tf
+from exported_programs import saved_model_params
 from tiny_source import (
     DETERMINISTIC,
     DPR,
@@ -24,7 +25,7 @@ from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.vocabulary_training import train_vocabulary
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.interop.saved_model import export_saved_model, params_from_saved_model
+from taser_jax.interop.saved_model import export_saved_model
 from taser_jax.models import config_io
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.dual_encoder import Towers
@@ -165,7 +166,7 @@ def test_titles_and_texts_of_different_number_are_refused(det_r):
 
 def test_parameters_lie_there_once_and_come_back_bit_for_bit(det_r):
     source, directory = det_r
-    found = params_from_saved_model(directory)
+    found = saved_model_params(directory)
     jax.tree.map(np.testing.assert_array_equal, found, source.params)
     assert jax.tree.structure(found) == jax.tree.structure(source.params)
     assert config_io.load(directory / "assets.extra" / "model.json") == source.config
@@ -227,13 +228,3 @@ def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path):
     source = tiny_source(tmp_path, bert={"vocab_size": 20})
     with pytest.raises(ConfigError, match=rf"has {len(PIECES)} ids(.|\n)*at most 20"):
         export_saved_model(source, tmp_path)
-
-
-def test_damaged_variables_are_refused(det_r, tmp_path):
-    with pytest.raises(DataError, match="variables cannot be read"):
-        params_from_saved_model(tmp_path)
-    other = tf.Module()
-    other.table = tf.Variable([1.0])
-    tf.saved_model.save(other, str(tmp_path / "other"))
-    with pytest.raises(DataError, match="no parameters of taser_jax"):
-        params_from_saved_model(tmp_path / "other")

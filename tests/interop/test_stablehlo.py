@@ -6,12 +6,12 @@ import sys
 import jax
 import numpy as np
 import pytest
+from exported_programs import run_snippet
 from jax import export
 from tiny_source import (
     DETERMINISTIC,
     DPR,
     QUERY_LENGTH,
-    edit_json,
     embed,
     some_tokens,
     tiny_source,
@@ -20,13 +20,11 @@ from tiny_source import (
 
 from taser_jax.batch import Role
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.errors import ConfigError
 from taser_jax.interop.stablehlo import (
     LOAD_SNIPPET,
     PARAMETERS_FILE,
     export_stablehlo,
-    load_stablehlo,
-    params_from_stablehlo_export,
 )
 from taser_jax.models import config_io
 from taser_jax.models.attention import AttentionKernel
@@ -74,14 +72,15 @@ def det_r(tmp_path_factory):
 @pytest.mark.parametrize("name", MODELS)
 def test_embeddings_equal_ours_at_every_batch_size(tmp_path, name):
     source, directory = exported(tmp_path, **MODELS[name])
-    encoder = load_stablehlo(directory)
     for role in Role:
         tokens = some_tokens(source, role, 5)
         expected = embed(source, role, tokens)
         for count in (5, 1):
-            found = encoder.encode(role, tokens.ids[:count], tokens.mask[:count])
+            found = run_snippet(directory, role, tokens.ids[:count], tokens.mask[:count]).embeddings
             np.testing.assert_allclose(found, expected[:count], rtol=1e-6, atol=2e-6)
-    both = [encoder.encode(role, tokens.ids[:1], tokens.mask[:1]) for role in Role]
+    both = [
+        run_snippet(directory, role, tokens.ids[:1], tokens.mask[:1]).embeddings for role in Role
+    ]
     # Learned routing and one tower treat both roles alike; experts by role and towers do not.
     assert np.allclose(*both, atol=1e-6) == (name in ("seq_r", "tok_r"))
 
@@ -89,7 +88,7 @@ def test_embeddings_equal_ours_at_every_batch_size(tmp_path, name):
 def test_bfloat16_activations_stay(tmp_path):
     source, directory = exported(tmp_path, bert={"dtype": "bfloat16"}, **MODELS["det_r"])
     tokens = some_tokens(source, Role.QUERY, 5)
-    found = load_stablehlo(directory).encode(Role.QUERY, tokens.ids, tokens.mask)
+    found = run_snippet(directory, Role.QUERY, tokens.ids, tokens.mask).embeddings
     exact = dataclasses.replace(source.config.bert, dtype="float32")
     exact = dataclasses.replace(source, config=dataclasses.replace(source.config, bert=exact))
     np.testing.assert_allclose(found, embed(source, Role.QUERY, tokens), atol=0.1)
@@ -97,25 +96,21 @@ def test_bfloat16_activations_stay(tmp_path):
     assert found.dtype == np.float32
 
 
-def test_other_lengths_and_empty_batches(det_r):
+def test_other_lengths(det_r):
     source, directory = det_r
-    encoder = load_stablehlo(directory)
     tokens = some_tokens(source, Role.PASSAGE, 3)
     wide = [np.pad(array, ((0, 0), (0, 2))) for array in (tokens.ids, tokens.mask)]
-    np.testing.assert_allclose(
-        encoder.encode(Role.PASSAGE, *wide), embed(source, Role.PASSAGE, tokens), atol=1e-5
-    )
-    assert encoder.encode(Role.QUERY, tokens.ids[:0], tokens.mask[:0]).shape == (0, 16)
+    found = run_snippet(directory, Role.PASSAGE, *wide).embeddings
+    np.testing.assert_allclose(found, embed(source, Role.PASSAGE, tokens), atol=1e-5)
     too_long = np.zeros((2, 13), np.int32)
-    with pytest.raises(ConfigError, match=r"ids \[2, 13\](.|\n)*length 1 to 12"):
-        encoder.encode(Role.QUERY, too_long, too_long == 0)
-    with pytest.raises(ConfigError, match=r"mask \[2, 12\]"):
-        encoder.encode(Role.QUERY, too_long, too_long[:, 1:] == 0)
+    with pytest.raises(ValueError, match="refining shapes"):
+        run_snippet(directory, Role.PASSAGE, too_long, too_long == 0)
 
 
 def test_parameters_come_back_bit_for_bit(det_r):
     source, directory = det_r
-    found = params_from_stablehlo_export(directory)
+    tokens = some_tokens(source, Role.QUERY, 2)
+    found = run_snippet(directory, Role.QUERY, tokens.ids, tokens.mask).params
     jax.tree.map(np.testing.assert_array_equal, found, source.params)
     assert jax.tree.structure(found) == jax.tree.structure(source.params)
     assert config_io.load(directory / "model.json") == on_gpu(source).config
@@ -187,42 +182,3 @@ def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path):
     source = tiny_source(tmp_path, bert={"vocab_size": 20})
     with pytest.raises(ConfigError, match=r"vocabulary has 25 ids(.|\n)*at most 20"):
         export_stablehlo(source, tmp_path)
-
-
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:100])
-
-
-@pytest.mark.parametrize(
-    ("file", "damage", "error", "says"),
-    [
-        ("signature.json", lambda path: path.unlink(), DataError, "no StableHLO export"),
-        ("signature.json", truncate, DataError, "no StableHLO export"),
-        (
-            "signature.json",
-            lambda path: edit_json(path, format_version=2),
-            DataError,
-            "format_version is 2",
-        ),
-        (PARAMETERS_FILE, lambda path: path.unlink(), DataError, "parameters cannot be read"),
-        (PARAMETERS_FILE, truncate, DataError, "parameters cannot be read"),
-        ("encode_query.stablehlo", lambda path: path.unlink(), DataError, "no such file"),
-        ("encode_passage.stablehlo", truncate, DataError, "the program cannot be read"),
-    ],
-)
-def test_a_damaged_export_is_refused(det_r, tmp_path, file, damage, error, says):
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in det_r[1].iterdir():
-        if path.is_file():
-            (copy / path.name).write_bytes(path.read_bytes())
-    damage(copy / file)
-    with pytest.raises(error, match=rf"{file}(.|\n)*{says}"):
-        load_stablehlo(copy)
-
-
-def test_parameters_of_another_export_are_refused(det_r, tmp_path):
-    _, other = exported(tmp_path, bert={"mlp_dim": 32}, **MODELS["det_r"])
-    (other / PARAMETERS_FILE).write_bytes((det_r[1] / PARAMETERS_FILE).read_bytes())
-    with pytest.raises(ConfigError, match=r"float32\[24\](.|\n)*float32\[32\]"):
-        load_stablehlo(other)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import numpy as np
@@ -93,7 +92,3 @@ def without(source, name):
         node = node[part]
     del node[path[-1]]
     return dataclasses.replace(source, params=params)
-
-
-def edit_json(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
