@@ -8,8 +8,7 @@ and its report one directory of --results: what is there is not compiled again, 
 same --effort. A batch that would not fit starts with the NUM_CHUNKS that the memory estimate asks
 for; what the compiler refuses all the same is compiled again with the chunks that the command's
 message names. The compiler works with quick effort; `--effort full`, in another directory, takes
-four times as long. Prints Markdown: a row keeps what the compiler said, and times, which follow
-from peaks and links, are computed when they are printed.
+four times as long. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ import jax
 from taser_jax.assembly.batch_shapes import chunk_shapes, step_shape
 from taser_jax.commands.compile import REPORT_JSON
 from taser_jax.compilation.chips import CHIPS
-from taser_jax.compilation.stored_report import stored_collectives, stored_roofline
 from taser_jax.errors import EXIT_USER_ERROR
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
@@ -181,8 +179,8 @@ def _line(row: Row, attempt: dict[str, Any], report: pathlib.Path) -> str:
     if not attempt["fits"]:
         return f"| {' | '.join([*start, 'does not fit', *[''] * 10])} |"
     step = json.loads(report.read_text())[0]
-    memory, flops, estimate = step["memory"], step["flops"], stored_roofline(step)
-    sent = sum(each.link_bytes for each in stored_collectives(step))
+    memory, flops, estimate = step["memory"], step["flops"], step["roofline"]
+    sent = sum(each["sent"] for each in step["collectives"])
     cells = [
         *start,
         f"{memory['peak'] / 2**30:.2f}",
@@ -191,9 +189,9 @@ def _line(row: Row, attempt: dict[str, Any], report: pathlib.Path) -> str:
         f"{flops['matrix_products'] / flops['model']:.2f}",
         f"{step['bytes_accessed'] * flops['loop_factor'] / 2**30:.0f}",
         f"{sent / 2**20:.0f}",
-        *(f"{1e3 * each:.1f}" for each in (estimate.compute, estimate.hbm, estimate.ici)),
-        estimate.bound.value,
-        f"{estimate.mfu:.0%}",
+        *(f"{1e3 * estimate[resource]:.1f}" for resource in ("compute", "hbm", "ici")),
+        estimate["bound"],
+        f"{estimate['mfu']:.0%}",
     ]
     return f"| {' | '.join(cells)} |"
 

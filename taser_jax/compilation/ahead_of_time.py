@@ -15,12 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from taser_jax.compilation.collectives import (
-    Collective,
-    read_collectives,
-    recomputed_instructions,
-)
-from taser_jax.compilation.device_products import DeviceProducts, device_products
+from taser_jax.compilation.collectives import Collective, read_collectives
 from taser_jax.compilation.hlo import read_module
 from taser_jax.compilation.products import MatrixProduct, matrix_products
 from taser_jax.progress import logger
@@ -83,12 +78,9 @@ class CompiledStep:
             memory too, and loop bodies once.
         products: matrix products of the whole program.
         collectives: of one device.
-        recomputed: instructions that the compiler repeats to save memory.
         warnings: of involuntary rematerialisation: arrays that are copied whole to every device
             because the compiler sees no other way from one sharding to another.
         effort: of the compiler.
-        of_a_device: matrix products that one device computes, those that others compute too
-            included.
         unknown_loops: loops of a length that the compiler does not know, such as the search for a
             median: all counts take them for one round.
     """
@@ -98,10 +90,8 @@ class CompiledStep:
     compiler_bytes: float
     products: Sequence[MatrixProduct]
     collectives: Sequence[Collective]
-    recomputed: int
     warnings: Sequence[str]
     effort: CompilerEffort = CompilerEffort.FULL
-    of_a_device: DeviceProducts = DeviceProducts(flops=0, passes=0)
     unknown_loops: int = 0
 
 
@@ -149,7 +139,6 @@ def compile_step(
             raise found from error
     stats, cost = compiled.memory_analysis(), compiled.cost_analysis()
     hlo = compiled.as_text()
-    module = read_module(hlo)
     return CompiledStep(
         memory=Memory(
             arguments=stats.argument_size_in_bytes,
@@ -167,11 +156,9 @@ def compile_step(
             num_slices=_num_slices(mesh),
             coordinates=[device.coords for device in mesh.devices.flat],
         ),
-        recomputed=recomputed_instructions(hlo),
         warnings=[line for line in messages if "nvoluntary full rematerialization" in line],
         effort=effort,
-        of_a_device=device_products(module),
-        unknown_loops=module.unknown_loops,
+        unknown_loops=read_module(hlo).unknown_loops,
     )
 
 

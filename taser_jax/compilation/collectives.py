@@ -19,7 +19,6 @@ _COLLECTIVE = re.compile(
 _CROSSING = re.compile(r' = \((.*?)\) send\(.*_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _CHANNEL = re.compile(r"channel_id=(\d+)")
-_RECOMPUTED = re.compile(r"^\s+(?:ROOT )?%[\w.\-]+\.remat[\w.\-]* = ")
 
 
 class CollectiveKind(enum.Enum):
@@ -123,11 +122,6 @@ def read_collectives(
         if key not in found or found[key].times < times:
             found[key] = collective
     return [collective for collective in found.values() if collective.group_size > 1]
-
-
-def recomputed_instructions(hlo: str) -> int:
-    """Instructions that the compiler computes a second time to save memory, of its own accord."""
-    return sum(bool(_RECOMPUTED.match(line)) for line in hlo.splitlines())
 
 
 def _between_slices(crossing: re.Match[str], *, num_slices: int, times: int) -> Collective:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,9 +17,6 @@ from taser_jax.copied_axes import CopiedAxis
 
 _GIB, _MIB = 2**30, 2**20
 _SHOWN = 8
-# A device that computes more than this of its part of the products computes others' parts too.
-# Padding and what the compiler rewrites as element-wise work stay below.
-_CLEARLY = 1.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +44,7 @@ class StepReport:
     @property
     def num_devices(self) -> int:
         """Devices that share the step."""
-        count = 1
-        for size in self.mesh.values():
-            count *= size
-        return count
+        return math.prod(self.mesh.values())
 
     @property
     def fits(self) -> bool:
@@ -57,26 +52,14 @@ class StepReport:
         return self.compiled.memory.peak <= self.topology.chip.hbm_bytes
 
     @property
-    def divided_flops(self) -> float:
+    def executed_flops(self) -> float:
         """A device's part of all matrix products: loops and recomputation included."""
         return sum(product.flops for product in self.compiled.products) / self.num_devices
 
     @property
-    def repeated(self) -> bool:
-        """Whether devices compute products that others compute too."""
-        return self.compiled.of_a_device.flops > _CLEARLY * self.divided_flops
-
-    @property
-    def executed_flops(self) -> float:
-        """FLOPs of the matrix products that one device computes."""
-        return self.compiled.of_a_device.flops if self.repeated else self.divided_flops
-
-    @property
     def executed_passes(self) -> float:
         """The same in passes of the matrix unit: more for exact float32 products."""
-        products = self.compiled.products
-        divided = sum(each.flops * each.passes for each in products) / self.num_devices
-        return max(divided, self.compiled.of_a_device.passes) if self.repeated else divided
+        return sum(each.flops * each.passes for each in self.compiled.products) / self.num_devices
 
     @property
     def float32_products(self) -> list[MatrixProduct]:
@@ -91,7 +74,7 @@ class StepReport:
         1 without loops around matrix products; else products computed over those in the text.
         """
         once = sum(product.flops / product.times for product in self.compiled.products)
-        return self.divided_flops * self.num_devices / once if once else 1.0
+        return self.executed_flops * self.num_devices / once if once else 1.0
 
     @property
     def roofline(self) -> Roofline:
@@ -121,7 +104,6 @@ class StepReport:
                 "model": self.model_flops,
                 "matrix_products": self.executed_flops,
                 "matrix_passes": self.executed_passes,
-                "matrix_products_over_devices": self.divided_flops,
                 "compiler": self.compiled.compiler_flops,
                 "loop_factor": self.loop_factor,
             },
@@ -138,7 +120,6 @@ class StepReport:
             "float32_products": [dataclasses.asdict(each) for each in self.float32_products],
             "copied_axes": [dataclasses.asdict(each) for each in self.copied],
             "loops_of_unknown_length": self.compiled.unknown_loops,
-            "recomputed_by_the_compiler": self.compiled.recomputed,
             "warnings": list(self.compiled.warnings),
             "roofline": dataclasses.asdict(estimate)
             | {
@@ -226,7 +207,6 @@ def _arithmetic_lines(report: StepReport) -> list[str]:
             f"    {name:<33}{flops / 1e12:8.3f}  {flops / model:.2f} of the model's"
             for name, flops in rows.items()
         ),
-        *_repeated_lines(report),
         "  memory traffic of a device, GiB",
         f"    {'the compiler’s count':<33}{compiled.compiler_bytes / _GIB:8.3f}",
     ]
@@ -240,29 +220,16 @@ def _arithmetic_lines(report: StepReport) -> list[str]:
             f"  loops of a length that the compiler does not know: {compiled.unknown_loops}; their "
             "arithmetic, traffic and collectives count for one round, so the times are too short"
         )
-    if compiled.recomputed:
-        lines.append(f"  {compiled.recomputed} instructions recomputed by the compiler for memory")
     lines += [f"  {warning}" for warning in compiled.warnings]
     lines += _float32_lines(report)
     return lines
-
-
-def _repeated_lines(report: StepReport) -> list[str]:
-    if not report.repeated:
-        return []
-    factor = report.executed_flops / report.divided_flops
-    return [
-        f"    WARNING: {factor:.2f} times a device's part of the products, "
-        f"{report.divided_flops / 1e12:.3f}: devices compute the same products, or the compiler "
-        "repeats some"
-    ]
 
 
 def _float32_lines(report: StepReport) -> list[str]:
     products = report.float32_products
     if not products:
         return ["  no float32 matrix products"]
-    share = sum(each.flops for each in products) / report.num_devices / report.divided_flops
+    share = sum(each.flops for each in products) / report.num_devices / report.executed_flops
     lines = [f"  {len(products)} float32 matrix products, {share:.2%} of the arithmetic; largest:"]
     lines += [
         f"    {each.flops / report.num_devices / 1e9:10.3f} GFLOPs  {each.precision:<8} "

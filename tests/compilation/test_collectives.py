@@ -12,7 +12,6 @@ from taser_jax.compilation.collectives import (
     CollectiveKind,
     Network,
     read_collectives,
-    recomputed_instructions,
 )
 from taser_jax.partitioning import MeshConfig, make_mesh
 
@@ -216,12 +215,6 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 def test_bytes_that_leave_a_device(kind, sent):
     each = Collective(kind=kind, num_bytes=800, group_size=4, times=2, operation="")
     assert each.link_bytes == 2 * sent
-
-
-def test_recomputed_instructions():
-    text = entry("  %a.remat = f32[8] add(%p, %p)", "  ROOT %b.remat2.1 = f32[8] add(%a.remat, %p)")
-    assert recomputed_instructions(text) == 2
-    assert recomputed_instructions(entry("  %b = f32[8] add(%a.remat, %p)")) == 0
 
 
 def test_a_module_of_this_jax():
