@@ -313,7 +313,7 @@ def _passages(source: FilePath, options: KiltOptions, *, chunked: bool) -> Itera
         yield from kilt.read_passages(source, empty=options.strictness.empty)
         return
     for page in kilt.read_pages(source):
-        yield from chunk_page(page, chunking=options.chunking, max_tokens=options.max_tokens)
+        yield from chunk_page(page, max_tokens=options.max_tokens)
 
 
 def _checked_files(
@@ -368,11 +368,6 @@ def _inputs_fingerprint(
     described: list[Any] = ["kilt", _VERSION, chunked, digests[str(source)]]
     described += [[*key, *sharing, digests[str(path)]] for key, (sharing, path) in files.items()]
     settings = to_plain(options)
-    # As before there was the option: what was prepared without it need not be prepared again.
-    if not options.validation_last:
-        del settings["validation_last"]
-    elif options.train_samples:
-        settings["sampled"] = "before the last queries are parted off"
     return fingerprint_json([*described, settings])
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from taser_jax.data.prepare.kilt_gold import Gold
 from taser_jax.data.prepare.questions import PrepareOptions
 from taser_jax.data.readers.kilt import Outputs
-from taser_jax.data.readers.kilt_chunking import Chunking
 from taser_jax.errors import ConfigError
 
 VALIDATION = "validation"
@@ -24,8 +23,7 @@ class KiltOptions:
         outputs: whether each query must have outputs.
         gold: which passages a provenance makes gold.
         page_gold_tasks: tasks whose gold is the whole page whatever `gold` says (AIDA).
-        chunking: how pages of a knowledge source become passages.
-        max_tokens: of such a passage.
+        max_tokens: words of a passage that is cut from a page of a knowledge source.
         entity_tasks: tasks whose inputs mark a mention with [START_ENT] and [END_ENT].
         left_words: words kept before the mention.
         dialogue_turns: task -> how many of the last turns are kept.
@@ -43,7 +41,6 @@ class KiltOptions:
     outputs: Outputs = Outputs.REQUIRED
     gold: Gold = Gold.FINEST
     page_gold_tasks: tuple[str, ...] = ()
-    chunking: Chunking = Chunking.PARAGRAPHS
     max_tokens: int = 100
     entity_tasks: tuple[str, ...] = ()
     left_words: int = 64

@@ -1,13 +1,10 @@
-import dataclasses
 import hashlib
 import json
 import pathlib
 
 import pytest
 
-from taser_jax.artifacts import fingerprint_json
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.files import file_digest
 from taser_jax.data.prepare.kilt import dialogue_input, entity_input, gold_path, prepare_kilt
 from taser_jax.data.prepare.kilt_gold import Gold
 from taser_jax.data.prepare.kilt_options import KiltOptions
@@ -92,7 +89,7 @@ def test_characters_choose_among_the_chunks_of_a_paragraph(tmp_path):
         "wikipedia_title": "Bern",
         "text": [
             "Bern",
-            "Bern is a city. It lies on the Aare.",
+            "Bern is a city. It lies on Aare.",
             "Section::::X",
             "Bears live there.",
         ],
@@ -112,12 +109,12 @@ def test_characters_choose_among_the_chunks_of_a_paragraph(tmp_path):
         knowledge_source=_queries(tmp_path, page, name="k.json").name,
         queries={"t": {"test": path.name}},
         directory=tmp_path,
-        options=KiltOptions(max_tokens=9),
+        options=KiltOptions(max_tokens=4),
     )
     store = PassageStore.open(tmp_path / "data", "c")
     assert [(p.id, p.page_id, p.text) for p in store] == [
         ("7.0", "7", "Bern is a city."),
-        ("7.1", "7", "It lies on the Aare."),
+        ("7.1", "7", "It lies on Aare."),
         ("7.2", "7", "Bears live there."),
     ]
     assert _positives(tmp_path) == {
@@ -214,18 +211,6 @@ def test_what_is_not_validation_goes_by_shares_still(tmp_path):
     parts = {split: _ids(tmp_path, split) for split in ("train", "test")}
     assert sorted(parts["train"] + parts["test"]) == sorted(f"q{i}" for i in range(50))
     assert len(parts["train"]) > len(parts["test"]) > 0
-
-
-def test_a_collection_that_was_prepared_before_the_option_came_is_reused(tmp_path):
-    """The receipt's fingerprint without the option, worked out as it was then."""
-    path = _queries(tmp_path, _query("q", _at("7")))
-    _prepare(tmp_path, {"t": {"test": path}})
-    options = json.loads(json.dumps(dataclasses.asdict(KiltOptions()), default=lambda e: e.value))
-    del options["validation_last"]
-    source, queries = (file_digest(file) for file in (tmp_path / "p.tsv", path))
-    then = ["kilt", 1, False, source, ["t", "test", "test", queries], options]
-    receipts = [p.read_text() for p in (tmp_path / "data" / "c").glob("*.json")]
-    assert any(fingerprint_json(then) in receipt for receipt in receipts)
 
 
 def test_last_queries_and_groups_do_not_go_together():
