@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from taser_jax import cli, configuration
+from taser_jax import cli, gin_files
 
 PATH = pathlib.Path(__file__).resolve().parent / "commands.md"
 HEAD = f"""\
@@ -159,7 +159,7 @@ def _notes(gin_file: str) -> list[str]:
 
 
 def _read(gin_file: str) -> str:
-    return (configuration.gin_directory() / gin_file).read_text(encoding="utf-8")
+    return (gin_files.gin_directory() / gin_file).read_text(encoding="utf-8")
 
 
 def _description(doc: str) -> str:

@@ -17,6 +17,7 @@ import jax
 
 from taser_jax import __version__, configuration, hosts
 from taser_jax.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, ConfigError, Preempted, TaserError
+from taser_jax.gin_files import gin_directory
 
 logger = logging.getLogger("taser")
 
@@ -336,7 +337,7 @@ def _overview() -> str:
 
 
 def _help(name: str, command: Command, function: Callable[..., Any]) -> str:
-    path = configuration.gin_directory() / command.gin_file
+    path = gin_directory() / command.gin_file
     own = [f"  {flag}=VALUE  sets {macro}\n" for flag, macro in command.flags.items()]
     reads = " and then ".join(command.gin_files())
     return (

@@ -7,19 +7,11 @@ macro, an unknown name or a binding that nothing uses is an error, not a silent 
 
 from __future__ import annotations
 
-import ast
 import collections
-import contextlib
 import dataclasses
-import difflib
 import enum
 import functools
-import importlib.resources
 import inspect
-import os
-import pathlib
-import re
-import tokenize
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,9 +20,10 @@ from typing import Any
 import gin
 
 from taser_jax.errors import ConfigError
+from taser_jax.gin_files import GinReader, did_you_mean
 
 _MACRO = "gin.macro"
-_GIN_ERRORS = (ValueError, SyntaxError, AttributeError, TypeError, tokenize.TokenError)
+_PRETRAINED = "PRETRAINED"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +56,6 @@ class Resolved:
     text: str
     unused: tuple[str, ...]
     unset: tuple[str, ...]
-
-
-def gin_directory() -> pathlib.Path:
-    """The folder of the Gin files: the installed package's, or the checkout's."""
-    packaged = pathlib.Path(str(importlib.resources.files("taser_jax"))) / "gin_configs"
-    checkout = pathlib.Path(__file__).resolve().parents[1] / "gin_configs"
-    return packaged if packaged.is_dir() else checkout
 
 
 def configurable(target: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,7 +97,7 @@ def _convert(value: Any, hint: Any, *, where: str) -> Any:
             f"{value!r} is no such choice",
             where=where,
             expected=f"one of {', '.join(map(repr, choices))}",
-            fix=_did_you_mean(value, choices) or "take one of those",
+            fix=did_you_mean(value, choices) or "take one of those",
         )
     if isinstance(value, list) and any(typing.get_origin(option) is tuple for option in options):
         return tuple(value)
@@ -143,16 +129,15 @@ def resolve(
     """
     gin.clear_config(clear_constants=False)
     _register([function, *configurables])
-    for path in (*flags.search_paths, str(gin_directory())):
-        gin.add_config_file_search_path(path)
-    with _files_only():
-        for path in flags.files:
-            _parse_file(path)
-        for name, value in flags.bindings:
-            _parse_binding(name, value)
+    reader = GinReader(flags.search_paths)
+    for path in flags.files:
+        reader.read_file(path)
+    for name, value in flags.bindings:
+        reader.read_binding(name, value)
     bindings = _all_bindings()
     used = _reachable(function.__name__, bindings)
     _check_macros(bindings)
+    _check_pretrained(bindings, used)
     _check_command_line(flags.bindings, bindings, used, function.__name__)
     unset = _required(bindings, used)
     if unset and not allow_unset:
@@ -190,114 +175,6 @@ def _register(targets: Iterable[Callable[..., Any]]) -> None:
             gin.external_configurable(
                 configurable(target), name=target.__name__, module=target.__module__
             )
-
-
-@contextlib.contextmanager
-def _files_only() -> Iterator[None]:
-    """Has Gin look for files in folders alone.
-
-    It would also take `models/x.gin` for a file of a Python package `models`: it logs an error
-    where there is none, and fails where the working directory has a folder of that name.
-    """
-    # Gin has no public way to take a reader away.
-    former = gin.config._FILE_READERS[:]
-    gin.config._FILE_READERS[:] = [(open, os.path.isfile)]
-    try:
-        yield
-    finally:
-        gin.config._FILE_READERS[:] = former
-
-
-def _parse_file(path: str) -> None:
-    try:
-        gin.parse_config_file(path)
-    except OSError as error:
-        names = sorted(
-            str(found.relative_to(gin_directory())) for found in gin_directory().rglob("*.gin")
-        )
-        raise ConfigError(
-            "no such Gin file",
-            where=path,
-            expected=f"a path, or one of {', '.join(names)}",
-            fix=_did_you_mean(path.removeprefix("gin_configs/"), names) or "check the path",
-        ) from error
-    except _GIN_ERRORS as error:
-        raise _readable(error, where=path) from error
-
-
-def _parse_binding(name: str, value: str) -> None:
-    try:
-        gin.parse_config(f"{name} = {literal(value)}")
-    except _GIN_ERRORS as error:
-        raise _readable(error, where=f"--gin.{name}={value}") from error
-
-
-def literal(value: str) -> str:
-    """A value as Gin text: literals, @references and %macros as they are, all else a string.
-
-    Example:
-        >>> literal("1e-5"), literal("models/first"), literal("[1, 2]")
-        ('1e-5', "'models/first'", '[1, 2]')
-    """
-    if value.startswith(("@", "%")):
-        return value
-    try:
-        found = ast.literal_eval(value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return value if _holds_references(value) else repr(value)
-    kinds = (str, int, float, list, tuple, dict, types.NoneType)
-    return value if isinstance(found, kinds) else repr(value)
-
-
-def _holds_references(value: str) -> bool:
-    """Whether it is a list, tuple or dictionary with @references or %macros in it."""
-    if not value.startswith(("[", "(", "{")):
-        return False
-    try:
-        gin.config.parse_value(value)
-    except _GIN_ERRORS:
-        return False
-    return True
-
-
-def _readable(error: Exception, *, where: str) -> ConfigError:
-    """Gin's message with the nearest real name."""
-    message = " ".join(str(error).split())
-    known = _known_parameters()
-    unknown = re.search(r"No configurable matching (?:reference )?'@?([^'()]+)", message)
-    parameter = re.search(r"[Cc]onfigurable '([\w.]+)'.*?parameter named '(\w+)'", message)
-    if parameter:
-        owner, name = parameter.group(1).split(".")[-1], parameter.group(2)
-        return ConfigError(
-            f"{owner} has no parameter {name!r}",
-            where=where,
-            expected=f"one of {', '.join(known.get(owner, ()))}",
-            fix=_did_you_mean(name, known.get(owner, ())) or "take one of those",
-        )
-    if unknown:
-        name = unknown.group(1)
-        return ConfigError(
-            f"unknown name {name!r}",
-            where=where,
-            expected=f"one of {', '.join(sorted(known))}, or a macro in capitals",
-            fix=_did_you_mean(name.split(".")[-1], known) or "check the spelling",
-        )
-    return ConfigError(message, where=where, fix="correct the Gin syntax or the name")
-
-
-def _known_parameters() -> dict[str, list[str]]:
-    """Configurable name -> its parameters, for those registered by this module."""
-    known = {}
-    for selector, entry in gin.config._REGISTRY.items():
-        if selector.startswith("gin."):
-            continue
-        known[selector.split(".")[-1]] = list(inspect.signature(entry.wrapped).parameters)
-    return known
-
-
-def _did_you_mean(name: str, choices: Iterable[str]) -> str | None:
-    nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
-    return f"did you mean {nearest[0]}?" if nearest else None
 
 
 _Key = tuple[str, str]
@@ -352,7 +229,7 @@ def _check_macros(bindings: _Bindings) -> None:
     for name in sorted(referenced - set(bound)):
         raise ConfigError(
             f"%{name} is referred to but never given a value",
-            fix=_did_you_mean(name, bound) or f"set --gin.{name}=...",
+            fix=did_you_mean(name, bound) or f"set --gin.{name}=...",
         )
     for name in bound:
         if name not in referenced:
@@ -360,8 +237,23 @@ def _check_macros(bindings: _Bindings) -> None:
                 f"macro {name} is set, but nothing refers to it",
                 where=name,
                 expected=f"one of {', '.join(sorted(referenced))}",
-                fix=_did_you_mean(name, referenced) or "check the spelling, or remove it",
+                fix=did_you_mean(name, referenced) or "check the spelling, or remove it",
             )
+
+
+def _check_pretrained(bindings: _Bindings, used: set[_Key]) -> None:
+    """Refuses a configuration that names pretrained weights and would not load them."""
+    reference = (_PRETRAINED, _MACRO)
+    for key, values in bindings.items():
+        for parameter, value in values.items():
+            if key not in used and reference in _references(value):
+                raise ConfigError(
+                    f"{_PRETRAINED} is set, but nothing reads {_binding_name(key, parameter)}: "
+                    "this would start from random weights",
+                    where=_PRETRAINED,
+                    fix="include the file of the pretrained model after the recipe's defaults, "
+                    f"or leave {_PRETRAINED} out",
+                )
 
 
 def _check_command_line(
@@ -386,7 +278,7 @@ def _check_command_line(
                 f"`{command}` never uses {name}",
                 where=f"--gin.{name}={value}",
                 expected=f"one of {', '.join(sorted(reached))}",
-                fix=_did_you_mean(name, reached) or "remove it",
+                fix=did_you_mean(name, reached) or "remove it",
             )
 
 

@@ -65,6 +65,8 @@ class SmallWorld:
             *gin(DATA_DIR=self.data_dir, TOKEN_STORE=self.token_store, OUTPUT_DIR=output_dir),
             f"--gin.pipeline_taser.systems={SYSTEMS}",
             "--gin.taser/ExpertConfig.shared_per_specialized=1",
+            "--gin.dpr/System.model=@dpr/DualEncoderConfig()",
+            "--gin.dpr/DualEncoderConfig.towers=separate",
             # One block is enough for what DPR is here for, and compiles sooner.
             *(
                 "--gin.dpr/DualEncoderConfig.bert=@dpr/BertConfig()",

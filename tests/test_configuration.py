@@ -9,8 +9,9 @@ import logging
 import pytest
 
 from taser_jax import configuration
-from taser_jax.configuration import GinFlags, literal
+from taser_jax.configuration import GinFlags
 from taser_jax.errors import ConfigError
+from taser_jax.gin_files import literal
 
 
 class Flavour(enum.Enum):
@@ -240,7 +241,7 @@ def test_a_python_package_of_the_same_name_is_not_in_the_way(resolve, tmp_path, 
     (tmp_path / "gin" / "models").mkdir(parents=True)
     (tmp_path / "gin" / "models" / "salty.gin").write_text("FLAVOUR = 'salty'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    text = BASE + "include 'models/salty.gin'\n"
+    text = BASE.replace("FLAVOUR = 'sweet'", "include 'models/salty.gin'")
     resolved = resolve(text, "DISH=soup", search_paths=[tmp_path / "gin"])
     assert resolved.function()[1].flavour is Flavour.SALTY
 

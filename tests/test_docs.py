@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from taser_jax import cli, configuration
+from taser_jax import cli, configuration, gin_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
@@ -98,7 +98,7 @@ def test_commands_are_commands_with_options_they_have(page, tmp_path):
         arguments = cli.parse([*words, f"--gin_search_paths={tmp_path}"])
         command = cli.COMMANDS[arguments.command]
         files = arguments.flags.files
-        local = [file for file in files if not (configuration.gin_directory() / file).exists()]
+        local = [file for file in files if not (gin_files.gin_directory() / file).exists()]
         if any(not (tmp_path / file).exists() for file in local):
             assert page.name == "configuration.md", f"{name(page)}: {' '.join(words)}"
             continue

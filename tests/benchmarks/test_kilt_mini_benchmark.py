@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import pytest
+from bert_checkpoints import write_checkpoint
+from small_world import SmallWorld, gin, succeed
 
+from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.evaluation import results
 
 pytestmark = pytest.mark.slow
@@ -122,3 +127,24 @@ def test_the_tables_have_every_finished_row_and_its_seed(ran: tuple[pathlib.Path
 def test_an_unknown_row_is_refused(tmp_path: pathlib.Path):
     with pytest.raises(AssertionError, match="error: no row taco"):
         run(tmp_path, SEEDS="0", ROWS="taco")
+
+
+def test_its_models_start_from_the_pretrained_weights(
+    small_world: SmallWorld, compiled_once: None, tmp_path: pathlib.Path
+):
+    vocabulary = small_world.root / "vocabulary"
+    # The recipe takes two of its blocks.
+    sizes = {"num_hidden_layers": 2, "max_position_embeddings": 32}
+    sizes["vocab_size"] = load_vocabulary(vocabulary).size
+    checkpoint, _ = write_checkpoint(tmp_path / "minilm", **sizes)
+    shutil.copy(vocabulary / "vocab.txt", checkpoint)
+    succeed(
+        *("pipeline", "ance", "--gin_file=runs/kilt_mini_ance.gin"),
+        *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
+        *gin(OUTPUT_DIR=tmp_path / "out", PRETRAINED=checkpoint, JUDGE="qrels", MEASURES=["R@1"]),
+        *gin(WARM_UP_STEPS=1, TRAIN_STEPS=1, WARMUP_STEPS=0, TOTAL_BATCH_SIZE=16, EVAL_STEPS=0),
+    )
+    records = sorted((tmp_path / "out").rglob("run.json"))
+    assert [path.parts[-3] for path in records] == ["episode-1", "warm-up"]
+    for path in records:
+        assert json.loads(path.read_text())["pretrained"] == str(checkpoint)

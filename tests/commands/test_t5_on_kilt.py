@@ -74,8 +74,9 @@ class SmallKilt:
             "--gin_file=runs/multitask.gin",
             *gin(EMBED_DIM=16, NUM_LAYERS=1, NUM_DECODER_LAYERS=1, NUM_HEADS=2, HEAD_DIM=8),
             *gin(MLP_DIM=32, VOCAB_SIZE=1, ACTIVATION_DTYPE="float32", DROPOUT_RATE=0.0),
-            *gin(TOTAL_BATCH_SIZE=16, NUM_NEGATIVES=1, WARMUP_STEPS=0, LAYER_DECAY=0.9),
+            *gin(TOTAL_BATCH_SIZE=16, WARMUP_STEPS=0, LAYER_DECAY=0.9),
             *gin(TOKEN_STORE=self.root / "tokens", MODEL_DIR=self.root / name),
+            "--gin.TaskBatchingConfig.num_negatives=1",
             # Compiles sooner; test_query_towers_training.py validates such models.
             "--gin.TrainingConfig.validation=None",
             *arguments,

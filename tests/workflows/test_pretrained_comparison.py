@@ -30,17 +30,15 @@ def checkpoint(small_world: SmallWorld, tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def arguments(world: SmallWorld, output: pathlib.Path, *bindings: str) -> list[str]:
+    """SQuAD + NQ's recipe on other data, cut to one system and three steps."""
     return [
-        *("pipeline", "taser", "--gin_file=runs/pipeline_taser.gin"),
-        "--gin_file=models/bert_pretrained.gin",
+        *("pipeline", "taser", "--gin_file=runs/open_qa_pretrained.gin"),
         *gin(DATA_DIR=world.data_dir, TOKEN_STORE=world.token_store, OUTPUT_DIR=output),
         *gin(TRAIN_STEPS=3, BATCH_SIZE=16, WARMUP_STEPS=1, EVAL_STEPS=0, DROPOUT_RATE=0.0),
-        *gin(INDEX_KIND="exact", TASKS=["code"]),
+        *gin(EVAL_PERIOD=0, CHECKPOINT_PERIOD=100, JUDGE="qrels", TASKS=["code"]),
         "--gin.pipeline_taser.systems={'Shared': @shared/System()}",
         "--gin.pipeline_taser.hybrid_systems=[]",
         "--gin.pipeline_taser.rounds=1",
-        "--gin.untrained/System.model=@shared/DualEncoderConfig()",
-        "--gin.pipeline_taser.untrained_systems={'Pretrained, untrained': @untrained/System()}",
         *bindings,
     ]
 
@@ -68,10 +66,17 @@ def test_untrained_systems_need_pretrained_weights(
 ):
     message = refused(
         capsys,
-        *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),
-        "--gin.INITIAL_WEIGHTS=None",
+        *("pipeline", "taser", *gin(DATA_DIR=small_world.data_dir, OUTPUT_DIR=tmp_path / "out")),
+        f"--gin.TOKEN_STORE={small_world.token_store}",
+        "--gin.pipeline_taser.untrained_systems={'untrained': @taser/System()}",
     )
     assert "no pretrained weights" in message
+    message = refused(
+        capsys,
+        *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),
+        "--gin.TrainingConfig.pretrained=None",
+    )
+    assert "PRETRAINED is set, but nothing reads Pretrained.source" in message
     message = refused(
         capsys,
         *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),

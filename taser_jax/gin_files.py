@@ -1,0 +1,203 @@
+"""Gin files and command-line bindings, read into Gin's registry of bindings."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import importlib
+import importlib.resources
+import inspect
+import pathlib
+import re
+import tokenize
+import types
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+import gin
+from gin import config_parser
+
+from taser_jax.errors import ConfigError
+
+_GIN_ERRORS = (ValueError, SyntaxError, AttributeError, TypeError, tokenize.TokenError)
+_MACRO = "gin.macro"
+
+
+def gin_directory() -> pathlib.Path:
+    """The folder of the Gin files: the installed package's, or the checkout's."""
+    packaged = pathlib.Path(str(importlib.resources.files("taser_jax"))) / "gin_configs"
+    checkout = pathlib.Path(__file__).resolve().parents[1] / "gin_configs"
+    return packaged if packaged.is_dir() else checkout
+
+
+@dataclasses.dataclass(frozen=True)
+class _Binding:
+    """A binding's value, and where it stands.
+
+    Attributes:
+        value: as Gin text.
+        files: its file, behind the files that include it, the outermost first.
+        line: its line in the last of them.
+    """
+
+    value: str
+    files: tuple[str, ...]
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.files[-1]}:{self.line}"
+
+
+class GinReader:
+    """Reads files in the order given; later bindings win.
+
+    A file's own lines may change what it includes, and so may the next file on the command line.
+    What an included file changes must have been `%gin.REQUIRED`: otherwise the recipe says one
+    thing and does another.
+
+    Args:
+        search_paths: folders searched for files after the working directory and before the
+            packaged ones.
+    """
+
+    def __init__(self, search_paths: Sequence[str] = ()) -> None:
+        self._folders = ("", *search_paths, str(gin_directory()))
+        self._bindings: dict[tuple[str, str, str], _Binding] = {}
+
+    def read_file(self, path: str, included_by: tuple[str, ...] = ()) -> None:
+        """Reads a file and what it includes.
+
+        Raises:
+            ConfigError: a missing file, a wrong line, or an include that changes a value.
+        """
+        found = next(
+            (f for f in (pathlib.Path(p, path) for p in self._folders) if f.is_file()), None
+        )
+        if path in included_by:
+            raise ConfigError("a Gin file includes itself", where=" > ".join((*included_by, path)))
+        if found is None:
+            names = sorted(
+                str(f.relative_to(gin_directory())) for f in gin_directory().rglob("*.gin")
+            )
+            raise ConfigError(
+                "no such Gin file",
+                where=path,
+                expected=f"a path, or one of {', '.join(names)}",
+                fix=did_you_mean(path.removeprefix("gin_configs/"), names) or "check the path",
+            )
+        with found.open(encoding="utf-8") as text:
+            self._read(text, (*included_by, path))
+
+    def read_binding(self, name: str, value: str) -> None:
+        """Reads one binding of the command line."""
+        self._read(f"{name} = {literal(value)}", (f"--gin.{name}={value}",))
+
+    def _read(self, text: TextIO | str, files: tuple[str, ...]) -> None:
+        try:
+            for statement in config_parser.ConfigParser(text, gin.config.ParserDelegate()):
+                match statement:
+                    case config_parser.BindingStatement():
+                        self._bind(statement, files)
+                    case config_parser.IncludeStatement(filename=filename):
+                        self.read_file(filename, files)
+                    case config_parser.ImportStatement(module=module):
+                        importlib.import_module(module)
+        except _GIN_ERRORS as error:
+            raise _readable(error, where=files[-1]) from error
+
+    def _bind(self, statement: config_parser.BindingStatement, files: tuple[str, ...]) -> None:
+        scope, selector, parameter, value, location = statement
+        if parameter:
+            key = (scope, selector, parameter)
+            name = f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}"
+        else:
+            name = f"{scope}/{selector}" if scope else selector
+            key = (name, _MACRO, "value")
+        binding = _Binding(repr(value), files, location.line_num)
+        former = self._bindings.get(key)
+        if former and _contradicts(binding, former):
+            raise ConfigError(
+                f"an included file sets {name} to {binding.value} over {former.value}",
+                where=f"{binding}, over {former}",
+                expected=f"in {files[0]}, defaults first",
+                fix=f"include {files[-1]} before what sets {name}",
+            )
+        gin.bind_parameter(key, value)
+        self._bindings[key] = binding
+
+
+def _contradicts(binding: _Binding, former: _Binding) -> bool:
+    """Whether an include changes a value that the same command-line file had already set."""
+    within = former.files[: len(binding.files)] == binding.files
+    same_root = former.files[0] == binding.files[0]
+    return same_root and not within and former.value not in (binding.value, "%gin.REQUIRED")
+
+
+def literal(value: str) -> str:
+    """A value as Gin text: literals, @references and %macros as they are, all else a string.
+
+    Example:
+        >>> literal("1e-5"), literal("models/first"), literal("[1, 2]")
+        ('1e-5', "'models/first'", '[1, 2]')
+    """
+    if value.startswith(("@", "%")):
+        return value
+    try:
+        found = ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return value if _holds_references(value) else repr(value)
+    kinds = (str, int, float, list, tuple, dict, types.NoneType)
+    return value if isinstance(found, kinds) else repr(value)
+
+
+def _holds_references(value: str) -> bool:
+    """Whether it is a list, tuple or dictionary with @references or %macros in it."""
+    if not value.startswith(("[", "(", "{")):
+        return False
+    try:
+        gin.config.parse_value(value)
+    except _GIN_ERRORS:
+        return False
+    return True
+
+
+def _readable(error: Exception, *, where: str) -> ConfigError:
+    """Gin's message with the nearest real name."""
+    message = " ".join(str(error).split())
+    known = _known_parameters()
+    unknown = re.search(r"No configurable matching (?:reference )?'@?([^'()]+)", message)
+    parameter = re.search(r"[Cc]onfigurable '([\w.]+)'.*?parameter named '(\w+)'", message)
+    if parameter:
+        owner, name = parameter.group(1).split(".")[-1], parameter.group(2)
+        return ConfigError(
+            f"{owner} has no parameter {name!r}",
+            where=where,
+            expected=f"one of {', '.join(known.get(owner, ()))}",
+            fix=did_you_mean(name, known.get(owner, ())) or "take one of those",
+        )
+    if unknown:
+        name = unknown.group(1)
+        return ConfigError(
+            f"unknown name {name!r}",
+            where=where,
+            expected=f"one of {', '.join(sorted(known))}, or a macro in capitals",
+            fix=did_you_mean(name.split(".")[-1], known) or "check the spelling",
+        )
+    return ConfigError(message, where=where, fix="correct the Gin syntax or the name")
+
+
+def _known_parameters() -> dict[str, list[str]]:
+    """Configurable name -> its parameters, for those registered with Gin."""
+    known = {}
+    for selector, entry in gin.config._REGISTRY.items():
+        if selector.startswith("gin."):
+            continue
+        known[selector.split(".")[-1]] = list(inspect.signature(entry.wrapped).parameters)
+    return known
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
+    """A question with the nearest of the choices; None where none is near."""
+    nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    return f"did you mean {nearest[0]}?" if nearest else None
