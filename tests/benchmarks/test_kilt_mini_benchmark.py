@@ -129,7 +129,7 @@ def test_an_unknown_row_is_refused(tmp_path: pathlib.Path):
         run(tmp_path, SEEDS="0", ROWS="taco")
 
 
-def test_its_models_start_from_the_pretrained_weights(
+def test_its_warm_up_starts_from_the_pretrained_weights(
     small_world: SmallWorld, compiled_once: None, tmp_path: pathlib.Path
 ):
     vocabulary = small_world.root / "vocabulary"
@@ -143,8 +143,8 @@ def test_its_models_start_from_the_pretrained_weights(
         *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
         *gin(OUTPUT_DIR=tmp_path / "out", PRETRAINED=checkpoint, JUDGE="qrels", MEASURES=["R@1"]),
         *gin(WARM_UP_STEPS=1, TRAIN_STEPS=1, WARMUP_STEPS=0, TOTAL_BATCH_SIZE=16, EVAL_STEPS=0),
+        # Episodes start from the warm-up's checkpoint.
+        *gin(EPISODES=[]),
     )
-    records = sorted((tmp_path / "out").rglob("run.json"))
-    assert [path.parts[-3] for path in records] == ["episode-1", "warm-up"]
-    for path in records:
-        assert json.loads(path.read_text())["pretrained"] == str(checkpoint)
+    record = tmp_path / "out" / "warm-up" / "model" / "run.json"
+    assert json.loads(record.read_text())["pretrained"] == str(checkpoint)
