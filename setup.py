@@ -22,6 +22,7 @@ CORE = [
     "safetensors>=0.5,<1",
     "huggingface_hub>=1,<3",
     "tqdm>=4.66,<5",
+    "argcomplete>=3.5,<4",
 ]
 # Data preparation, ScaNN, BM25, evaluation. ScaNN 1.4.2 is built against TensorFlow 2.20.
 DATA = [

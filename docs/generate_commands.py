@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from taser_jax import cli, gin_files
+from taser_jax import command_line, gin_files
 
 PATH = pathlib.Path(__file__).resolve().parent / "commands.md"
 HEAD = f"""\
@@ -30,7 +30,7 @@ works is in [configuration.md](configuration.md). `taser <command> --help` print
 the Gin file that a command reads.
 
 ```
-{cli.USAGE}```
+{command_line.usage()}```
 
 A command ends with status 0 when it has finished, 2 for a problem that its message tells how to
 mend, 75 when SIGTERM preempted it (run the same command again and it goes on), and 130 for Ctrl-C.
@@ -66,7 +66,7 @@ def page() -> str:
     """The whole page."""
     parts = [HEAD]
     objects: dict[str, Any] = {}
-    for name, command in cli.COMMANDS.items():
+    for name, command in command_line.COMMANDS.items():
         module = importlib.import_module(f"taser_jax.{command.module}")
         function = getattr(module, command.function)
         parts.append(_command(name, command, function, module.CONFIGURABLES))
@@ -78,7 +78,7 @@ def page() -> str:
 
 
 def _command(
-    name: str, command: cli.Command, function: Callable[..., Any], configurables: Any
+    name: str, command: command_line.Command, function: Callable[..., Any], configurables: Any
 ) -> str:
     doc = inspect.getdoc(function) or ""
     about = {function.__name__: _entries(doc, "Args")}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import types
 
 import pytest
 
+import taser_jax
 from taser_jax import cli
 from taser_jax.errors import ConfigError, Preempted, StorageError
 
@@ -162,6 +164,51 @@ def test_the_overview_lists_every_command(argv, capsys):
     for name, command in cli.COMMANDS.items():
         assert name in printed
         assert command.summary in printed
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_help_of_a_group_lists_its_commands(flag, capsys):
+    assert cli.run(["prepare", flag]) == 0
+    printed = capsys.readouterr().out
+    assert "prepare beir" in printed
+    assert "quickstart" not in printed
+
+
+def test_the_version_is_the_packages(capsys):
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"taser_jax {taser_jax.__version__}\n"
+
+
+def test_the_overview_loads_no_jax():
+    program = "import sys; from taser_jax import cli; cli.run(['--help']); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "taser_jax.cli" in loaded
+    assert not {"jax", "tensorflow", "numpy"} & loaded
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("taser en", {"encode"}),
+        ("taser prepare ", {"pydocs", "dpr", "beir", "tsv", "kilt"}),
+        ("taser compile --topo", {"--topology"}),
+        ("taser train --gin_file runs/taser_b", {"runs/taser_base.gin"}),
+    ],
+)
+def test_the_shell_completes(line, completed, tmp_path):
+    answer = tmp_path / "answer"
+    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line}
+    asked |= {"COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
+    subprocess.run(
+        [sys.executable, "-c", "from taser_jax import cli; cli.main()"],
+        env=os.environ | asked,
+        check=True,
+        timeout=60,
+    )
+    assert {word.strip() for word in answer.read_text().split("\n")} == completed
 
 
 def test_the_help_of_a_command_shows_its_options(capsys):

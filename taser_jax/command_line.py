@@ -1,0 +1,322 @@
+"""The commands there are, and command lines read into a command, its flags and its bindings."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import functools
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from argcomplete.completers import FilesCompleter
+
+from taser_jax.configuration import GinFlags
+from taser_jax.errors import ConfigError
+from taser_jax.gin_files import gin_directory
+
+# Verbs whose commands have a second word.
+GROUPS = {"prepare": "files of a known format as a collection", "pipeline": "several stages"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One entry of the command line.
+
+    Attributes:
+        module: module in `taser_jax`; it lists what Gin may configure in CONFIGURABLES.
+        function: its function.
+        summary: one line for the list of commands.
+        gin_file: the Gin file read when none is given.
+        recipe: for a command that works on another's configuration, the Gin file read when none
+            is given; `gin_file` is then always read after it.
+        flags: flags of its own, each for a macro.
+    """
+
+    module: str
+    function: str
+    summary: str
+    gin_file: str
+    recipe: str | None = None
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def gin_files(self, given: Sequence[str] = ()) -> tuple[str, ...]:
+        """Files to read, in order, where those given stand on the command line."""
+        if self.recipe is None:
+            return tuple(given) or (self.gin_file,)
+        return (*(given or (self.recipe,)), self.gin_file)
+
+
+COMMANDS: dict[str, Command] = {
+    "prepare pydocs": Command(
+        "commands.prepare",
+        "prepare_pydocs",
+        "build the built-in collection",
+        "runs/prepare_pydocs.gin",
+    ),
+    "prepare dpr": Command(
+        "commands.prepare",
+        "prepare_dpr",
+        "DPR's TSV, JSON and qa.csv files",
+        "runs/prepare_dpr.gin",
+    ),
+    "prepare beir": Command(
+        "commands.prepare", "prepare_beir", "a BEIR directory", "runs/prepare_beir.gin"
+    ),
+    "prepare tsv": Command(
+        "commands.prepare", "prepare_tsv", "plain TSV passages and queries", "runs/prepare_tsv.gin"
+    ),
+    "prepare kilt": Command(
+        "commands.prepare", "prepare_kilt", "KILT's passages and queries", "runs/prepare_kilt.gin"
+    ),
+    "vocab": Command(
+        "commands.vocab", "vocab", "train a vocabulary on a collection", "runs/vocab.gin"
+    ),
+    "tokenize": Command(
+        "commands.tokenize",
+        "tokenize",
+        "run SeqIO tasks once into a token store",
+        "runs/tokenize.gin",
+    ),
+    "import": Command(
+        "commands.import_model", "import_model", "pretrained weights as a model", "runs/import.gin"
+    ),
+    "train": Command("commands.train", "train", "train a dual encoder", "runs/train.gin"),
+    "compile": Command(
+        "commands.compile",
+        "compile_recipe",
+        "compile a recipe of train for a TPU pod, without one",
+        "runs/compile.gin",
+        recipe="runs/taser_base.gin",
+        flags={"--topology": "TOPOLOGY"},
+    ),
+    "encode": Command("commands.encode", "encode", "embed the passages", "runs/encode.gin"),
+    "index": Command("commands.index", "index", "build an exact or ScaNN index", "runs/index.gin"),
+    "search": Command(
+        "commands.search", "search", "search queries into a run file", "runs/search.gin"
+    ),
+    "bm25": Command("commands.bm25", "bm25", "search queries with BM25", "runs/bm25.gin"),
+    "hybrid": Command(
+        "commands.hybrid", "hybrid", "fuse a dense and a BM25 run", "runs/hybrid.gin"
+    ),
+    "mine": Command("commands.mine", "mine", "mine hard negatives", "runs/mine.gin"),
+    "evaluate": Command("commands.evaluate", "evaluate", "score a run file", "runs/evaluate.gin"),
+    "analyze": Command(
+        "commands.analyze", "analyze", "which parameters serve which task", "runs/analyze.gin"
+    ),
+    "ask": Command("commands.ask", "ask", "answer typed questions from an index", "runs/ask.gin"),
+    "export": Command(
+        "commands.export", "export_model", "a model in other libraries' formats", "runs/export.gin"
+    ),
+    "pipeline taser": Command(
+        "workflows.taser",
+        "pipeline_taser",
+        "train, mine, retrain, evaluate",
+        "runs/pipeline_taser.gin",
+    ),
+    "pipeline ance": Command(
+        "workflows.ance",
+        "pipeline_ance",
+        "warm up, then mine and train in turns",
+        "runs/pipeline_ance.gin",
+    ),
+    "quickstart": Command(
+        "workflows.quickstart", "quickstart", "BM25, DPR and TASER on pydocs", "runs/quickstart.gin"
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """A command line, read.
+
+    Attributes:
+        command: a key of COMMANDS.
+        flags: its Gin files and bindings.
+        dry_run: whether to check and show alone.
+        multihost: whether to join other hosts first.
+        coordinator_timeout: seconds to wait for them.
+        help: whether its help was asked for.
+    """
+
+    command: str
+    flags: GinFlags
+    dry_run: bool = False
+    multihost: bool = False
+    coordinator_timeout: int = 300
+    help: bool = False
+
+
+class _Parser(argparse.ArgumentParser):
+    """Its errors are ours, with a fix, and it lets no flag be shortened."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        layout = functools.partial(argparse.HelpFormatter, max_help_position=30, width=100)
+        super().__init__(
+            prog, add_help=False, allow_abbrev=False, formatter_class=layout, **options
+        )
+
+    def error(self, message: str) -> NoReturn:
+        missing = re.match(r"argument ([^:/]+).*: expected one argument", message)
+        if missing:
+            raise ConfigError(
+                f"{missing.group(1)} has no value", fix=f"write {missing.group(1)}=VALUE"
+            )
+        raise ConfigError(message, fix="see `taser --help`")
+
+
+def _flags() -> _Parser:
+    """Flags of every command."""
+    flags = _Parser("taser <command>", usage="taser <command> [flags]")
+    files = flags.add_argument(
+        "--gin_file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="Gin file; may be given several times, later files win",
+    )
+    setattr(files, "completer", _complete_gin_file)  # noqa: B010  # argcomplete reads it
+    flags.add_argument(
+        "--gin_bindings",
+        dest="bindings",
+        action="append",
+        default=[],
+        type=_binding,
+        metavar="NAME=VALUE",
+        help="sets a macro or a parameter; also --gin.NAME=VALUE; strings need no quotes",
+    )
+    flags.add_argument(
+        "--gin_search_paths",
+        action="extend",
+        default=[],
+        type=lambda value: value.split(","),
+        metavar="A,B",
+        help="more folders to look for Gin files in",
+    )
+    flags.add_argument(
+        "--dry_run",
+        "--dry-run",
+        action="store_true",
+        help="check and show everything, compute nothing (train)",
+    )
+    flags.add_argument(
+        "--multihost",
+        action="store_true",
+        help="join the other hosts first (TPU pods); every host runs this command",
+    )
+    flags.add_argument(
+        "--coordinator_timeout",
+        default=Arguments.coordinator_timeout,
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long to wait for them (%(default)s)",
+    )
+    flags.add_argument(
+        "-h", "--help", action="store_true", help="what the command does and what can be set"
+    )
+    return flags
+
+
+def _binding(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name.strip(), value.strip()
+
+
+def _bound(name: str, value: str) -> tuple[str, str]:
+    return name, value
+
+
+def _seconds(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"--coordinator_timeout is {text!r}", expected="seconds, a whole number")
+    return int(text)
+
+
+def _complete_gin_file(prefix: str, **_: object) -> list[str]:
+    """Packaged Gin files; the shell itself knows those of the working directory."""
+    packaged = gin_directory()
+    names = [str(path.relative_to(packaged)) for path in packaged.rglob("*.gin")]
+    return [*(name for name in names if name.startswith(prefix)), *FilesCompleter()(prefix)]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Commands and their flags, for reading command lines and for shell completion."""
+    flags = _flags()
+    top = _Parser("taser")
+    verbs = {"": top.add_subparsers()}
+    for name, command in COMMANDS.items():
+        group, _, word = name.rpartition(" ")
+        if group not in verbs:
+            verbs[group] = verbs[""].add_parser(group, help=GROUPS[group]).add_subparsers()
+        one = verbs[group].add_parser(word, parents=[flags], help=command.summary)
+        for flag, macro in command.flags.items():
+            one.add_argument(
+                flag,
+                dest="bindings",
+                action="append",
+                type=functools.partial(_bound, macro),
+            )
+    return top
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Splits the command line into the command and its flags.
+
+    Example:
+        `["prepare", "dpr", "--gin.DATA_DIR=data"]` is the command "prepare dpr" with one binding.
+
+    Raises:
+        ConfigError: an unknown command or flag, with the nearest known one.
+    """
+    words = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
+    name = " ".join(words)
+    if name not in COMMANDS:
+        nearest = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.4)
+        raise ConfigError(
+            f"no command {name!r}",
+            expected=f"one of {', '.join(COMMANDS)}",
+            fix=f"did you mean `taser {nearest[0]}`?" if nearest else "run `taser --help`",
+        )
+    found, unknown = parser().parse_known_args([*words, *_spelled_out(argv[len(words) :])])
+    if unknown:
+        raise ConfigError(f"unknown flag {unknown[0]!r}", fix=f"see:\n{usage()}")
+    return Arguments(
+        command=name,
+        flags=GinFlags(
+            files=COMMANDS[name].gin_files(found.gin_file),
+            bindings=tuple(found.bindings),
+            search_paths=tuple(found.gin_search_paths),
+        ),
+        dry_run=found.dry_run,
+        multihost=found.multihost,
+        coordinator_timeout=found.coordinator_timeout,
+        help=found.help,
+    )
+
+
+def _spelled_out(arguments: Sequence[str]) -> Iterator[str]:
+    """`--gin.NAME=VALUE` and `--gin.NAME VALUE` as `--gin_bindings=NAME=VALUE`."""
+    rest = iter(arguments)
+    for argument in rest:
+        flag, equals, value = argument.partition("=")
+        binds = flag.startswith("--gin.")
+        if binds and not equals:
+            value = next(rest, "")
+        if not value and (binds or equals):
+            raise ConfigError(f"{flag} has no value", fix=f"write {flag}=VALUE")
+        yield f"--gin_bindings={flag.removeprefix('--gin.')}={value}" if binds else argument
+
+
+def usage() -> str:
+    """The flags of every command, as text."""
+    return _flags().format_help()
+
+
+def overview(group: str = "") -> str:
+    """The flags, and the commands of a group, or all."""
+    shown = {name: one for name, one in COMMANDS.items() if name.startswith(f"{group} ".lstrip())}
+    width = max(map(len, shown))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in shown.items()]
+    return usage() + "\ncommands:\n" + "\n".join(lines)
