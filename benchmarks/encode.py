@@ -45,7 +45,7 @@ from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.interop.bert import config_to_json, encoder_to_tensors
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, Normalization, init_params
-from taser_jax.retrieval.embeddings import EncodeConfig, encode_queries
+from taser_jax.retrieval.embeddings import Embeddings, EncodeConfig, encode_texts
 
 PRESETS: dict[str, dict[str, Any]] = {
     "cpu": {
@@ -108,7 +108,7 @@ def model_config(arguments: argparse.Namespace) -> DualEncoderConfig:
 def our_side(
     arguments: argparse.Namespace, params: Any, passages: TokenArray, computed: Computed
 ) -> Encode:
-    """`encode_queries`: what `encode_passages` does, without files."""
+    """What `taser encode` does with passages, the writing of their shards included."""
     config = model_config(arguments)
     model = DualEncoder(config)
 
@@ -124,7 +124,13 @@ def our_side(
     how = EncodeConfig(
         batch_tokens=arguments.batch_tokens, length_multiple=arguments.length_multiple
     )
-    return lambda: encode_queries(encode_fn, passages, config=how)
+
+    def encode() -> np.ndarray:
+        with tempfile.TemporaryDirectory() as directory:
+            encode_texts(encode_fn, passages, directory, fingerprints={}, config=how)
+            return np.array(Embeddings(directory).rows(0, len(passages)))
+
+    return encode
 
 
 def torch_side(

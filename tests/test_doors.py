@@ -146,3 +146,11 @@ def test_package_files_are_empty():
 def test_importing_the_package_does_not_import_tensorflow():
     assert run_without(["taser_jax"]).stdout == ""
     assert "forbidden: seqio" in run_without(["taser_jax.tasks"]).stdout
+
+
+@pytest.mark.parametrize("command", ["index", "search", "mine"])
+def test_what_follows_encoding_needs_no_model(command):
+    for name in imports_of(PACKAGE / "commands" / f"{command}.py"):
+        assert not name.startswith(
+            ("taser_jax.assembly", "taser_jax.models", "taser_jax.training", "flax")
+        )

@@ -16,7 +16,6 @@ metrics.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import pathlib
 import tempfile
@@ -28,9 +27,9 @@ import jax
 import numpy as np
 
 from taser_jax.assembly.config import TrainingConfig
-from taser_jax.assembly.model_directory import LoadedModel, load_model
+from taser_jax.assembly.model_directory import selected_checkpoint
 from taser_jax.assembly.validator import ValidationConfig
-from taser_jax.batch import Role
+from taser_jax.commands.encode import encode
 from taser_jax.commands.train import TrainSummary, train
 from taser_jax.data.batches.one_task import BatchingConfig
 from taser_jax.data.token_store.negatives import write_negatives
@@ -40,16 +39,10 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.progress import phase
-from taser_jax.retrieval.embeddings import (
-    EmbeddingDtype,
-    Embeddings,
-    EncodeConfig,
-    encode_passages,
-    encode_queries,
-)
+from taser_jax.retrieval.embeddings import Embeddings, EncodeConfig
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.mining import MiningConfig, mine_negatives
+from taser_jax.retrieval.query_embeddings import QueryEmbeddings
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.searcher import Searcher
 from taser_jax.training.checkpoints import CheckpointConfig, Selection
@@ -157,21 +150,23 @@ class Bench:
                 learning_rate=self._options.learning_rate[0],
             )
             trained = time.monotonic()
-            model, searcher = self._searcher(name)
+            embeddings, searcher = self._encode(name)
             encoded = time.monotonic()
             for split in SEARCHED:
-                for task, result in self._search(model, searcher, split).items():
+                for task, result in self._search(embeddings, searcher, split).items():
                     arrays[f"{number}/{task}/{split}/rows"] = result.rows
                     arrays[f"{number}/{task}/{split}/scores"] = result.scores
             if number == 1:
-                negatives = self._mine(model, searcher, name)
+                negatives = self._mine(embeddings, searcher, name)
             lines.append(
                 {
                     "system": system,
                     "round": number,
                     "parameters": summary.parameters,
                     "validation": dict(summary.validation),
-                    "best_step": model.step,
+                    "best_step": int(
+                        selected_checkpoint(self._work / name).name.rpartition("_")[2]
+                    ),
                     "steps_per_second": round(summary.steps_per_second, 3),
                     "training_seconds": round(trained - start, 1),
                     "encoding_seconds": round(encoded - trained, 1),
@@ -217,41 +212,31 @@ class Bench:
             "jax": jax.__version__,
         }
 
-    def _searcher(self, name: str) -> tuple[LoadedModel, Searcher]:
-        model = load_model(self._work / name)
+    def _encode(self, name: str) -> tuple[pathlib.Path, Searcher]:
+        """Encodes with the best checkpoint; the embeddings' directory, and a search in them."""
         directory = self._work / f"{name}-embeddings"
-        with phase("encode passages"):
-            encode_passages(
-                model.encode_fn(Role.PASSAGE),
-                self._store.passages,
-                directory,
-                fingerprints={"model": model.fingerprint},
-                config=dataclasses.replace(
-                    self._encoding(model), batch_tokens=self._options.batch_tokens
-                ),
-            )
-        return model, ExactSearcher(Embeddings.open(directory))
-
-    def _encoding(self, model: LoadedModel) -> EncodeConfig:
-        return EncodeConfig(batch_multiple=model.batch_multiple, dtype=EmbeddingDtype.FLOAT32)
+        encode(
+            model_dir=str(self._work / name),
+            token_store=self._options.token_store,
+            output_dir=str(directory),
+            config=EncodeConfig(batch_tokens=self._options.batch_tokens),
+        )
+        return directory, ExactSearcher(Embeddings.open(directory))
 
     def _search(
-        self, model: LoadedModel, searcher: Searcher, split: str
+        self, embeddings: pathlib.Path, searcher: Searcher, split: str
     ) -> dict[str, SearchResult]:
         found = {}
         for task, splits in self._store.tasks.items():
             if split in splits:
-                queries = self._store.queries(task, split)
-                embeddings = encode_queries(
-                    model.encode_fn(Role.QUERY, task=task), queries, config=self._encoding(model)
-                )
-                found[task] = searcher.search(embeddings, self._options.k)
+                queries = QueryEmbeddings.of_split(embeddings, task, split)
+                found[task] = searcher.search(queries.rows(0, len(queries)), self._options.k)
         return found
 
-    def _mine(self, model: LoadedModel, searcher: Searcher, name: str) -> str:
+    def _mine(self, embeddings: pathlib.Path, searcher: Searcher, name: str) -> str:
         """P2: the model's top passages but the positives, answer-containing ones kept."""
         directory = self._work / f"{name}-negatives"
-        for task, result in self._search(model, searcher, "train").items():
+        for task, result in self._search(embeddings, searcher, "train").items():
             queries = self._store.queries(task, "train")
             mined = mine_negatives(
                 result, queries.positives, config=MiningConfig(depth=self._options.k)

@@ -1,17 +1,21 @@
-"""`taser encode`: a collection's passages into row-aligned embedding shards."""
+"""`taser encode`: a collection's passages and its tasks' queries, as row-aligned embeddings."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 
 from taser_jax.assembly.model_directory import check_vocabulary, load_model
 from taser_jax.batch import Role
+from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError
 from taser_jax.hosts import wait_for_all
 from taser_jax.progress import phase
-from taser_jax.retrieval.embeddings import EncodeConfig, encode_passages
+from taser_jax.retrieval.embeddings import EncodeConfig, encode_texts
+from taser_jax.retrieval.query_embeddings import encode_queries
 
 
 def encode(
@@ -20,47 +24,94 @@ def encode(
     token_store: str,
     output_dir: str,
     config: EncodeConfig = EncodeConfig(),
+    tasks: Sequence[str] | None = None,
+    query_splits: Sequence[str] | None = None,
     step: int | None = None,
 ) -> dict[str, str]:
-    """Encodes all passages; rerun after a kill, it goes on at the shard it was in.
+    """Encodes all passages, and queries beside them; after a kill, rerun it to resume at a shard.
 
-    On several hosts each takes its share of the shards, and all return when all are done.
+    `taser index` and `taser search` then need no model. On several hosts each takes its share of
+    the shards, and all return when all are done.
 
     Args:
         model_dir: the trained model.
-        token_store: tokens of the passages.
-        output_dir: the embeddings' directory.
-        config: batches, shards, stored dtype.
+        token_store: tokens of the passages and queries.
+        output_dir: the embeddings' directory; queries go to `queries/<task>.<split>/` in it.
+        config: batches, shards, stored dtype of the passages.
+        tasks: whose queries; None means all of the token store.
+        query_splits: which of their splits; None means all, [] none.
         step: which checkpoint; None means the best one.
 
     Returns:
-        Fingerprints of model, collection and vocabulary.
+        Fingerprints of model, collection, vocabulary and the passages' tokens.
 
     Raises:
+        ConfigError: a task or split that the token store does not have.
         FingerprintError: the tokens are of another vocabulary than the model's, or the directory
-            holds embeddings of another model or collection.
+            holds embeddings of another model, collection or token store.
     """
     store = TokenStore.open(token_store)
+    queries = _queries(store, tasks, query_splits)
     model = load_model(model_dir, step=step)
     check_vocabulary(model, store)
     fingerprints = {
         "model": model.fingerprint,
         "collection": store.metadata.collection_fingerprint,
         "vocabulary": store.metadata.vocabulary_fingerprint,
+        "passages": store.metadata.passages_fingerprint,
     }
+    config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
+    hosts = jax.process_count()
     with phase("encode passages"):
-        encode_passages(
+        encode_texts(
             model.encode_fn(Role.PASSAGE),
             store.passages,
             output_dir,
             fingerprints=fingerprints,
-            config=dataclasses.replace(config, batch_multiple=model.batch_multiple),
+            config=config,
             process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            process_count=hosts,
         )
+    with phase("encode queries"):
+        for number, split in enumerate(queries):
+            encode_queries(
+                model.encode_fn(Role.QUERY, task=split.task),
+                split,
+                output_dir,
+                fingerprints=fingerprints,
+                config=config,
+                # Most splits are a single shard: each begins at another host.
+                process_index=(jax.process_index() - number) % hosts,
+                process_count=hosts,
+            )
         # No host goes on to the index before the last shard is written.
-        wait_for_all("passages encoded")
+        wait_for_all("passages and queries encoded")
     return fingerprints
+
+
+def _queries(
+    store: TokenStore, tasks: Sequence[str] | None, splits: Sequence[str] | None
+) -> list[TokenizedQueries]:
+    """The token store's queries of these tasks and splits, where they have them."""
+    known = store.tasks
+    for what, asked, there in (
+        ("task", tasks, list(known)),
+        ("split", splits, sorted({split for found in known.values() for split in found})),
+    ):
+        unknown = [name for name in asked or () if name not in there]
+        if unknown:
+            raise ConfigError(
+                f"no {what} {unknown[0]!r}",
+                where=str(store.directory),
+                expected=f"some of {', '.join(there) or '(the store has no queries)'}",
+                fix=f"correct {'TASKS' if what == 'task' else 'QUERY_SPLITS'}, or tokenize it",
+            )
+    chosen = [
+        store.queries(entry.task, entry.split)
+        for entry in store.metadata.queries
+        if (tasks is None or entry.task in tasks) and (splits is None or entry.split in splits)
+    ]
+    return [queries for queries in chosen if len(queries)]
 
 
 CONFIGURABLES = (EncodeConfig,)

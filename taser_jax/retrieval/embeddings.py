@@ -8,13 +8,14 @@ import enum
 import os
 import pathlib
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from taser_jax.artifacts import (
     METADATA,
@@ -29,7 +30,6 @@ from taser_jax.batch import Tokens
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.progress import bar, logger
 
-_KIND = "embeddings"
 _VERSION = 1
 # Batches handed to the device before the first result is waited for.
 _IN_FLIGHT = 2
@@ -76,7 +76,7 @@ class EncodeConfig:
         batch_multiple: batch sizes are multiples of this, at least; the number of devices.
         length_multiple: batches are padded to multiples of this many tokens. At most
             max length / length_multiple shapes are compiled.
-        shard_rows: passages a shard; a killed run loses at most one shard's work.
+        shard_rows: texts per shard; a killed run loses at most one shard's work.
         dtype: of the stored embeddings.
     """
 
@@ -114,15 +114,18 @@ class Embeddings:
     """A finished directory of embeddings, memory-mapped; row i is row i of the passage store.
 
     Attributes:
+        KIND: what `metadata.json` calls it.
         directory: where it is.
         metadata: what `metadata.json` holds.
         fingerprints: of the model, collection and vocabulary it was made from.
-        shape: (passages, dimensions).
+        shape: (texts, dimensions).
     """
+
+    KIND = "embeddings"
 
     def __init__(self, directory: FilePath) -> None:
         self.directory = pathlib.Path(directory)
-        self.metadata = read_metadata(directory, _KIND, _VERSION)
+        self.metadata = read_metadata(directory, self.KIND, _VERSION)
         self.fingerprints: dict[str, str] = self.metadata["fingerprints"]
         self.shape: tuple[int, int] = (self.metadata["num_rows"], self.metadata["dim"])
         self._dtype = EmbeddingDtype(self.metadata["dtype"])
@@ -140,7 +143,7 @@ class Embeddings:
         *,
         fingerprints: Mapping[str, str] | None = None,
     ) -> Embeddings:
-        """Opens embeddings that `encode_passages` has finished.
+        """Opens embeddings that `encode_texts` has finished.
 
         Args:
             directory: where they are.
@@ -188,64 +191,49 @@ class Embeddings:
         return found
 
 
-def encode_queries(
-    encode_fn: EncodeFn, tokens: TokenRows, *, config: EncodeConfig | None = None
-) -> Float[np.ndarray, "texts dim"]:
-    """Embeddings of all texts in row order, in memory, as float32.
-
-    Args:
-        encode_fn: tokens -> embeddings [batch, dim].
-        tokens: the texts.
-        config: batch sizes.
-    """
-    rows = np.arange(len(tokens.lengths))
-    if not len(rows):
-        return np.zeros((0, 0), np.float32)
-    with bar("encode queries", total=int(tokens.lengths.sum()), unit="token") as progress:
-        return _encode_rows(
-            encode_fn, tokens, rows, config=config or EncodeConfig(), update=progress.update
-        )[0]
-
-
-def encode_passages(
+def encode_texts(
     encode_fn: EncodeFn,
     tokens: TokenRows,
     directory: FilePath,
     *,
     fingerprints: Mapping[str, str],
+    kind: str = Embeddings.KIND,
     config: EncodeConfig | None = None,
     process_index: int = 0,
     process_count: int = 1,
-) -> Embeddings | None:
-    """Encodes every passage into shard files that a rerun does not compute again.
+    attached: Mapping[str, object] = types.MappingProxyType({}),
+) -> bool:
+    """Encodes every text into shard files that a rerun does not compute again.
 
     Process i of n takes shards i, i+n, i+2n, ... and needs no contact with the others.
 
     Args:
         encode_fn: tokens -> embeddings [batch, dim]; called with few different shapes.
-        tokens: the passages.
+        tokens: the texts.
         directory: gets embeddings-00000-of-000NN.npy and metadata.json.
         fingerprints: {"model": ..., "collection": ..., "vocabulary": ...}, recorded and checked.
+        kind: what `metadata.json` calls the result.
         config: sizes of batches and shards.
         process_index: which process this is.
         process_count: how many share the work.
+        attached: file name -> JSON value; written beside the shards.
 
     Returns:
-        The embeddings, or None while other processes have shards left; the last one to finish
-        writes metadata.json.
+        Whether all shards are there; while other processes have some left, they are not. The last
+        one to finish writes metadata.json.
 
     Raises:
         FingerprintError: the directory holds embeddings from another model, collection or config.
-        DataError: no passages, or the model returned a number that is not finite.
+        DataError: no texts, or the model returned a number that is not finite.
         StorageError: the directory cannot be written.
     """
     config, directory = config or EncodeConfig(), pathlib.Path(directory)
     lengths = np.asarray(tokens.lengths)
     if not len(lengths):
-        raise DataError("no passages to encode", where=str(directory))
+        raise DataError("no texts to encode", where=str(directory))
     plan = {
         "format_version": _VERSION,
-        "kind": _KIND,
+        "kind": kind,
         "fingerprints": dict(fingerprints),
         "num_rows": len(lengths),
         "shard_rows": config.shard_rows,
@@ -279,7 +267,7 @@ def encode_passages(
     seconds = time.monotonic() - began
 
     if not all(path.exists() for path in paths):
-        return None
+        return False
     if todo or not (directory / METADATA).exists():
         dim = int(np.load(paths[0], mmap_mode="r").shape[1])
         speed = {
@@ -288,8 +276,10 @@ def encode_passages(
             "seconds": round(seconds, 3),
             "tokens_per_second": round((total_tokens - done_tokens) / max(seconds, 1e-9), 1),
         }
+        for name, value in attached.items():
+            write_json(directory / name, value)
         write_json(directory / METADATA, {**plan, "dim": dim, "last_run": speed})
-    return Embeddings(directory)
+    return True
 
 
 def shard_names(count: int) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,7 @@ class ExactSearcher:
         embeddings: passage embeddings, float32 or bfloat16.
         config: block sizes.
         devices: devices that share each block of passages; default: the first one only.
+        fingerprints: of what the embeddings were made from.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class ExactSearcher:
         *,
         config: ExactConfig | None = None,
         devices: Sequence[jax.Device] | None = None,
+        fingerprints: Mapping[str, str] = types.MappingProxyType({}),
     ) -> None:
+        self.fingerprints = fingerprints
         self._embeddings = embeddings
         self._config = config or ExactConfig()
         self._mesh = Mesh(np.array(devices or jax.devices()[:1]), (_AXIS,))

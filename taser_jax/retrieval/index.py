@@ -67,7 +67,7 @@ def build_index(
     An exact index is a pointer to the embeddings with their fingerprints.
 
     Args:
-        embeddings_dir: what `encode_passages` finished.
+        embeddings_dir: what `encode_texts` finished.
         index_dir: where the index goes.
         config: kind and sizes.
         sample_queries: query embeddings that ScaNN's recall is measured on.
@@ -110,7 +110,7 @@ def open_index(
     Args:
         index_dir: where `build_index` put it.
         fingerprints: {"model": ..., "collection": ...} it shall have been built from: those of
-            the model that encodes the queries and of the store that rows refer to.
+            the store that rows refer to and of the model that encodes queries typed in.
         exact: block sizes of exact search.
         devices: devices of exact search; default: the first.
 
@@ -132,4 +132,6 @@ def open_index(
         fingerprints or {},
         "build the index from this model's embeddings, into another directory",
     )
-    return ExactSearcher(embeddings, config=exact, devices=devices)
+    return ExactSearcher(
+        embeddings, config=exact, devices=devices, fingerprints=embeddings.fingerprints
+    )

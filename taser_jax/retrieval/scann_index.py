@@ -66,7 +66,7 @@ class ScannSearcher:
     def __init__(self, directory: FilePath, *, resident_bytes: int = 32 << 30) -> None:
         self.directory = pathlib.Path(directory)
         self.metadata = read_metadata(directory, KIND, _VERSION)
-        self.fingerprints: dict[str, str] = self.metadata["fingerprints"]
+        self.fingerprints: Mapping[str, str] = self.metadata["fingerprints"]
         self.effort = from_plain(SearchEffort, self.metadata["effort"], str(directory))
         self._shards = Shards(
             self.directory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -25,7 +26,13 @@ class EmbeddingRows(Protocol):
 
 @runtime_checkable
 class Searcher(Protocol):
-    """Top k passages by inner product."""
+    """Top k passages by inner product.
+
+    Attributes:
+        fingerprints: of what the passages' embeddings were made from; empty where not known.
+    """
+
+    fingerprints: Mapping[str, str]
 
     def search(self, query_embeddings: Float[np.ndarray, "queries dim"], k: int) -> SearchResult:
         """Top k passages of each query; row -1, score -inf where there are fewer."""

@@ -13,6 +13,7 @@ from taser_jax.commands.evaluate import evaluate
 from taser_jax.commands.index import index
 from taser_jax.commands.mine import mine
 from taser_jax.commands.search import search
+from taser_jax.data.token_store.store import TokenStore
 from taser_jax.retrieval.index import IndexConfig
 from taser_jax.retrieval.mining import MiningConfig
 from taser_jax.settings import flatten, to_plain
@@ -62,19 +63,21 @@ class RetrievalStages:
     def retrieve(
         self, label: str, root: pathlib.Path, inputs: Inputs, *, splits: Sequence[str]
     ) -> dict[str, Any]:
-        """Encodes the collection with `root`'s model, indexes it and searches the splits.
+        """Encodes collection and queries with `root`'s model, indexes and searches the splits.
 
         Returns:
             The inputs of what follows.
         """
-        setting, model_dir = self._setting, str(root / "model")
+        setting, embeddings_dir = self._setting, str(root / "embeddings")
 
         def encode_stage() -> dict[str, str]:
             return encode(
-                model_dir=model_dir,
+                model_dir=str(root / "model"),
                 token_store=setting.token_store,
-                output_dir=str(root / "embeddings"),
+                output_dir=embeddings_dir,
                 config=setting.encode,
+                # All splits: an episode that is asked for later searches more of them.
+                tasks=setting.tasks,
             )
 
         fingerprints = self._stages.run(
@@ -83,15 +86,16 @@ class RetrievalStages:
         inputs = {**inputs, **fingerprints}
 
         def index_stage() -> None:
+            # Recall is sampled from the tasks in the token store's order.
+            known = TokenStore.open(setting.token_store).tasks
+            tasks = [task for task in known if setting.tasks is None or task in setting.tasks]
             for directory, config in (("exact", IndexConfig()), ("index", setting.index)):
                 index(
-                    embeddings_dir=str(root / "embeddings"),
+                    embeddings_dir=embeddings_dir,
                     index_dir=str(root / directory),
                     config=config,
-                    model_dir=model_dir,
-                    token_store=setting.token_store,
                     sample_split=DEVELOPMENT,
-                    tasks=setting.tasks,
+                    tasks=tasks,
                 )
 
         self._stages.run(
@@ -100,16 +104,14 @@ class RetrievalStages:
 
         def search_stage(split: str) -> None:
             search(
-                model_dir=model_dir,
-                token_store=setting.token_store,
-                data_dir=setting.data_dir,
+                embeddings_dir=embeddings_dir,
                 # Mining searches exactly; what is reported goes through the chosen index.
                 index_dir=str(root / ("exact" if split == "train" else "index")),
                 output_dir=str(root / "runs"),
                 split=split,
-                tasks=setting.tasks,
                 k=setting.k,
                 tag=label,
+                **self._common,
             )
 
         inputs = {**inputs, "k": setting.k}

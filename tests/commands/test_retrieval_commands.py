@@ -18,6 +18,7 @@ from taser_jax.commands import encode as encode_module
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.query_embeddings import QueryEmbeddings, encoded_splits
 from taser_jax.retrieval.runs import read_trec_run
 
 
@@ -56,7 +57,7 @@ def test_encoding_killed_after_a_shard_goes_on_at_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ):
     # A shard is one batch, and the second one is never encoded.
-    sizes = {"SHARD_ROWS": 100, "BATCH_TOKENS": 16384}
+    sizes = {"SHARD_ROWS": 100, "BATCH_TOKENS": 16384, "QUERY_SPLITS": []}
     arguments = ["encode", *_encode(small_world, model_dir, tmp_path / "e", **sizes)]
     monkeypatch.setattr(encode_module, "load_model", _counting(load_model, encoded := [], dies=1))
     with pytest.raises(_Killed):
@@ -83,7 +84,7 @@ def test_exact_search_equals_sorting_all_scores(
     tmp_path: pathlib.Path,
 ):
     succeed("index", *gin(EMBEDDINGS_DIR=embeddings, INDEX_DIR=tmp_path / "index"))
-    succeed("search", *_search(small_world, model_dir, tmp_path / "index", tmp_path / "runs"))
+    succeed("search", *_search(small_world, embeddings, tmp_path / "index", tmp_path / "runs"))
     store = PassageStore.open(small_world.data_dir, "small")
     queries = TokenStore.open(small_world.token_store).queries("code", "test")
     run = read_trec_run(
@@ -111,20 +112,23 @@ def test_scann_measures_its_recall_on_queries(
 ):
     pytest.importorskip("scann")
     index = ["index", *gin(EMBEDDINGS_DIR=embeddings, INDEX_KIND="scann")]
-    on_queries = gin(MODEL_DIR=model_dir, TOKEN_STORE=small_world.token_store)
-    succeed(*index, *gin(INDEX_DIR=tmp_path / "scann"), *on_queries)
+    succeed(*index, *gin(INDEX_DIR=tmp_path / "scann"))
     assert "against exact search" in capsys.readouterr().err
     metadata = json.loads((tmp_path / "scann" / "metadata.json").read_text())
     assert metadata["measured_on"] == "queries"
     assert metadata["effort"]["recall"] == pytest.approx(1.0)
 
-    succeed(*index, *gin(INDEX_DIR=tmp_path / "without"))
+    shutil.copytree(embeddings, tmp_path / "e", ignore=shutil.ignore_patterns("queries"))
+    without = gin(EMBEDDINGS_DIR=tmp_path / "e", INDEX_DIR=tmp_path / "without")
+    succeed(*index, *without)
     metadata = json.loads((tmp_path / "without" / "metadata.json").read_text())
     assert metadata["measured_on"] == "passages"
 
-    succeed("search", *_search(small_world, model_dir, tmp_path / "scann", tmp_path / "runs"))
+    succeed("search", *_search(small_world, embeddings, tmp_path / "scann", tmp_path / "runs"))
     succeed("index", *gin(EMBEDDINGS_DIR=embeddings, INDEX_DIR=tmp_path / "exact"))
-    succeed("search", *_search(small_world, model_dir, tmp_path / "exact", tmp_path / "exact_runs"))
+    succeed(
+        "search", *_search(small_world, embeddings, tmp_path / "exact", tmp_path / "exact_runs")
+    )
     store = PassageStore.open(small_world.data_dir, "small")
     scann, exact = (
         read_trec_run(tmp_path / name / "summary.test.trec", store.row_of)
@@ -132,13 +136,6 @@ def test_scann_measures_its_recall_on_queries(
     )
     # Brute force at this size: the same scores, ranks differ among near equals at most.
     np.testing.assert_allclose(scann.scores, exact.scores, atol=1e-4)
-
-
-def test_half_a_sample_is_refused(
-    embeddings: pathlib.Path, model_dir: pathlib.Path, tmp_path: pathlib.Path, capsys
-):
-    arguments = gin(EMBEDDINGS_DIR=embeddings, INDEX_DIR=tmp_path / "i", MODEL_DIR=model_dir)
-    assert "token_store" in refused(capsys, "index", *arguments)
 
 
 def test_ask_prints_the_passages_it_returns(
@@ -167,9 +164,11 @@ def test_an_index_of_another_model_is_refused(
         json.loads((compared / name / "exact" / "plan.json").read_text())["fingerprints"]["model"]
         for name in ("taser-1", "taser-2")
     ]
-    arguments = _search(small_world, compared / "taser-2" / "model", wrong, tmp_path / "runs")
+    arguments = _search(small_world, compared / "taser-2" / "embeddings", wrong, tmp_path / "runs")
     message = refused(capsys, "search", *arguments)
     assert all(fingerprint in message for fingerprint in fingerprints)
+    assert "taser-2/embeddings/queries/code.test" in message
+    assert "fix: encode queries and passages with one model" in message
     assert not (tmp_path / "runs").exists()
 
 
@@ -208,25 +207,78 @@ def test_a_directory_without_a_model_is_refused(
 def test_tokens_of_another_collection_or_vocabulary_are_refused(
     small_world: SmallWorld, compared: pathlib.Path, tmp_path: pathlib.Path, capsys
 ):
-    model, index = compared / "taser-2" / "model", compared / "taser-2" / "index"
-    for field, value in (("collection", "another"), ("vocabulary", "strange")):
+    model, embeddings = compared / "taser-2" / "model", compared / "taser-2" / "embeddings"
+    said = {"vocabulary": "was made from vocabulary strange", "collection": "begun with"}
+    for field, expected in said.items():
         changed = tmp_path / field
         shutil.copytree(small_world.token_store, changed)
-        path = changed / "metadata.json"
-        metadata: dict[str, Any] = json.loads(path.read_text())
-        metadata[f"{field}_fingerprint"] = value
-        path.write_text(json.dumps(metadata))
-        arguments = _search(small_world, model, index, tmp_path / "runs")
-        message = refused(capsys, "search", *arguments, *gin(TOKEN_STORE=changed))
-        assert f"was made from {field} {value}" in message
-        assert f"expected: {field} " in message
+        _edit(changed / "metadata.json", **{f"{field}_fingerprint": "strange"})
+        arguments = [*_encode(small_world, model, embeddings), *gin(TOKEN_STORE=changed)]
+        message = refused(capsys, "encode", *arguments)
+        assert expected in message
+        assert "strange" in message
+    for place in ("embeddings/queries/code.test", "embeddings"):
+        copied = tmp_path / place.replace("/", "_")
+        for name in ("embeddings", "index"):
+            shutil.copytree(compared / "taser-2" / name, copied / name)
+        metadata = copied / place / "metadata.json"
+        fingerprints = json.loads(metadata.read_text())["fingerprints"]
+        _edit(metadata, fingerprints={**fingerprints, "collection": "another"})
+        searched = _search(small_world, copied / "embeddings", copied / "index", tmp_path / "runs")
+        assert f"{place} was made from collection another" in refused(capsys, "search", *searched)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_queries_that_are_not_encoded_are_refused_with_those_that_are(
+    small_world: SmallWorld, compared: pathlib.Path, tmp_path: pathlib.Path, capsys
+):
+    root = compared / "taser-2"
+    ignored = shutil.ignore_patterns("code.test")
+    shutil.copytree(root / "embeddings", tmp_path / "e", ignore=ignored)
+    arguments = _search(small_world, tmp_path / "e", root / "index", tmp_path / "runs")
+    message = refused(capsys, "search", *arguments)
+    assert f"{tmp_path}/e/queries/code.test: no embeddings of task 'code', split 'test'" in message
+    assert "one of code train, code validation, summary test" in message
+    assert "run `taser encode`" in message
+    succeed("search", *arguments, *gin(TASKS=["summary"]))
+
+
+def test_queries_of_every_task_and_split_are_encoded_unless_restricted(
+    small_world: SmallWorld,
+    model_dir: pathlib.Path,
+    embeddings: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys,
+):
+    """Equal to the model's own output, batch of one split by batch, as search used to encode."""
+    store, model = TokenStore.open(small_world.token_store), load_model(model_dir)
+    every = sorted((entry.task, entry.split) for entry in store.metadata.queries)
+    assert encoded_splits(embeddings) == every
+    for task, split in every:
+        queries = store.queries(task, split)
+        found = QueryEmbeddings.of_split(embeddings, task, split)
+        whole = model.encode_fn(Role.QUERY, task=task)(queries.tokens(np.arange(len(queries))))
+        np.testing.assert_allclose(found.rows(0, len(found)), whole, atol=1e-5)
+        assert found.query_ids == queries.query_ids
+        assert found.fingerprints["queries"] == queries.fingerprint
+        shared = {key: value for key, value in found.fingerprints.items() if key != "queries"}
+        assert shared == Embeddings.open(embeddings).fingerprints
+
+    shutil.copytree(embeddings, tmp_path / "e", ignore=shutil.ignore_patterns("queries"))
+    some = gin(TASKS=["code"], QUERY_SPLITS=["test", "train"])
+    succeed("encode", *_encode(small_world, model_dir, tmp_path / "e"), *some)
+    assert encoded_splits(tmp_path / "e") == [("code", "test"), ("code", "train")]
+    for wrong, known in (({"TASKS": ["cod"]}, "code"), ({"QUERY_SPLITS": ["tst"]}, "test, train")):
+        arguments = [*_encode(small_world, model_dir, tmp_path / "e"), *gin(**wrong)]
+        message = refused(capsys, "encode", *arguments)
+        assert f"some of {known}" in message.replace("summary, ", "")
 
 
 def test_unknown_tasks_and_splits_are_refused_with_the_list(
     small_world: SmallWorld, compared: pathlib.Path, tmp_path: pathlib.Path, capsys
 ):
     arguments = _search(
-        small_world, compared / "taser-2/model", compared / "taser-2/index", tmp_path / "runs"
+        small_world, compared / "taser-2/embeddings", compared / "taser-2/index", tmp_path / "runs"
     )
     message = refused(capsys, "search", *arguments, *gin(TASKS=["sumary"]))
     assert "no task 'sumary'" in message
@@ -248,11 +300,15 @@ def test_unwritable_places_are_refused(
     for arguments in (
         ["encode", *_encode(small_world, model, below)],
         ["index", *gin(EMBEDDINGS_DIR=embeddings, INDEX_DIR=below)],
-        ["search", *_search(small_world, model, index, below)],
+        ["search", *_search(small_world, embeddings, index, below)],
     ):
         message = refused(capsys, *arguments)
         assert str(below) in message
         assert "could not write" in message
+
+
+def _edit(path: pathlib.Path, **fields: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 class _Killed(BaseException):
@@ -290,10 +346,10 @@ def _encode(
 
 
 def _search(
-    world: SmallWorld, model_dir: pathlib.Path, index_dir: pathlib.Path, runs_dir: pathlib.Path
+    world: SmallWorld, embeddings: pathlib.Path, index_dir: pathlib.Path, runs_dir: pathlib.Path
 ) -> list[str]:
     return [
-        *gin(MODEL_DIR=model_dir, TOKEN_STORE=world.token_store, DATA_DIR=world.data_dir),
+        *gin(EMBEDDINGS_DIR=embeddings, DATA_DIR=world.data_dir, COLLECTION="small"),
         *gin(INDEX_DIR=index_dir, RUNS_DIR=runs_dir, TOP_K=10),
     ]
 

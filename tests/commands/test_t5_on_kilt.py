@@ -88,11 +88,12 @@ class SmallKilt:
         embeddings = gin(EMBEDDINGS_DIR=self.root / f"{name}_embeddings")
         index = gin(INDEX_DIR=self.root / f"{name}_index")
         runs = gin(DATA_DIR=self.root / "data", RUNS_DIR=self.root / f"{name}_runs")
+        runs += gin(COLLECTION="small_kilt")
         succeed("encode", *model, *embeddings)
         succeed("index", *embeddings, *index, *gin(INDEX_KIND="exact"))
-        succeed("search", *model, *index, *runs, *gin(TOP_K=20))
+        succeed("search", *embeddings, *index, *runs, *gin(TOP_K=20))
         succeed(
-            *("evaluate", *runs, *gin(COLLECTION="small_kilt", JUDGE="kilt", MEASURES=MEASURES)),
+            *("evaluate", *runs, *gin(JUDGE="kilt", MEASURES=MEASURES)),
             *gin(SYSTEM=name, EVAL_OUTPUT_DIR=self.root / "results"),
         )
 

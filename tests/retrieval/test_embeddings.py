@@ -12,8 +12,7 @@ from taser_jax.retrieval.embeddings import (
     EmbeddingDtype,
     Embeddings,
     EncodeConfig,
-    encode_passages,
-    encode_queries,
+    encode_texts,
 )
 
 TABLE = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)
@@ -50,13 +49,14 @@ def one_by_one(tokens):
 
 
 def encode(tokens, directory, encoder=None, **changes):
-    return encode_passages(
+    finished = encode_texts(
         encoder or Encoder(),
         tokens,
         directory,
         fingerprints=FINGERPRINTS,
         **{"config": CONFIG, **changes},
     )
+    return Embeddings.open(directory) if finished else None
 
 
 def test_buckets_equal_one_by_one_in_few_shapes(tokens, tmp_path):
@@ -135,17 +135,12 @@ def test_bfloat16_is_the_rounded_float32(tokens, tmp_path):
     assert size == 128 + 40 * 6 * 2
 
 
-def test_queries_in_memory_equal_one_by_one(tokens):
-    found = encode_queries(Encoder(), tokens, config=CONFIG)
-    np.testing.assert_allclose(found, one_by_one(tokens), atol=1e-5)
-
-
 def test_other_model_or_collection_is_refused(tokens, tmp_path):
     encode(tokens, tmp_path / "e")
     with pytest.raises(FingerprintError, match="model m1"):
         Embeddings.open(tmp_path / "e", fingerprints={"model": "m2"})
     with pytest.raises(FingerprintError, match="'model': 'm2'"):
-        encode_passages(
+        encode_texts(
             Encoder(),
             tokens,
             tmp_path / "e",
@@ -187,7 +182,7 @@ def test_another_format_version_is_refused(tokens, tmp_path):
 
 def test_no_passages_and_bad_sizes(tmp_path):
     nothing = TokenArray(ids=np.zeros((0, 4), np.int32), lengths=np.zeros(0, np.int32))
-    with pytest.raises(DataError, match="no passages"):
+    with pytest.raises(DataError, match="no texts"):
         encode(nothing, tmp_path / "e")
     with pytest.raises(ConfigError, match="shard_rows is 0"):
         EncodeConfig(shard_rows=0)

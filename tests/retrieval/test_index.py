@@ -8,7 +8,7 @@ import pytest
 from taser_jax.batch import Tokens
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.errors import DataError, FingerprintError
-from taser_jax.retrieval.embeddings import EncodeConfig, encode_passages
+from taser_jax.retrieval.embeddings import EncodeConfig, encode_texts
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index, open_index
 from taser_jax.retrieval.scann_index import ScannSearcher
@@ -23,7 +23,7 @@ def encode(directory, *, model="m1", shift=0.0):
     def encode_fn(batch: Tokens):
         return TABLE[batch.ids[:, 0]] + np.float32(shift)
 
-    return encode_passages(
+    encode_texts(
         encode_fn,
         tokens,
         directory,
