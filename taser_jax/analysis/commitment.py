@@ -133,7 +133,7 @@ def make_advance(
         loss: TaskLoss, average: Any, params: Any, batch: Any, *, shardings: Any
     ) -> tuple[Any, Any, Any]:
         new = sensitivity(loss, params, batch)
-        median = task_median(jax.tree.leaves(new), over)
+        median = task_median(new, over)
 
         def of_leaf(old: jax.Array, value: jax.Array) -> jax.Array:
             beta = kept.reshape(-1, *(1,) * value.ndim)
@@ -183,19 +183,25 @@ def marks_of(
         bounds: what counts as task-specific.
         bias_correction: ADAM divides by 1 − β^steps first.
     """
-    factors = np.ones(len(betas), np.float32)
-    if bias_correction is BiasCorrection.ADAM:
-        factors = np.asarray([1 / (1 - beta**averages.steps) for beta in betas], np.float32)
-    trees = averages.values.values()
-    by_leaf = zip(*(jax.tree.leaves(tree) for tree in trees), strict=True)
+    factors = correction_factors(betas, averages.steps, bias_correction)
+    by_leaf = zip(*(jax.tree.leaves(tree) for tree in averages.values.values()), strict=True)
     return [
-        _mark(leaf, factors, temperature=temperature, bounds=bounds, sharding=leaf[0].sharding)
+        _mark_leaf(leaf, factors, temperature=temperature, bounds=bounds, sharding=leaf[0].sharding)
         for leaf in by_leaf
     ]
 
 
+def correction_factors(
+    betas: Sequence[float], steps: int, bias_correction: BiasCorrection
+) -> Float[np.ndarray, " betas"]:
+    """What averages of `steps` batches are multiplied by: 1/(1 − β^steps), or 1."""
+    if bias_correction is BiasCorrection.NONE:
+        return np.ones(len(betas), np.float32)
+    return np.asarray([1 / (1 - beta**steps) for beta in betas], np.float32)
+
+
 @functools.partial(jax.jit, static_argnames=("temperature", "bounds", "sharding"))
-def _mark(
+def _mark_leaf(
     by_task: tuple[Any, ...],
     factors: Float[Array, " betas"],
     *,
@@ -203,14 +209,33 @@ def _mark(
     bounds: Bounds,
     sharding: NamedSharding,
 ) -> Marks:
-    values = jnp.stack(by_task) * factors.reshape(-1, *(1,) * (by_task[0].ndim - 1))
+    marks = mark(jnp.stack(by_task), factors, temperature=temperature, bounds=bounds)
+    return jax.lax.with_sharding_constraint(marks, sharding)
+
+
+@functools.partial(jax.jit, static_argnames=("temperature", "bounds"))
+def mark(
+    averages: Float[Array, "tasks betas *shape"],
+    factors: Float[Array, " betas"],
+    *,
+    temperature: float,
+    bounds: Bounds,
+) -> Marks:
+    """Marks of one array's parameters.
+
+    Args:
+        averages: of each task at each β.
+        factors: `correction_factors`.
+        temperature: τ of the entropies.
+        bounds: what counts as task-specific.
+    """
+    values = averages * factors.reshape(-1, *(1,) * (averages.ndim - 2))
     entropy = task_entropy(task_weights(values, temperature))
     kind = specialty_of(values, entropy, bounds)
-    marks = Marks(
+    return Marks(
         most_sensitive_task(values).astype(jnp.int16),
         kind == list(Specialty).index(Specialty.SPECIFIC),
     )
-    return jax.lax.with_sharding_constraint(marks, sharding)
 
 
 def compare(earlier: Sequence[Marks], later: Sequence[Marks]) -> list[Commitment]:

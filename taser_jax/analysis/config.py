@@ -28,6 +28,8 @@ class AnalysisConfig:
         period: steps between the two checkpoints that are compared; None takes each with the one
             before it.
         judged_at: which checkpoint's task-specific parameters the shown rates are of.
+        sampled_parameters: how many parameters noise lines and the agreement of batches are taken
+            from; 0 omits both.
         largest_shown: the linear axis of sensitivities ends here, in medians.
     """
 
@@ -41,6 +43,7 @@ class AnalysisConfig:
     bias_correction: BiasCorrection = BiasCorrection.ADAM
     period: int | None = None
     judged_at: JudgedAt = JudgedAt.EARLIER
+    sampled_parameters: int = 131_072
     largest_shown: float = 6.0
 
     def __post_init__(self) -> None:
@@ -51,6 +54,7 @@ class AnalysisConfig:
             "temperatures": not all(tau > 0 for tau in self.temperatures),
             "betas": not all(0 <= beta < 1 for beta in self.betas),
             "period": self.period is not None and self.period < 1,
+            "sampled_parameters": self.sampled_parameters < 0,
             "largest_shown": not self.largest_shown > 0,
         }
         for name, is_wrong in problems.items():
@@ -58,8 +62,8 @@ class AnalysisConfig:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}",
                     where="AnalysisConfig",
-                    expected="num_batches, period >= 1; first_batch >= 0; temperatures, "
-                    "largest_shown > 0; 0 <= beta < 1",
+                    expected="num_batches, period >= 1; first_batch, sampled_parameters >= 0; "
+                    "temperatures, largest_shown > 0; 0 <= beta < 1",
                     fix=f"correct {name}",
                 )
 

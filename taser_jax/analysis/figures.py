@@ -186,7 +186,7 @@ def _stacked_bars(axis: Any, groups: dict[str, dict[str, LeafCounts]]) -> None:
 
 
 def commitment_figure(findings: Findings) -> Figure:
-    """Table 4: the commitment rate over steps, a panel a model, a line a β."""
+    """Table 4: the commitment rate over steps, a panel per model, a line per β; dotted: noise."""
     models = list(dict.fromkeys(row.model for row in findings.commitments))
     figure, axes = _panels(len(models))
     averages = list(dict.fromkeys(row.label for row in findings.commitments))
@@ -198,11 +198,18 @@ def commitment_figure(findings: Findings) -> Figure:
             rates = [100 * row.commitment.rate(findings.judged_at) for row in rows]
             steps = [row.step for row in rows]
             axis.plot(steps, rates, label=average, marker="o", **_style(number))
+            noise = [
+                100 * row.noise.rate(findings.judged_at) if row.noise else float("nan")
+                for row in rows
+            ]
+            axis.plot(steps, noise, **(_style(number) | {"linestyle": ":"}))
         axis.set_xticks(sorted({row.step for row in findings.commitments if row.model == model}))
         axis.set_ylim(0, 102)
         axis.set_title(model, loc="left", fontsize=10)
     _name_axes(figure, x="step", y="committed, %")
-    _legend(figure, axes, f"of those task-specific {JUDGED_TEXT[findings.judged_at]}")
+    _legend(
+        figure, axes, f"of those task-specific {JUDGED_TEXT[findings.judged_at]}; dotted: noise"
+    )
     return figure
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from taser_jax.analysis.commitment import Commitment, JudgedAt
+from taser_jax.analysis.noise import Agreement
 from taser_jax.analysis.specialty import Bounds, LeafCounts, add_up
 
 OWN = "own"
@@ -19,11 +20,13 @@ class Specialties:
         model: its name.
         step: of the checkpoint.
         leaves: path of a parameter -> its counts.
+        agreements: of means over more and more batches; empty without a sample.
     """
 
     model: str
     step: int
     leaves: Mapping[str, LeafCounts]
+    agreements: Sequence[Agreement] = ()
 
     @property
     def total(self) -> LeafCounts:
@@ -41,6 +44,7 @@ class CommitmentRow:
         step: of the later checkpoint.
         beta: of the moving average, or `OWN`: the one that T-SAGE used and the training saved.
         commitment: the counts.
+        noise: what it would be if no parameter preferred a task; None if not known.
     """
 
     model: str
@@ -48,6 +52,7 @@ class CommitmentRow:
     step: int
     beta: str
     commitment: Commitment
+    noise: Commitment | None = None
 
     @property
     def label(self) -> str:
@@ -64,6 +69,7 @@ class Findings:
         bounds: what counts as task-specific and as activated.
         temperatures: τ of the counts; the first is the one that is used where one is shown.
         specialties: by model, and within it by step.
+        batch_sizes: task -> queries per batch.
         commitments: likewise; empty where no two checkpoints were compared.
         judged_at: which rates are shown; the CSV has all.
         largest_shown: where the linear axis of sensitivities ends, in medians.
@@ -73,6 +79,7 @@ class Findings:
     bounds: Bounds
     temperatures: Sequence[float]
     specialties: Sequence[Specialties]
+    batch_sizes: Mapping[str, int]
     commitments: Sequence[CommitmentRow] = ()
     judged_at: JudgedAt = JudgedAt.EARLIER
     largest_shown: float = 6.0

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Integer
 
 from taser_jax.errors import DataError
 from taser_jax.optim.median import MedianOver, lower_median
@@ -26,6 +28,20 @@ _LARGEST = 1e30
 """Bound of a normalised sensitivity, as in T-SAGE: finite also where a median is tiny."""
 
 
+class Sample(NamedTuple):
+    """Sensitivities of some parameters to each task, batch by batch.
+
+    Attributes:
+        values: |g·θ|.
+        batch_medians: of each batch and task, over all parameters of the model.
+        medians: of each task's mean over the batches, likewise.
+    """
+
+    values: Float[np.ndarray, "batches tasks parameters"]
+    batch_medians: Float[np.ndarray, "batches tasks"]
+    medians: Float[np.ndarray, " tasks"]
+
+
 class Sensitivities(NamedTuple):
     """Sums over batches of |g_t·θ| at one point of the parameters, and their medians.
 
@@ -34,10 +50,12 @@ class Sensitivities(NamedTuple):
         medians: exact lower medians of the totals over all parameters, in the order of the tasks.
             A total divided by its median is the median-normalised mean: the number of batches
             cancels.
+        sample: of some parameters, batch by batch, if asked for.
     """
 
     totals: dict[str, Any]
     medians: Float[Array, " task"]
+    sample: Sample | None
 
     def leaves(self) -> dict[str, tuple[Any, ...]]:
         """Path of a parameter -> each task's total of it."""
@@ -47,7 +65,7 @@ class Sensitivities(NamedTuple):
 
 
 def make_measure(
-    losses: Mapping[str, TaskLoss], *, over: MedianOver = MedianOver.ALL
+    losses: Mapping[str, TaskLoss], *, over: MedianOver = MedianOver.ALL, sampled: int = 0
 ) -> Callable[..., Sensitivities]:
     """The function that measures sensitivities, compiled once for all checkpoints of a model.
 
@@ -58,6 +76,7 @@ def make_measure(
     Args:
         losses: of each task, in the order of the task axis.
         over: which entries the medians are of.
+        sampled: how many parameters' sensitivities are kept of every batch.
 
     Returns:
         `measure(params, batches, *, where) -> Sensitivities`: Σ over batches of |g_t·θ| of every
@@ -68,10 +87,15 @@ def make_measure(
 
     def add(
         loss: TaskLoss, total: Any, finite: Any, params: Any, batch: Any, *, shardings: Any
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Any, Any, Any]:
         new = sensitivity(loss, params, batch)
         total = constrain(jax.tree.map(jnp.add, total, new), shardings)
-        return total, finite & is_finite(new)
+        kept = None
+        if sampled:
+            values = pick(new, sampled_places(new, sampled))
+            whole = NamedSharding(shardings[0].mesh, PartitionSpec())
+            kept = jax.lax.with_sharding_constraint(values, whole), task_median(new, over)
+        return total, finite & is_finite(new), kept
 
     adders = {
         task: jax.jit(functools.partial(add, loss), donate_argnums=0, static_argnames="shardings")
@@ -84,17 +108,52 @@ def make_measure(
         shardings = shardings_of(params)
         totals = {task: zeros_like(params) for task in losses}
         finite = {task: jnp.asarray(True) for task in losses}
+        kept: list[list[Any]] = []
         for batch in batches:
+            kept.append([])
             for task, add in adders.items():
-                totals[task], finite[task] = add(
+                totals[task], finite[task], of_batch = add(
                     totals[task], finite[task], params, batch[task], shardings=shardings
                 )
+                kept[-1].append(jax.tree.map(np.asarray, of_batch))
         check_finite(finite, where=where)
-        medians = [task_median(jax.tree.leaves(tree), over) for tree in totals.values()]
-        check_medians(medians, tasks=list(losses), over=over, where=where)
-        return Sensitivities(totals, jnp.stack(medians))
+        medians = jnp.stack([task_median(tree, over) for tree in totals.values()])
+        check_medians(list(medians), tasks=list(losses), over=over, where=where)
+        sample = None
+        if sampled:
+            values, batch_medians = (
+                np.array([[of_task[part] for of_task in row] for row in kept]) for part in (0, 1)
+            )
+            sample = Sample(values, batch_medians, np.asarray(medians) / len(kept))
+        return Sensitivities(totals, medians, sample)
 
     return measure
+
+
+def sampled_places(params: Any, number: int) -> list[Integer[np.ndarray, " places"]]:
+    """Flat places in each leaf of about evenly spaced parameters, always the same ones.
+
+    Args:
+        params: arrays or shapes.
+        number: of places in all leaves together; all parameters where there are fewer.
+    """
+    sizes = np.array([leaf.size for leaf in jax.tree.leaves(params)], np.int64)
+    number = int(min(number, sizes.sum()))
+    # One at random in each of `number` stretches: a constant stride would meet the same columns.
+    starts = np.arange(number + 1) * sizes.sum() // max(number, 1)
+    places = np.random.default_rng(0).integers(starts[:-1], starts[1:])
+    return [
+        places[(end - size <= places) & (places < end)] - (end - size)
+        for size, end in zip(sizes, np.cumsum(sizes), strict=True)
+    ]
+
+
+def pick(tree: Any, places: Sequence[Integer[np.ndarray, " places"]]) -> Float[Array, " sampled"]:
+    """The entries at `sampled_places`, leaf after leaf."""
+    leaves = map(jnp.atleast_1d, jax.tree.leaves(tree))
+    return jnp.concatenate(
+        [leaf[jnp.unravel_index(at, leaf.shape)] for leaf, at in zip(leaves, places, strict=True)]
+    )
 
 
 def zeros_like(params: Any) -> Any:
@@ -145,9 +204,9 @@ def normalize(values: Float[Array, "*shape"], median: Float[Array, ""]) -> Float
 
 
 @functools.partial(jax.jit, static_argnames="over")
-def task_median(leaves: Sequence[Any], over: MedianOver) -> Float[Array, ""]:
-    """The exact lower median over all leaves of one task."""
-    return lower_median([leaf[None] for leaf in leaves], over=over).value[0]
+def task_median(values: Any, over: MedianOver) -> Float[Array, ""]:
+    """The exact lower median over all leaves of one task's tree."""
+    return lower_median([leaf[None] for leaf in jax.tree.leaves(values)], over=over).value[0]
 
 
 def check_finite(finite: Mapping[str, Any], *, where: str) -> None:

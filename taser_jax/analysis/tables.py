@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from taser_jax.analysis.commitment import JudgedAt
-from taser_jax.analysis.findings import CommitmentRow, Findings, Specialties
+from taser_jax.analysis.findings import OWN, CommitmentRow, Findings, Specialties
 from taser_jax.analysis.float_bins import bin_edges, kernel_density, quantile, share_below
 from taser_jax.analysis.places import by_layer, by_module
 from taser_jax.analysis.specialty import LeafCounts, Specialty, entropy_edges
@@ -36,6 +36,8 @@ def csv_files(findings: Findings) -> dict[str, str]:
         "temperature": _csv(temperature_rows(findings)),
         "specialty": _csv(_specialty_rows(findings)),
     }
+    if any(found.agreements for found in findings.specialties):
+        files["agreement"] = _csv(_agreement_rows(findings))
     if findings.commitments:
         files["commitment"] = _csv(_commitment_rows(findings.commitments))
     return {f"{name}.csv": text for name, text in files.items()}
@@ -151,6 +153,24 @@ def specific_by_task(counts: LeafCounts) -> np.ndarray:
     return counts.specialty[0, place, :-1] / counts.size
 
 
+def _agreement_rows(findings: Findings) -> Iterator[Row]:
+    for found in findings.specialties:
+        for agreement in found.agreements:
+            yield (
+                _head(found)
+                | {"batches": agreement.batches}
+                | {
+                    f"queries/{task}": agreement.batches * size
+                    for task, size in findings.batch_sizes.items()
+                }
+                | {
+                    "agreement": f"{agreement.activated:.6f}",
+                    "agreement of task-specific": f"{agreement.specific:.6f}",
+                    "chance": f"{agreement.chance:.6f}",
+                }
+            )
+
+
 def _commitment_rows(rows: Iterable[CommitmentRow]) -> Iterator[Row]:
     for row in rows:
         for judged_at in JudgedAt:
@@ -163,6 +183,7 @@ def _commitment_rows(rows: Iterable[CommitmentRow]) -> Iterator[Row]:
                 "task-specific": row.commitment.specific[judged_at],
                 "committed": row.commitment.committed[judged_at],
                 "rate": f"{row.commitment.rate(judged_at):.6f}",
+                "rate of noise": f"{row.noise.rate(judged_at):.6f}" if row.noise else "",
             }
 
 
@@ -214,11 +235,20 @@ def to_markdown(findings: Findings, *, measured: str) -> str:
         f"## By layer ({tau})",
         _group_table(findings, "layer"),
     ]
+    if any(found.agreements for found in findings.last):
+        blocks += [
+            "## Agreement of independent batches",
+            "Of a sample of the parameters, the share in percent that is most sensitive to one and "
+            "the same task in two means over disjoint batches: of those activated in both, of "
+            "those task-specific in the first, and by chance, if the two were independent.",
+            _agreement_table(findings),
+        ]
     if findings.commitments:
         blocks += [
             "## Task commitment rate",
             f"Of the parameters that are task-specific {JUDGED_TEXT[findings.judged_at]}, the "
-            "share in percent that is most sensitive to the same task at both steps.",
+            "share in percent that is most sensitive to the same task at both steps. Noise: the "
+            "rate under the same moving average if no parameter preferred a task.",
             *_commitment_tables(findings),
         ]
     return "\n\n".join(blocks) + "\n"
@@ -286,25 +316,52 @@ def _group_table(findings: Findings, group: str) -> str:
     return _table(["model", group, "parameters", *(kind.value for kind in Specialty)], rows)
 
 
+def _agreement_table(findings: Findings) -> str:
+    sizes = findings.batch_sizes.values()
+    rows = [
+        [found.model, found.step, agreement.batches]
+        + [f"{agreement.batches * min(sizes)} to {agreement.batches * max(sizes)}"]
+        + [_percent(rate) for rate in (agreement.activated, agreement.specific, agreement.chance)]
+        for found in findings.last
+        for agreement in found.agreements
+    ]
+    head = ["model", "step", "batches", "queries per task", "activated", "task-specific", "chance"]
+    return _table(head, rows)
+
+
 def _commitment_tables(findings: Findings) -> Iterator[str]:
-    """As the paper's Table 4, one a model: a row a step, a column a β."""
+    """As the paper's Table 4: a row per step, a column per β, one table per model.
+
+    Of several models with T-SAGE, one more compares the averages that each of them used.
+    """
     for model in dict.fromkeys(row.model for row in findings.commitments):
         rows = [row for row in findings.commitments if row.model == model]
-        averages = list(dict.fromkeys(row.label for row in rows))
-        rates = {
-            (row.earlier_step, row.step, row.label): row.commitment.rate(findings.judged_at)
-            for row in rows
-        }
-        pairs = list(dict.fromkeys((row.earlier_step, row.step) for row in rows))
         yield f"### {model}"
-        yield _table(
-            ["steps", *averages],
-            [
-                [f"{before} to {after}"]
-                + [_percent(rates[before, after, average]) for average in averages]
-                for before, after in pairs
-            ],
-        )
+        yield commitment_table([(row.label, row) for row in rows], findings.judged_at)
+    own = [(row.model, row) for row in findings.commitments if row.beta == OWN]
+    if len({model for model, _ in own}) > 1:
+        yield "### T-SAGE's own averages, by model"
+        yield commitment_table(own, findings.judged_at)
+
+
+def commitment_table(rows: Sequence[tuple[str, CommitmentRow]], judged_at: JudgedAt) -> str:
+    """Of (column, row): a line per pair of steps, with each column's rate and that of noise."""
+    names = list(dict.fromkeys(name for name, _ in rows))
+    cells = {
+        (row.earlier_step, row.step, name): [
+            _percent(found.rate(judged_at)) if found else "-"
+            for found in (row.commitment, row.noise)
+        ]
+        for name, row in rows
+    }
+    return _table(
+        ["steps", *(head for name in names for head in (name, "noise"))],
+        [
+            [f"{earlier} to {later}"]
+            + [cell for name in names for cell in cells.get((earlier, later, name), ["-"] * 2)]
+            for earlier, later in dict.fromkeys((row.earlier_step, row.step) for _, row in rows)
+        ],
+    )
 
 
 def _percent(share: float) -> str:

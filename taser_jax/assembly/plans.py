@@ -31,6 +31,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.optim.multitask import (
+    Combiner,
     MultitaskConfig,
     build_multitask_optimizer,
     build_summed_optimizer,
@@ -277,9 +278,11 @@ class EveryTaskPlan:
     @property
     def facts(self) -> dict[str, Any]:
         """Each task's batch, and the combiner."""
-        batching = self._multitask.batching
+        batching, combiner = self._multitask.batching, self._multitask.combiner
+        is_tsage = combiner.combiner is Combiner.TSAGE
         return {
-            "combiner": self._multitask.combiner.combiner.value,
+            "combiner": combiner.combiner.value,
+            **({"tsage_beta": combiner.tsage.beta} if is_tsage else {}),
             "queries_per_step": f"{self._stream.batch_size}, {_devices()}",
             "batch_sizes": self._stream.batch_sizes,
             "negatives_per_query": self._stream.negatives_per_query,

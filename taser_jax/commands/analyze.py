@@ -16,7 +16,8 @@ from taser_jax.analysis.commitment import Averages, make_advance
 from taser_jax.analysis.config import AnalysisConfig
 from taser_jax.analysis.figures import figures
 from taser_jax.analysis.findings import CommitmentRow, Findings, Specialties
-from taser_jax.analysis.sensitivity import Sensitivities, TaskLoss, make_measure
+from taser_jax.analysis.noise import Agreement, agreements
+from taser_jax.analysis.sensitivity import Sample, Sensitivities, TaskLoss, make_measure
 from taser_jax.analysis.specialty import Bounds, count_leaf, entropy_edges, on_host
 from taser_jax.analysis.tables import csv_files, to_markdown
 from taser_jax.artifacts import replacing, write_text
@@ -111,6 +112,7 @@ def analyze(
         bounds=config.bounds,
         temperatures=config.all_temperatures,
         specialties=(),
+        batch_sizes=stream.batch_sizes,
         judged_at=config.judged_at,
         largest_shown=config.largest_shown,
     )
@@ -119,12 +121,18 @@ def analyze(
             _tell(model, stream, config)
             draw = functools.partial(_draw, batches, model.name)
             program = programs[model.configuration]
-            specialties = _specialties(model, program.measure, draw, config)
+            specialties, samples = _specialties(model, program.measure, draw, config)
             commitments: list[CommitmentRow] = []
             if pairs[model.name]:
-                commitments = saved_commitments(model, pairs[model.name], config)
+                commitments = saved_commitments(model, pairs[model.name], config, samples=samples)
                 commitments += measured_commitments(
-                    model, program.advance, draw, pairs[model.name], config, tasks=findings.tasks
+                    model,
+                    program.advance,
+                    draw,
+                    pairs[model.name],
+                    config,
+                    tasks=findings.tasks,
+                    samples=samples,
                 )
             findings = dataclasses.replace(
                 findings,
@@ -172,7 +180,7 @@ class _Programs(NamedTuple):
 def _programs(losses: dict[str, TaskLoss], config: AnalysisConfig) -> _Programs:
     return _Programs(
         losses,
-        make_measure(losses, over=config.median_over),
+        make_measure(losses, over=config.median_over, sampled=config.sampled_parameters),
         make_advance(losses, betas=config.betas, over=config.median_over),
     )
 
@@ -203,9 +211,9 @@ def _specialties(
     measure: Callable[..., Sensitivities],
     draw: Callable[[int, int], Iterator[dict[str, Batch]]],
     config: AnalysisConfig,
-) -> list[Specialties]:
-    """Counts at every step of a model, all from the same batches."""
-    found = []
+) -> tuple[list[Specialties], dict[int, Sample]]:
+    """Counts and samples at every step of a model, all from the same batches."""
+    found, samples = [], {}
     for step in model.steps:
         with phase(f"{model.name}, step {step}: sensitivities"):
             sensitivities = measure(
@@ -213,8 +221,14 @@ def _specialties(
                 draw(config.first_batch, config.num_batches),
                 where=str(model.checkpoint(step)),
             )
-            found.append(Specialties(model.name, step, _count(sensitivities, config)))
-    return found
+            agreeing: list[Agreement] = []
+            if sensitivities.sample is not None:
+                samples[step] = sensitivities.sample
+                agreeing = agreements(
+                    samples[step], temperature=config.temperature, bounds=config.bounds
+                )
+            found.append(Specialties(model.name, step, _count(sensitivities, config), agreeing))
+    return found, samples
 
 
 def _count(sensitivities: Sensitivities, config: AnalysisConfig) -> dict[str, Any]:

@@ -1,12 +1,16 @@
-"""Commitment between the checkpoints of a model: from moving averages, measured or saved."""
+"""Commitment between the checkpoints of a model, from moving averages, measured or saved.
+
+Beside each rate stands that of noise under the same moving average.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from taser_jax.analysis.commitment import (
     Averages,
+    Commitment,
     Marks,
     compare,
     marks_of,
@@ -14,7 +18,9 @@ from taser_jax.analysis.commitment import (
 )
 from taser_jax.analysis.config import AnalysisConfig
 from taser_jax.analysis.findings import OWN, CommitmentRow
+from taser_jax.analysis.noise import noise_commitments
 from taser_jax.analysis.saved_averages import has_saved_average, restore_saved_average
+from taser_jax.analysis.sensitivity import Sample
 from taser_jax.batch import Batch
 from taser_jax.commands.analyzed_models import AnalyzedModel
 from taser_jax.errors import ConfigError
@@ -23,8 +29,8 @@ from taser_jax.progress import phase
 
 
 def steps_to_compare(model: AnalyzedModel, config: AnalysisConfig) -> list[tuple[int, int]]:
-    """(earlier, later) steps to compare; none without β or with one checkpoint."""
-    if not config.betas or (len(model.steps) < 2 and config.period is None):
+    """(earlier, later) steps to compare; none with one checkpoint."""
+    if len(model.steps) < 2 and config.period is None:
         return []
     if config.period is None:
         return list(zip(model.steps[:-1], model.steps[1:], strict=True))
@@ -49,8 +55,11 @@ def measured_commitments(
     config: AnalysisConfig,
     *,
     tasks: Sequence[str],
+    samples: Mapping[int, Sample],
 ) -> list[CommitmentRow]:
     """Rates at each β, from moving averages that run on over the checkpoints."""
+    if not config.betas:
+        return []
     averages = None
     start = config.first_batch
 
@@ -68,12 +77,26 @@ def measured_commitments(
         start += config.num_batches
         return _marks(averages, config, betas=config.betas)
 
+    compared = sorted({step for pair in pairs for step in pair})
+
+    def noise(earlier: int, later: int) -> Sequence[Commitment | None]:
+        return _noise(
+            samples.get(later),
+            config,
+            betas=config.betas,
+            batches=[config.num_batches * (1 + compared.index(s)) for s in (earlier, later)],
+        )
+
     names = [f"{beta:g}" for beta in config.betas]
-    return _compared(model, pairs, mark, names=names)
+    return _compared(model, pairs, mark, noise, names=names)
 
 
 def saved_commitments(
-    model: AnalyzedModel, pairs: Sequence[tuple[int, int]], config: AnalysisConfig
+    model: AnalyzedModel,
+    pairs: Sequence[tuple[int, int]],
+    config: AnalysisConfig,
+    *,
+    samples: Mapping[int, Sample],
 ) -> list[CommitmentRow]:
     """Rates from the averages that T-SAGE itself used; none where one was not saved."""
     steps = sorted({step for pair in pairs for step in pair})
@@ -89,7 +112,34 @@ def saved_commitments(
         }
         return _marks(Averages(1, values), uncorrected, betas=(0.0,))
 
-    return _compared(model, pairs, mark, names=[OWN])
+    def noise(earlier: int, later: int) -> Sequence[Commitment | None]:
+        beta = model.facts.get("tsage_beta")
+        if beta is None:
+            return [None]
+        return _noise(samples.get(later), uncorrected, betas=(beta,), batches=(earlier, later))
+
+    return _compared(model, pairs, mark, noise, names=[OWN])
+
+
+def _noise(
+    sample: Sample | None,
+    config: AnalysisConfig,
+    *,
+    betas: Sequence[float],
+    batches: Sequence[int],
+) -> Sequence[Commitment | None]:
+    # A batch whose median is 0 cannot be normalised, by T-SAGE neither.
+    if sample is None or not (sample.batch_medians > 0).all():
+        return [None] * len(betas)
+    earlier, later = batches
+    return noise_commitments(
+        sample,
+        betas=betas,
+        batches=(earlier, later),
+        temperature=config.temperature,
+        bounds=config.bounds,
+        bias_correction=config.bias_correction,
+    )
 
 
 def _marks(averages: Averages, config: AnalysisConfig, *, betas: Sequence[float]) -> list[Marks]:
@@ -106,6 +156,7 @@ def _compared(
     model: AnalyzedModel,
     pairs: Sequence[tuple[int, int]],
     mark: Callable[[int], list[Marks]],
+    noise: Callable[[int, int], Sequence[Commitment | None]],
     *,
     names: Sequence[str],
 ) -> list[CommitmentRow]:
@@ -119,8 +170,8 @@ def _compared(
                 if later == step:
                     found = compare(marks[earlier], marks[later])
                     rows += [
-                        CommitmentRow(model.name, earlier, later, name, commitment)
-                        for name, commitment in zip(names, found, strict=True)
+                        CommitmentRow(model.name, earlier, later, *values)
+                        for values in zip(names, found, noise(earlier, later), strict=True)
                     ]
             needed = {earlier for earlier, later in pairs if later > step}
             marks = {kept: value for kept, value in marks.items() if kept in needed}

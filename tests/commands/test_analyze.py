@@ -58,7 +58,7 @@ def write_model(model_dir, config, combiner=Combiner.NAIVE, *, steps=STEPS, voca
     write_run_record(
         model_dir,
         model_config=config,
-        facts={"data_fingerprint": "another"},
+        facts={"data_fingerprint": "another", "tsage_beta": 0.9},
         parameter_table="",
         config_text="",
         vocabulary=vocabulary,
@@ -234,7 +234,8 @@ def test_it_leaves_tables_and_figures_with_their_data(analyzed):
     findings, directory = analyzed
     names = {path.name for path in directory.iterdir()}
     stems = ("sensitivity", "sensitivity_log", "entropy", "temperature", "specialty", "commitment")
-    assert names == {"analysis.md", *(f"{s}{end}" for s in stems for end in (".png", ".csv"))}
+    files = {f"{stem}{end}" for stem in stems for end in (".png", ".csv")}
+    assert names == {"analysis.md", "agreement.csv", *files}
     for name in names:
         content = (directory / name).read_bytes()
         assert not name.endswith(".png") or content.startswith(b"\x89PNG")
@@ -250,7 +251,37 @@ def test_it_leaves_tables_and_figures_with_their_data(analyzed):
     assert sum(shares) == pytest.approx(len(CONFIG.all_temperatures), abs=1e-4)
     text = (directory / "analysis.md").read_text()
     assert "Queries a batch: first 8, second 8." in text
-    assert "| steps | T-SAGE's own | β = 0 | β = 0.9 |" in text
+    assert "| steps | T-SAGE's own | noise | β = 0 | noise | β = 0.9 | noise |" in text
+    assert "| bert | 8 | 1 | 8 to 8 |" in text
+
+
+def test_noise_stands_beside_every_rate(analyzed):
+    """Under the training's own β for the average that was saved, else under the row's."""
+    for row in analyzed[0].commitments:
+        rate = row.noise.rate(JudgedAt.EARLIER)
+        assert 0.3 < rate <= 1
+        if row.beta == "0":
+            assert rate == pytest.approx(0.5, abs=0.2)
+    rows = list(csv.DictReader((analyzed[1] / "commitment.csv").open()))
+    assert len(rows) == 3 * len(analyzed[0].commitments)
+    found = [float(r["rate of noise"]) for r in rows if r["judged at"] == "earlier"]
+    wanted = [row.noise.rate(JudgedAt.EARLIER) for row in analyzed[0].commitments]
+    assert found == pytest.approx(wanted, abs=1e-6)
+
+
+def test_agreement_of_the_two_batches_equals_a_float64_oracle(analyzed, tiny_store_dir):
+    (found,) = [s for s in analyzed[0].specialties if (s.model, s.step) == ("bert", 8)]
+    measured = oracle_sensitivities(tiny_training.model_config(), 8, tiny_store_dir, range(2))
+    mean = measured.mean(0)
+    place = mean.argmax(1)[:, None]
+    medians = mean.max(1, keepdims=True) / np.take_along_axis(in_medians(mean), place, axis=1)
+    first, second = (specific(batch / medians) for batch in measured)
+    both = first[0] & second[0] & (first[2] < 2) & (second[2] < 2)
+    same = first[2] == second[2]
+    (agreement,) = found.agreements
+    assert agreement.batches == 1
+    assert agreement.activated == pytest.approx(same[both].mean(), abs=0.005)
+    assert agreement.specific == pytest.approx(same[first[1]].mean(), abs=0.01)
 
 
 def refused(models, store_dir, tmp_path, **options):

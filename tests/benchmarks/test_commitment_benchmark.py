@@ -1,0 +1,55 @@
+"""Table 4 at toy size: one training per β, resumed where it is done, and noise beside each rate."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+
+import pytest
+
+from taser_jax.training.checkpoints import Checkpoints
+
+pytestmark = pytest.mark.slow
+
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def run(store_dir, output_dir, *betas):
+    options = "--steps 4 --period 2 --batch_size 16 --layers 1 --embed_dim 32 --num_batches 2"
+    importlib.import_module("commitment").main(
+        [
+            f"--token_store={store_dir}",
+            f"--output_dir={output_dir}",
+            *options.split(),
+            "--betas",
+            *betas,
+        ]
+    )
+    return (output_dir / "table.md").read_text().splitlines()
+
+
+def test_one_training_per_beta_and_finished_ones_are_read(tiny_store_dir, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    saved: list[int] = []
+    save = Checkpoints.save
+
+    def count(self, *arguments, **options):
+        saved.append(options["step"])
+        return save(self, *arguments, **options)
+
+    monkeypatch.setattr(Checkpoints, "save", count)
+    lines = run(tiny_store_dir, tmp_path, "0")
+    assert saved == [2, 4]
+    assert lines[0] == "| steps | β = 0 | noise |"
+    assert lines[2].startswith("| 2 to 4 |")
+    lines = run(tiny_store_dir, tmp_path, "0", "0.9")
+    assert saved == [2, 4, 2, 4]
+    assert lines[0] == "| steps | β = 0 | noise | β = 0.9 | noise |"
+    cells = [float(cell) for cell in lines[2].split("|")[2:-1]]
+    assert len(cells) == 4
+    assert all(0 <= cell <= 100 for cell in cells)
+    # With β = 0 noise is at chance, one in two tasks.
+    assert 30 < cells[1] < 70
+    assert lines[-1].startswith("| validation MRR | 0.")
+    page = (tmp_path / "analysis" / "analysis.md").read_text()
+    assert lines[2] in page.splitlines()
