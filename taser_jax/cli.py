@@ -110,6 +110,7 @@ def _execute(module: ModuleType, function: Callable[..., None], arguments: Argum
             configurables=module.CONFIGURABLES,
             flags=arguments.flags,
             allow_unset=arguments.dry_run,
+            recipe_of=COMMANDS[arguments.command].recipe_of,
         )
     except ConfigError as error:
         # The other hosts would wait for this one to tell how it was started. They are told that it

@@ -32,6 +32,7 @@ class Command:
         gin_file: the Gin file read when none is given.
         recipe: for a command that works on another's configuration, the Gin file read when none
             is given; `gin_file` is then always read after it.
+        recipe_of: that other command's function.
         flags: flags of its own, each for a macro.
     """
 
@@ -40,6 +41,7 @@ class Command:
     summary: str
     gin_file: str
     recipe: str | None = None
+    recipe_of: str | None = None
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def gin_files(self, given: Sequence[str] = ()) -> tuple[str, ...]:
@@ -90,6 +92,7 @@ COMMANDS: dict[str, Command] = {
         "compile a recipe of train for a TPU pod, without one",
         "runs/compile.gin",
         recipe="runs/taser_base.gin",
+        recipe_of="train",
         flags={"--topology": "TOPOLOGY"},
     ),
     "encode": Command("commands.encode", "encode", "embed the passages", "runs/encode.gin"),

@@ -114,6 +114,7 @@ def resolve(
     configurables: Iterable[Callable[..., Any]],
     flags: GinFlags,
     allow_unset: bool = False,
+    recipe_of: str | None = None,
 ) -> Resolved:
     """Reads files and bindings for a command and checks every name in them.
 
@@ -123,6 +124,7 @@ def resolve(
         flags: files and bindings of the command line.
         allow_unset: list macros that are still required instead of raising (for dry runs); what
             they would have set is then None.
+        recipe_of: another command's function: bindings that only it reaches are not `unused`.
 
     Raises:
         ConfigError: with the nearest real name where something is misspelled.
@@ -149,11 +151,12 @@ def resolve(
         )
     for name in unset:
         gin.bind_parameter(f"{name}/gin.macro.value" if name.isupper() else name, None)
+    reached = used | _reachable(recipe_of, bindings) if recipe_of else used
     unused = sorted(
         _binding_name(key, parameter)
         for key, parameters in bindings.items()
         for parameter in parameters
-        if key not in used
+        if key not in reached
     )
     return Resolved(
         function=gin.get_configurable(_selector(function)),

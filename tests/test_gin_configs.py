@@ -54,15 +54,17 @@ def test_it_resolves(name, gin_files):
     function = getattr(module, command.function)
     flags = configuration.GinFlags(files=gin_files)
     resolved = configuration.resolve(
-        function, configurables=module.CONFIGURABLES, flags=flags, allow_unset=True
+        function,
+        configurables=module.CONFIGURABLES,
+        flags=flags,
+        allow_unset=True,
+        recipe_of=command.recipe_of,
     )
     # Pretrained weights bring their own sizes, and query towers are for BERT and T5 alike.
     overlaid = len(gin_files) > 1 and any(
         "pretrained" in file or "query_specific" in file for file in gin_files
     )
-    # Commands that read another's recipe: where a training starts and ends is not theirs.
-    reads_recipe = command.recipe is not None
-    assert not resolved.unused or overlaid or reads_recipe, resolved.unused
+    assert not resolved.unused or overlaid, resolved.unused
     assert all(macro == macro.upper() for macro in resolved.unset)
     # What is required can be set by its macro, and then nothing is left open.
     bindings = tuple((macro, "something") for macro in resolved.unset)
