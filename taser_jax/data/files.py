@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import gzip
 import hashlib
-import io
 import json
 import os
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any
+
+from etils import epath
 
 from taser_jax.artifacts import FilePath, is_remote
 from taser_jax.errors import DataError
@@ -28,7 +30,7 @@ def file_digest(path: FilePath) -> str:
     """SHA-256 of a file's bytes as stored; `DataError` when it cannot be read."""
     digest = hashlib.sha256()
     try:
-        with _open_raw(path) as stream:
+        with epath.Path(path).open("rb") as stream:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
     except Exception as error:
@@ -38,13 +40,11 @@ def file_digest(path: FilePath) -> str:
 
 def file_exists(path: FilePath) -> bool:
     """Whether a file (not a directory) is at the path."""
-    if is_remote(path):
-        return bool(_gfile().exists(os.fspath(path)) and not _gfile().isdir(os.fspath(path)))
-    return os.path.isfile(path)
+    return epath.Path(path).is_file()
 
 
 @contextlib.contextmanager
-def open_bytes(path: FilePath) -> Iterator[BinaryIO]:
+def open_bytes(path: FilePath) -> Iterator[IO[bytes]]:
     """Opens a local or gs:// file for reading, unzipping `.gz` on the way.
 
     Args:
@@ -58,9 +58,12 @@ def open_bytes(path: FilePath) -> Iterator[BinaryIO]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            stream = stack.enter_context(_open_raw(path))
+            # TensorFlow's file opens at the first read: a missing one should be named here.
+            if is_remote(path) and not file_exists(path):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            stream = stack.enter_context(epath.Path(path).open("rb"))
             if os.fspath(path).endswith(".gz"):
-                stream = cast(BinaryIO, stack.enter_context(gzip.open(stream, "rb")))
+                stream = stack.enter_context(gzip.open(stream, "rb"))
         except Exception as error:
             raise _unreadable(path, error) from error
         try:
@@ -75,7 +78,7 @@ def open_bytes(path: FilePath) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def open_text(path: FilePath) -> Iterator[IO[str]]:
+def open_text(path: FilePath) -> Iterator[codecs.StreamReader]:
     r"""Opens a local, gs:// or `.gz` file as UTF-8 text, newlines left as they are.
 
     Prefer `numbered_lines`, whose errors name the line.
@@ -91,9 +94,7 @@ def open_text(path: FilePath) -> Iterator[IO[str]]:
     """
     with open_bytes(path) as stream:
         try:
-            # newline="\n": a carriage return within a text is no line break.
-            with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n") as text:
-                yield text
+            yield codecs.getreader("utf-8-sig")(stream)
         except UnicodeDecodeError as error:
             raise _not_utf8(os.fspath(path), error) from error
 
@@ -192,9 +193,10 @@ def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
             position = stop
 
 
-def _refill(text: IO[str], kept: str) -> tuple[str, int, bool]:
+def _refill(text: codecs.StreamReader, kept: str) -> tuple[str, int, bool]:
     # Growing by at least what is kept makes the parsing of one huge value linear overall.
-    more = text.read(max(_CHUNK, len(kept)))
+    size = max(_CHUNK, len(kept))
+    more = text.read(size, size)
     return kept + more, 0, not more
 
 
@@ -209,7 +211,7 @@ def _cut_short(path: FilePath, line: int) -> DataError:
 
 def _first_character(path: FilePath) -> str:
     with open_text(path) as text:
-        while chunk := text.read(4096):
+        while chunk := text.read(4096, 4096):
             if stripped := chunk.lstrip():
                 return stripped[0]
     raise _empty(path)
@@ -262,31 +264,3 @@ def _unreadable(path: FilePath, error: Exception) -> DataError:
         expected="a file that exists and can be read",
         fix="check the path's spelling and the file's permissions",
     )
-
-
-def _open_raw(path: FilePath) -> BinaryIO:
-    if is_remote(path):
-        return cast(BinaryIO, io.BufferedReader(_RemoteStream(path), _CHUNK))
-    return open(path, "rb")
-
-
-class _RemoteStream(io.RawIOBase):
-    """TensorFlow's file as the raw stream that io's classes build on."""
-
-    def __init__(self, path: FilePath) -> None:
-        self._file = _gfile().GFile(os.fspath(path), "rb")
-        self._file.size()  # Opens lazily otherwise: a missing file should be told here.
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def _gfile() -> Any:
-    import tensorflow as tf
-
-    return tf.io.gfile

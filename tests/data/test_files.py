@@ -4,6 +4,8 @@ import json
 import os
 
 import pytest
+import tensorflow as tf
+from etils.epath import backend, gpath
 
 from taser_jax.data import files
 from taser_jax.errors import DataError
@@ -28,13 +30,42 @@ def test_numbered_lines_keeps_newlines_and_only_splits_at_line_feeds(tmp_path, n
         assert text.read() == "one\r\ntwo\u2028still two\nthrée"
 
 
-def test_a_path_with_a_scheme_is_read_through_tensorflow(tmp_path):
-    path = "file://" + _write(tmp_path / "a.jsonl.gz", b'{"a": 1}\n{"a": 2}\n')
-    assert [record["a"] for _, record in files.json_records(path)] == [1, 2]
-    assert files.file_digest(path) == files.file_digest(str(tmp_path / "a.jsonl.gz"))
+class _LocalGFile:
+    """`tf.io.gfile` with a folder in place of gs://bucket."""
+
+    def __init__(self, folder):
+        self._folder = str(folder)
+
+    def __getattr__(self, name):
+        function = getattr(tf.io.gfile, name)
+        return lambda path, *rest: function(path.replace("gs://bucket", self._folder), *rest)
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    class Backend(type(backend.tf_backend)):
+        gfile = _LocalGFile(tmp_path)
+
+    def choose(self):
+        return Backend() if self._uri_scheme == "gs" else backend.os_backend
+
+    monkeypatch.setattr(gpath._GPath, "_backend", property(choose))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
+def test_a_path_with_a_scheme_is_read_through_tensorflow(bucket, name):
+    content = (
+        b'[{"a": 1},\n{"a": "\xc3\xa9"}]' if name == "a.json" else b'{"a": 1}\n{"a": "\xc3\xa9"}\n'
+    )
+    _write(bucket / name, content)
+    path = f"gs://bucket/{name}"
+    assert [record["a"] for _, record in files.json_records(path)] == [1, "é"]
+    assert files.file_digest(path) == files.file_digest(bucket / name)
     assert files.file_exists(path)
-    with pytest.raises(DataError, match=r"missing\.tsv: cannot be read"):
-        list(files.numbered_lines(f"file://{tmp_path}/missing.tsv"))
+    assert not files.file_exists("gs://bucket")
+    with pytest.raises(DataError, match=r"missing\.tsv: cannot be read: No such file"):
+        list(files.numbered_lines("gs://bucket/missing.tsv"))
 
 
 @pytest.mark.parametrize("read", [files.numbered_lines, files.json_records, files.file_digest])

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import tensorflow as tf
+from etils import epath
 
+from taser_jax.artifacts import read_json
 from taser_jax.data.text.sentencepiece import EXTRA_ID, SentencePieceVocabulary
-from taser_jax.data.text.vocabulary_files import METADATA, read_bytes, read_metadata
+from taser_jax.data.text.vocabulary_files import METADATA, read_metadata
 from taser_jax.data.text.wordpiece import VOCAB_FILE, WordPieceVocabulary
 from taser_jax.errors import DataError
 
@@ -97,12 +98,12 @@ def load_vocabulary(
         FingerprintError: the files are not the ones that were saved.
     """
     path = os.fspath(path).rstrip("/")
-    if not tf.io.gfile.isdir(path):
+    if not epath.Path(path).is_dir():
         if path.endswith(".model"):
             return _load_model(path, extra_ids)
         return _load_vocab_txt(path, lower_case, extra_ids)
-    if not tf.io.gfile.exists(f"{path}/{METADATA}"):
-        if tf.io.gfile.exists(f"{path}/{T5_MODEL_FILE}"):
+    if not epath.Path(path, METADATA).exists():
+        if epath.Path(path, T5_MODEL_FILE).exists():
             return _load_model(f"{path}/{T5_MODEL_FILE}", extra_ids)
         return _load_vocab_txt(f"{path}/{VOCAB_FILE}", lower_case, extra_ids)
     metadata = read_metadata(path)
@@ -146,9 +147,7 @@ def _load_model(path: str, extra_ids: int | None) -> SentencePieceVocabulary:
 def _named_extra_ids(directory: str) -> dict[str, int | None]:
     """The extra ids that a T5's tokenizer_config.json names, with the id where it says that."""
     path = os.path.join(directory, _TOKENIZER_CONFIG)
-    if not tf.io.gfile.exists(path):
-        return {}
-    config = json.loads(read_bytes(path))
+    config = read_json(path, absent={})
     found: dict[str, int | None] = {
         f"<extra_id_{number}>": None for number in range(config.get("extra_ids") or 0)
     }
@@ -171,7 +170,5 @@ def _load_vocab_txt(
         )
     if lower_case is None:
         config = os.path.join(os.path.dirname(path), _TOKENIZER_CONFIG)
-        lower_case = True
-        if tf.io.gfile.exists(config):
-            lower_case = json.loads(read_bytes(config)).get("do_lower_case", True)
+        lower_case = bool(read_json(config, absent={}).get("do_lower_case", True))
     return WordPieceVocabulary.from_file(path, lower_case=lower_case)

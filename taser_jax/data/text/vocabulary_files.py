@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from etils import epath
 
-from taser_jax.errors import DataError, FingerprintError, StorageError
+from taser_jax.artifacts import check_version, read_json, replacing, write_json
+from taser_jax.errors import DataError, FingerprintError
 
 FORMAT_VERSION = 1
 METADATA = "vocabulary.json"
@@ -37,8 +38,8 @@ def read_bytes(path: str) -> bytes:
         DataError: it is absent or cannot be read.
     """
     try:
-        return tf.io.gfile.GFile(path, "rb").read()
-    except (tf.errors.OpError, OSError) as error:
+        return epath.Path(path).read_bytes()
+    except OSError as error:
         raise DataError(
             f"cannot be read ({error})",
             where=path,
@@ -61,19 +62,10 @@ def save_directory(
         extra: further fields of `vocabulary.json`.
     """
     metadata = {"format_version": FORMAT_VERSION, "kind": kind, "size": size}
-    metadata |= {"fingerprint": fingerprint, **extra}
-    text = json.dumps(metadata, indent=2, sort_keys=True) + "\n"
-    try:
-        tf.io.gfile.makedirs(directory)
-        for name, content in (data, (METADATA, text.encode())):
-            with tf.io.gfile.GFile(f"{directory}/{name}", "wb") as file:
-                file.write(content)
-    except (tf.errors.OpError, OSError) as error:
-        raise StorageError(
-            f"the vocabulary cannot be written ({error})",
-            where=directory,
-            fix="free space or choose another directory",
-        ) from error
+    name, content = data
+    with replacing(epath.Path(directory) / name) as scratch:
+        scratch.write_bytes(content)
+    write_json(epath.Path(directory) / METADATA, {**metadata, "fingerprint": fingerprint, **extra})
 
 
 def read_metadata(directory: str) -> dict[str, Any]:
@@ -82,23 +74,11 @@ def read_metadata(directory: str) -> dict[str, Any]:
     Raises:
         DataError: not JSON, no kind, or of another format version.
     """
-    path = f"{directory}/{METADATA}"
-    try:
-        metadata = json.loads(read_bytes(path).decode("utf-8"))
-        version, _ = metadata["format_version"], metadata["kind"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"not a vocabulary's metadata ({error})",
-            where=path,
-            fix="make the vocabulary again with `taser vocab`",
-        ) from error
-    if version != FORMAT_VERSION:
-        raise DataError(
-            f"format version {version}",
-            where=path,
-            expected=f"format version {FORMAT_VERSION}",
-            fix="make the vocabulary again with `taser vocab`",
-        )
+    path, again = f"{directory}/{METADATA}", "make the vocabulary again with `taser vocab`"
+    metadata = read_json(path, fix=again)
+    check_version(metadata, FORMAT_VERSION, where=path, fix=again)
+    if "kind" not in metadata:
+        raise DataError("not a vocabulary's metadata: no kind", where=path, fix=again)
     return metadata
 
 

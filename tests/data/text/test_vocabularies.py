@@ -179,9 +179,13 @@ def test_unknown_kind_version_and_absent_files(tmp_path, small):
     (tmp_path / "vocabulary.json").write_text(json.dumps({**metadata, "format_version": 9}))
     with pytest.raises(DataError, match="format version 9"):
         load_vocabulary(tmp_path)
-    (tmp_path / "vocabulary.json").write_text("{")
-    with pytest.raises(DataError, match="not a vocabulary's metadata"):
-        load_vocabulary(tmp_path)
+    for text, message in (
+        ("{", r"vocabulary\.json: not JSON"),
+        ('{"format_version": 1}', "not a vocabulary's metadata"),
+    ):
+        (tmp_path / "vocabulary.json").write_text(text)
+        with pytest.raises(DataError, match=message):
+            load_vocabulary(tmp_path)
 
 
 def test_changed_files_and_contradicting_case_are_refused(tmp_path, small):
