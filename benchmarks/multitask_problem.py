@@ -32,7 +32,7 @@ from taser_jax.training.multitask_step import TaskGradients, make_multitask_trai
 from taser_jax.training.state import TrainState, init_state
 
 PLAIN = "plain"
-METHODS = (PLAIN, *(combiner.value for combiner in Combiner))
+METHODS = (PLAIN, *(each.value for each in Combiner if each is not Combiner.NAIVE))
 
 # Queries a step and tokens of a query. KILT: temperature 4, 120 in all, the paper's lengths.
 TASKS = {
@@ -239,8 +239,6 @@ def traffic_bytes(
     average = average_bytes * tasks * parameters
     if method == PLAIN:
         return 0.0
-    if method == Combiner.NAIVE.value:
-        return stack + (stack + vector)
     if method != Combiner.TSAGE.value:
         return stack + stack + (stack + vector)
     update = stack + 2 * average + 2 * vector

@@ -18,8 +18,7 @@ from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.cgd import CgdConfig
 from taser_jax.optim.gradnorm import GradNormConfig
-from taser_jax.optim.multitask import MultitaskConfig
-from taser_jax.optim.naive import NaiveConfig
+from taser_jax.optim.multitask import MultitaskConfig, NaiveConfig
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.optim.pcgrad import PCGradConfig
 from taser_jax.optim.tsage_options import TSageConfig

@@ -34,7 +34,6 @@ from taser_jax.optim.multitask import (
     Combiner,
     MultitaskConfig,
     build_multitask_optimizer,
-    build_summed_optimizer,
     reads_task_gradients,
 )
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
@@ -313,14 +312,13 @@ class EveryTaskPlan:
     def optimizer(
         self, config: OptimizerConfig, params: Any, *, total_steps: int
     ) -> optax.GradientTransformationExtraArgs:
-        """`build_multitask_optimizer`'s; of the naive sum `build_summed_optimizer`'s."""
-        combiner, tasks = self._multitask.combiner, tuple(self._batch_sizes)
-        if reads_task_gradients(combiner):
-            return build_multitask_optimizer(
-                combiner, config, params, tasks=tasks, total_steps=total_steps
-            )
-        return build_summed_optimizer(
-            combiner.naive, config, params, tasks=tasks, total_steps=total_steps
+        """`build_multitask_optimizer`'s."""
+        return build_multitask_optimizer(
+            self._multitask.combiner,
+            config,
+            params,
+            tasks=tuple(self._batch_sizes),
+            total_steps=total_steps,
         )
 
     def train_step(

@@ -12,11 +12,10 @@ import optax
 from taser_jax.errors import ConfigError
 from taser_jax.optim.cgd import CgdConfig, cgd
 from taser_jax.optim.gradnorm import GradNormConfig, gradnorm
-from taser_jax.optim.naive import NaiveConfig, Reduction, naive
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, trainable
 from taser_jax.optim.pcgrad import PCGradConfig, pcgrad
 from taser_jax.optim.skipping import skip_non_finite
-from taser_jax.optim.task_gradients import check_combined, check_tasks
+from taser_jax.optim.task_gradients import Reduction, check_combined, check_tasks
 from taser_jax.optim.tsage import tsage
 from taser_jax.optim.tsage_options import TSageConfig
 
@@ -29,6 +28,17 @@ class Combiner(enum.Enum):
     CGD = "cgd"
     GRADNORM = "gradnorm"
     TSAGE = "tsage"
+
+
+@dataclasses.dataclass(frozen=True)
+class NaiveConfig:
+    """The sum of the tasks' losses, as TACO-DR's naive multi-task baseline.
+
+    Attributes:
+        reduction: SUM is the released code's; MEAN divides by the number of tasks.
+    """
+
+    reduction: Reduction = Reduction.SUM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +90,18 @@ def build_combiner(
 
     Returns:
         `update(task_grads, state, params, *, losses, key)`; see `task_gradients`.
+
+    Raises:
+        ConfigError: the naive sum, which reads no task's gradients.
     """
     match Combiner(config.combiner):
         case Combiner.NAIVE:
-            return naive(config.naive, tasks=tasks, trainable=trainable)
+            raise ConfigError(
+                "the naive sum",
+                where="build_combiner",
+                expected="a combiner of gradients with a task axis",
+                fix="add the gradients up in the step (TaskGradients.SUMMED)",
+            )
         case Combiner.PCGRAD:
             return pcgrad(config.pcgrad, tasks=tasks, trainable=trainable)
         case Combiner.CGD:
@@ -109,6 +127,9 @@ def build_multitask_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """The whole chain: combiner, shape check, then `build_optimizer`'s; bad steps are skipped.
 
+    The naive sum has no combiner: its step adds up the tasks' gradients as it computes them, at the
+    memory of one gradient (`TaskGradients.SUMMED`).
+
     Args:
         config: the combiner.
         optimizer: clipping, AdamW, rates, freezing.
@@ -119,36 +140,11 @@ def build_multitask_optimizer(
     Returns:
         An optimiser for `training.multitask_step`; its state is a `SkipState`.
     """
-    trains = None if optimizer.updates is None else trainable(optimizer, params)
-    combiner = build_combiner(config, tasks=tasks, total_steps=total_steps, trainable=trains)
     after = build_optimizer(optimizer, params, total_steps=total_steps)
-    return skip_non_finite(optax.chain(combiner, check_combined(), after))
-
-
-def build_summed_optimizer(
-    config: NaiveConfig,
-    optimizer: OptimizerConfig,
-    params: Any,
-    *,
-    tasks: Sequence[str],
-    total_steps: int,
-) -> optax.GradientTransformationExtraArgs:
-    """The chain of the naive combiner where the step itself has added up the tasks' gradients.
-
-    It makes the updates of `build_multitask_optimizer` with `Combiner.NAIVE`, at the memory of one
-    gradient in place of one a task.
-
-    Args:
-        config: sum or mean.
-        optimizer: clipping, AdamW, rates, freezing.
-        params: parameters, arrays or abstract; only their paths and shapes are used.
-        tasks: names; the mean divides by their number.
-        total_steps: steps of the run.
-
-    Returns:
-        An optimiser for `training.multitask_step` with `TaskGradients.SUMMED`.
-    """
-    after = build_optimizer(optimizer, params, total_steps=total_steps)
-    if config.reduction is Reduction.MEAN:
+    if reads_task_gradients(config):
+        trains = None if optimizer.updates is None else trainable(optimizer, params)
+        combiner = build_combiner(config, tasks=tasks, total_steps=total_steps, trainable=trains)
+        after = optax.chain(combiner, check_combined(), after)
+    elif config.naive.reduction is Reduction.MEAN:
         after = optax.chain(optax.scale(1.0 / len(check_tasks(tasks))), after)
     return skip_non_finite(after)

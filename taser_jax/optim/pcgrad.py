@@ -12,8 +12,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from taser_jax.optim.naive import Reduction
 from taser_jax.optim.task_gradients import (
+    Reduction,
     Report,
     check_task_gradients,
     check_tasks,

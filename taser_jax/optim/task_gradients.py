@@ -8,6 +8,7 @@ first link of the chain, so clipping, Adam and weight decay see one gradient.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,13 @@ from taser_jax.optim.parameter_rules import parameter_path
 
 _WHERE = "multi-task optimiser"
 _ROW = 512
+
+
+class Reduction(enum.Enum):
+    """Whether tasks' gradients are added up or averaged."""
+
+    SUM = "sum"
+    MEAN = "mean"
 
 
 class Report(NamedTuple):

@@ -51,7 +51,6 @@ def test_traffic_by_hand():
     traffic = load().traffic_bytes
     sizes = {"tasks": 2, "parameters": 10, "average_bytes": 4}
     assert traffic("plain", passes=0, **sizes) == 0
-    assert traffic("naive", passes=0, **sizes) == 80 + 80 + 40
     assert traffic("pcgrad", passes=0, **sizes) == 80 + 80 + 80 + 40
     # Stack, three passes of 120, then gradients, averages twice, parameters and the combined one.
     assert traffic("tsage", passes=3, **sizes) == 80 + 360 + (80 + 2 * 80 + 2 * 40)
