@@ -128,35 +128,6 @@ def _compiled(answers: Sequence[str]) -> Iterator[regex.Pattern[str]]:
             continue
 
 
-def has_answer(
-    answers: Sequence[str],
-    text: str,
-    *,
-    match: AnswerMatch = AnswerMatch.STRING,
-    empty_answer: EmptyAnswer = EmptyAnswer.MATCHES_EVERYTHING,
-) -> bool:
-    """Whether a passage's body contains any of the answers.
-
-    Example:
-        >>> has_answer(["new york"], "He left New  York, then.")
-        True
-        >>> has_answer(["new york"], "A New Yorker")
-        False
-
-    Args:
-        answers: strings or, under `REGEX`, patterns.
-        text: the passage's body.
-        match: how to look.
-        empty_answer: what an answer without tokens does under `STRING`.
-
-    Returns:
-        True where at least one answer is found.
-    """
-    _check_answers(answers, where="answers")
-    prepared = _prepare([text], match)[0]
-    return _Answers.make(answers, match, empty_answer).in_passage(prepared)
-
-
 class AnswerMatcher:
     """Answer checks over whole runs, each passage fetched and tokenised once.
 

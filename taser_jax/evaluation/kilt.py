@@ -17,14 +17,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from taser_jax.artifacts import FilePath, replacing
-from taser_jax.data.files import json_lines
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.retrieval.runs import NO_ROW, Run, top_k
@@ -176,45 +173,6 @@ def write_predictions(
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def read_predictions(path: FilePath, query_ids: Sequence[str]) -> dict[str, list[str]]:
-    """Pages of a KILT prediction file, held to what KILT's own script asks of one.
-
-    Args:
-        path: the file.
-        query_ids: those of the gold file, in its order.
-
-    Returns:
-        Query id -> pages, best first, each once.
-
-    Raises:
-        DataError: with file:line, for other ids or another order than the gold's, for fewer or more
-            lines, for none or several outputs where one is expected, and for provenance without
-            pages.
-    """
-    pages: dict[str, list[str]] = {}
-    line = 0
-    for line, record in json_lines(path):
-        where = f"{os.fspath(path)}:{line}"
-        if len(pages) == len(query_ids):
-            raise DataError(f"more lines than the {len(query_ids)} of the gold file", where=where)
-        expected = query_ids[len(pages)]
-        if str(record.get("id")).strip() != expected:
-            raise DataError(
-                f"the id is {record.get('id')!r}",
-                where=f"{where}, field 'id'",
-                expected=f"{expected!r}: the ids of the gold file in its order",
-            )
-        pages[expected] = _predicted(record, where)
-    if len(pages) < len(query_ids):
-        raise DataError(
-            f"{len(pages)} lines",
-            where=f"{os.fspath(path)}:{line}",
-            expected=f"{len(query_ids)}, as in the gold file",
-            fix="predict for every query; one without results keeps an empty provenance",
-        )
-    return pages
-
-
 def _rank(pages: Sequence[str], evidence: EvidenceSets) -> tuple[list[bool], int]:
     """Places of the rank, True where an evidence set is complete; and how many sets there are."""
     sets: list[set[str]] = []
@@ -289,31 +247,3 @@ def _warn_if_short(
             len(gold),
             deepest,
         )
-
-
-def _predicted(record: Mapping[str, Any], where: str) -> list[str]:
-    outputs = record.get("output")
-    if not isinstance(outputs, list) or len(outputs) != 1:
-        count = len(outputs) if isinstance(outputs, list) else "no"
-        raise DataError(
-            f"{count} outputs",
-            where=f"{where}, field 'output'",
-            expected="exactly one, with all provenance, best first",
-            fix="join the outputs' provenance into one list",
-        )
-    provenance = outputs[0].get("provenance") if isinstance(outputs[0], dict) else None
-    if not isinstance(provenance, list):
-        raise DataError(
-            "no provenance", where=f"{where}, output[0]", expected="a list of {wikipedia_id, ...}"
-        )
-    found: dict[str, None] = {}
-    for place, one in enumerate(provenance):
-        page = one.get("wikipedia_id") if isinstance(one, dict) else None
-        if not isinstance(page, str) or not page.strip():
-            raise DataError(
-                f"found {page!r}",
-                where=f"{where}, output[0].provenance[{place}], field 'wikipedia_id'",
-                expected="the page's id, as a string",
-            )
-        found[page.strip()] = None
-    return list(found)

@@ -124,8 +124,6 @@ class DualEncoderConfig(ModelConfig):
         bert, experts = self.bert, self.experts
         embed, attention = bert.embed_dim, bert.num_heads * bert.head_dim
         specialized = experts.specialized_blocks(bert.num_layers)
-        # Det-R computes the experts of one role, and trains by drawing among them.
-        computed = experts.num_experts if experts.learned else experts.num_experts // 2
         costs = []
         for block in range(1, bert.num_layers + 1):
             is_specialized = block in specialized
@@ -137,12 +135,12 @@ class DualEncoderConfig(ModelConfig):
                 choices = queries if experts.routing is Routing.TOKEN else 1
                 flops += 2 * embed * experts.num_experts * choices
             feed_forward = 2 * 2 * queries * embed * bert.mlp_dim
-            inner = bert.mlp_dim * (computed if is_specialized and experts.learned else 1)
+            computed = experts.num_experts if is_specialized and experts.learned else 1
+            inner = bert.mlp_dim * computed
             kept = length * (9 * embed + 2 * inner) + bert.num_heads * length * length
             costs.append(
                 BlockCost(
                     flops=flops + feed_forward,
-                    executed_flops=flops + feed_forward * (computed if is_specialized else 1),
                     activation_bytes=kept * bert.dtype_bytes,
                     input_bytes=length * embed * bert.dtype_bytes,
                 )

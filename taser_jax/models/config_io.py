@@ -79,15 +79,3 @@ def from_json(text: str, *, where: str = "model.json") -> ModelConfig:
 def save(config: ModelConfig, path: str | pathlib.Path) -> None:
     """Writes `to_json` to a file."""
     pathlib.Path(path).write_text(to_json(config), encoding="utf-8")
-
-
-def load(path: str | pathlib.Path) -> ModelConfig:
-    """Reads a file that `save` wrote.
-
-    Raises:
-        ConfigError: as `from_json`; also where there is no such file.
-    """
-    path = pathlib.Path(path)
-    if not path.is_file():
-        raise ConfigError("no such file", where=str(path), expected="a model's configuration")
-    return from_json(path.read_text(encoding="utf-8"), where=str(path))

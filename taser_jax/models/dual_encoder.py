@@ -230,19 +230,6 @@ class ModelConfig(abc.ABC):
             + self._score_flops(shape)
         )
 
-    def executed_training_flops(self, shape: BatchShape) -> int:
-        """FLOPs that a training step executes: all experts of learned routing, and recomputation.
-
-        Four forward passes of the blocks under `Remat.BLOCK`, three otherwise. (GradCache adds one
-        more forward pass, which is its caller's to add.)
-        """
-        passes = 4 if self.transformer.remat is Remat.BLOCK else 3
-        blocks = sum(
-            size * sum(block.executed_flops for block in self.block_costs(length))
-            for size, length in shape.sides
-        )
-        return passes * blocks + 3 * self._score_flops(shape)
-
     def _score_flops(self, shape: BatchShape) -> int:
         return 2 * shape.queries * shape.passages * self.embedding_dim
 

@@ -128,7 +128,7 @@ class T5DualEncoderConfig(ModelConfig):
 
         def cost(flops: int, kept: int, positions: int) -> BlockCost:
             input_bytes = positions * embed * t5.dtype_bytes
-            return BlockCost(flops, flops, kept * t5.dtype_bytes, input_bytes)
+            return BlockCost(flops, kept * t5.dtype_bytes, input_bytes)
 
         flops = length * (2 * 4 * embed * attention + 2 * 2 * length * attention + feed_forward)
         kept = length * (5 * embed + 4 * attention + inner) + t5.num_heads * length * length

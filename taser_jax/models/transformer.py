@@ -43,12 +43,10 @@ class BlockCost:
 
     Attributes:
         flops: with one expert per token: the model's FLOPs.
-        executed_flops: with every expert that is computed.
         activation_bytes: kept for the backward pass.
         input_bytes: of the block's input, all that `Remat.BLOCK` keeps.
     """
 
     flops: int
-    executed_flops: int
     activation_bytes: int
     input_bytes: int

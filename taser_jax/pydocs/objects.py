@@ -54,11 +54,6 @@ class DocumentedObject:
     body: str
 
     @property
-    def package(self) -> str:
-        """The package it is reported under: "python", "numpy", "jax", "flax" or "optax"."""
-        return walk.package_of(self.name)
-
-    @property
     def leaf(self) -> str:
         """The last part of its name."""
         return self.name.rpartition(".")[2]

@@ -14,7 +14,6 @@ from taser_jax.pydocs.similarity import shingles, similar_pairs
 from taser_jax.pydocs.splits import Assignment
 
 TASKS = ("summary", "parameter", "example", "code", "see_also", "lookup")
-CUT_TASKS = ("summary", "parameter")
 MIN_WORDS_LEFT = 20
 _MAX_QUERY_WORDS = 60
 _MIN_WORDS = {

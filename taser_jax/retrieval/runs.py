@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float32, Int32
@@ -190,57 +190,6 @@ def read_trec_run(
         rows[line_index, : len(results)] = list(results.keys())
         scores[line_index, : len(results)] = list(results.values())
     return Run.of(list(found), top_k(rows, scores, k))
-
-
-def write_qrels(
-    path: FilePath, qrels: Mapping[str, Mapping[int, int]], *, ids: Sequence[str]
-) -> None:
-    """Writes TREC qrels: query id, 0, passage id, grade.
-
-    Args:
-        path: the file; gzipped where it ends in .gz.
-        qrels: query id -> row -> grade.
-        ids: passage id of each row of the store.
-    """
-    with replacing(path) as scratch, _open_to_write(scratch, path) as file:
-        for query_id, grades in qrels.items():
-            query = _column(query_id, "a query id")
-            for row, grade in grades.items():
-                passage = _column(ids[row], f"the id of passage row {row}")
-                file.write(f"{query} 0 {passage} {grade}\n")
-
-
-def read_qrels(path: FilePath, row_of: Callable[[str], int]) -> Qrels:
-    """Reads TREC qrels into query id -> row -> grade, in the file's order.
-
-    Raises:
-        DataError: a line without four columns, a grade that is no whole number, an unknown
-            passage, or a passage graded twice for one query; with its line.
-    """
-    qrels: Qrels = {}
-    for number, line in numbered_lines(path):
-        columns = line.split()
-        if not columns:
-            continue
-        where = f"{path}:{number}"
-        if len(columns) != 4:
-            raise DataError(
-                f"{len(columns)} columns",
-                where=where,
-                expected="four: query id, 0, passage id, grade",
-            )
-        query_id, _, passage_id, grade_text = columns
-        grades = qrels.setdefault(query_id, {})
-        row = _row(passage_id, row_of, where)
-        if row in grades:
-            raise DataError(f"passage {passage_id!r} twice for query {query_id!r}", where=where)
-        try:
-            grades[row] = int(grade_text)
-        except ValueError as error:
-            raise DataError(
-                f"grade {grade_text!r}", where=where, expected="a whole number"
-            ) from error
-    return qrels
 
 
 def _open_to_write(scratch: FilePath, path: FilePath) -> io.TextIOWrapper:

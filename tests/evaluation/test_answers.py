@@ -6,13 +6,13 @@ import unicodedata
 import numpy as np
 import pytest
 import regex
+from one_answer import has_answer
 
 from taser_jax.errors import DataError
 from taser_jax.evaluation.answers import (
     AnswerMatch,
     AnswerMatcher,
     EmptyAnswer,
-    has_answer,
     tokenize,
 )
 

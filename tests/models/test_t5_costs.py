@@ -43,8 +43,6 @@ def test_training_by_hand():
     scores = 2 * 2 * 3 * 2
     config = T5DualEncoderConfig(t5=SMALLEST)
     assert config.training_flops(shape) == 3 * (5 * text + scores)
-    saved = T5DualEncoderConfig(t5=T5Config(**{**vars(SMALLEST), "remat": Remat.BLOCK}))
-    assert saved.executed_training_flops(shape) == 4 * 5 * text + 3 * scores
 
 
 @pytest.mark.parametrize(

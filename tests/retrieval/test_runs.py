@@ -1,7 +1,5 @@
 """Runs: order and duplicates by hand and by a plain-Python oracle; files that read back equal."""
 
-import gzip
-
 import numpy as np
 import pytest
 
@@ -10,10 +8,8 @@ from taser_jax.retrieval.runs import (
     Run,
     SearchResult,
     merge,
-    read_qrels,
     read_trec_run,
     top_k,
-    write_qrels,
     write_trec_run,
 )
 
@@ -122,28 +118,3 @@ def test_unwritable_place_is_a_storage_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="could not write"):
         write_trec_run(tmp_path / "file" / "run", Run.of(["q"], result([[0]], [[1.0]])), ids=IDS)
-
-
-@pytest.mark.parametrize("name", ["qrels.tsv", "qrels.tsv.gz"])
-def test_qrels_read_back(tmp_path, name):
-    qrels = {"q2": {7: 1, 3: 0}, "q1": {7: -1}}
-    write_qrels(tmp_path / name, qrels, ids=IDS)
-    assert read_qrels(tmp_path / name, ROW_OF) == qrels
-    opened = gzip.open if name.endswith("gz") else open
-    with opened(tmp_path / name, "rt") as file:
-        assert file.readline() == "q2 0 p7 1\n"
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("q p1 1", "3 columns"),
-        ("q 0 p1 one", "grade 'one'"),
-        ("q 0 nowhere 1", "passage 'nowhere'"),
-        ("q 0 p0 1", "passage 'p0' twice"),
-    ],
-)
-def test_malformed_qrels_line_is_named(tmp_path, line, message):
-    (tmp_path / "qrels").write_text(f"q 0 p0 1\n{line}\n")
-    with pytest.raises(DataError, match=f"qrels:2: {message}"):
-        read_qrels(tmp_path / "qrels", ROW_OF)

@@ -9,8 +9,9 @@ import unicodedata
 import numpy as np
 import pytest
 import regex
+from one_answer import has_answer
 
-from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher, has_answer, tokenize
+from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher, tokenize
 
 FLAGS = regex.I | regex.U | regex.M
 TOKENS = regex.compile(r"([\p{L}\p{N}\p{M}]+)|([^\p{Z}\p{C}])", FLAGS)

@@ -4,8 +4,9 @@ import gzip
 
 import pytest
 
+from taser_jax.data.readers import tsv
 from taser_jax.evaluation.metrics import evaluate_qrels
-from taser_jax.retrieval.runs import Run, read_qrels, read_trec_run
+from taser_jax.retrieval.runs import Run, read_trec_run
 
 CUTOFFS = (5, 10, 20, 100, 1000)
 # Our name -> trec_eval's.
@@ -42,7 +43,10 @@ def evaluate(directory, scratch, *, run, qrels, depth, measures):
     six_columns.write_text("".join(" ".join(line[:6]) + "\n" for line in lines(directory / run)))
     found = read_trec_run(six_columns, row_of)
     found = Run(found.query_ids, found.rows[:, :depth], found.scores[:, :depth])
-    return evaluate_qrels(found, read_qrels(directory / qrels, row_of), tuple(measures))
+    judged = {}
+    for one in tsv.read_qrels(directory / qrels):
+        judged.setdefault(one.query_id, {})[row_of(one.passage_id)] = one.relevance
+    return evaluate_qrels(found, judged, tuple(measures))
 
 
 @pytest.mark.parametrize(

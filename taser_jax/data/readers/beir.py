@@ -11,9 +11,7 @@ from collections.abc import Iterator
 
 from taser_jax.artifacts import FilePath
 from taser_jax.data.files import file_exists, json_lines
-from taser_jax.data.readers import tsv
 from taser_jax.data.readers.located import (
-    Judgement,
     Question,
     checked_passages,
     id_field,
@@ -83,29 +81,6 @@ def qrels_files(directory: FilePath) -> dict[str, str]:
                 found[split] = path
                 break
     return found
-
-
-def read_qrels(directory: FilePath, split: str) -> Iterator[Judgement]:
-    """Judgements of a split: query-id, corpus-id, score, under a header.
-
-    Args:
-        directory: the data set's folder.
-        split: "train", "validation" (BEIR's dev) or "test".
-
-    Yields:
-        Judgements in the file's order.
-
-    Raises:
-        DataError: there is no such file, or a line is malformed.
-    """
-    files = qrels_files(directory)
-    if split not in files:
-        raise DataError(
-            f"no qrels for split {split!r}",
-            where=os.path.join(os.fspath(directory), "qrels"),
-            expected="one of " + (", ".join(files) or "train.tsv, dev.tsv, test.tsv"),
-        )
-    return tsv.read_qrels(files[split])
 
 
 def _located_passages(path: FilePath) -> Iterator[tuple[int, Passage]]:

@@ -219,11 +219,6 @@ def passage_titles(task: seqio.Task) -> Titles | None:
     return steps[0].titles if steps else None
 
 
-def mixture_collection(name: str) -> str:
-    """The collection that a mixture's or task's queries point into."""
-    return retrieval_tasks(name)[0].source.collection
-
-
 def mixture_rates(name: str) -> dict[str, float]:
     """SeqIO's mixing weights, by the tasks' names in their collection (as in the token store).
 

@@ -105,7 +105,6 @@ def test_seqio_mixes_and_states_rates(data_dir, vocabulary):
         assert sum(1 for _ in mixed) > 3
     assert retrieval.mixture_rates("fixed") == {"one": 3.0, "two": 1.0}
     assert retrieval.mixture_rates("toy_two") == {"two": 1.0}
-    assert retrieval.mixture_collection("fixed") == "toy"
 
 
 def test_stand_in_vocabulary_is_the_one_in_use(vocabulary):
