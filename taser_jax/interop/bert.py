@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -11,15 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from taser_jax.artifacts import read_json
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.interop.tensors import Tensors, listed
+from taser_jax.interop.leaves import Leaf, Params, params_from_tensors, params_to_tensors
+from taser_jax.interop.tensors import Tensors, listed, read_config
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.layers import Activation
 
-Params = dict[str, Any]
-
-CONFIG_FILE = "config.json"
 _TOKEN_TABLE = "embeddings.word_embeddings.weight"
 _ACTIVATIONS = {
     "gelu": Activation.GELU,
@@ -29,6 +24,8 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "relu": Activation.RELU,
 }
+# Sizes that arrays have.
+_SHAPING = ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "max_length", "type_vocab_size")
 # Field of ours -> Hugging Face's.
 _SIZES = {
     "vocab_size": "vocab_size",
@@ -39,30 +36,6 @@ _SIZES = {
     "max_length": "max_position_embeddings",
     "type_vocab_size": "type_vocab_size",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    """One parameter: where it is in our tree, Hugging Face's name, our shape there and here.
-
-    Attributes:
-        path: keys from the encoder down.
-        name: of the tensor.
-        shape: ours. A kernel is [inputs..., outputs...].
-        inputs: how many leading axes of a kernel are inputs; 0 where nothing is transposed.
-    """
-
-    path: tuple[str, ...]
-    name: str
-    shape: tuple[int, ...]
-    inputs: int = 0
-
-    @property
-    def tensor_shape(self) -> tuple[int, ...]:
-        """Shape under Hugging Face's name: a Linear's weight is [outputs, inputs]."""
-        if self.inputs:
-            return math.prod(self.shape[self.inputs :]), math.prod(self.shape[: self.inputs])
-        return (math.prod(self.shape),) if self.path[-1] != "embedding" else self.shape
 
 
 def bert_config(directory: pathlib.Path, **overrides: Any) -> BertConfig:
@@ -76,8 +49,7 @@ def bert_config(directory: pathlib.Path, **overrides: Any) -> BertConfig:
         DataError: no config.json, not JSON, or a size is missing or no size.
         ConfigError: another architecture, or a variant of BERT that is not ours.
     """
-    path = pathlib.Path(directory) / CONFIG_FILE
-    value = _read_config(path)
+    path, value = read_config(directory)
     _check_architecture(value, str(path))
     fields: dict[str, Any] = {ours: _size(value, theirs, path) for ours, theirs in _SIZES.items()}
     heads, embed = fields["num_heads"], fields["embed_dim"]
@@ -172,30 +144,13 @@ def encoder_from_tensors(
             fix="download the checkpoint again, or set num_layers to what it has",
         )
     _check_no_more(tensors, leaves, layers, where)
-    params: Params = {}
-    for leaf in leaves:
-        tensor = np.asarray(tensors[leaf.name])
-        if tensor.shape != leaf.tensor_shape:
-            raise ConfigError(
-                f"{leaf.name} has shape {tuple(tensor.shape)}",
-                where=where,
-                expected=f"{leaf.tensor_shape}, for {_size_words(config)}",
-                fix="take the sizes from the checkpoint's own config.json (pretrained_bert)",
-            )
-        if not np.issubdtype(tensor.dtype, np.floating) and tensor.dtype.name != "bfloat16":
-            raise DataError(
-                f"{leaf.name} is {tensor.dtype}",
-                where=where,
-                expected="floating-point weights",
-                fix="quantised checkpoints cannot be read: take the one they were made from",
-            )
-        tensor = tensor.astype(np.float32)
-        if not np.isfinite(tensor).all():
-            raise DataError(
-                f"{leaf.name} holds NaN or infinity", where=where, expected="finite weights"
-            )
-        _put(params, leaf.path, _ours(leaf, tensor))
-    return params
+    return params_from_tensors(
+        tensors,
+        leaves,
+        where=where,
+        sizes=", ".join(f"{name} {getattr(config, name)}" for name in _SHAPING),
+        fix="take the sizes from the checkpoint's own config.json (pretrained_bert)",
+    )
 
 
 def encoder_to_tensors(params: Params, config: BertConfig) -> Tensors:
@@ -208,42 +163,20 @@ def encoder_to_tensors(params: Params, config: BertConfig) -> Tensors:
     Raises:
         ConfigError: the parameters are not a plain encoder of these sizes.
     """
-    tensors: Tensors = {}
-    for leaf in _leaves(config, range(config.num_layers)):
-        value = _get(params, leaf.path)
-        if value is None or tuple(value.shape) != leaf.shape:
-            found = "is absent" if value is None else f"has shape {tuple(value.shape)}"
-            raise ConfigError(
-                f"parameter {'/'.join(leaf.path)} {found}",
-                where="encoder_to_tensors",
-                expected=f"a plain encoder's, of shape {leaf.shape}",
-                fix="choose one path of the dual encoder with plain_encoder",
-            )
-        tensors[leaf.name] = _theirs(leaf, np.asarray(value, np.float32))
-    return tensors
+    return params_to_tensors(params, _leaves(config, range(config.num_layers)))
 
 
-def _ours(leaf: _Leaf, tensor: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray((tensor.T if leaf.inputs else tensor).reshape(leaf.shape))
-
-
-def _theirs(leaf: _Leaf, value: np.ndarray) -> np.ndarray:
-    if not leaf.inputs:
-        return np.array(value.reshape(leaf.tensor_shape))
-    return np.ascontiguousarray(value.reshape(leaf.tensor_shape[::-1]).T)
-
-
-def _leaves(config: BertConfig, layers: Sequence[int]) -> list[_Leaf]:
+def _leaves(config: BertConfig, layers: Sequence[int]) -> list[Leaf]:
     """Every parameter of the encoder, in the order of the stack."""
     embed, mlp, heads = config.embed_dim, config.mlp_dim, (config.num_heads, config.head_dim)
     leaves = [
-        _Leaf(("embeddings", "token", "embedding"), _TOKEN_TABLE, (config.vocab_size, embed)),
-        _Leaf(
+        Leaf(("embeddings", "token", "embedding"), _TOKEN_TABLE, (config.vocab_size, embed)),
+        Leaf(
             ("embeddings", "position", "embedding"),
             "embeddings.position_embeddings.weight",
             (config.max_length, embed),
         ),
-        _Leaf(
+        Leaf(
             ("embeddings", "type", "embedding"),
             "embeddings.token_type_embeddings.weight",
             (config.type_vocab_size, embed),
@@ -271,17 +204,17 @@ def _leaves(config: BertConfig, layers: Sequence[int]) -> list[_Leaf]:
 
 def _linear(
     path: tuple[str, ...], name: str, inputs: tuple[int, ...], outputs: tuple[int, ...]
-) -> list[_Leaf]:
+) -> list[Leaf]:
     return [
-        _Leaf((*path, "kernel"), f"{name}.weight", (*inputs, *outputs), len(inputs)),
-        _Leaf((*path, "bias"), f"{name}.bias", outputs),
+        Leaf((*path, "kernel"), f"{name}.weight", (*inputs, *outputs), len(inputs)),
+        Leaf((*path, "bias"), f"{name}.bias", outputs),
     ]
 
 
-def _layer_norm(path: tuple[str, ...], name: str, embed: int) -> list[_Leaf]:
+def _layer_norm(path: tuple[str, ...], name: str, embed: int) -> list[Leaf]:
     return [
-        _Leaf((*path, "scale"), f"{name}.weight", (embed,)),
-        _Leaf((*path, "bias"), f"{name}.bias", (embed,)),
+        Leaf((*path, "scale"), f"{name}.weight", (embed,)),
+        Leaf((*path, "bias"), f"{name}.bias", (embed,)),
     ]
 
 
@@ -313,7 +246,7 @@ def _canonical(tensors: Mapping[str, np.ndarray], where: str) -> dict[str, np.nd
 
 
 def _check_no_more(
-    tensors: Mapping[str, np.ndarray], leaves: list[_Leaf], layers: Sequence[int], where: str
+    tensors: Mapping[str, np.ndarray], leaves: list[Leaf], layers: Sequence[int], where: str
 ) -> None:
     """Adapters and the like inside a block would change what it computes: no silent loss."""
     known = {leaf.name for leaf in leaves}
@@ -326,17 +259,6 @@ def _check_no_more(
             expected="plain BERT blocks",
             fix="merge adapters into the weights first, or choose another checkpoint",
         )
-
-
-def _read_config(path: pathlib.Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise DataError(
-            f"no {CONFIG_FILE}" if path.parent.is_dir() else "no such directory",
-            where=str(path.parent),
-            expected=f"a Hugging Face directory with {CONFIG_FILE} and weights",
-            fix="give the directory that the model's save_pretrained wrote",
-        )
-    return read_json(path)
 
 
 def _check_architecture(value: Mapping[str, Any], where: str) -> None:
@@ -373,22 +295,3 @@ def _size(value: Mapping[str, Any], name: str, path: pathlib.Path) -> int:
             expected="an integer of 1 or more",
         )
     return size
-
-
-def _size_words(config: BertConfig) -> str:
-    names = ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "max_length", "type_vocab_size")
-    return ", ".join(f"{name} {getattr(config, name)}" for name in names)
-
-
-def _put(tree: Params, path: tuple[str, ...], value: np.ndarray) -> None:
-    for key in path[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[path[-1]] = value
-
-
-def _get(tree: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        if not isinstance(tree, Mapping) or key not in tree:
-            return None
-        tree = tree[key]
-    return tree

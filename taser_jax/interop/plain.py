@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
@@ -74,7 +74,7 @@ def from_plain_encoders(
     Raises:
         ConfigError: a tied parameter differs between the two, or the trees do not fit.
     """
-    plain = {Role.QUERY: _flat(query), Role.PASSAGE: _flat(passage)}
+    plain = {Role.QUERY: flatten_dict(query), Role.PASSAGE: flatten_dict(passage)}
 
     def tied(path: tuple[str, ...]) -> np.ndarray:
         value = plain[Role.QUERY][path]
@@ -132,15 +132,3 @@ def _checked(value: np.ndarray, leaf: Any, name: str) -> np.ndarray:
             fix="take the sizes of the dual encoder from the checkpoint (pretrained_bert)",
         )
     return value
-
-
-def _flat(tree: Params) -> dict[tuple[str, ...], np.ndarray]:
-    return {path: np.asarray(value, np.float32) for path, value in _leaves(tree, ())}
-
-
-def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _leaves(value, (*path, key))
-    else:
-        yield path, tree

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from taser_jax.batch import Tokens
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.interop.tensors import Tensors, listed
+from taser_jax.interop.leaves import Leaf, Params, Path, params_from_tensors, weights
+from taser_jax.interop.tensors import listed
 from taser_jax.models.t5 import T5, T5Config
-
-Params = dict[str, Any]
-Path = tuple[str, ...]
 
 # Sizes that arrays have.
 _SHAPING = (
@@ -26,6 +23,7 @@ _SHAPING = (
     *("mlp_dim", "num_buckets"),
 )
 _TABLE = "shared.weight"
+_FIX_SIZES = "take the sizes from the checkpoint: t5 = pretrained_t5(source)"
 # Places of a block's parts among Hugging Face's numbered layers.
 _PARTS = {
     "encoder": {
@@ -77,44 +75,11 @@ def t5_from_tensors(tensors: Mapping[str, np.ndarray], config: T5Config, *, wher
     for stack, layers in _stacks(config).items():
         numbers = [int(m[1]) for n in tensors if (m := re.match(rf"{stack}\.block\.(\d+)\.", n))]
         _check_layers(stack, max(numbers, default=-1) + 1, layers, where)
-    shapes = t5_shapes(config)
-    names = {path: tensor_name(path) for path in shapes}
-    _check_names(list(names.values()), tensors, tuple(_stacks(config)), where)
-    params: Params = {}
-    for path, shape in shapes.items():
-        name = names[path]
-        expected = _tensor_shape(path, shape)
-        tensor = _weights(tensors[name], name, where)
-        if tensor.shape != expected:
-            raise _shape_error(name, tensor.shape, expected, config, where)
-        ours = (tensor if _same_orientation(path) else tensor.T).reshape(shape)
-        _put(params, path, np.ascontiguousarray(ours))
-    return params
-
-
-def t5_to_tensors(params: Params, config: T5Config) -> Tensors:
-    """A tower's T5 under the names and shapes of Hugging Face's T5Model; float32.
-
-    Raises:
-        ConfigError: the parameters are not a T5 of these sizes.
-    """
-    tensors: Tensors = {}
-    for path, shape in t5_shapes(config).items():
-        value = find(params, path)
-        if value is None or tuple(value.shape) != shape:
-            found = "is absent" if value is None else f"has shape {tuple(value.shape)}"
-            raise ConfigError(
-                f"parameter {'/'.join(path)} {found}",
-                where="t5_to_tensors",
-                expected=f"shape {shape}, of a T5 of these sizes",
-            )
-        value = np.asarray(value, np.float32)
-        if _same_orientation(path):
-            tensors[tensor_name(path)] = np.array(value)
-        else:
-            flat = value.reshape(_tensor_shape(path, shape)[::-1])
-            tensors[tensor_name(path)] = np.ascontiguousarray(flat.T)
-    return tensors
+    leaves = t5_leaves(config)
+    _check_names([leaf.name for leaf in leaves], tensors, tuple(_stacks(config)), where)
+    return params_from_tensors(
+        tensors, leaves, where=where, sizes=_size_words(config), fix=_FIX_SIZES
+    )
 
 
 def t5_from_t5x(tree: Mapping[str, Any], config: T5Config, *, where: str) -> Params:
@@ -132,34 +97,43 @@ def t5_from_t5x(tree: Mapping[str, Any], config: T5Config, *, where: str) -> Par
     tree = unscanned(tree)
     for stack, layers in _stacks(config).items():
         _check_layers(stack, count_layers(tree.get(stack, {})), layers, where)
-    shapes = t5_shapes(config)
-    missing = ["/".join(path) for path in shapes if find(tree, path) is None]
+    leaves, flat = t5_leaves(config), flatten_dict(tree)
+    missing = ["/".join(leaf.path) for leaf in leaves if leaf.path not in flat]
     if missing:
-        raise _missing(missing, len(shapes), where)
-    params: Params = {}
-    for path, shape in shapes.items():
-        name = "/".join(path)
-        array = _weights(find(tree, path), name, where)
-        joined = shape if _same_orientation(path) else _tensor_shape(path, shape)[::-1]
-        if array.shape not in (shape, joined):
-            raise _shape_error(name, array.shape, joined, config, where)
-        _put(params, path, np.ascontiguousarray(array.reshape(shape)))
-    return params
+        raise _missing(missing, len(leaves), where)
+    params: dict[Path, np.ndarray] = {}
+    for leaf in leaves:
+        name = "/".join(leaf.path)
+        array = weights(flat[leaf.path], name, where)
+        # The oldest keep heads and their width as one axis.
+        joined = leaf.tensor_shape[::-1] if leaf.inputs else leaf.shape
+        if array.shape not in (leaf.shape, joined):
+            raise ConfigError(
+                f"{name} has shape {array.shape}",
+                where=where,
+                expected=f"{joined}, for {_size_words(config)}",
+                fix=_FIX_SIZES,
+            )
+        params[leaf.path] = np.ascontiguousarray(array.reshape(leaf.shape))
+    return unflatten_dict(params)
 
 
 @functools.lru_cache(maxsize=8)
-def t5_shapes(config: T5Config) -> dict[Path, tuple[int, ...]]:
-    """Path and shape of every parameter of a T5; of its encoder alone without decoder layers."""
+def t5_leaves(config: T5Config) -> list[Leaf]:
+    """Every parameter of a T5; of its encoder alone without decoder layers."""
     tokens = Tokens(np.zeros((1, 1), np.int32), np.ones((1, 1), bool))
     method = "first_decoder_output" if config.num_decoder_layers else "encode"
     drawn = jax.eval_shape(
         lambda key: T5(config).init(key, tokens, method=method), jax.random.key(0)
     )
-    leaves, _ = jax.tree_util.tree_flatten_with_path(drawn["params"])
-    return {
-        tuple(str(k.key) for k in path if hasattr(k, "key")): tuple(leaf.shape)
-        for path, leaf in leaves
-    }
+    found, _ = jax.tree_util.tree_flatten_with_path(drawn["params"])
+    leaves = []
+    for keys, array in found:
+        path = tuple(str(key.key) for key in keys if hasattr(key, "key"))
+        is_kernel = path[-1] not in ("scale", "embedding")
+        inputs = 1 + (path[-2] == "out") if is_kernel else 0
+        leaves.append(Leaf(path, tensor_name(path), tuple(array.shape), inputs))
+    return leaves
 
 
 def tensor_name(path: Path) -> str:
@@ -183,19 +157,6 @@ def tensor_name(path: Path) -> str:
     if part.endswith("layer_norm"):
         return f"{name}.weight"
     return f"{name}.{_PROJECTIONS.get(path[3], path[3])}.weight"
-
-
-def _same_orientation(path: Path) -> bool:
-    """Whether Hugging Face's tensor is ours as it is, not transposed."""
-    return path[-1] in ("scale", "embedding")
-
-
-def _tensor_shape(path: Path, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape under Hugging Face's name: a Linear's weight is [outputs, inputs]."""
-    if _same_orientation(path):
-        return shape
-    inputs = 2 if path[-2] == "out" else 1
-    return math.prod(shape[inputs:]), math.prod(shape[:inputs])
 
 
 def _stacks(config: T5Config) -> dict[str, int]:
@@ -224,35 +185,13 @@ def count_layers(stack: Mapping[str, Any]) -> int:
     return sum(bool(re.fullmatch(r"layers_\d+", name)) for name in stack)
 
 
-def paths(tree: Any, path: Path = ()) -> list[Path]:
-    """The path of every leaf."""
-    if not isinstance(tree, Mapping):
-        return [path]
-    return [leaf for name, node in tree.items() for leaf in paths(node, (*path, str(name)))]
-
-
-def _weights(array: Any, name: str, where: str) -> np.ndarray:
-    array = np.asarray(array)
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise DataError(
-            f"{name} is {array.dtype}",
-            where=where,
-            expected="floating-point weights",
-            fix="quantised checkpoints cannot be read: take the one they were made from",
-        )
-    array = array.astype(np.float32)
-    if not np.isfinite(array).all():
-        raise DataError(f"{name} holds NaN or infinity", where=where, expected="finite weights")
-    return array
-
-
 def _check_layers(stack: str, found: int, expected: int, where: str) -> None:
     if found not in (0, expected):
         raise ConfigError(
             f"{found} layers in the {stack}",
             where=where,
             expected=f"{expected}, as the model is configured",
-            fix="take the sizes from the checkpoint: t5 = pretrained_t5(source)",
+            fix=_FIX_SIZES,
         )
 
 
@@ -285,16 +224,8 @@ def _missing(names: list[str], count: int, where: str) -> DataError:
     )
 
 
-def _shape_error(
-    name: str, found: tuple[int, ...], expected: tuple[int, ...], config: T5Config, where: str
-) -> ConfigError:
-    sizes = ", ".join(f"{name} {getattr(config, name)}" for name in _SHAPING)
-    return ConfigError(
-        f"{name} has shape {tuple(found)}",
-        where=where,
-        expected=f"{tuple(expected)}, for {sizes}",
-        fix="take the sizes from the checkpoint: t5 = pretrained_t5(source)",
-    )
+def _size_words(config: T5Config) -> str:
+    return ", ".join(f"{name} {getattr(config, name)}" for name in _SHAPING)
 
 
 def find(tree: Any, path: Path) -> Any:
@@ -304,9 +235,3 @@ def find(tree: Any, path: Path) -> Any:
             return None
         tree = tree[name]
     return tree
-
-
-def _put(tree: Params, path: Path, value: np.ndarray) -> None:
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = value

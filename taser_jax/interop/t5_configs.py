@@ -7,13 +7,13 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from taser_jax.artifacts import read_json
+from flax.traverse_util import flatten_dict
+
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.interop.t5 import count_layers, find, paths, unscanned
-from taser_jax.interop.tensors import listed
+from taser_jax.interop.t5 import count_layers, find, unscanned
+from taser_jax.interop.tensors import listed, read_config
 from taser_jax.models.t5 import PositionBias, T5Config
 
-CONFIG_FILE = "config.json"
 # Field of ours -> Hugging Face's.
 _SIZES = {
     "vocab_size": "vocab_size",
@@ -41,15 +41,7 @@ def t5_config(directory: pathlib.Path, **overrides: Any) -> T5Config:
         DataError: no config.json, not JSON, or a size is missing or no size.
         ConfigError: another architecture, or a variant of T5 that is not ours.
     """
-    path = pathlib.Path(directory) / CONFIG_FILE
-    if not path.is_file():
-        raise DataError(
-            "no such file",
-            where=str(path),
-            expected="the configuration of a Hugging Face T5",
-            fix="give the directory that the model's save_pretrained wrote",
-        )
-    value = read_json(path)
+    path, value = read_config(directory)
     kind = value.get("model_type")
     if kind not in _POSITIONS:
         raise ConfigError(
@@ -87,33 +79,6 @@ def _size(value: Mapping[str, Any], name: str, path: pathlib.Path) -> int:
     return size
 
 
-def config_to_json(config: T5Config) -> dict[str, Any]:
-    """`config.json` of Hugging Face's T5Model, or T5EncoderModel where there is no decoder."""
-    kinds = {position: kind for kind, position in _POSITIONS.items()}
-    kind = kinds[config.position_bias]
-    family = {"t5": "T5", "umt5": "UMT5"}[kind]
-    feed_forwards = {value: name for name, value in _FEED_FORWARDS.items()}
-    if config.mlp_activations not in feed_forwards:
-        raise ConfigError(
-            f"mlp_activations are {config.mlp_activations}",
-            where="T5Config",
-            expected=" or ".join(map(str, feed_forwards)),
-        )
-    return {
-        "architectures": [f"{family}{'Model' if config.num_decoder_layers else 'EncoderModel'}"],
-        "model_type": kind,
-        **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
-        "num_decoder_layers": config.num_decoder_layers or config.num_layers,
-        "feed_forward_proj": feed_forwards[config.mlp_activations],
-        "dropout_rate": config.dropout_rate,
-        "layer_norm_epsilon": config.rms_norm_epsilon,
-        "is_encoder_decoder": bool(config.num_decoder_layers),
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "decoder_start_token_id": 0,
-    }
-
-
 def t5x_t5_config(tree: Mapping[str, Any], *, where: str, **overrides: Any) -> T5Config:
     """The sizes that the arrays of a T5X checkpoint tell, plain or scanned.
 
@@ -130,10 +95,10 @@ def t5x_t5_config(tree: Mapping[str, Any], *, where: str, **overrides: Any) -> T
     tree = unscanned(tree)
     table = find(tree, ("token_embedder", "embedding"))
     first = find(tree, ("encoder", "layers_0"))
-    biased = any(path[-1:] == ("bias",) for path in paths(first))
+    biased = isinstance(first, Mapping) and any(path[-1] == "bias" for path in flatten_dict(first))
     if table is None or not isinstance(first, Mapping) or biased:
         raise ConfigError(
-            f"no T5: the checkpoint has {listed(sorted('/'.join(p) for p in paths(tree)))}",
+            f"no T5: the checkpoint has {listed(sorted(flatten_dict(tree, sep='/')))}",
             where=where,
             expected="token_embedder/embedding, encoder/layers_0/attention/query/kernel, ...",
             fix="give a T5X checkpoint of a T5",

@@ -14,9 +14,9 @@ from taser_jax.errors import ConfigError
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.sizes import check_sizes
 from taser_jax.interop.t5 import t5_from_t5x, t5_from_tensors
-from taser_jax.interop.t5_configs import CONFIG_FILE, t5_config, t5x_t5_config
+from taser_jax.interop.t5_configs import t5_config, t5x_t5_config
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
-from taser_jax.interop.tensors import read_tensors
+from taser_jax.interop.tensors import CONFIG_FILE, read_tensors
 from taser_jax.models.t5 import T5Config, T5Initialization, rescale
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.models.transformer import Remat

@@ -10,9 +10,10 @@ import re
 from typing import Any
 
 import ml_dtypes
-import msgpack
 import numpy as np
 import tensorstore
+from flax.serialization import msgpack_restore
+from flax.traverse_util import flatten_dict, unflatten_dict
 from msgpack.exceptions import ExtraData, FormatError, OutOfData, StackError
 
 from taser_jax.errors import DataError
@@ -23,8 +24,6 @@ _ORBAX_FILE = "_METADATA"
 _STEP_DIRECTORY = re.compile(r"checkpoint_(\d+)")
 _TENSORFLOW_MARK = b"model_checkpoint_path"
 _PLACEHOLDER = "PLACEHOLDER://"
-_NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3
-_CHUNKED = "__msgpack_chunked_array__"
 # From this version on bfloat16 is written as such; before, as the bits of an unsigned integer.
 _NATIVE_BFLOAT16 = 3
 _UNREADABLE = (ValueError, KeyError, TypeError, ExtraData, FormatError, OutOfData, StackError)
@@ -154,7 +153,7 @@ def _read_msgpack(directory: pathlib.Path) -> T5XCheckpoint:
     if content.startswith(_TENSORFLOW_MARK):
         raise _tensorflow_error(path)
     try:
-        tree = msgpack.unpackb(content, ext_hook=_extension, raw=False, strict_map_key=False)
+        tree = msgpack_restore(content)
     except (*_UNREADABLE, UnicodeDecodeError) as error:
         raise DataError(
             f"no T5X index: {_first_line(error) or type(error).__name__}",
@@ -167,15 +166,16 @@ def _read_msgpack(directory: pathlib.Path) -> T5XCheckpoint:
     version = int(tree.get("version", 0))
     tree = tree.get("optimizer") or tree.get("_optimizer") or tree
     target = _target(tree, path)
-    leaves = dict(_leaves(target))
+    leaves = flatten_dict(target, is_leaf=lambda _, node: "kvstore" in node)
     read = {
         name: _leaf(leaf, directory, name, version)
         for name, leaf in track(leaves.items(), description="read T5X arrays", total=len(leaves))
+        if leaf is not None
     }
     step = tree.get("state", {}).get("step")
     if step is not None:
         step = int(_leaf(step, directory, ("state", "step"), version))
-    return T5XCheckpoint(_nest(read), step)
+    return T5XCheckpoint(unflatten_dict(read), step)
 
 
 def _target(tree: Any, where: pathlib.Path) -> dict[str, Any]:
@@ -190,55 +190,17 @@ def _target(tree: Any, where: pathlib.Path) -> dict[str, Any]:
     return target
 
 
-def _extension(code: int, data: bytes) -> Any:
-    """Flax's msgpack extensions: arrays, complex numbers, NumPy scalars."""
-    if code == _COMPLEX:
-        return complex(*msgpack.unpackb(data))
-    if code not in (_NDARRAY, _SCALAR):
-        raise ValueError(f"unknown msgpack extension {code}")
-    shape, name, content = msgpack.unpackb(data, raw=False)
-    # NumPy knows bfloat16 by no name of its own: some writers gave its two bytes as void.
-    dtype = np.dtype(ml_dtypes.bfloat16 if name in ("bfloat16", "V2") else name)
-    array = np.frombuffer(content, dtype).reshape(shape)
-    return array if code == _NDARRAY else array[()]
-
-
-def _is_array(node: dict[str, Any]) -> bool:
-    return _CHUNKED in node or ("driver" in node and "kvstore" in node)
-
-
-def _leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> Any:
-    for name, node in tree.items():
-        if isinstance(node, dict) and not _is_array(node):
-            yield from _leaves(node, (*path, str(name)))
-        elif node is not None:
-            yield (*path, str(name)), node
-
-
-def _nest(leaves: dict[tuple[str, ...], np.ndarray]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        node = tree
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-        node[path[-1]] = leaf
-    return tree
-
-
 def _leaf(node: Any, directory: pathlib.Path, name: tuple[str, ...], version: int) -> np.ndarray:
-    """The array of a leaf: as it is, from Flax's chunks, or from a zarr directory."""
+    """The array of a leaf: as it is, or from a zarr directory."""
     if isinstance(node, str) and node.startswith(_PLACEHOLDER):
         # Orbax beside msgpack had native bfloat16 whatever the tree's version.
         return _read_zarr(directory, node.removeprefix(_PLACEHOLDER), name)
-    if isinstance(node, dict) and "driver" in node:
+    if isinstance(node, dict):
         array = _read_zarr(directory, _stored_path(node), name)
-    elif isinstance(node, dict):
-        chunks = [node["chunks"][key] for key in sorted(node["chunks"], key=int)]
-        shape = [node["shape"][key] for key in sorted(node["shape"], key=int)]
-        array = np.concatenate(chunks).reshape(shape)
     else:
         array = np.asarray(node)
-    if version < _NATIVE_BFLOAT16 and array.dtype == np.uint16:
+    # NumPy knows bfloat16 by no name of its own: some writers gave its two bytes as void.
+    if array.dtype == "V2" or (version < _NATIVE_BFLOAT16 and array.dtype == np.uint16):
         return array.view(ml_dtypes.bfloat16)
     return array
 

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from taser_jax.artifacts import read_json
 from taser_jax.errors import ConfigError, DataError
 
+CONFIG_FILE = "config.json"
 SAFETENSORS = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 PYTORCH = "pytorch_model.bin"
@@ -45,6 +47,23 @@ def read_tensors(directory: pathlib.Path) -> Tensors:
     if (directory / PYTORCH_INDEX).is_file():
         return _read_shards(directory / PYTORCH_INDEX, _read_pytorch)
     raise missing_weights(directory)
+
+
+def read_config(directory: str | pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
+    """The `config.json` of a Hugging Face directory: its path, and what it holds.
+
+    Raises:
+        DataError: there is none, or it is no JSON object.
+    """
+    path = pathlib.Path(directory) / CONFIG_FILE
+    if not path.is_file():
+        raise DataError(
+            f"no {CONFIG_FILE}" if path.parent.is_dir() else "no such directory",
+            where=str(path.parent),
+            expected=f"a Hugging Face directory with {CONFIG_FILE} and weights",
+            fix="give the directory that the model's save_pretrained wrote",
+        )
+    return path, read_json(path)
 
 
 def missing_weights(directory: pathlib.Path) -> DataError:

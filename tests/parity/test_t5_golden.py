@@ -4,9 +4,10 @@ import pathlib
 
 import numpy as np
 import pytest
+from t5_in_hugging_face import t5_to_tensors
 from t5_parity import assert_parity, outputs
 
-from taser_jax.interop.t5 import t5_from_tensors, t5_to_tensors
+from taser_jax.interop.t5 import t5_from_tensors
 from taser_jax.interop.t5_configs import t5_config
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"

@@ -5,10 +5,11 @@ import sys
 
 import numpy as np
 import pytest
+from t5_in_hugging_face import t5_to_json, t5_to_tensors
 from t5_parity import assert_parity, outputs
 
-from taser_jax.interop.t5 import t5_from_tensors, t5_to_tensors
-from taser_jax.interop.t5_configs import config_to_json, t5_config
+from taser_jax.interop.t5 import t5_from_tensors
+from taser_jax.interop.t5_configs import t5_config
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.models.t5_layers import relative_position_bucket
 
@@ -40,7 +41,7 @@ def test_hugging_face_reads_what_we_write(tmp_path):
     model.save_pretrained(tmp_path)
     config = t5_config(tmp_path)
     tensors = t5_to_tensors(t5_from_tensors(read_tensors(tmp_path), config, where="live"), config)
-    again = transformers.T5Model(transformers.T5Config(**config_to_json(config)))
+    again = transformers.T5Model(transformers.T5Config(**t5_to_json(config)))
     state = {name: torch.tensor(tensor) for name, tensor in tensors.items()}
     missing, unexpected = again.load_state_dict(state, strict=False)
     assert not unexpected
