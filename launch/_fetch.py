@@ -1,4 +1,4 @@
-"""Copies a directory, of a bucket or local, to this host; what is unchanged is not copied again.
+"""Copies a directory, local or in a bucket, to this host; skips files that have not changed.
 
 usage: python launch/_fetch.py gs://BUCKET/tokens data
 """
@@ -15,26 +15,27 @@ from taser_jax.artifacts import storage_errors
 from taser_jax.errors import EXIT_USER_ERROR, DataError, TaserError
 
 METADATA = "metadata.json"
-# Copied always: asking whether it has changed takes as long.
+# Always copied: checking for changes takes as long.
 SMALL = 1 << 20
 
 
 def fetch(source: str, target: str) -> int:
-    """Copies what is missing or may have changed; returns how many files that was.
+    """Copies missing and possibly changed files; returns their number.
 
-    A file is copied again if it is small, of another size or older than its source, and so is all
-    below a directory whose `metadata.json` has changed: arrays made again are often as large.
+    A file is copied again if it is small, of another size or older than its source, and so is
+    everything in a directory whose `metadata.json` has changed: arrays made again often have the
+    same size.
 
     Raises:
-        DataError: no such directory, or none that this host may read.
+        DataError: the directory does not exist, or this host may not read it.
         StorageError: the disk is full or `target` cannot be written.
     """
     root = epath.Path(source)
     if not root.is_dir():
         raise DataError(
-            "no directory that this host can read",
+            "not a directory that this host can read",
             where=source,
-            fix="correct the address, or this host's access",
+            fix="correct the address, or give this host access",
         )
     with storage_errors(target):
         return _fetch_directory(root, pathlib.Path(target), since=0)
@@ -53,7 +54,7 @@ def _fetch_directory(source: epath.Path, target: pathlib.Path, *, since: int) ->
         if path.is_dir():
             copied += _fetch_directory(path, place, since=since)
         elif path.name != METADATA and not _is_current(path, place, since):
-            # A copy that is cut off has another name, and is made again.
+            # An interrupted copy has another name, and is made again.
             path.copy(_partial(place), overwrite=True)
             os.replace(_partial(place), place)
             copied += 1
@@ -64,10 +65,10 @@ def _fetch_directory(source: epath.Path, target: pathlib.Path, *, since: int) ->
 
 
 def _begin(source: epath.Path, place: pathlib.Path) -> int:
-    """When copying what this metadata describes began, now or earlier; nanoseconds.
+    """When the copying of what this metadata describes began, now or earlier, in nanoseconds.
 
-    The copy of the metadata tells by its time of change. It has its name only when all else is
-    there: a directory without metadata is unfinished.
+    That is the modification time of the metadata's copy. The copy gets its name last: a directory
+    without metadata is unfinished.
     """
     content = source.read_bytes()
     for begun in (place, _partial(place)):
@@ -82,7 +83,7 @@ def _is_current(source: epath.Path, place: pathlib.Path, since: int) -> bool:
     if not place.exists():
         return False
     there, here = source.stat(), place.stat()
-    # Times of buckets are whole seconds, cut off.
+    # Buckets truncate times to whole seconds.
     changed = (there.mtime + 1) * 10**9
     return there.length == here.st_size >= SMALL and here.st_mtime_ns >= max(changed, since)
 
@@ -92,7 +93,7 @@ def _partial(place: pathlib.Path) -> pathlib.Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Copies as the command line says; returns the exit status."""
     if len(arguments) != 2:
         print(__doc__, file=sys.stderr)
         return EXIT_USER_ERROR

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs on each host of a pod, in the checkout: ends what an earlier attempt left behind (it would hold the
-# chips), runs taser, and prints its exit status for the launcher, which hears many hosts at once.
+# Runs on each host of a pod, in the checkout: kills the process of an earlier attempt (it would hold the
+# chips), runs taser, and prints its exit status for the launcher, which reads the output of all hosts.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
@@ -19,7 +19,7 @@ echo $! >.taser.pid
 trap 'kill -TERM "$(cat .taser.pid)"' TERM INT HUP
 wait $!
 status=$?
-# A signal ends the first wait, not taser, which is then saving.
+# A signal ends the first `wait`, but not taser, which is saving.
 while kill -0 "$(cat .taser.pid)" 2>/dev/null; do
   wait "$(cat .taser.pid)"
   status=$?

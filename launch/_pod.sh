@@ -1,9 +1,9 @@
-# Sourced by the TPU launchers: asking gcloud, installing on all hosts, running there, and what an
-# attempt came to.
+# Sourced by the TPU launchers: requests to gcloud, installation on all hosts, running there, and the
+# outcome of an attempt.
 # shellcheck shell=bash disable=SC2154  # options are set by parse_arguments
 #
-# An attempt is finished (0), worth another (75: preempted, a host lost, no capacity) or failed
-# (anything else: stop). The launcher defines `is_there`: whether its TPU still is.
+# An attempt has finished (0), should be repeated (75: preempted, a host lost, no capacity) or has failed
+# (anything else: stop). The launcher defines `is_there`: whether its TPU still exists.
 
 archived='' reached='' reason='' state=''
 
@@ -11,8 +11,8 @@ gcloud_tpu() {
   step gcloud compute tpus "$@" "--zone=$zone" ${project:+"--project=$project"} --quiet
 }
 
-# request WORDS...: has gcloud change something. Returns 75 where it may go well later, 2 where it
-# is refused.
+# request WORDS...: makes gcloud change something. Returns 75 if it may succeed later, 2 if it is
+# refused.
 request() {
   if [ -n "$dry_run" ]; then
     gcloud_tpu "$@"
@@ -21,7 +21,7 @@ request() {
   { gcloud_tpu "$@" 2>&1 >&3 | tee "$scratch/said" >&2; } 3>&1 || refused "$scratch/said"
 }
 
-# refused FILE: whether another attempt may change what gcloud said (75) or somebody must (2).
+# refused FILE: 75 if what gcloud said may pass by itself, 2 if somebody must act.
 refused() {
   local capacity='RESOURCE_EXHAUSTED|[Nn]o more capacity|[Ii]nsufficient( [a-z]+)? capacity|STOCKOUT'
   local service='UNAVAILABLE|INTERNAL|[Ii]nternal error|DEADLINE_EXCEEDED|ABORTED'
@@ -37,8 +37,8 @@ refused() {
   return 75
 }
 
-# look_at KIND NAME FORMAT: sets `state` to what gcloud says, or to ABSENT where there is no such
-# thing. Returns what `refused` does where gcloud itself fails, which tells nothing of the TPU.
+# look_at KIND NAME FORMAT: sets `state` to what gcloud reports, or to ABSENT if the resource does not
+# exist. If gcloud itself fails, the state is unknown: returns the status of `refused`.
 look_at() {
   if state="$(gcloud_tpu "$1" describe "$2" "--format=$3" 2>"$scratch/said")"; then
     state="${state:-UNKNOWN}"
@@ -51,7 +51,7 @@ look_at() {
 }
 
 # prepare NAME: installs this checkout on every host of a TPU VM and copies --data there. Returns 75
-# where the TPU is gone, else what a step failed with.
+# if the TPU is gone, otherwise the status of the failing step.
 prepare() {
   local code=0
   [ -n "$skip_install" ] || install_on "$1" || code=$?
@@ -62,14 +62,14 @@ prepare() {
     reached=yes
     return 0
   fi
-  # gcloud has tried ten times to connect. Hosts that were reached before may be starting; where
-  # none ever was, a key or a firewall is in the way.
+  # gcloud has tried ten times to connect. Hosts that were reached before may be starting; if none
+  # ever was, a key or a firewall is the cause.
   if [ -n "$reached" ] && ((code == 255)); then return 75; fi
   after_failure "$code"
 }
 
-# Copies this checkout to every host of TPU VM $1 and installs it there, once for each version of
-# setup.py: the environment is kept, and found again.
+# Copies this checkout to every host of TPU VM $1 and installs it there, once per version of setup.py:
+# later attempts reuse the environment.
 install_on() {
   local archive="$scratch/taser_jax.tgz"
   if [ -z "$archived" ]; then
@@ -80,7 +80,7 @@ install_on() {
   gcloud_tpu tpu-vm ssh "$1" --worker=all --command="$(remote_install)"
 }
 
-# `set -e` does not see what fails before the last `&&`: a line for each command.
+# One line per command: `set -e` ignores failures before the last `&&`.
 remote_install() {
   cat <<'REMOTE'
 set -e
@@ -102,7 +102,7 @@ fetch_on() {
     --command="cd taser_jax && .venv/bin/python launch/_fetch.py $(quoted "$data" data)"
 }
 
-# Runs the command on every host of TPU VM $1; what they print goes to the terminal and to $2.
+# Runs the command on every host of TPU VM $1; their output goes to the terminal and to $2.
 run_on() {
   local words code=0
   words="bash taser_jax/launch/_host.sh $(quoted "${rest[@]}")"
@@ -112,15 +112,14 @@ run_on() {
   fi
   {
     gcloud_tpu tpu-vm ssh "$1" --worker=all --command="${words% }" 2>&1 || code=$?
-    # On a line of its own, also where a host was cut off within one.
+    # On a line of its own, even if a host was cut off within a line.
     printf '\ngcloud-status %s\n' "$code"
   } | tee "$2"
 }
 
-# What attempts' logs say: prints the exit status. In this order, since one host that is lost takes
-# the others down with statuses of their own:
-# a problem to mend (2); a host that was told to stop (75), or was lost (ssh's 255); the job did not
-# start, so that no host told a status: ssh's or the shell's; any other failure.
+# outcome LOG...: prints the exit status of an attempt. One lost host takes the others down with other
+# statuses, so the order is: a problem to fix (2); a host told to stop (75) or lost (ssh's 255); a job that
+# did not start, so that no host reports a status (ssh's or the shell's); any other failure.
 outcome() {
   local statuses transport
   statuses="$(sed -nE 's/.*taser-status ([0-9]+) on .*/\1/p' "$@")"
@@ -134,15 +133,15 @@ outcome() {
   elif grep -vqx 0 <<<"$statuses"; then
     grep -vxm1 0 <<<"$statuses"
   elif grep -vqx 0 <<<"$transport"; then
-    # Every host that spoke has finished, and one did not speak.
+    # Every host that reported has finished, and one did not report.
     echo 75
   else
     echo 0
   fi
 }
 
-# Returns an attempt's status after a step ended with $1: a TPU that is gone makes hosts fail in
-# ways of their own.
+# after_failure STATUS: the attempt's status, given that of a step. When the TPU is gone, hosts fail with
+# arbitrary statuses.
 after_failure() {
   case "$1" in
     0 | 2 | 75) return "$1" ;;
@@ -150,8 +149,7 @@ after_failure() {
   esac
 }
 
-# Runs `attempt`, and again where it returns 75, `retries` times at most. `attempt` prepares what it
-# needs.
+# Runs `attempt`, and repeats it while it returns 75, at most `retries` times.
 with_retries() {
   local number status
   for ((number = 1; ; number++)); do
@@ -161,11 +159,11 @@ with_retries() {
     case "$status" in
       0) echo "finished"; exit 0 ;;
       75) echo "$reason (attempt $number of $((retries + 1)))" >&2 ;;
-      2) echo "stopped: see the error above; mend it and start again" >&2; exit 2 ;;
+      2) echo "stopped: see the error above; fix it and start again" >&2; exit 2 ;;
       *) echo "failed with status $status: see the output above" >&2; exit "$status" ;;
     esac
     if ((number > retries)); then
-      echo "no retries are left; run the same command again to go on" >&2
+      echo "no retries are left; rerun the command to resume" >&2
       exit 75
     fi
     sleep "$retry_seconds"

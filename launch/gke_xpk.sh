@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs taser as a workload of a GKE cluster that xpk made. The cluster restarts it after a
-# preemption; taser resumes from MODEL_DIR.
+# Runs taser as a workload on a GKE cluster made by xpk. After a preemption the cluster restarts it, and
+# taser resumes from MODEL_DIR.
 set -euo pipefail
 
 usage() {
@@ -21,8 +21,8 @@ usage: launch/gke_xpk.sh --cluster=CLUSTER --workload=NAME --type=TYPE [options]
                        token store: --gin.TOKEN_STORE=data
   --retries=N          restarts after a preemption (100); 0: none
   --dry_run            print the command, run nothing
-  COMMAND              of taser; --multihost is added, and to `train` --gin.MESH_REPLICA=N as by
-                       launch/tpu_multislice.sh
+  COMMAND              a taser command; the launcher adds --multihost and, to `train`,
+                       --gin.MESH_REPLICA=N as launch/tpu_multislice.sh does
 USAGE
 }
 
@@ -43,7 +43,7 @@ if ((slices > 1)) && [ "${rest[0]}" = train ] &&
   rest+=("--gin.MESH_REPLICA=$slices")
 fi
 
-# The image holds this checkout as its working directory, as hosts of a pod get it. 75 is taser's
+# The image has this checkout as its working directory, as hosts of a pod do. 75 is taser's status for
 # "preempted, run again".
 use_scratch
 archive_checkout "$scratch/taser_jax.tgz"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Trains a small TASER on eight fake devices of this machine: what a pod does, for trying out meshes
-# and configurations. Data are the built-in collection's, made on the first run.
+# Trains a small TASER on eight fake devices of this machine, to try out meshes and configurations for a
+# pod. The data are the built-in collection's, prepared on the first run.
 set -euo pipefail
 
 usage() {
   cat <<'USAGE'
 usage: launch/local.sh [--directory=DIR] [--devices=N] [--steps=N] [--dry_run] [-- FLAGS...]
 
-  --directory=DIR  where collection, tokens and model go, seen from the checkout (runs/local)
+  --directory=DIR  folder for collection, tokens and model, relative to the checkout (runs/local)
   --devices=N      fake devices (8)
   --steps=N        training steps (20)
   --dry_run        print the commands, run nothing
@@ -21,13 +21,13 @@ directory=runs/local devices=8 steps=20 dry_run=
 parse_arguments "directory devices steps" "" "$@"
 require_number 1 devices steps
 
-# A dry run looks for what is finished where a real one does.
+# A dry run looks for finished steps where a real run does.
 cd "$root"
 step cd "$root"
 step . launch/_environment.sh
 step use_environment ""
 collection=("--gin.DATA_DIR=$directory/data" --gin.COLLECTION=pydocs)
-# A finished step of these is found and not repeated.
+# Each of these skips what is finished.
 if [ ! -e "$directory/tokens/metadata.json" ]; then
   step taser prepare pydocs "${collection[@]}"
   step taser vocab "${collection[@]}" "--gin.VOCABULARY=$directory/vocabulary" --gin.VOCAB_SIZE=4096

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The main job on the built-in collection: BM25, DPR and TASER trained, mined for, retrained and
-# compared. With --pretrained the encoders start from a MiniLM that a package on PyPI brings, and
-# that model without training is a row of the table. Other arguments are passed on to
-# `taser quickstart`, for example --gin.OUTPUT_DIR=elsewhere.
+# Trains DPR and TASER on the built-in collection, mines hard negatives, retrains, and compares both with
+# BM25. With --pretrained the encoders start from a MiniLM that is installed from PyPI, and the table has a
+# row for that model untrained. Other arguments go to `taser quickstart`, for example
+# --gin.OUTPUT_DIR=elsewhere.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/_environment.sh"
 use_environment ""

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs taser on several TPU slices: asks for them as one queued resource, waits until they are there,
-# installs on every host of every slice, runs, and after a preemption asks again.
+# Runs taser on several TPU slices: requests them as one queued resource, waits for them, installs on every
+# host of every slice, runs, and requests them again after a preemption.
 set -euo pipefail
 
 usage() {
@@ -14,19 +14,19 @@ usage: launch/tpu_multislice.sh --name=NAME --zone=ZONE --type=TYPE --slices=N [
   --zone=ZONE          its zone
   --project=PROJECT    its project (gcloud's own setting)
   --type=TYPE          of one slice: v4-32, v5litepod-64
-  --slices=N           how many (2 or more)
+  --slices=N           their number (2 or more)
   --version=VERSION    runtime (tpu-ubuntu2204-base)
   --spot               slices may be preempted
-  --retries=N          attempts after a preemption, or a queued resource that failed (100); 0: none
-  --retry_seconds=N    pause before each, and between looks at the queue (60)
+  --retries=N          attempts after a preemption or a failed queued resource (100); 0: none
+  --retry_seconds=N    pause before each, and between checks of the queue (60)
   --data=gs://PLACE    copied to the folder `data` of each host before the first step, for example a
                        token store: --gin.TOKEN_STORE=data
   --skip_install       the hosts have this checkout already
   --dry_run            print the commands, run nothing
-  COMMAND              of taser; --multihost is added, and to `train` --gin.MESH_REPLICA=N where no
-                       MESH_REPLICA and no MeshConfig.across_slices is given
+  COMMAND              a taser command; the launcher adds --multihost and, to `train` without
+                       MESH_REPLICA or MeshConfig.across_slices, --gin.MESH_REPLICA=N
 
-Ends as launch/tpu_vm.sh does.
+Exit statuses are those of launch/tpu_vm.sh.
 USAGE
 }
 
@@ -40,14 +40,14 @@ parse_arguments "name zone project type slices version data retries retry_second
 require name zone type slices
 require_number 1 slices retry_seconds
 require_number 0 retries
-((slices > 1)) || fail "--slices is $slices; for one slice there is launch/tpu_vm.sh"
+((slices > 1)) || fail "--slices is $slices; for one slice use launch/tpu_vm.sh"
 require_taser_command
 require_program gcloud "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install"
 if [ "${rest[0]}" = train ] && ! grep -qE 'MESH_REPLICA|across_slices' <<<"${rest[*]}"; then
   rest+=("--gin.MESH_REPLICA=$slices")
 fi
 use_scratch
-# Each slice runs in a process group of its own, which a key does not interrupt.
+# Each slice runs in its own process group, which Ctrl-C does not reach.
 trap 'end_slices; exit 130' INT
 trap 'end_slices; exit 143' TERM
 
@@ -69,8 +69,8 @@ is_there() {
   look && [ "$state" = ACTIVE ]
 }
 
-# Waits for the slices, as long as the queue is; asks for them where nobody has, and anew where they
-# were taken away.
+# Waits for the slices, however long the queue. Requests them if nobody has, and again if they were taken
+# away.
 make_ready() {
   local former='' renewed=''
   if [ -n "$dry_run" ]; then
@@ -85,7 +85,7 @@ make_ready() {
       ACTIVE) return ;;
       ABSENT) create || return ;;
       SUSPENDED | FAILED)
-        # Why; FAILED may be a lack of capacity or of permission.
+        # Shows the reason: FAILED may be a lack of capacity or of permission.
         gcloud_tpu queued-resources describe "$name" "--format=value(state)" >&2 || true
         request queued-resources delete "$name" --force || return
         if [ "$state" = FAILED ] || [ -n "$renewed" ]; then

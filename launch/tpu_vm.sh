@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs taser on one TPU VM or on all hosts of a pod slice: makes the TPU if asked to, copies and
-# installs this checkout, runs, and after a preemption does it again: taser resumes from MODEL_DIR.
+# Runs taser on one TPU VM or on all hosts of a pod slice: creates the TPU if --type is given, copies and
+# installs this checkout, and runs. After a preemption it starts over, and taser resumes from MODEL_DIR.
 set -euo pipefail
 
 usage() {
@@ -13,21 +13,21 @@ usage: launch/tpu_vm.sh --name=NAME --zone=ZONE [options] -- COMMAND [FLAGS...]
   --name=NAME          the TPU VM
   --zone=ZONE          its zone
   --project=PROJECT    its project (gcloud's own setting)
-  --type=TYPE          makes the TPU where there is none, and anew after a preemption: v4-32, v5litepod-16
-  --version=VERSION    runtime of a TPU that is made (tpu-ubuntu2204-base)
-  --spot               a TPU that is made may be preempted
+  --type=TYPE          creates the TPU if it does not exist, and again after a preemption: v4-32, v5litepod-16
+  --version=VERSION    runtime of a TPU that is created (tpu-ubuntu2204-base)
+  --spot               a TPU that is created may be preempted
   --retries=N          attempts after a preemption, or while there is no capacity (100); 0: none
-  --retry_seconds=N    pause before each, and between looks at a TPU that is starting (60)
+  --retry_seconds=N    pause before each, and between checks of a TPU that is starting (60)
   --data=gs://PLACE    copied to the folder `data` of each host before the first step, for example a
                        token store: --gin.TOKEN_STORE=data
   --skip_install       the hosts have this checkout already
   --dry_run            print the commands, run nothing
-  COMMAND              of taser; --multihost is added
+  COMMAND              a taser command; the launcher adds --multihost
 
-A TPU that was preempted or terminated is deleted and made anew; one in any other state never is.
+Only a TPU that was preempted or terminated is deleted and created again.
 
-Ends with 0 (finished), 2 (a problem the message tells), 75 (preempted or no capacity, and no retries
-left), or what installing, copying data or taser failed with.
+Exits with 0 (finished), 2 (a problem that the message names), 75 (preempted or no capacity, and no
+retries left), or the status with which installation, copying data or taser failed.
 USAGE
 }
 
@@ -43,7 +43,7 @@ require_number 0 retries
 require_number 1 retry_seconds
 require_taser_command
 require_program gcloud "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install"
-[ -z "$spot" ] || [ -n "$type" ] || fail "--spot is for a TPU that is made: give its --type"
+[ -z "$spot" ] || [ -n "$type" ] || fail "--spot applies to a TPU that is created: give its --type"
 use_scratch
 
 create() {
@@ -58,7 +58,7 @@ is_there() {
   look && [ "$state" = READY ]
 }
 
-# Makes the TPU READY. One with a disk that may be wanted again is not deleted.
+# Makes the TPU READY. Never deletes one whose disk may still be wanted.
 make_ready() {
   local looks
   if [ -n "$dry_run" ]; then
@@ -90,8 +90,8 @@ make_ready() {
   esac
   echo "error: TPU $name in $zone is $state, expected READY" >&2
   case "$state" in
-    ABSENT | PREEMPTED | TERMINATED) echo "  fix: give --type=TYPE to have it made" >&2 ;;
-    *) echo "  fix: gcloud compute tpus tpu-vm start $name --zone=$zone, or delete it to have it made anew" >&2 ;;
+    ABSENT | PREEMPTED | TERMINATED) echo "  fix: give --type=TYPE to create it" >&2 ;;
+    *) echo "  fix: gcloud compute tpus tpu-vm start $name --zone=$zone, or delete it so that it is created again" >&2 ;;
   esac
   return 2
 }

@@ -68,7 +68,7 @@ def test_preemption_is_told_from_failure(stubs, output, gcloud, states, status, 
     assert found.returncode == status, found.stderr
     assert len(stubs.asked("tpu-vm", "ssh")) == attempts
     if status == 75:
-        assert "run the same command again" in found.stderr
+        assert "rerun the command to resume" in found.stderr
 
 
 def test_a_tpu_that_is_not_there(stubs):
@@ -150,7 +150,7 @@ def test_what_gcloud_refuses_is_not_asked_again(stubs, script, error):
     found = stubs.run(script, *MADE, *slices, *TRAIN)
     assert found.returncode == 2
     assert error in found.stderr
-    assert "mend it and start again" in found.stderr
+    assert "fix it and start again" in found.stderr
     assert len([call for call in stubs.calls if "create" in call]) == 1
     assert stubs.sleeps == 0
 

@@ -47,7 +47,7 @@ def test_shellcheck_finds_nothing():
         ("gke_xpk.sh", (*XPK, "--workload=Taser_1", *TRAIN), "lower-case letters"),
         ("tpu_vm.sh", (*TPU, "--retry_seconds=0", *TRAIN), "--retry_seconds is '0', expected a"),
         ("tpu_vm.sh", (*TPU, "--retries=-1", *TRAIN), "--retries is '-1', expected a number"),
-        ("local.sh", ("--devices=0",), "--devices is '0', expected a number from 1 on"),
+        ("local.sh", ("--devices=0",), "--devices is '0', expected a number of at least 1"),
     ],
 )
 def test_wrong_arguments_are_told_with_the_usage(stubs, script, arguments, words):
