@@ -41,7 +41,7 @@ def test_shellcheck_finds_nothing():
         ("tpu_vm.sh", (*TPU, "train"), "unexpected argument 'train'"),
         ("tpu_vm.sh", (*TPU, "--retries=two", *TRAIN), "--retries is 'two', expected a number"),
         ("tpu_vm.sh", (*TPU, "--spot", *TRAIN), "give its --type"),
-        ("tpu_vm.sh", (*TPU, *TRAIN, "--multihost"), "leave --multihost out"),
+        ("tpu_vm.sh", (*TPU, *TRAIN, "--multihost"), "leave out --multihost"),
         ("tpu_multislice.sh", (*TPU, "--type=v4-32", *TRAIN), "--slices is missing"),
         ("tpu_multislice.sh", (*TPU, "--type=v4-32", "--slices=1", *TRAIN), "launch/tpu_vm.sh"),
         ("gke_xpk.sh", (*XPK, "--workload=Taser_1", *TRAIN), "lower-case letters"),
