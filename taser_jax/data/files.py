@@ -1,4 +1,4 @@
-"""Opening text files, local, on gs:// or gzipped, with errors that name the file and the line."""
+"""Opens text files, local, on gs:// or gzipped, with errors that name file and line."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from taser_jax.artifacts import FilePath, is_remote
 from taser_jax.errors import DataError
 
 _CHUNK = 1 << 20
-# json's error sits this close to the end of what was read when the text merely stops there:
-# the longest literal or escape that can be cut is shorter.
+# If a text is merely cut off, json reports an error at most this close to its end: no literal or
+# escape is longer.
 _CUT_LITERAL = 16
 _WHITE_SPACE = " \t\r\n"
 _BETWEEN_VALUES = _WHITE_SPACE + ",["
 
 
 def file_digest(path: FilePath) -> str:
-    """SHA-256 of a file's bytes as stored; `DataError` when it cannot be read."""
+    """SHA-256 of a file's bytes as stored; `DataError` if it cannot be read."""
     digest = hashlib.sha256()
     try:
         with epath.Path(path).open("rb") as stream:
@@ -48,13 +48,13 @@ def open_bytes(path: FilePath) -> Iterator[IO[bytes]]:
     """Opens a local or gs:// file for reading, unzipping `.gz` on the way.
 
     Args:
-        path: the file; a name ending in .gz is gunzipped.
+        path: the file; decompressed if its name ends in .gz.
 
     Yields:
         A binary stream.
 
     Raises:
-        DataError: the file is missing or unreadable, its gzip stream is broken or cut short.
+        DataError: the file is missing or unreadable, or its gzip stream is damaged or truncated.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -70,7 +70,7 @@ def open_bytes(path: FilePath) -> Iterator[IO[bytes]]:
             yield stream
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DataError(
-                f"the gzip stream is broken or cut short ({error})",
+                f"the gzip stream is damaged or truncated ({error})",
                 where=os.fspath(path),
                 expected="a complete gzip file",
                 fix="copy or download the file again, and check it with gzip -t",
@@ -90,7 +90,7 @@ def open_text(path: FilePath) -> Iterator[codecs.StreamReader]:
         A text stream; a leading byte order mark is dropped.
 
     Raises:
-        DataError: the file is missing, broken or not UTF-8.
+        DataError: the file is missing, damaged or not UTF-8.
     """
     with open_bytes(path) as stream:
         try:
@@ -100,13 +100,13 @@ def open_text(path: FilePath) -> Iterator[codecs.StreamReader]:
 
 
 def numbered_lines(path: FilePath) -> Iterator[tuple[int, str]]:
-    r"""Yields (line number from 1, line with its newline), reading as it goes.
+    r"""Yields (line number from 1, line with its newline), reading as a stream.
 
     Args:
         path: a UTF-8 text file, local or gs://, gzipped if it ends in .gz.
 
     Yields:
-        Line number and line; a final line without a newline comes without one.
+        Line number and line; a final line may lack a newline.
 
     Raises:
         DataError: missing file, empty file, broken gzip, or a line that is not UTF-8.
@@ -139,8 +139,8 @@ def json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
 def json_records(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields (line number, object) of a JSON array of objects or of a JSON-lines file.
 
-    Which of the two it is shows in the first character. An array is read as a stream: memory
-    holds about one object, not the file.
+    The first character decides which of the two it is. An array is read as a stream: memory holds
+    about one object, not the file.
     """
     if _first_character(path) == "[":
         yield from _json_array(path)
@@ -152,7 +152,7 @@ def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
     decoder = json.JSONDecoder()
     buffer, position, line = "", 0, 1
     at_end = False
-    between = ""  # What came since the last value: white space, commas, at first the bracket.
+    between = ""  # The text since the last value: white space, commas, at first the bracket.
     with open_text(path) as text:
         while True:
             start = position
@@ -205,7 +205,7 @@ def _cut_short(path: FilePath, line: int) -> DataError:
         "the JSON array is not closed",
         where=f"{os.fspath(path)}:{line}",
         expected="a final ]",
-        fix="the file was cut short: copy or download it again",
+        fix="the file is truncated: copy or download it again",
     )
 
 
@@ -223,7 +223,7 @@ def _as_object(path: FilePath, line: int, value: Any) -> dict[str, Any]:
             f"found a JSON {type(value).__name__}",
             where=f"{os.fspath(path)}:{line}",
             expected="a JSON object, {...}",
-            fix="write one object a line, or one array of objects",
+            fix="write one object per line, or one array of objects",
         )
     return value
 

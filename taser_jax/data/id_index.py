@@ -1,4 +1,4 @@
-"""Looking passages up by id or by content in a few bytes a passage, on disk and in memory."""
+"""Looks up passages by id or content with a few bytes per passage, on disk and in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def text_hash(text: str) -> int:
 
 
 def normalized_content(title: str, text: str) -> str:
-    """Title and text as compared between files: NFC, white space runs as one space.
+    """Title and text in the form compared between files: NFC, runs of white space as one space.
 
     Example:
         >>> normalized_content("A", "b  c") == normalized_content("A ", "b c")
@@ -36,15 +36,15 @@ def normalized_content(title: str, text: str) -> str:
 
 
 class RepeatFinder:
-    """Finds strings that came before, in about 8 bytes a string.
+    """Finds repeated strings, with about 8 bytes per string.
 
-    Only 64-bit hashes are kept, in sorted runs that are merged as they grow, so 21 million ids
-    take 170 MB. A repeat is told at once while both are in the current block, otherwise at the
-    block's end. Two different strings share a hash about once in 10^5 collections of that size:
-    the caller confirms.
+    It stores only 64-bit hashes, in sorted runs that are merged as they grow, so 21 million ids
+    take 170 MB. A repeat is reported at once if both are in the current block, otherwise at the
+    block's end. Two different strings share a hash about once in 10^5 collections of that size, so
+    the caller must confirm.
 
     Args:
-        block: how many hashes are gathered before they are compared with the earlier ones.
+        block: number of hashes collected before they are compared with the earlier ones.
     """
 
     def __init__(self, block: int = 1 << 16) -> None:
@@ -53,7 +53,7 @@ class RepeatFinder:
         self._runs: list[np.ndarray] = []
 
     def add(self, text: str) -> str | None:
-        """Takes one string; returns a string that seems to have come twice, if one was found."""
+        """Adds one string; returns a string that seems to be repeated, if one was found."""
         key = text_hash(text)
         if key in self._recent:
             return text
@@ -78,7 +78,7 @@ class RepeatFinder:
 
 
 class HashIndex:
-    """Rows by hash: a sorted array of hashes beside the rows they belong to.
+    """Rows by hash: a sorted array of hashes and the array of their rows.
 
     Args:
         hashes: sorted, uint64 [passages].
@@ -99,7 +99,7 @@ class HashIndex:
 
     @classmethod
     def from_hashes(cls, hashes: np.ndarray) -> HashIndex:
-        """Index of rows 0, 1, ... by their hashes, which come in row order."""
+        """Index of rows 0, 1, ... by their hashes, given in row order."""
         order = np.argsort(hashes, kind="stable")
         return cls(hashes[order], order.astype(np.int32))
 
@@ -115,18 +115,18 @@ class HashIndex:
 
     @classmethod
     def open(cls, directory: epath.Path, name: str) -> HashIndex:
-        """Opens what `save` wrote, memory-mapped where the file is local."""
+        """Opens what `save` wrote, memory-mapped if the file is local."""
         return cls(
             load_array(directory / f"{name}_hashes.npy"), load_array(directory / f"{name}_rows.npy")
         )
 
 
 class Ids(Sequence[str]):
-    """All ids of a collection in row order, kept as one block of UTF-8.
+    """All ids of a collection in row order, stored as one block of UTF-8.
 
     Args:
-        data: the bytes of ids.txt (one id a line), uint8.
-        offsets: where each id starts, int64 [passages + 1].
+        data: the bytes of ids.txt (one id per line), uint8.
+        offsets: start of each id, int64 [passages + 1].
     """
 
     def __init__(self, data: np.ndarray, offsets: np.ndarray) -> None:
@@ -155,7 +155,7 @@ class Ids(Sequence[str]):
 
     @classmethod
     def open(cls, directory: epath.Path) -> Ids:
-        """Opens ids.txt, memory-mapped where it is local."""
+        """Opens ids.txt, memory-mapped if it is local."""
         path = directory / _IDS
         if not is_remote(path):
             data: np.ndarray = np.memmap(path, np.uint8, mode="r")
@@ -168,7 +168,7 @@ class IdsWriter:
     """Writes ids.txt in blocks and the offsets at the end.
 
     Args:
-        directory: where they go.
+        directory: the directory to write to.
     """
 
     def __init__(self, directory: epath.Path) -> None:
@@ -178,7 +178,7 @@ class IdsWriter:
         self._block: list[bytes] = []
 
     def add(self, id: str) -> None:
-        """Writes one id; it must hold no newline."""
+        """Writes one id, which must not contain a newline."""
         line = id.encode("utf-8") + b"\n"
         self._block.append(line)
         self._offsets.append(self._offsets[-1] + len(line))
@@ -192,7 +192,7 @@ class IdsWriter:
         save_array(self._directory / _OFFSETS, np.frombuffer(self._offsets, np.int64))
 
     def abandon(self) -> None:
-        """Lets the file go without completing it."""
+        """Closes the file without completing it."""
         self._block = []
         self._file.close()
 
@@ -204,7 +204,7 @@ class IdsWriter:
 
 
 def save_aliases(directory: epath.Path, aliases: Mapping[str, int]) -> None:
-    """Writes further names of passages: alias -> row."""
+    """Writes aliases of passages: alias -> row."""
     (directory / _ALIASES).write_text(json.dumps(dict(aliases), ensure_ascii=False, indent=0))
 
 
@@ -220,7 +220,7 @@ def save_array(path: epath.Path, array: np.ndarray) -> None:
 
 
 def load_array(path: epath.Path) -> np.ndarray:
-    """np.load, memory-mapped where the file is local."""
+    """np.load, memory-mapped if the file is local."""
     if not is_remote(path):
         return np.load(path, mmap_mode="r")
     with path.open("rb") as file:

@@ -34,15 +34,15 @@ FORMAT_VERSION = 1
 class PydocsCollection:
     """Passages of docstrings, and queries of several tasks over them.
 
-    A query's id starts with the package of the object that answers it ("numpy:..."); ids are the
-    same wherever the versions are the same.
+    A query's id starts with the package of the object that answers it ("numpy:..."). Equal versions
+    give equal ids.
 
     Attributes:
         passages: the corpus; `page_id` is the object's canonical name.
         queries: task -> split -> queries; positives are rows of `passages`.
-        checksum: of all passages and queries; equal for equal versions.
+        checksum: over all passages and queries; equal for equal versions.
         versions: of Python and of the packages that were read.
-        unavailable: modules that could not be imported here, which changes the checksum.
+        unavailable: modules that could not be imported on this machine; they change the checksum.
     """
 
     passages: list[Passage]
@@ -52,11 +52,11 @@ class PydocsCollection:
     unavailable: tuple[str, ...]
 
     def statistics(self) -> dict[str, Any]:
-        """Counts a person checks a collection by, ready for JSON.
+        """Counts for checking a collection, ready for JSON.
 
         Returns:
-            passages and objects by package; words of the passages; and for each task the number
-            of queries by split and package, their words, and the sizes of their gold sets in
+            Passages and objects per package, words per passage, and for each task the number of
+            queries per split and package, their words, and the sizes of their gold sets in
             objects (how many test queries have 1, 2, ... gold objects).
         """
         return {
@@ -81,7 +81,7 @@ class PydocsCollection:
 
 
 def query_package(query_id: str) -> str:
-    """The package a query is reported under: the first part of its id."""
+    """The package that a query counts under: the first part of its id."""
     return query_id.partition(":")[0]
 
 
@@ -97,7 +97,7 @@ def _percentiles(lengths: list[int]) -> dict[str, int]:
 
 
 def _query(question: Question, corpus: Corpus, name: str) -> Query:
-    """The query with its rows: the passage nearest to where its text stood comes first."""
+    """The query with its rows; the passage nearest to the query's original position comes first."""
     asked = question.candidate
     own = list(corpus.rows[asked.target])
     if asked.element is not None:
@@ -135,18 +135,18 @@ def _versions() -> dict[str, str]:
 
 
 def build_pydocs(packages: Sequence[str] | None = None) -> PydocsCollection:
-    """Reads the installed packages' docstrings and makes the collection of them.
+    """Builds the collection from the docstrings of the installed packages.
 
-    No download; under a minute on one core. The same versions give the same collection, byte for
-    byte. Splits are by object: no passage of a validation or test query is a training positive
-    of any task.
+    Nothing is downloaded; it takes less than a minute on one core. The same versions give the same
+    collection, byte for byte. Splits are by object: no passage of a validation or test query is a
+    training positive of any task.
 
     Args:
         packages: root modules to read, e.g. `("json", "optax")`; by default the standard library,
             numpy, jax, flax and optax.
 
     Raises:
-        DataError: where a package is missing.
+        DataError: a package is missing.
     """
     with phase("reading docstrings"):
         objects, unavailable = read_objects(packages)

@@ -1,4 +1,4 @@
-"""Finds queries that stand word for word in a passage: a query must not be a quotation."""
+"""Finds queries that occur verbatim in a passage: a query must not be a quotation."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ _MIN_WORDS = 5
 def find_leaks(queries: Sequence[str], passages: Iterable[str]) -> list[int]:
     """Positions of the queries of five or more words that a passage contains verbatim.
 
-    Texts are compared as sequences of lower-cased words, so punctuation and line breaks do not
-    hide a quotation.
+    Texts are compared as sequences of lower-cased words, ignoring punctuation and line breaks.
 
     Example:
         >>> find_leaks(["the sum of two numbers", "two numbers"], ["Is the sum, of two numbers."])
         [0]
 
     Args:
-        queries: what must not be found.
-        passages: where to look; read once.
+        queries: texts that must not occur in passages.
+        passages: texts to search; read once.
 
     Returns:
-        sorted positions in `queries`.
+        Sorted positions in `queries`.
     """
     by_start: dict[tuple[str, ...], list[tuple[int, list[str]]]] = {}
     for position, text in enumerate(queries):

@@ -18,7 +18,7 @@ from taser_jax.pydocs import walk
 from taser_jax.pydocs.parse import Element, ParsedDocstring, parse_docstring, words
 
 _MAX_ALIASES = 12
-# Text of this many words or more that more objects share tells none of them from another.
+# A text of at least this many words that more objects share does not distinguish them.
 _MIN_BOILERPLATE_WORDS = 8
 # What the child interpreter needs to find its packages and libraries; nothing else of the
 # environment can reach a docstring.
@@ -44,7 +44,7 @@ class DocumentedObject:
     Attributes:
         name: canonical dotted name.
         names: every public name it was found by, `name` among them.
-        doc: its docstring taken apart.
+        doc: its parsed docstring.
         body: a function's source without docstrings and comments; empty where there is none.
     """
 
@@ -82,10 +82,10 @@ def _child_records(roots: Sequence[str]) -> Iterator[dict[str, Any]]:
         code = child.wait()
     if code:
         raise DataError(
-            f"the walk over the installed modules ended with status {code}",
+            f"the walk over the installed modules exited with status {code}",
             where=" ".join(roots[:4]) + (" ..." if len(roots) > 4 else ""),
             expected="an interpreter that imports numpy, jax, flax and optax",
-            fix=f"run it by hand to see why: {sys.executable} -m {walk.__name__} numpy",
+            fix=f"run it directly to see why: {sys.executable} -m {walk.__name__} numpy",
         )
 
 
@@ -94,14 +94,14 @@ def _canonical_order(name: str) -> tuple[int, int, str]:
 
 
 def _merge(records: list[dict[str, Any]]) -> Iterator[DocumentedObject]:
-    """One object for each distinct normalised docstring that at most a dozen objects share."""
+    """One object per distinct normalised docstring that at most a dozen objects share."""
     by_text: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for record in sorted(records, key=lambda r: r["name"]):
         by_text.setdefault(tuple(words(record["doc"])), []).append(record)
     for same in by_text.values():
         if len(same) > _MAX_ALIASES:
             continue
-        # A walked package can show the same text as its original: the original names it.
+        # Another package can re-export the text; the name is that of the original.
         first = min(same, key=lambda r: (_package_rank(r["name"]), *_canonical_order(r["name"])))
         yield DocumentedObject(
             name=first["name"],
@@ -112,7 +112,7 @@ def _merge(records: list[dict[str, Any]]) -> Iterator[DocumentedObject]:
 
 
 def _without_boilerplate(objects: list[DocumentedObject]) -> Iterator[DocumentedObject]:
-    """Drops long texts that more than a dozen docstrings repeat, as ufuncs do their `out`."""
+    """Drops long texts that more than a dozen docstrings repeat, such as the `out` of ufuncs."""
 
     def key(element: Element) -> tuple[str, ...]:
         return tuple(words(element.description or element.text))
@@ -141,10 +141,10 @@ def read_objects(
             and optax.
 
     Returns:
-        the objects, by package and canonical name, and the modules that cannot be imported here.
+        The objects, by package and canonical name, and the modules that cannot be imported here.
 
     Raises:
-        DataError: where a root does not exist or the child interpreter fails.
+        DataError: a root does not exist, or the child interpreter fails.
     """
     roots = list(packages or (*walk.standard_library_roots(), *walk.THIRD_PARTY))
     records: list[dict[str, Any]] = []

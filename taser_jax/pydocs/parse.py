@@ -1,8 +1,8 @@
-"""Takes a docstring apart: summary, prose, parameters, code examples and see-also lines.
+"""Parses a docstring into summary, prose, parameters, code examples and see-also lines.
 
 Understands numpydoc's underlined sections, Google's `Args:` blocks and `:param name:` fields, as
-far as retrieval needs them. Code and see-also lines leave the text: they become queries, never
-passages.
+far as retrieval needs them. Code and see-also lines are removed from the text: they become queries,
+never passages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 
 
 class ElementKind(enum.Enum):
-    """What a piece of a docstring is, which decides what it may become a query of."""
+    """The kind of a docstring's piece, which decides for which task it may become a query."""
 
     SUMMARY = "summary"
     PARAMETER = "parameter"
@@ -26,8 +26,8 @@ class Element:
     """One piece of a docstring's running text, in the order it was written.
 
     Attributes:
-        kind: what it is.
-        text: as it stands in a passage.
+        kind: its kind.
+        text: as in a passage.
         name: a parameter's name.
         description: a parameter's description without its name and type.
     """
@@ -40,7 +40,7 @@ class Element:
 
 @dataclasses.dataclass(frozen=True)
 class SeeAlso:
-    """A line that points to another object: the name it gives and what it says of it."""
+    """A line that points to another object: the name it gives and its description."""
 
     name: str
     description: str
@@ -48,10 +48,10 @@ class SeeAlso:
 
 @dataclasses.dataclass(frozen=True)
 class ParsedDocstring:
-    """A docstring taken apart.
+    """A parsed docstring.
 
     Attributes:
-        elements: the running text; the first is the summary where there is prose at all.
+        elements: the running text; the first is the summary if there is any prose.
         examples: blocks of Python that parse, without prompts, outputs and imports.
         see_also: lines that describe one other object.
     """
@@ -105,7 +105,7 @@ _MIN_EXAMPLE_WORDS = 6
 
 
 def words(text: str) -> list[str]:
-    """Lower-cased runs of letters, digits and underscores: what text is compared and counted by."""
+    """Lower-cased runs of letters, digits and underscores, for comparing and counting text."""
     return re.findall(r"\w+", text.lower())
 
 
@@ -115,7 +115,7 @@ def count_words(text: str) -> int:
 
 
 def sentences(text: str) -> list[str]:
-    """Splits a paragraph at the ends of its sentences, abbreviations aside."""
+    """Splits a paragraph into sentences; abbreviations do not end one."""
     parts: list[str] = []
     for piece in _SENTENCE_END.split(text):
         if parts and _ABBREVIATION.search(parts[-1]):
@@ -126,7 +126,7 @@ def sentences(text: str) -> list[str]:
 
 
 def clean_text(lines: list[str]) -> str:
-    """Joins lines and takes reStructuredText mark-up off: roles, backticks, citations, rulers."""
+    """Joins lines and removes reStructuredText mark-up: roles, backticks, citations, rulers."""
     text = " ".join(line.strip() for line in lines if any(c.isalnum() for c in line))
     text = _ROLE.sub(lambda m: _role_target(m.group(1)), text)
     text = _BACKTICKS.sub(lambda m: _role_target(m.group(2)), text)
@@ -149,7 +149,7 @@ def _block_end(lines: list[str], start: int, indent: int) -> int:
 
 
 def _without_code(doc: str) -> tuple[list[str], list[str]]:
-    """Lines of prose, and the code blocks taken out of it, in order."""
+    """Lines of prose, and the code blocks removed from them, in order."""
     lines = doc.expandtabs().splitlines()
     prose: list[str] = []
     blocks: list[str] = []
@@ -200,7 +200,7 @@ def _without_code(doc: str) -> tuple[list[str], list[str]]:
 
 
 def _source(block: str) -> list[str]:
-    """Python of a block: prompts, outputs and imports gone; one string for each paragraph."""
+    """Python of a block without prompts, outputs and imports; one string per paragraph."""
     lines = block.splitlines()
     prompted = any(line.strip().startswith(">>>") for line in lines)
     paragraphs: list[list[str]] = [[]]
@@ -222,7 +222,7 @@ def _source(block: str) -> list[str]:
 
 
 def _examples(blocks: list[str]) -> tuple[str, ...]:
-    """Blocks that are Python; those with prompts first, as literal blocks can be formulas."""
+    """Blocks that are Python; those with prompts first, since literal blocks can be formulas."""
     found = []
     for block in sorted(blocks, key=lambda b: ">>>" not in b):
         for source in _source(block):
@@ -245,7 +245,7 @@ def _is_bare(statement: ast.stmt) -> bool:
 
 
 def _split_sections(lines: list[str]) -> list[tuple[str, list[str]]]:
-    """(section kind, lines) in order; numpydoc headers reach to the next, Google's by indent."""
+    """(section kind, lines) in order. A numpydoc section ends at a header, Google's by indent."""
     sections: list[tuple[str, list[str]]] = [("prose", [])]
     i = 0
     google_indent: int | None = None
@@ -279,7 +279,7 @@ def _split_sections(lines: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def _entries(lines: list[str]) -> list[list[str]]:
-    """Groups lines by entries that start at the smallest indent of the section."""
+    """Groups lines into entries, which start at the smallest indent of the section."""
     base = min((_indent(x) for x in lines if x.strip()), default=0)
     entries: list[list[str]] = []
     for line in lines:
@@ -315,7 +315,7 @@ def _parameters(lines: list[str]) -> list[Element]:
 
 
 def _prose(lines: list[str]) -> list[Element]:
-    """Paragraphs, and `:param name: text` fields where they are met."""
+    """Paragraphs and `:param name: text` fields, in order."""
     elements: list[Element] = []
     paragraph: list[str] = []
     field: tuple[str, str] | None = None
@@ -373,7 +373,7 @@ def _without_signature(doc: str) -> str:
 
 
 def parse_docstring(doc: str) -> ParsedDocstring:
-    r"""Takes a cleaned (`inspect.cleandoc`) docstring apart.
+    r"""Parses a cleaned (`inspect.cleandoc`) docstring.
 
     Example:
         >>> parsed = parse_docstring("Adds two numbers.\n\nArgs:\n  a: the first number.")
@@ -384,7 +384,7 @@ def parse_docstring(doc: str) -> ParsedDocstring:
         doc: the docstring. Memory addresses and lines about "this platform" are dropped.
 
     Returns:
-        its parts; `elements` is empty where nothing but code or a signature was found.
+        Its parts; `elements` is empty if there is nothing but code or a signature.
     """
     doc = _ADDRESS.sub("", doc)
     doc = "\n".join(x for x in doc.splitlines() if "on this platform" not in x)

@@ -1,4 +1,4 @@
-"""Cuts what is left of each docstring into passages of about a hundred words."""
+"""Cuts the remaining text of each docstring into passages of about a hundred words."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MIN_WORDS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """The passages, and where each object's are.
+    """The passages, and the rows of each object's.
 
     Attributes:
-        passages: of all objects, in their order; a passage's place is its row.
-        rows: for each object the rows of its passages; empty where too little text was left.
-        element_rows: for each object and element the row that holds the element or, where it was
-            cut, the one nearest to its place.
+        passages: of all objects, in their order; a passage's position is its row.
+        rows: for each object the rows of its passages; empty if too little text was left.
+        element_rows: for each object and element the row that holds the element or, if it was
+            cut, the row nearest to its position.
     """
 
     passages: list[Passage]
@@ -43,7 +43,7 @@ def name_in_words(name: str) -> str:
 
 
 def _pieces(text: str) -> list[str]:
-    """A text as pieces of at most `MAX_WORDS` words, cut between sentences where possible."""
+    """A text as pieces of at most `MAX_WORDS` words, cut between sentences if possible."""
     if count_words(text) <= MAX_WORDS:
         return [text]
     pieces = []
@@ -61,7 +61,7 @@ def _chunks(pieces: Sequence[str]) -> list[list[int]]:
     length = 0
     for position, piece in enumerate(pieces):
         size = count_words(piece)
-        # A chunk is closed once it has its share, or where the piece would make it too long.
+        # A chunk ends once it has its share, or if the piece would make it too long.
         if not chunks or length + size > MAX_WORDS or length >= target:
             chunks.append([])
             length = 0
@@ -74,14 +74,14 @@ def _chunks(pieces: Sequence[str]) -> list[list[int]]:
 
 
 def build_corpus(objects: Sequence[DocumentedObject], cuts: Sequence[Collection[int]]) -> Corpus:
-    """Makes passages of every object's elements that were not cut.
+    """Makes passages from every object's elements that were not cut.
 
     Args:
         objects: all objects, in the order of the corpus.
         cuts: for each object the positions of the elements that became queries.
 
     Returns:
-        the corpus; an object with fewer than `MIN_WORDS` words left has no passage.
+        The corpus; an object with fewer than `MIN_WORDS` remaining words has no passage.
     """
     corpus = Corpus([], [], [])
     for item, cut in zip(objects, cuts, strict=True):

@@ -1,4 +1,4 @@
-"""Texts that say the same: Jaccard similarity of word shingles, without comparing all pairs."""
+"""Near-duplicate texts: Jaccard similarity of word shingles, without comparing all pairs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from taser_jax.pydocs.parse import words
 
 
 def shingles(text: str, size: int) -> frozenset[tuple[str, ...]]:
-    """Every run of `size` words; the whole text where it is shorter."""
+    """Every run of `size` words; the whole text if it is shorter."""
     tokens = words(text)
     if len(tokens) <= size:
         return frozenset([tuple(tokens)]) if tokens else frozenset()
@@ -33,11 +33,11 @@ def similar_pairs(
     share a rare member are compared.
 
     Args:
-        sets: the sets; empty ones are similar to none.
-        threshold: least similarity, above 0.
+        sets: the sets; empty ones match none.
+        threshold: the lowest similarity, above 0.
 
     Yields:
-        positions (i, j), i < j, each pair once.
+        Positions (i, j), i < j, each pair once.
     """
     frequency = Counter(member for members in sets for member in members)
     holders: dict[tuple[str, ...], list[int]] = {}
@@ -55,7 +55,7 @@ def similar_pairs(
 
 
 def components(size: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
-    """For each of `size` items the smallest item it is connected with through the pairs."""
+    """For each of `size` items, the smallest item of its connected component."""
     parent = list(range(size))
 
     def find(item: int) -> int:

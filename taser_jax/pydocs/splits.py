@@ -17,12 +17,12 @@ _TEST_SHARE, _VALIDATION_SHARE = 0.22, 0.10
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """Where each object belongs.
+    """The split and cluster of each object.
 
     Attributes:
-        split: of each object, one of `SPLITS`.
-        cluster: of each object the number of its cluster; objects of one cluster say the same and
-            share their gold.
+        split: one of `SPLITS` per object.
+        cluster: the number of each object's cluster; objects of one cluster say the same and share
+            their gold.
     """
 
     split: tuple[str, ...]
@@ -44,11 +44,12 @@ def split_of(family: str) -> str:
 def assign(objects: Sequence[DocumentedObject]) -> Assignment:
     """Finds near-duplicates and splits the objects.
 
-    By Jaccard similarity of four-word shingles, objects of at least 0.9 are a cluster, and clusters
-    and objects of the same last name of at least 0.5 are a family; a family has one split.
+    Objects whose four-word shingles have a Jaccard similarity of at least 0.9 form a cluster.
+    Clusters, and objects of the same last name with a similarity of at least 0.5, form a family,
+    which lies in one split.
 
     Args:
-        objects: all objects, in any order; only text decides.
+        objects: all objects, in any order: only their text matters.
     """
     sets = [shingles(" ".join(e.text for e in o.doc.elements), 4) for o in objects]
     same_text = list(similar_pairs(sets, _SAME_TEXT))

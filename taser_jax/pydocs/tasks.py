@@ -1,4 +1,4 @@
-"""What may be asked of each object, task by task, and which objects answer it."""
+"""Candidate queries of each object, by task, and the objects that answer them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ _MAX_GOLD_CLUSTERS, _MAX_GOLD_OBJECTS = 4, 10
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """Something that could be asked of an object.
+    """A possible query for an object.
 
     Attributes:
         task: one of `TASKS`.
         target: position of the object that answers it.
-        detail: tells it from the object's other candidates of the task; part of the query's id.
+        detail: distinguishes it from the object's other candidates of the task; part of the
+            query's id.
         text: the query.
-        core: the part of it that must not stand in the corpus: a parameter's description.
-        element: position of the element it was taken from and that is to be cut, or None.
-        picked: whether it is asked; one that is not still widens the gold of others.
+        core: the part that must not occur in the corpus: a parameter's description.
+        element: position of the element that it comes from and that is to be cut, or None.
+        picked: whether it becomes a query; if not, it still adds gold to others.
     """
 
     task: str
@@ -49,7 +50,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A candidate that is fair to ask, with every object that answers it, its own first."""
+    """A candidate that passed all filters, with the objects that answer it, its own first."""
 
     candidate: Candidate
     gold: tuple[int, ...]
@@ -68,12 +69,12 @@ def _parameter_key(description: str) -> str:
 
 
 def _rank(owner: str, frequency: int, name: str) -> tuple[int, str]:
-    """Rare descriptions first; among equals, by hash so that no position is favoured."""
+    """Rare descriptions first, ties by hash, so that no position is favoured."""
     return frequency, hashlib.sha256(f"{owner} {name}".encode()).hexdigest()
 
 
 def _text_candidates(objects: Sequence[DocumentedObject]) -> Iterator[Candidate]:
-    """Summaries and parameters: pieces of text that leave the passages when they are asked."""
+    """Summaries and parameters: texts that leave the passages when they become queries."""
     descriptions = Counter(
         _parameter_key(e.description) for o in objects for e in o.doc.elements if e.description
     )
@@ -117,7 +118,7 @@ def _code_candidates(objects: Sequence[DocumentedObject]) -> Iterator[Candidate]
 
 
 def _resolve(name: str, source: str, index: dict[str, int]) -> int | None:
-    """The object a name means inside the docstring of `source`: nearest scope first."""
+    """The object that a name denotes in the docstring of `source`: nearest scope first."""
     scope = source
     while scope:
         if (found := index.get(f"{scope}.{name}")) is not None:
@@ -144,11 +145,12 @@ def _name_candidates(objects: Sequence[DocumentedObject]) -> Iterator[Candidate]
 
 
 def candidates(objects: Sequence[DocumentedObject]) -> list[Candidate]:
-    """Everything that could be asked, in the order of the objects.
+    """All candidates, in the order of the objects.
 
-    A summary and at most two parameters an object are picked, as long as 20 words of it remain; of
-    the code examples the first. A see-also line is asked by what it says of the other object,
-    without the name, and is answered by that object; the docstring it stands in is not gold.
+    Picked are, per object, the summary and at most two parameters, as long as 20 words of it
+    remain, and the first code example. The query of a see-also line is its description of the other
+    object, without the name; that object answers it, and the docstring that contains the line is
+    not gold.
 
     Args:
         objects: all objects.
@@ -163,19 +165,19 @@ def candidates(objects: Sequence[DocumentedObject]) -> list[Candidate]:
 def fair_questions(
     all_candidates: Sequence[Candidate], assignment: Assignment
 ) -> Iterator[Question]:
-    """Keeps the picked candidates that one split and few objects answer.
+    """Keeps the picked candidates whose answers are few and lie in one split.
 
     Queries of a task that are equal as words, or whose two-word shingles have a Jaccard similarity
-    of at least 0.6, ask the same: each is answered by the objects of all of them, and by the
-    objects that say the same as those. One with more than 4 clusters or 10 objects as answers, or
-    with answers in two splits, is not fair and is dropped.
+    of at least 0.6, are equivalent: the objects of all of them, and the objects of the same
+    clusters, answer each. A query with more than 4 clusters or 10 objects as answers, or with
+    answers in two splits, is dropped.
 
     Args:
         all_candidates: of all tasks; those not picked only add gold.
         assignment: splits and clusters of the objects.
 
     Yields:
-        one question for each distinct text of a task.
+        One question per distinct text of a task.
     """
     members: dict[int, list[int]] = {}
     for target, cluster in enumerate(assignment.cluster):
@@ -208,14 +210,14 @@ def fair_questions(
 def cut_elements(
     objects: Sequence[DocumentedObject], questions: Sequence[Question]
 ) -> list[set[int]]:
-    """What became a query leaves every docstring that says it, as long as 20 words remain.
+    """Removes each query's text from all docstrings that contain it, as long as 20 words remain.
 
     Args:
         objects: all objects.
-        questions: the fair ones.
+        questions: the queries.
 
     Returns:
-        for each object the positions of the elements to cut.
+        For each object the positions of the elements to cut.
     """
     cuts: list[set[int]] = [set() for _ in objects]
     for question in questions:

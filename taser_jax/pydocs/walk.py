@@ -1,11 +1,11 @@
-"""Walks installed modules in a clean interpreter of its own and prints their docstrings as JSON.
+"""Walks installed modules in a clean interpreter and prints their docstrings as JSON.
 
 `python -m taser_jax.pydocs.walk json optax` imports every public module below the roots and
 writes one JSON line for each: `{"modules": 210}` first, then `{"module": name, "failed": ""}` as
-each is imported, then `{"object": {...}}` for every documented object. It is a process of its own
-(`taser_jax.pydocs.objects` starts it) because importing hundreds of modules prints, warns,
-registers handlers and depends on what was imported before: nothing of that reaches the caller, and
-nothing of the caller reaches the text. TensorFlow and other heavy optional packages are hidden.
+each is imported, then `{"object": {...}}` for every documented object. It runs as a separate
+process (started by `taser_jax.pydocs.objects`) because importing hundreds of modules prints, warns,
+registers handlers and depends on earlier imports. None of that reaches the caller, and the caller's
+state does not affect the text. TensorFlow and other heavy optional packages are hidden.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from typing import Any
 THIRD_PARTY = ("numpy", "jax", "flax", "optax")
 _OWNERS = {"jax": {"jax", "jaxlib"}}
 
-# What opens windows or browsers, prints, is generated data, exists on one platform or in some
-# builds of Python only (so that the text does not depend on the build), or repeats `os`.
+# Modules that open windows or browsers, print, are generated data, repeat `os`, or exist only on
+# one platform or in some builds of Python (the text must not depend on the build).
 # fmt: off
 _EXCLUDED = frozenset((
     "antigravity", "this", "test", "idlelib", "turtle", "turtledemo", "tkinter", "lib2to3",
@@ -55,7 +55,7 @@ def standard_library_roots() -> list[str]:
 
 
 def package_of(name: str) -> str:
-    """The package a dotted name is reported under: "numpy", ... or "python"."""
+    """The package that a dotted name counts under: "numpy", ... or "python"."""
     root = name.partition(".")[0]
     return root if root in THIRD_PARTY else "python"
 
@@ -71,7 +71,7 @@ def module_names(root: str) -> list[str]:
     """A root and its public submodules, found on disk without importing them."""
     spec = importlib.util.find_spec(root)
     if spec is None:
-        return [root]  # importing it says that it is missing
+        return [root]  # importing it reports that it is missing
     names = [root, *_EXTRA_MODULES.get(root, ())]
     pending = [(root, list(spec.submodule_search_locations or ()))]
     while pending:
@@ -87,7 +87,7 @@ def module_names(root: str) -> list[str]:
 
 @dataclasses.dataclass
 class _Found:
-    """An object with every public name it was reached by."""
+    """An object with every public name that leads to it."""
 
     value: Any
     kind: str
@@ -131,7 +131,7 @@ def _belongs(value: Any, root: str) -> bool:
 
 
 def _member_function(member: Any) -> Any:
-    """What carries the docstring and the code of a class attribute, or None."""
+    """The function that has the docstring and code of a class attribute, or None."""
     if isinstance(member, classmethod | staticmethod):
         return member.__func__
     if isinstance(member, property) or inspect.isroutine(member) or inspect.isclass(member):
@@ -154,13 +154,13 @@ def _sorted_members(namespace: types.ModuleType | type) -> Iterator[tuple[str, A
 
 
 class _Walker:
-    """Collects objects by identity, so that an object is met once under all its names."""
+    """Collects objects by identity, so that an object appears once, with all its names."""
 
     def __init__(self) -> None:
         self.found: dict[int, _Found] = {}
 
     def add(self, value: Any, kind: str, name: str) -> bool:
-        """Notes a name of an object; True where the object is new."""
+        """Records a name of an object; True if the object is new."""
         known = self.found.get(id(value))
         if known is None:
             self.found[id(value)] = _Found(value, kind, [name])
@@ -180,7 +180,7 @@ class _Walker:
     def classes(self) -> None:
         """Members of every class found, named after the class's canonical name."""
         pending = [f for f in self.found.values() if f.kind == "class"]
-        for found in pending:  # grows while nested classes are met
+        for found in pending:  # grows as nested classes are found
             prefix = _canonical(found)
             for member_name, member in _sorted_members(found.value):
                 value = _member_function(member)
@@ -221,7 +221,7 @@ class _Sources:
         node = self._functions(code.co_filename).get(code.co_firstlineno)
         if node is None or node.name != code.co_name:
             return ""
-        # A decorator may have put another docstring on top: then body and text do not belong.
+        # A decorator may have set another docstring: then body and text do not belong together.
         if ast.get_docstring(node) != inspect.cleandoc(doc):
             return ""
         statements = [s for s in node.body if not _is_string(s)]
@@ -277,7 +277,7 @@ def walk(roots: list[str], emit: Callable[[dict[str, Any]], None]) -> None:
 
 
 def main(roots: list[str]) -> None:
-    """Prints the walk; what the imported modules print themselves goes nowhere."""
+    """Prints the walk; discards what the imported modules print."""
     warnings.simplefilter("ignore")
     with os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogatepass") as out:
         silence = os.open(os.devnull, os.O_WRONLY)
@@ -292,5 +292,5 @@ def main(roots: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-    # Exit handlers of the imported modules have nothing to tell anyone.
+    # Skips the exit handlers of the imported modules.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What goes into a collection's records: features, checks, indexes and fingerprints."""
+"""Content of a collection's records: features, checks, indexes and fingerprints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taser_jax.records import EmptyPassages, Passage, Query, empty_passage
 
 
 def text_features(*names: str) -> tfds.features.FeaturesDict:
-    """A string feature of each name."""
+    """String features with these names."""
     return tfds.features.FeaturesDict({name: tfds.features.Text() for name in names})
 
 
@@ -28,7 +28,7 @@ def passage_features() -> tfds.features.FeaturesDict:
 
 
 def query_features() -> tfds.features.FeaturesDict:
-    """TFDS features of a query; its task is the data set's."""
+    """TFDS features of a query; its task is that of the data set."""
     return tfds.features.FeaturesDict(
         {
             **text_features("id", "text"),
@@ -41,7 +41,7 @@ def query_features() -> tfds.features.FeaturesDict:
 
 
 class PassageIndexWriter:
-    """Gathers ids, hashes and the fingerprint while passages stream by.
+    """Collects ids, hashes and the fingerprint of streamed passages.
 
     Args:
         directory: where the index files go.
@@ -56,13 +56,13 @@ class PassageIndexWriter:
 
     @property
     def fingerprint(self) -> str:
-        """Of everything that streamed by."""
+        """Fingerprint of all passages so far."""
         return self._fingerprint.hex()
 
     def examples(
         self, passages: Iterable[Passage], empty: EmptyPassages
     ) -> Iterator[dict[str, str]]:
-        """TFDS examples of the passages, each noted on its way."""
+        """TFDS examples of the passages, each recorded as it passes."""
         for passage in passages:
             if empty is not EmptyPassages.KEEP and not passage.text.strip():
                 if empty is EmptyPassages.SKIP:
@@ -88,7 +88,7 @@ class PassageIndexWriter:
             }
 
     def close(self, aliases: Mapping[str, int]) -> None:
-        """Completes the files; `DataError` when an id came twice."""
+        """Completes the files; `DataError` if an id occurs twice."""
         for alias, row in sorted(aliases.items()):
             self._fingerprint.add(alias).add(row)
         id_index.save_aliases(self._directory, aliases)
@@ -100,7 +100,7 @@ class PassageIndexWriter:
                 raise DataError(
                     f"the id {ids[first]!r} is used twice, in rows {first} and {second}",
                     where=f"{self._where}, field 'id'",
-                    expected="an id of its own for each passage",
+                    expected="a unique id for each passage",
                     fix="remove the duplicate or rename it",
                 )
         by_id.save(self._directory, "id")
@@ -108,24 +108,24 @@ class PassageIndexWriter:
         by_content.save(self._directory, "content")
 
     def abandon(self) -> None:
-        """Lets the open file go without completing anything."""
+        """Closes the open file without completing anything."""
         self._ids.abandon()
 
 
 def query_examples(
     queries: Iterable[Query], content: Fingerprint, *, task: str, count: int, where: str
 ) -> Iterator[dict[str, Any]]:
-    """TFDS examples of queries, checked, and added to the fingerprint `content` on their way.
+    """TFDS examples of queries; checks them and adds them to the fingerprint `content`.
 
     Args:
         queries: the queries.
         content: fingerprint to add to.
-        task: the task all must belong to.
-        count: passages in the collection.
+        task: the task of all queries.
+        count: number of passages in the collection.
         where: collection, task and split, for messages.
 
     Yields:
-        One mapping a query.
+        One mapping per query.
 
     Raises:
         DataError: a repeated id, a foreign task, a row outside the collection.
@@ -145,7 +145,7 @@ def query_examples(
             raise DataError(
                 f"{len(query.relevance)} grades for {len(query.positives)} positives",
                 where=f"{at}, field 'relevance'",
-                expected="one grade a positive, or none",
+                expected="one grade per positive, or none",
             )
         example = {
             "id": query.id,

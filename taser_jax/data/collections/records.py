@@ -1,9 +1,9 @@
 """One ArrayRecord data set in TFDS's layout: written as a stream, published whole, read by row.
 
-TFDS's own generator path is not used to write: with `disable_shuffling` it puts every record in
-one shuffle bucket and sorts that bucket in memory at the end, which 21 million passages do not
-fit. `tfds.core.SequentialWriter` appends to shards and leaves the same files, so
-`tfds.builder_from_directory` reads them.
+TFDS's own generator path is not used for writing: with `disable_shuffling` it puts every record in
+one shuffle bucket and sorts that bucket in memory at the end, which is too much for 21 million
+passages. `tfds.core.SequentialWriter` appends to shards and writes the same files, so that
+`tfds.builder_from_directory` can read them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RecordDataset:
     """A published data set: metadata and records by row.
 
     Args:
-        directory: where it was published.
+        directory: its directory.
     """
 
     def __init__(self, directory: epath.Path) -> None:
@@ -47,7 +47,7 @@ class RecordDataset:
             if not 0 <= row < len(self):
                 raise IndexError(f"row {row} of {self.directory}, which has {len(self)}")
         if len(rows) == 1:
-            # Reading one record directly spares the thread pool that reading many starts.
+            # Reading one record directly avoids the thread pool that reading many starts.
             return [self._source[int(rows[0])]]
         return list(self._source.__getitems__([int(row) for row in rows]))
 
@@ -56,7 +56,7 @@ def read_metadata(directory: epath.Path) -> dict[str, Any]:
     """Metadata of a published data set.
 
     Raises:
-        DataError: there is none, or it is of a format this version does not read.
+        DataError: there is none, or its format is not supported.
     """
     path = directory / METADATA
     if not path.exists():
@@ -74,12 +74,12 @@ def read_metadata(directory: epath.Path) -> dict[str, Any]:
 
 
 def staging_directory(directory: epath.Path) -> epath.Path:
-    """Where a data set is built before it is published."""
+    """The directory in which a data set is built before it is published."""
     return directory.parent / f"{directory.name}{_STAGING}"
 
 
 def start_staging(directory: epath.Path) -> epath.Path:
-    """An empty staging directory; what a killed build left is removed."""
+    """Makes an empty staging directory and removes what an interrupted build left."""
     staging = staging_directory(directory)
     with storage_errors(staging):
         if staging.exists():
@@ -102,14 +102,14 @@ def write_records(
 
     Args:
         staging: directory from `start_staging`.
-        examples: one mapping of features a record.
-        name: the data set's and its only split's name.
+        examples: one mapping of features per record.
+        name: name of the data set and of its only split.
         features: TFDS features of one example.
         description: for dataset_info.json.
-        examples_per_shard: records a shard holds at most.
+        examples_per_shard: most records per shard.
 
     Returns:
-        How many examples were written.
+        The number of examples written.
     """
     identity = tfds.core.DatasetIdentity(
         name=name, version=tfds.core.Version("1.0.0"), data_dir=str(staging), module_name=""
@@ -127,7 +127,7 @@ def write_records(
     with storage_errors(staging):
         writer.initialize_splits([name])
     try:
-        # One call a batch: each call rewrites dataset_info.json.
+        # One call per batch: each call rewrites dataset_info.json.
         while batch := list(itertools.islice(stream, _BATCH)):
             with storage_errors(staging):
                 writer.add_examples({name: batch})
@@ -139,15 +139,15 @@ def write_records(
 
 
 def publish(staging: epath.Path, directory: epath.Path, metadata: Mapping[str, Any]) -> bool:
-    """Makes a complete staging directory the data set, unless the same is there already.
+    """Turns a complete staging directory into the data set, unless an equal one exists.
 
     Args:
         staging: directory with everything but the metadata.
-        directory: where the data set belongs.
-        metadata: must hold "fingerprint"; the format version is added.
+        directory: directory of the data set.
+        metadata: must have "fingerprint"; the format version is added.
 
     Returns:
-        False when a data set with the same fingerprint was there and was left in place.
+        False if a data set with the same fingerprint existed and was left in place.
     """
     metadata = {"format_version": FORMAT_VERSION, **metadata}
     with storage_errors(directory):
@@ -164,13 +164,13 @@ def publish(staging: epath.Path, directory: epath.Path, metadata: Mapping[str, A
             )
         if directory.exists():
             directory.rmtree()
-        # Last of all: its presence says that the build is complete.
+        # Last: its presence means that the build is complete.
         write_json(staging / METADATA, metadata)
         staging.rename(directory)
     return True
 
 
 def discard(staging: epath.Path) -> None:
-    """Removes a staging directory whose build failed for a reason that was told."""
+    """Removes a staging directory whose build failed with an error."""
     if staging.exists():
         staging.rmtree()

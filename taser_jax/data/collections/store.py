@@ -1,6 +1,6 @@
 """Passage stores and query sets: TFDS data sets on ArrayRecord, where the key is the row.
 
-Layout of a collection, each part built aside and published whole:
+Layout of a collection; each part is built in a staging directory and published whole:
 
     <data_dir>/<collection>/passages/                  records, ids, id and content indexes
     <data_dir>/<collection>/queries/<task>/<split>/    records
@@ -35,7 +35,7 @@ _PASSAGES_PER_SHARD = 1 << 18
 
 
 class PassageStore:
-    """The passages of a collection by row number, the key that embeddings and indexes use.
+    """The passages of a collection by row, the key in embeddings and indexes.
 
     Example:
         >>> store = PassageStore.open("data", "wikipedia")  # doctest: +SKIP
@@ -60,7 +60,7 @@ class PassageStore:
         """Opens a collection's passages.
 
         Args:
-            data_dir: folder that holds collections, local or gs://.
+            data_dir: folder of collections, local or gs://.
             collection: its name.
 
         Raises:
@@ -92,7 +92,7 @@ class PassageStore:
             yield from self.get_many(range(block, min(block + _BLOCK, stop)))
 
     def row_of(self, id: str) -> int:
-        """Row of a passage by its id, or by the id of a duplicate that was merged into it.
+        """Row of a passage by its id, or by the id of a duplicate merged into it.
 
         Raises:
             DataError: no passage has this id.
@@ -108,14 +108,14 @@ class PassageStore:
         return row
 
     def find(self, id: str) -> int | None:
-        """Row of a passage by its id or alias; None when there is none."""
+        """Row of a passage by its id or alias; None if there is none."""
         for row in self._by_id.candidates(id_index.text_hash(id)):
             if self.ids[row] == id:
                 return row
         return self._aliases.get(id)
 
     def rows_with(self, *, title: str, text: str) -> list[int]:
-        """Rows whose title and text are these, but for white space and Unicode form."""
+        """Rows with this title and text, ignoring white space and Unicode form."""
         wanted = id_index.normalized_content(title, text)
         rows = self._by_content.candidates(id_index.text_hash(wanted))
         return [
@@ -147,8 +147,8 @@ class QuerySet:
 
         Raises:
             DataError: they do not exist.
-            FingerprintError: the collection was rebuilt with other passages since, so the rows
-                that the queries point to are no longer theirs.
+            FingerprintError: the collection has been rebuilt with other passages, so the rows
+                that the queries refer to have changed.
         """
         directory = _queries_directory(data_dir, collection, task, split)
         queries = cls(directory)
@@ -205,14 +205,14 @@ def write_collection(
     empty: EmptyPassages = EmptyPassages.ERROR,
     passages_per_shard: int = _PASSAGES_PER_SHARD,
 ) -> PassageStore:
-    """Writes a collection as a stream; a passage's row is its place in `passages`.
+    """Writes a collection as a stream; a passage's row is its position in `passages`.
 
-    Memory grows by about 100 bytes a passage, for the id and content indexes. The collection
-    appears when it is complete: a killed build is detected and built again, and writing the same
-    content again leaves what is there.
+    Memory grows by about 100 bytes per passage, for the id and content indexes. The collection
+    appears when it is complete: an interrupted build is detected and repeated, and writing the
+    same content again changes nothing.
 
     Args:
-        data_dir: folder that holds collections, local or gs://.
+        data_dir: folder of collections, local or gs://.
         collection: name of the new one.
         passages: in row order.
         aliases: further ids -> rows, read after the last passage.
@@ -223,7 +223,7 @@ def write_collection(
         The store, open.
 
     Raises:
-        DataError: no passage, a repeated id, an id that is empty or holds a newline or tab, an
+        DataError: no passage, a repeated id, an id that is empty or has a newline or tab, an
             empty passage.
         StorageError: the disk is full or `data_dir` cannot be written.
     """
@@ -243,7 +243,7 @@ def write_collection(
                 examples_per_shard=passages_per_shard,
             )
             if not count:
-                raise DataError("there is not one passage", where=where, expected="some")
+                raise DataError("there are no passages", where=where, expected="at least one")
             with storage_errors(staging):
                 index.close(aliases or {})
     except Exception:
@@ -266,10 +266,10 @@ def write_collection(
 def write_queries(
     data_dir: FilePath, collection: str, task: str, split: str, queries: Iterable[Query]
 ) -> QuerySet:
-    """Writes the queries of one task and split beside the collection they point into.
+    """Writes the queries of one task and split beside the collection they refer to.
 
     Args:
-        data_dir: folder that holds collections.
+        data_dir: folder of collections.
         collection: an existing one; its fingerprint is recorded.
         task: name of the task.
         split: "train", "validation" or "test".
@@ -297,7 +297,7 @@ def write_queries(
             examples_per_shard=_PASSAGES_PER_SHARD,
         )
         if not count:
-            raise DataError("there is not one query", where=where, expected="some")
+            raise DataError("there are no queries", where=where, expected="at least one")
     except Exception:
         record_dataset.discard(staging)
         raise

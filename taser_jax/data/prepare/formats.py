@@ -1,4 +1,4 @@
-"""From foreign files to a collection with its query sets, in one call a format."""
+"""From foreign files to a collection with its query sets, with one function per format."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class PreparedSplit:
     Attributes:
         task: its task.
         split: "train", "validation" or "test".
-        queries: written.
-        without_positive: questions dropped, or kept, for lack of a positive.
-        missing_positives: positives dropped since they are not in the collection.
+        queries: number written.
+        without_positive: questions without a positive, dropped or kept.
+        missing_positives: positives dropped because they are not in the collection.
         missing_hard_negatives: hard negatives dropped for the same reason.
         fingerprint: of the query set.
     """
@@ -62,16 +62,16 @@ class PreparedSplit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PreparedCollection:
-    """What was prepared.
+    """A summary of what was prepared.
 
     Attributes:
         collection: its name.
-        passages: written.
-        merged: passages left out since the same title and text came before.
+        passages: number written.
+        merged: passages skipped because their title and text occurred before.
         renamed: passages whose id was taken, now written label:id.
         fingerprint: of the collection.
         splits: the query sets.
-        reused: nothing was done, the same had been prepared before.
+        reused: whether the same had been prepared before, so that nothing was done.
     """
 
     collection: str
@@ -106,18 +106,18 @@ def prepare_dpr(
         ...     tasks={"nq": {"train": "nq-train.json", "test": "nq-test.qa.csv"}})
 
     Args:
-        data_dir: folder that holds collections.
-        collection: name of the one to write.
+        data_dir: folder of collections.
+        collection: name of the collection to write.
         passages: one file; several (labelled by their names without suffixes), merged; or
             label -> file.
         tasks: task -> split -> questions, as a path or `QuestionFiles`.
-        options: how strictly to take the input.
+        options: how to treat incomplete input.
 
     Returns:
         Counts and fingerprints. The same call on the same files does nothing.
 
     Raises:
-        DataError: names file:line, the field and what to do.
+        DataError: malformed input; names file:line, the field and the fix.
         StorageError: the disk is full or `data_dir` cannot be written.
     """
     return _prepare(
@@ -137,7 +137,7 @@ def prepare_tsv(
     tasks: Tasks,
     options: PrepareOptions = _DEFAULTS,
 ) -> PreparedCollection:
-    """Prepares plain TSV: passages (id, text, perhaps title), queries (id, text), qrels.
+    """Prepares plain TSV: passages (id, text, optionally title), queries (id, text), qrels.
 
     Example:
         >>> prepare_tsv(  # doctest: +SKIP
@@ -145,17 +145,17 @@ def prepare_tsv(
         ...     tasks={"marco": {"train": QuestionFiles("queries.tsv", qrels="qrels.tsv")}})
 
     Args:
-        data_dir: folder that holds collections.
-        collection: name of the one to write.
+        data_dir: folder of collections.
+        collection: name of the collection to write.
         passages: one file, several, or label -> file; see `prepare_dpr`.
         tasks: task -> split -> `QuestionFiles`.
-        options: how strictly to take the input.
+        options: how to treat incomplete input.
 
     Returns:
         Counts and fingerprints. The same call on the same files does nothing.
 
     Raises:
-        DataError: names file:line, the field and what to do.
+        DataError: malformed input; names file:line, the field and the fix.
         StorageError: the disk is full or `data_dir` cannot be written.
     """
     return _prepare(
@@ -174,9 +174,9 @@ def prepare_beir(
     directories: Mapping[str, FilePath],
     options: PrepareOptions = _DEFAULTS,
 ) -> PreparedCollection:
-    """Prepares BEIR data sets, one a task; several share one collection.
+    """Prepares BEIR data sets, one per task, as one collection.
 
-    Every split with qrels is prepared, with the queries judged in it: train, dev (as
+    It prepares every split that has qrels, with the queries judged in it: train, dev (as
     validation) and test.
 
     Example:
@@ -184,16 +184,16 @@ def prepare_beir(
         ...     data_dir="data", collection="scifact", directories={"scifact": "beir/scifact"})
 
     Args:
-        data_dir: folder that holds collections.
-        collection: name of the one to write.
+        data_dir: folder of collections.
+        collection: name of the collection to write.
         directories: task -> folder with corpus.jsonl, queries.jsonl and qrels/.
-        options: how strictly to take the input.
+        options: how to treat incomplete input.
 
     Returns:
         Counts and fingerprints. The same call on the same files does nothing.
 
     Raises:
-        DataError: names file:line, the field and what to do.
+        DataError: malformed input; names file:line, the field and the fix.
         StorageError: the disk is full or `data_dir` cannot be written.
     """
     sources, tasks = [], {}
@@ -313,7 +313,7 @@ def _inputs_fingerprint(
     files: Mapping[tuple[str, str], QuestionFiles],
     options: PrepareOptions,
 ) -> str:
-    """Of every input's bytes, so a missing file is told before any work is done."""
+    """Fingerprint of all inputs' bytes; reports a missing file before any work is done."""
     described: list[Any] = [_FORMAT_VERSION, to_plain(options)]
     described += [[source.label, file_digest(source.path)] for source in sources]
     for (task, split), given in files.items():
@@ -324,7 +324,7 @@ def _inputs_fingerprint(
 
 
 def write_receipt(data_dir: FilePath, prepared: PreparedCollection, inputs: str) -> None:
-    """Notes what was prepared, and from what, for `already_prepared`."""
+    """Records what was prepared from which inputs, for `already_prepared`."""
     receipt = epath.Path(data_dir) / prepared.collection / _RECEIPT
     content = {
         "format_version": _FORMAT_VERSION,
@@ -335,7 +335,7 @@ def write_receipt(data_dir: FilePath, prepared: PreparedCollection, inputs: str)
 
 
 def already_prepared(data_dir: FilePath, collection: str, inputs: str) -> PreparedCollection | None:
-    """What was prepared from the same inputs before, if it is all there still."""
+    """What was prepared from the same inputs before, if all of it still exists."""
     receipt = epath.Path(data_dir) / collection / _RECEIPT
     if not receipt.exists():
         return None

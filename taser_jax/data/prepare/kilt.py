@@ -1,4 +1,4 @@
-"""From KILT's files to a collection with query sets that remember their official gold."""
+"""From KILT's files to a collection with query sets and their official gold."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def prepare_kilt(
 ) -> PreparedCollection:
     """Prepares KILT's files: a passage TSV or a knowledge source, and query JSONL of each task.
 
-    Beside each query set the official gold is kept as `kilt.jsonl`, line by line as in the source,
-    for `taser evaluate` with JUDGE='kilt' and for KILT's own script.
+    The official gold is copied as `kilt.jsonl` beside each query set, line by line as in the
+    source, for `taser evaluate` with JUDGE='kilt' and for KILT's own script.
 
     Example:
         >>> prepare_kilt(  # doctest: +SKIP
@@ -73,22 +73,22 @@ def prepare_kilt(
         ...                     "test": "nq-dev-kilt.jsonl"}, "selqa": "selqa.jsonl"})
 
     Args:
-        data_dir: folder that holds collections.
-        collection: name of the one to write.
-        queries: task -> split -> file; a split such as "train+validation" is parted by hash of the
-            ids. A file without a split is parted into all three.
+        data_dir: folder of collections.
+        collection: name of the collection to write.
+        queries: task -> split -> file; a split such as "train+validation" is divided by a hash
+            of the ids. A file without a split is divided into all three.
         passages: TSV with page ids: Maillard's six columns, or id, text, title, wikipedia_id and
-            perhaps paragraph_id.
-        knowledge_source: KILT's JSONL of pages, to be cut into passages; instead of `passages`.
-        directory: where files that are given by relative paths lie; None is the current one.
-        options: how they are read.
+            optionally paragraph_id.
+        knowledge_source: KILT's JSONL of pages, to be cut into passages; replaces `passages`.
+        directory: base of relative paths; None is the current directory.
+        options: how the files are read.
 
     Returns:
         Counts and fingerprints. The same call on the same files does nothing.
 
     Raises:
         ConfigError: both or none of `passages` and `knowledge_source`; options for other tasks.
-        DataError: names file:line, the field and what to do.
+        DataError: malformed input; names file:line, the field and the fix.
         StorageError: the disk is full or `data_dir` cannot be written.
     """
     base = "" if directory is None else os.fspath(directory)
@@ -360,7 +360,7 @@ def _inputs_fingerprint(
     *,
     chunked: bool,
 ) -> str:
-    """Of every input's bytes, so a missing file is told before any work is done."""
+    """Fingerprint of all inputs' bytes; reports a missing file before any work is done."""
     digests: dict[str, str] = {}
     for path in [source, *(path for _, path in files.values())]:
         if str(path) not in digests:
@@ -381,9 +381,9 @@ def _gold_is_there(data_dir: FilePath, prepared: PreparedCollection) -> bool:
 
 
 def entity_input(text: str, *, left_words: int, where: str) -> str:
-    """A document around a marked mention, with the last words of what stands before it.
+    """A document around a marked mention, with only the last words before it.
 
-    With the right side cut by the tokeniser, the mention is never lost, as TACO-DR's AIDA inputs.
+    The tokeniser truncates on the right, so the mention is never lost, as in TACO-DR's AIDA inputs.
 
     Example:
         >>> entity_input("a b c [START_ENT] Bern [END_ENT] d", left_words=2, where="line 1")
@@ -395,7 +395,7 @@ def entity_input(text: str, *, left_words: int, where: str) -> str:
         where: file:line, for the message.
 
     Raises:
-        DataError: the text has not one mention between [START_ENT] and [END_ENT].
+        DataError: the text does not have exactly one mention between [START_ENT] and [END_ENT].
     """
     left, start, rest = text.partition(MENTION_START)
     mention, end, right = rest.partition(MENTION_END)
@@ -414,9 +414,9 @@ def entity_input(text: str, *, left_words: int, where: str) -> str:
 
 
 def dialogue_input(text: str, *, turns: int) -> str:
-    r"""The last turns of a dialogue, one a line, oldest first.
+    r"""The last turns of a dialogue, one per line, oldest first.
 
-    The last turn is the one to answer, and the first that truncation on the right would lose.
+    The last turn is the one to answer, and would be the first to be lost by truncation.
 
     Example:
         >>> dialogue_input("Hello\nHi\nSeen it?", turns=2)

@@ -18,10 +18,10 @@ from taser_jax.records import Passage
 class Gold(enum.Enum):
     """Which passages a provenance makes gold.
 
-    PASSAGE: the one it names by id, or those that overlap its characters or, where none does, its
-        paragraphs. None where the file or the passages do not tell.
+    PASSAGE: the one with its passage id, or those that overlap its characters or, if none does, its
+        paragraphs. None if the file or the passages lack positions.
     PAGE: all passages of its page, as TACO-DR does for AIDA.
-    FINEST: as PASSAGE where that gives any, else as PAGE.
+    FINEST: as PASSAGE, or as PAGE if that gives none.
     """
 
     PASSAGE = "passage"
@@ -30,10 +30,11 @@ class Gold(enum.Enum):
 
 
 class ProvenanceIndex:
-    """Remembers where each passage of a collection lies, while they stream by.
+    """Records the page and position of each streamed passage of a collection.
 
-    Takes 8 bytes a passage, and 16 more where the passages have places in their pages. Pages are
-    told by 64-bit hashes: among 6 million pages, two share one once in a million collections.
+    It takes 8 bytes per passage, and 16 more if the passages have positions in their pages. Pages
+    are identified by 64-bit hashes: among 6 million pages, two share one in one of a million
+    collections.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class ProvenanceIndex:
         self._by_page: HashIndex | None = None
 
     def watch(self, passages: Iterable[KiltPassage]) -> Iterator[Passage]:
-        """The passages, each noted on its way, in row order."""
+        """The passages in row order, each recorded as it passes."""
         for row, one in enumerate(passages):
             self._has_spans = self._has_spans if row else one.span is not None
             self._pages.append(text_hash(one.passage.page_id))
@@ -54,24 +55,24 @@ class ProvenanceIndex:
             yield one.passage
 
     def close(self, store: PassageStore) -> None:
-        """Makes ready for questions, once all passages have been written to `store`."""
+        """Prepares for queries, once all passages have been written to `store`."""
         self._store = store
         self._by_page = HashIndex.from_hashes(np.frombuffer(self._pages, np.uint64))
 
     def has_page(self, page_id: str) -> bool:
-        """Whether a passage is of this page."""
+        """Whether any passage is of this page."""
         return bool(page_id) and bool(self._rows_of_page(page_id))
 
     def rows(self, provenance: Provenance, gold: Gold, where: str) -> tuple[list[int], bool]:
-        """Gold rows of a provenance, and whether they are a whole page for want of better.
+        """Gold rows of a provenance, and whether they are a whole page for lack of a position.
 
         Args:
             provenance: its page must be in the collection (`has_page`).
-            gold: which passages to take.
+            gold: which passages are gold.
             where: file:line, for messages.
 
         Raises:
-            DataError: it names a passage that the collection lacks, or one of another page.
+            DataError: its passage is not in the collection, or is of another page.
         """
         page = self._rows_of_page(provenance.page_id)
         if gold is Gold.PAGE:

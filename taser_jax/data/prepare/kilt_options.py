@@ -1,4 +1,4 @@
-"""How KILT's files are read."""
+"""Options for reading KILT's files."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _SHARES = {"train": 0.8, VALIDATION: 0.1, "test": 0.1}
 
 @dataclasses.dataclass(frozen=True)
 class KiltOptions:
-    """How KILT's files are read.
+    """Options for reading KILT's files.
 
     Attributes:
-        strictness: empty passages, missing positives and queries without any.
+        strictness: treatment of empty passages, missing positives and queries without any.
         outputs: whether each query must have outputs.
         gold: which passages a provenance makes gold.
-        page_gold_tasks: tasks whose gold is the whole page whatever `gold` says (AIDA).
-        max_tokens: words of a passage that is cut from a page of a knowledge source.
+        page_gold_tasks: tasks whose gold is always the whole page (AIDA).
+        max_tokens: words per passage when pages of a knowledge source are cut.
         entity_tasks: tasks whose inputs mark a mention with [START_ENT] and [END_ENT].
         left_words: words kept before the mention.
-        dialogue_turns: task -> how many of the last turns are kept.
-        shares: of the splits, where one file holds several.
-        validation_last: so many queries at the end of a file that holds validation and others are
-            its validation split, in place of a share (TACO-DR: the last 500 of each training
-            file); 0 goes by shares.
+        dialogue_turns: task -> number of last turns that are kept.
+        shares: shares of the splits if one file has several.
+        validation_last: number of queries at the end of a file with several splits that are its
+            validation split, instead of a share (TACO-DR: the last 500 of each training file); 0
+            uses the shares.
         split_groups: task -> pattern; queries whose ids have the same match share a split.
-        train_samples: task -> how many training queries are kept, chosen by hash; with
-            `validation_last`, of the whole file, whose last queries are then parted off (TACO-DR:
-            zsRE's 99,500 are 100,000 less 500).
+        train_samples: task -> number of training queries that are kept, chosen by hash; with
+            `validation_last`, the number kept of the whole file, before its last queries are split
+            off (TACO-DR: zsRE's 99,500 are 100,000 less 500).
     """
 
     strictness: PrepareOptions = PrepareOptions()
@@ -59,9 +59,9 @@ class KiltOptions:
             )
         if self.validation_last and self.split_groups:
             raise ConfigError(
-                f"validation_last beside split_groups of {', '.join(self.split_groups)}",
+                f"validation_last and split_groups of {', '.join(self.split_groups)}",
                 where="KiltOptions",
-                expected="one or the other: the last queries may be a part of a group",
+                expected="one or the other: the last queries may be part of a group",
                 fix="set VALIDATION_LAST=0, or SPLIT_GROUPS={}",
             )
 

@@ -1,4 +1,4 @@
-"""Several passage files as one collection: identical passages merged, clashing ids told apart."""
+"""Several passage files as one collection: merges equal passages, separates clashing ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PassageSource:
     """One passage file of a collection.
 
     Attributes:
-        label: its name among the collection's files; the prefix of ids that clash.
+        label: its name among the collection's files; the prefix for clashing ids.
         path: the file.
         read: starts reading its passages.
     """
@@ -30,12 +30,12 @@ class PassageSource:
 
 
 class PassageMerger:
-    """Streams the passages of one or more files and remembers what became of their ids.
+    """Streams the passages of one or more files and records what becomes of their ids.
 
-    One file is passed through as it is: row = place in the file. Several files become one
-    collection in which no two passages have the same title and text (but for white space and
-    Unicode form): the first stays, the ids of the others become its aliases. An id that is taken
-    already is written `label:id`. Merging keeps some 300 bytes a passage in memory.
+    A single file is passed through unchanged: row = position in the file. Several files become one
+    collection in which no two passages have the same title and text (ignoring white space and
+    Unicode form): the first stays, and the ids of the others become its aliases. An id that is
+    already taken is written `label:id`. Merging takes some 300 bytes of memory per passage.
 
     Example:
         files a (id 1: "x", id 2: "y") and b (id 1: "y", id 3: "x", id 2: "z") give the rows
@@ -91,16 +91,16 @@ class PassageMerger:
             self._rows_of_source[source.label] = range(start, row)
 
     def resolver(self, store: PassageStore) -> PassageResolver:
-        """Looks ids of the files up in the collection; after the last passage was streamed."""
+        """Looks up the files' ids in the collection; call it after the last passage."""
         return PassageResolver(store, self._rows_of_source)
 
 
 class PassageResolver:
-    """Rows of the passages that question files and qrels name.
+    """Rows of the passages that question files and qrels refer to.
 
     Args:
         store: the collection.
-        rows_of_source: label -> rows its own passages got; empty for a single file.
+        rows_of_source: label -> rows of the file's passages; empty for a single file.
     """
 
     def __init__(self, store: PassageStore, rows_of_source: dict[str, range]) -> None:
@@ -108,15 +108,15 @@ class PassageResolver:
         self._rows_of_context: dict[tuple[str, str], int | None] = {}
 
     def row_of_id(self, id: str, *, label: str, where: str) -> int | None:
-        """Row of the passage a file calls `id`; None when there is none.
+        """Row of the passage that a file calls `id`; None if there is none.
 
         Args:
             id: the passage's id in its file.
-            label: the file's label; "" when not known.
+            label: the file's label; "" if unknown.
             where: file:line, for messages.
 
         Raises:
-            DataError: several files use the id for different passages and no label says which.
+            DataError: several files use the id for different passages, and no label is given.
         """
         if not self._rows_of_source:
             return self._store.find(id)
@@ -127,13 +127,13 @@ class PassageResolver:
                 f"the passage id {id!r} means different passages in the merged files",
                 where=where,
                 expected="the passage file that the ids belong to",
-                fix="say which with QuestionFiles(..., passages=<label>), one of "
+                fix="name the file with QuestionFiles(..., passages=<label>), one of "
                 + ", ".join(self._rows_of_source),
             )
         return rows.pop() if rows else None
 
     def row_of_context(self, context: Context, *, label: str, where: str) -> int | None:
-        """Row of a quoted passage, by id where that is certain and else by title and text."""
+        """Row of a quoted passage, by id if that is certain, otherwise by title and text."""
         if context.id and (label or not self._rows_of_source):
             row = self.row_of_id(context.id, label=label, where=where)
             if row is not None:
@@ -151,6 +151,6 @@ class PassageResolver:
         row = self._store.find(id)
         if row is None:
             return None
-        # Not by an alias: that would be another file's name for the passage.
+        # Not by an alias: that is another file's id for the passage.
         own = row in self._rows_of_source[label] and self._store.ids[row] == id
         return row if own else None

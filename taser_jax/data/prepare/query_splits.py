@@ -1,4 +1,4 @@
-"""Splitting queries of one file, by hash or by place: the same on every machine."""
+"""Splits queries of one file by hash or position, equally on every machine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _HASHES = float(1 << 64)
 
 
 def named_splits(name: str, where: str) -> tuple[str, ...]:
-    """The splits that a name such as "train+validation" stands for.
+    """The splits in a name such as "train+validation".
 
     Raises:
-        ConfigError: an unknown split, or one twice.
+        ConfigError: an unknown or repeated split.
     """
     splits = tuple(name.split("+"))
     if len(set(splits)) < len(splits) or not set(splits) <= set(SPLITS):
@@ -34,16 +34,16 @@ def named_splits(name: str, where: str) -> tuple[str, ...]:
 
 
 def split_of(id: str, *, task: str, splits: Sequence[str], shares: Mapping[str, float]) -> str:
-    """The split that a query falls into, by the hash of its task and id.
+    """The split of a query, by the hash of its task and id.
 
     Args:
         id: the query's id, or the part of it that must stay together.
-        task: its task, so that equal ids of two tasks fall independently.
-        splits: those to choose from.
+        task: its task, so that equal ids of two tasks are split independently.
+        splits: the splits to choose from.
         shares: share of each, relative to the others in `splits`.
 
     Raises:
-        ConfigError: a share that is missing or not above 0.
+        ConfigError: a share is missing or not above 0.
     """
     weights = [shares.get(split, 0.0) for split in splits]
     if min(weights) <= 0:
@@ -63,7 +63,7 @@ def split_of(id: str, *, task: str, splits: Sequence[str], shares: Mapping[str, 
 
 
 def without_last(items: Iterable[Item], count: int) -> Iterator[Item]:
-    """All but the last `count`, read once; nothing where there are no more than those."""
+    """All but the last `count`, read once; nothing if there are no more than these."""
     held: collections.deque[Item] = collections.deque()
     for item in items:
         held.append(item)
@@ -72,26 +72,26 @@ def without_last(items: Iterable[Item], count: int) -> Iterator[Item]:
 
 
 def last(items: Iterable[Item], count: int) -> Iterator[Item]:
-    """The last `count`, read once; all where there are no more than those."""
+    """The last `count`, read once; all if there are no more than these."""
     yield from collections.deque(items, maxlen=count)
 
 
 def group_of(id: str, pattern: str | None, where: str) -> str:
-    """The part of an id that decides its split: what the pattern finds, or all of it.
+    """The part of an id that decides its split: the match of the pattern, or the whole id.
 
     Example:
         >>> group_of("talk7_3", "^[^_]+", "line 1")
         'talk7'
 
     Raises:
-        DataError: the pattern finds nothing in the id.
+        DataError: the pattern does not match.
     """
     if pattern is None:
         return id
     found = re.search(pattern, id)
     if found is None:
         raise DataError(
-            f"the id {id!r} has nothing that {pattern!r} finds",
+            f"the pattern {pattern!r} does not match the id {id!r}",
             where=f"{where}, field 'id'",
             fix="correct the pattern in split_groups, or leave the task out of it",
         )
@@ -99,12 +99,12 @@ def group_of(id: str, pattern: str | None, where: str) -> str:
 
 
 def sampled(ids: Iterable[str], *, task: str, count: int) -> frozenset[str]:
-    """A random `count` of the ids, chosen by hash; all where there are no more.
+    """A random sample of `count` ids, chosen by hash; all if there are no more.
 
     Args:
-        ids: to choose from.
-        task: so that tasks are sampled independently.
-        count: how many.
+        ids: the ids to choose from.
+        task: the task, so that tasks are sampled independently.
+        count: size of the sample.
     """
     ids = list(ids)
     if len(ids) <= count:

@@ -1,4 +1,4 @@
-"""Questions as read -> queries whose passages are rows of a collection."""
+"""Maps questions as read to queries whose passages are rows of a collection."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from taser_jax.records import EmptyPassages, Query
 
 
 class MissingPassages(enum.Enum):
-    """What to do when a positive is not in the collection."""
+    """Treatment of a positive that is not in the collection."""
 
     ERROR = "error"
     DROP = "drop"
 
 
 class NoPositive(enum.Enum):
-    """What to do with a question that has no positive."""
+    """Treatment of a question without a positive."""
 
     ERROR = "error"
     DROP = "drop"
@@ -34,14 +34,14 @@ class NoPositive(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class QuestionFiles:
-    """Where the questions of one task and split are.
+    """The files with the questions of one task and split.
 
     Attributes:
         questions: DPR's JSON or JSONL, a `.qa.csv`, or a TSV of query id and text.
         ids: a TSV of query id and text in the same order, for questions that have no ids.
         qrels: judgements (TREC or BEIR columns); they replace the positives in `questions`.
-        passages: label of the passage file whose ids the questions and qrels use. Needed where
-            several files are merged and an id means different passages in them.
+        passages: label of the passage file whose ids the questions and qrels use. Needed if several
+            files are merged and an id means different passages in them.
     """
 
     questions: FilePath
@@ -52,14 +52,14 @@ class QuestionFiles:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrepareOptions:
-    """How strictly to take the input; a member's value, such as "drop", stands for the member.
+    """Treatment of incomplete input; an enum may be given by value, such as "drop".
 
     Attributes:
         empty: passages without text.
         missing_positives: positives that are not in the collection.
-        train_without_positive: training questions without any.
-        evaluation_without_positive: validation and test questions without any; kept, they can
-            still be scored by their answers.
+        train_without_positive: training questions without a positive.
+        evaluation_without_positive: validation and test questions without a positive; if kept,
+            they can still be scored by their answers.
     """
 
     empty: EmptyPassages = EmptyPassages.ERROR
@@ -87,9 +87,9 @@ class QuestionMapper:
     Args:
         task: the queries' task.
         split: "train", "validation" or "test".
-        files: where the questions come from; its qrels are read here.
+        files: source of the questions; its qrels are read here.
         resolver: looks passages up.
-        options: how strictly to take the input.
+        options: how to treat incomplete input.
 
     Attributes:
         counts: "without_positive", "missing_positives", "missing_hard_negatives".
@@ -108,7 +108,7 @@ class QuestionMapper:
         self.counts: collections.Counter[str] = collections.Counter()
 
     def queries(self, questions: Iterable[Question]) -> Iterator[Query]:
-        """Queries of the questions, in their order; what is dropped is counted.
+        """Maps questions to queries, in order, and counts what it drops.
 
         Args:
             questions: as read.
@@ -117,8 +117,8 @@ class QuestionMapper:
             Queries whose positives and hard negatives are rows.
 
         Raises:
-            DataError: a repeated id, a positive that is missing, a question without any, or
-                judgements none of which is for one of the questions.
+            DataError: a repeated id, a missing positive, a question without any, or judgements
+                that are for none of the questions.
         """
         judgements = self._judgements()
         where_of_id: dict[str, str] = {}
@@ -128,7 +128,7 @@ class QuestionMapper:
                 raise DataError(
                     f"the id {id!r} was already used at {where_of_id[id]}",
                     where=f"{question.where}, field 'id'",
-                    expected="an id of its own for each question",
+                    expected="a unique id for each question",
                     fix="remove the duplicate or rename it",
                 )
             where_of_id[id] = question.where
@@ -154,7 +154,7 @@ class QuestionMapper:
                 f"not one of its {len(judgements):,} queries is among the questions",
                 where=os.fspath(self._files.qrels or ""),
                 expected=f"ids as in {os.fspath(self._files.ids or self._files.questions)}",
-                fix="give the qrels of these questions, and `ids` where the questions have none",
+                fix="give the qrels of these questions, and `ids` if the questions have none",
             )
 
     def _judgements(self) -> dict[str, list[Judgement]] | None:
@@ -234,7 +234,7 @@ class QuestionMapper:
 
 
 def read_questions(files: QuestionFiles, split: str) -> Iterator[Question]:
-    """Questions of a task and split, whatever format the file's name says they have."""
+    """Questions of a task and split, read in the format that the file's name implies."""
     name = os.fspath(files.questions).removesuffix(".gz")
     if name.endswith((".tsv", ".txt")):
         questions = tsv.read_queries(files.questions)
@@ -258,7 +258,7 @@ def _with_ids(questions: Iterable[Question], ids: FilePath) -> Iterator[Question
 
 
 def judged_beir_queries(files: QuestionFiles, split: str) -> Iterator[Question]:
-    """Those queries of a BEIR folder that the split's qrels judge."""
+    """The queries of a BEIR folder that are judged in the split's qrels."""
     assert files.qrels is not None
     judged = {judgement.query_id: judgement.where for judgement in tsv.read_qrels(files.qrels)}
     for question in beir.read_queries(os.path.dirname(os.fspath(files.questions))):

@@ -1,4 +1,4 @@
-"""BEIR directories: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, each perhaps `.gz`.
+"""BEIR directories: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, plain or `.gz`.
 
 Layout as published with Thakur et al., 2021.
 """
@@ -20,14 +20,14 @@ from taser_jax.data.readers.located import (
 from taser_jax.errors import DataError
 from taser_jax.records import EmptyPassages, Passage
 
-# BEIR's name of a split's file -> ours.
+# BEIR's name for a split's file -> ours.
 SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
 def read_passages(
     directory: FilePath, *, empty: EmptyPassages = EmptyPassages.ERROR
 ) -> Iterator[Passage]:
-    """Passages of corpus.jsonl: {_id, text} and perhaps title.
+    """Passages of corpus.jsonl: {_id, text} and optionally title.
 
     Args:
         directory: the data set's folder.
@@ -37,7 +37,7 @@ def read_passages(
         Passages in the file's order, as they are read.
 
     Raises:
-        DataError: names file:line, the field and what to do.
+        DataError: malformed input; names file:line, the field and the fix.
     """
     path = corpus_file(directory)
     return checked_passages(path, functools.partial(_located_passages, path), empty)
@@ -53,7 +53,7 @@ def read_queries(directory: FilePath) -> Iterator[Question]:
         All queries, of every split.
 
     Raises:
-        DataError: names file:line, the field and what to do.
+        DataError: malformed input; names file:line, the field and the fix.
     """
     path = queries_file(directory)
     for line, record in json_lines(path):
@@ -72,7 +72,7 @@ def queries_file(directory: FilePath) -> str:
 
 
 def qrels_files(directory: FilePath) -> dict[str, str]:
-    """Split -> its qrels file, for the splits the folder has."""
+    """Split -> its qrels file, for the splits in the folder."""
     found = {}
     for name, split in SPLITS.items():
         base = os.path.join(os.fspath(directory), "qrels", f"{name}.tsv")

@@ -27,7 +27,7 @@ from taser_jax.records import EmptyPassages, Passage
 
 _REQUIRED_COLUMNS = ("id", "text", "title")
 _PAGE_COLUMNS = ("wikipedia_id", "page_id")
-# A passage longer than this is an unclosed quote that swallowed the lines after it.
+# A longer passage means an unclosed quote that swallowed the following lines.
 _LONGEST_FIELD = 1 << 24
 
 
@@ -36,37 +36,37 @@ def read_passages(
 ) -> Iterator[Passage]:
     r"""Passages of a `psgs_w100.tsv`-like file.
 
-    A header names the columns: id, text and title, in any order, and perhaps wikipedia_id or
-    page_id; others are ignored. Tab-separated, with csv's double quotes.
+    A header names the columns: id, text and title, in any order, and optionally wikipedia_id or
+    page_id; others are ignored. Columns are tab-separated, with csv's double quotes.
 
     Args:
-        path: local or gs://, `.gz` or not.
+        path: local or gs://, plain or `.gz`.
         empty: what to do with passages without text.
 
     Yields:
         Passages in the file's order, as they are read.
 
     Raises:
-        DataError: names file:line, the field and what to do.
+        DataError: malformed input; names file:line, the field and the fix.
     """
     return checked_passages(path, functools.partial(_located_passages, path), empty)
 
 
 def read_training(path: FilePath) -> Iterator[Question]:
-    """Questions with their passages, of a DPR training or dev file.
+    """Questions with their passages, from a DPR training or dev file.
 
     Reads one JSON array (as a stream) or JSON lines of {question, answers, positive_ctxs,
-    negative_ctxs, hard_negative_ctxs}; a context is {title, text} and perhaps passage_id or
-    psg_id. Rows without positives are yielded too: the caller decides about them.
+    negative_ctxs, hard_negative_ctxs}; a context is {title, text} and optionally passage_id
+    or psg_id. Rows without positives are yielded too; the caller decides what to do with them.
 
     Args:
-        path: local or gs://, `.gz` or not.
+        path: local or gs://, plain or `.gz`.
 
     Yields:
         Questions in the file's order.
 
     Raises:
-        DataError: names file:line, the field and what to do.
+        DataError: malformed input; names file:line, the field and the fix.
     """
     for line, record in json_records(path):
         where = f"{os.fspath(path)}:{line}"
@@ -75,30 +75,30 @@ def read_training(path: FilePath) -> Iterator[Question]:
                 "no field 'positive_ctxs'",
                 where=where,
                 expected="DPR's training format: question, answers, positive_ctxs, ...",
-                fix="a file of questions and answers only is read as .qa.csv or by read_questions",
+                fix="read a file of questions and answers as .qa.csv, or with read_questions",
             )
         yield _question(record, where)
 
 
 def read_questions(path: FilePath) -> Iterator[Question]:
-    r"""Questions with their answers: `.qa.csv`, JSON or JSONL, told by the file's name.
+    r"""Questions with their answers: `.qa.csv`, JSON or JSONL, by the file's name.
 
     A `.qa.csv` has, despite its name, tab-separated columns and no header: the question and a
     Python list literal of answers, either bare or in quotes with the inner quotes doubled. JSON
-    and JSONL hold {question, answers, id}; `answer` and `qid` are understood too, and so are
-    training files, whose passages come along.
+    and JSONL have {question, answers, id}; `answer` and `qid` are accepted too, and so are
+    training files, whose passages are read as well.
 
     Example:
         A line of a .qa.csv: `who wrote it\t["Ada Lovelace", "Lovelace"]`
 
     Args:
-        path: local or gs://, `.gz` or not.
+        path: local or gs://, plain or `.gz`.
 
     Yields:
         Questions in the file's order.
 
     Raises:
-        DataError: names file:line, the field and what to do.
+        DataError: malformed input; names file:line, the field and the fix.
     """
     if is_json(path):
         for line, record in json_records(path):
@@ -108,7 +108,7 @@ def read_questions(path: FilePath) -> Iterator[Question]:
 
 
 def is_json(path: FilePath) -> bool:
-    """Whether the name says JSON or JSON lines, gzipped or not."""
+    """Whether the name is that of a JSON or JSON-lines file, gzipped or not."""
     return os.fspath(path).removesuffix(".gz").endswith((".json", ".jsonl"))
 
 
@@ -199,7 +199,7 @@ def _located_passages(path: FilePath) -> Iterator[tuple[int, Passage]]:
                 f"the header has no column {name!r}: {', '.join(header)[:120]}",
                 where=f"{os.fspath(path)}:{header_line}",
                 expected="a first line naming tab-separated columns id, text and title",
-                fix=f"add the column {name!r} (empty if need be), or read it as plain TSV",
+                fix=f"add the column {name!r} (it may be empty), or read the file as plain TSV",
             )
     id_at, text_at, title_at = (header.index(name) for name in _REQUIRED_COLUMNS)
     page_at = next((header.index(name) for name in _PAGE_COLUMNS if name in header), None)
@@ -216,7 +216,7 @@ def _located_passages(path: FilePath) -> Iterator[tuple[int, Passage]]:
 
 
 def csv_rows(path: FilePath) -> Iterator[tuple[int, list[str]]]:
-    """Yields (line a row starts on, columns); a quoted column may span lines."""
+    """Yields (first line of a row, columns); a quoted column may span lines."""
     csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.reader((line for _, line in numbered_lines(path)), delimiter="\t")
     while True:
@@ -229,7 +229,7 @@ def csv_rows(path: FilePath) -> Iterator[tuple[int, list[str]]]:
             raise DataError(
                 f"not valid TSV: {error}",
                 where=f"{os.fspath(path)}:{start}",
-                expected="tab-separated columns, double quotes around those that hold quotes",
+                expected="tab-separated columns, double quotes around columns that contain quotes",
                 fix="check for an opening quote that is not closed",
             ) from error
         if row:

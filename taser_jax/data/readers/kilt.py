@@ -20,7 +20,7 @@ from taser_jax.data.readers.located import checked_passages, id_field, string_fi
 from taser_jax.errors import DataError
 from taser_jax.records import EmptyPassages, Passage
 
-# Paragraph and character in it. Characters run to here where a paragraph is meant as a whole.
+# Paragraph and character in it. A whole paragraph ends at this character.
 Position = tuple[int, int]
 PARAGRAPH_END = (1 << 31) - 1
 
@@ -38,7 +38,7 @@ class Outputs(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of a page, from `start` up to and without `end`.
+    """A piece of a page, from `start` up to but excluding `end`.
 
     Attributes:
         start: paragraph and character of the first character.
@@ -49,7 +49,7 @@ class Span:
     end: Position
 
     def overlaps(self, other: Span) -> bool:
-        """Whether the two share a character."""
+        """Whether the two spans share a character."""
         return self.start < other.end and other.start < self.end
 
     def whole_paragraphs(self) -> Span:
@@ -59,11 +59,11 @@ class Span:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KiltPassage:
-    """A passage with its place in its page.
+    """A passage with its position in its page.
 
     Attributes:
         passage: with the page's id.
-        span: where it lies in the page; None where the file does not say.
+        span: its position in the page; None if the file does not give it.
     """
 
     passage: Passage
@@ -72,13 +72,13 @@ class KiltPassage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where evidence for an output lies.
+    """The location of evidence for an output.
 
     Attributes:
-        page_id: the Wikipedia page; empty where the file has null.
-        title: of the page.
-        passage_id: id of the passage, where the file gives it (KILT's own files do not).
-        span: paragraphs, and characters where given; None where only the page is known.
+        page_id: the Wikipedia page; empty if the file has null.
+        title: the page's title.
+        passage_id: id of the passage, if the file gives it (KILT's own files do not).
+        span: paragraphs, and characters if given; None if only the page is known.
     """
 
     page_id: str
@@ -89,11 +89,11 @@ class Provenance:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Output:
-    """One right output of a query.
+    """One correct output of a query.
 
     Attributes:
-        answer: the answer, or None where the output is provenance alone.
-        provenance: the set of evidence for it; None where the field is absent.
+        answer: the answer, or None if the output has only provenance.
+        provenance: the set of evidence for it; None if the field is absent.
     """
 
     answer: str | None
@@ -108,8 +108,8 @@ class KiltQuery:
         where: file:line it was read from.
         id: its id.
         text: the field `input`.
-        outputs: the right outputs.
-        record: the line as it was, for writing it again.
+        outputs: the correct outputs.
+        record: the original line, for writing it again.
     """
 
     where: str
@@ -137,17 +137,17 @@ class Page:
 
 
 def read_queries(path: FilePath, *, outputs: Outputs = Outputs.REQUIRED) -> Iterator[KiltQuery]:
-    """Queries of a KILT file: {id, input, output: [{answer, provenance: [...]}]} a line.
+    """Queries of a KILT file: one {id, input, output: [{answer, provenance: [...]}]} per line.
 
     Args:
-        path: local or gs://, `.gz` or not.
+        path: local or gs://, plain or `.gz`.
         outputs: whether a line without outputs is an error.
 
     Yields:
         Queries in the file's order.
 
     Raises:
-        DataError: names file:line, the field and what to do; also for an id that came before.
+        DataError: malformed input or a repeated id; names file:line, the field and the fix.
     """
     line_of_id: dict[str, int] = {}
     for line, record in json_lines(path):
@@ -155,13 +155,13 @@ def read_queries(path: FilePath, *, outputs: Outputs = Outputs.REQUIRED) -> Iter
         id = id_field(record, "id", where=where)
         if not id:
             raise DataError(
-                "no id", where=f"{where}, field 'id'", expected="an id of its own for each query"
+                "no id", where=f"{where}, field 'id'", expected="a unique id for each query"
             )
         if id in line_of_id:
             raise DataError(
                 f"the id {id!r} was already used on line {line_of_id[id]}",
                 where=f"{where}, field 'id'",
-                expected="an id of its own for each query",
+                expected="a unique id for each query",
                 fix="remove the duplicate or rename it",
             )
         line_of_id[id] = line
@@ -179,27 +179,28 @@ def read_queries(path: FilePath, *, outputs: Outputs = Outputs.REQUIRED) -> Iter
 def read_passages(
     path: FilePath, *, empty: EmptyPassages = EmptyPassages.ERROR
 ) -> Iterator[KiltPassage]:
-    """Passages of a TSV with a header: id, text, title and the page's id, then perhaps more.
+    """Passages of a TSV with a header: id, text, title, the page's id, and optionally more.
 
-    Maillard's files have six columns, the last two of which are not used here; kilt_mini has five,
-    the last of which, paragraph_id, tells a passage's place in its page. The page's id is the
-    column wikipedia_id, or the fourth where none is called so.
+    Maillard's files have six columns, of which the last two are unused here. kilt_mini has five;
+    the last, paragraph_id, gives a passage's position in its page. The page's id is the column
+    wikipedia_id, or else the fourth.
 
     Args:
-        path: local or gs://, `.gz` or not.
+        path: local or gs://, plain or `.gz`.
         empty: what to do with passages without text.
 
     Yields:
         Passages in the file's order, as they are read.
 
     Raises:
-        DataError: names file:line, the field and what to do.
+        DataError: malformed input; names file:line, the field and the fix.
     """
     places: list[Span | None] = [None]
     readings = itertools.count()
 
     def located() -> Iterator[tuple[int, Passage]]:
-        # The checks may read the file once more, for a message: that shall not move the place.
+        # The checks may read the file again for a message, which must not move the current
+        # position.
         current: list[Span | None] = places if next(readings) == 0 else [None]
         for line, one in _located_passages(path):
             current[0] = one.span
@@ -210,16 +211,16 @@ def read_passages(
 
 
 def read_pages(path: FilePath) -> Iterator[Page]:
-    """Pages of a knowledge source: {wikipedia_id, wikipedia_title, text: [paragraphs]} a line.
+    """Pages of a knowledge source, {wikipedia_id, wikipedia_title, text: [paragraphs]} per line.
 
     Args:
-        path: local or gs://, `.gz` or not.
+        path: local or gs://, plain or `.gz`.
 
     Yields:
         Pages in the file's order.
 
     Raises:
-        DataError: names file:line, the field and what to do; also for an id that came before.
+        DataError: malformed input or a repeated id; names file:line, the field and the fix.
     """
     finder = RepeatFinder()
     for line, record in json_lines(path):
@@ -230,7 +231,7 @@ def read_pages(path: FilePath) -> Iterator[Page]:
                 "no page id",
                 where=f"{where}, field 'wikipedia_id'",
                 expected="a KILT knowledge source: wikipedia_id, wikipedia_title, text",
-                fix="a file of passages is read as TSV: give it as passages",
+                fix="if it is a file of passages, give it as PASSAGES, a TSV",
             )
         if (repeated := finder.add(id)) is not None:
             _raise_if_repeated(path, repeated)
@@ -247,7 +248,7 @@ def read_pages(path: FilePath) -> Iterator[Page]:
 
 
 def _raise_if_repeated(path: FilePath, id: str) -> None:
-    # Only on this path to an error: the finder keeps hashes, so the lines are looked for here.
+    # Reached only before an error: the finder stores hashes, so the lines are searched again here.
     lines = [
         line
         for line, record in json_lines(path)
@@ -255,7 +256,7 @@ def _raise_if_repeated(path: FilePath, id: str) -> None:
     ]
     if len(lines) > 1:
         raise DataError(
-            f"the page {id!r} was already on line {lines[0]}",
+            f"the page {id!r} is already on line {lines[0]}",
             where=f"{os.fspath(path)}:{lines[1]}, field 'wikipedia_id'",
             expected="each page once",
             fix="remove the duplicate",
@@ -277,7 +278,7 @@ def _outputs(record: Mapping[str, Any], where: str, outputs: Outputs) -> tuple[O
             "no output",
             where=f"{where}, field 'output'",
             expected="one or more of {answer, provenance}",
-            fix="remove the line, or say outputs = 'optional' for a blind test set",
+            fix="remove the line, or set outputs = 'optional' for a blind test set",
         )
     return tuple(_output(item, f"{where}, output[{i}]") for i, item in enumerate(value))
 
@@ -341,7 +342,7 @@ def _place(item: Mapping[str, Any], name: str, where: str) -> int | None:
         raise DataError(
             f"found {value!r}", where=f"{where}, field {name!r}", expected="a whole number"
         )
-    # KILT writes -1 where a place is not known.
+    # KILT writes -1 for an unknown position.
     return None if value is None or value < 0 else value
 
 
@@ -354,7 +355,7 @@ def _located_passages(path: FilePath) -> Iterator[tuple[int, KiltPassage]]:
             f"columns {', '.join(header)[:120]}",
             where=f"{os.fspath(path)}:{header_line}",
             expected="a first line naming tab-separated columns id, text, title, wikipedia_id "
-            "and perhaps more",
+            "and optionally more",
             fix="add the header and the page's id, or prepare the file with `taser prepare dpr`",
         )
     id_at, text_at, title_at = (header.index(name) for name in _COLUMNS)
@@ -374,7 +375,7 @@ def _located_passages(path: FilePath) -> Iterator[tuple[int, KiltPassage]]:
             raise DataError(
                 "the page's id is empty",
                 where=f"{where}, field {header[page_at]!r}",
-                expected="the wikipedia_id that provenance names",
+                expected="the wikipedia_id that provenance refers to",
             )
         span = None if paragraph_at is None else _paragraph_span(row[paragraph_at], where)
         yield line, KiltPassage(Passage(row[id_at], row[text_at], row[title_at], page), span)

@@ -13,20 +13,20 @@ _SECTION = "Section::::"
 
 
 def chunk_page(page: Page, *, max_tokens: int = 100) -> Iterator[KiltPassage]:
-    """Cuts a page into disjoint windows over its words, as DPR's and Maillard's passages.
+    """Cuts a page into disjoint windows of its words, like DPR's and Maillard's passages.
 
-    Ids are the page's and a number: 12.0, 12.1, ...
+    Passage ids are the page's id and a number: 12.0, 12.1, ...
 
     Example:
         A page 7 of the paragraphs "Bern", "Bern is a city." and "Bears live there.", at 5 tokens:
         7.0 "Bern is a city. Bears", 7.1 "live there."
 
     Args:
-        page: its first paragraph is the title and left out, and so are headings.
-        max_tokens: words of a passage, separated by white space.
+        page: its first paragraph, the title, and its headings are skipped.
+        max_tokens: words per passage, separated by white space.
 
     Yields:
-        Passages with their places in the page, in its order.
+        Passages with their positions in the page, in its order.
 
     Raises:
         ConfigError: a limit below 1.

@@ -1,4 +1,4 @@
-"""What the readers share: records that remember their file and line, and checks on fields."""
+"""Shared by the readers: records that carry their file and line, and checks on fields."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from taser_jax.records import EmptyPassages, Passage, empty_passage
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Context:
-    """A passage as a question file quotes it.
+    """A passage quoted in a question file.
 
     Attributes:
         title: may be empty.
         text: the body.
-        id: the passage's id in its collection; empty where the file gives none.
+        id: the passage's id in its collection; empty if the file gives none.
     """
 
     title: str
@@ -30,16 +30,16 @@ class Context:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
-    """A question as its file tells it, before its passages are known by row.
+    """A question as read from its file, before its passages are mapped to rows.
 
     Attributes:
         where: file:line it was read from.
         text: the question.
-        id: empty where the file gives none.
+        id: empty if the file gives none.
         answers: strings or patterns.
         positives: gold first.
-        hard_negatives: passages that look right and are not.
-        negatives: other passages that do not answer.
+        hard_negatives: passages that look relevant but are not.
+        negatives: other irrelevant passages.
     """
 
     where: str
@@ -57,8 +57,8 @@ class Judgement:
 
     Attributes:
         where: file:line it was read from.
-        query_id: the query judged for.
-        passage_id: the passage judged.
+        query_id: the query.
+        passage_id: the judged passage.
         relevance: grade; 0 and below mean not relevant.
     """
 
@@ -73,7 +73,7 @@ def checked_passages(
     located: Callable[[], Iterator[tuple[int, Passage]]],
     empty: EmptyPassages,
 ) -> Iterator[Passage]:
-    """Passages of a file, checked for text and for ids of their own.
+    """Passages of a file, after checks for text and unique ids.
 
     Args:
         path: the file, for messages.
@@ -84,7 +84,7 @@ def checked_passages(
         Passages in the file's order.
 
     Raises:
-        DataError: an empty passage, an empty id, or one that came before, with both lines.
+        DataError: an empty passage, an empty id, or a repeated id, with both lines.
     """
     finder = RepeatFinder()
     for line, passage in located():
@@ -92,7 +92,7 @@ def checked_passages(
             raise DataError(
                 "the id is empty",
                 where=f"{os.fspath(path)}:{line}, field 'id'",
-                expected="an id of its own for each passage",
+                expected="a unique id for each passage",
             )
         if (repeated := finder.add(passage.id)) is not None:
             _raise_if_repeated(path, located, repeated)
@@ -106,7 +106,7 @@ def checked_passages(
 
 
 def string_field(record: Mapping[str, Any], name: str, where: str) -> str:
-    """A field that must be there and be a string."""
+    """The value of a required string field."""
     value = record.get(name)
     if not isinstance(value, str):
         raise DataError(
@@ -118,7 +118,7 @@ def string_field(record: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def id_field(record: Mapping[str, Any], *names: str, where: str) -> str:
-    """The first of the fields that is there, as a string (a number is written out), or ''."""
+    """The first of the fields that exists, as a string (numbers are converted), or ''."""
     for name in names:
         value = record.get(name)
         if value is None:
@@ -132,7 +132,7 @@ def id_field(record: Mapping[str, Any], *names: str, where: str) -> str:
 
 
 def string_list(value: Any, where: str) -> tuple[str, ...]:
-    """A value that must be a list of strings; numbers in it are written out."""
+    """A value that must be a list of strings; numbers in it are converted."""
     items = value if isinstance(value, list | tuple) else None
     if items is None or any(not isinstance(item, str | int | float) for item in items):
         raise DataError(
@@ -152,12 +152,12 @@ def _shortened(value: Any) -> str:
 def _raise_if_repeated(
     path: FilePath, located: Callable[[], Iterator[tuple[int, Passage]]], id: str
 ) -> None:
-    # Reading again, on this path to an error only, saves keeping every id and line in memory.
+    # Reading again, only before an error, avoids keeping every id and line in memory.
     lines = [line for line, passage in located() if passage.id == id]
     if len(lines) > 1:
         raise DataError(
             f"the id {id!r} was already used on line {lines[0]}",
             where=f"{os.fspath(path)}:{lines[1]}, field 'id'",
-            expected="an id of its own for each passage",
+            expected="a unique id for each passage",
             fix="remove the duplicate or rename it",
         )

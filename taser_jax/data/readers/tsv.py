@@ -1,6 +1,6 @@
 """Plain tab-separated files: passages, queries, and qrels in TREC's or BEIR's columns.
 
-Nothing is quoted here, as in MS MARCO's files: a quote is a character like any other.
+As in MS MARCO's files there is no quoting: a quote is an ordinary character.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ _QRELS_HEADER = "query-id"
 def read_passages(
     path: FilePath, *, empty: EmptyPassages = EmptyPassages.ERROR
 ) -> Iterator[Passage]:
-    """Passages, one a line: id, text and perhaps title; a header of these names is skipped.
+    """Passages, one per line: id, text and optionally title; a header of these names is skipped.
 
     Args:
-        path: local or gs://, `.gz` or not.
+        path: local or gs://, plain or `.gz`.
         empty: what to do with passages without text.
 
     Yields:
         Passages in the file's order, as they are read.
 
     Raises:
-        DataError: names file:line, the field and what to do.
+        DataError: malformed input; names file:line, the field and the fix.
     """
     return checked_passages(path, functools.partial(_located_passages, path), empty)
 
 
 def read_queries(path: FilePath) -> Iterator[Question]:
-    """Queries, one a line: id and text.
+    """Queries, one per line: id and text.
 
     Args:
-        path: local or gs://, `.gz` or not.
+        path: local or gs://, plain or `.gz`.
 
     Yields:
         Queries in the file's order.
 
     Raises:
-        DataError: names file:line, the field and what to do.
+        DataError: malformed input; names file:line, the field and the fix.
     """
     for line, columns in _rows(path):
         where = f"{os.fspath(path)}:{line}"
@@ -63,19 +63,19 @@ def read_queries(path: FilePath) -> Iterator[Question]:
 
 
 def read_qrels(path: FilePath) -> Iterator[Judgement]:
-    """Relevance judgements, as TREC or BEIR writes them.
+    """Relevance judgements in TREC's or BEIR's format.
 
     TREC: query id, iteration (ignored), passage id, grade, separated by white space. BEIR: a
     header starting with query-id, then query id, passage id and grade, separated by tabs.
 
     Args:
-        path: local or gs://, `.gz` or not.
+        path: local or gs://, plain or `.gz`.
 
     Yields:
         Judgements in the file's order, those of grade 0 included.
 
     Raises:
-        DataError: names file:line, the field and what to do.
+        DataError: malformed input; names file:line, the field and the fix.
     """
     beir = False
     for line, content in numbered_lines(path):
@@ -110,7 +110,7 @@ def _located_passages(path: FilePath) -> Iterator[tuple[int, Passage]]:
             continue
         if len(columns) not in (2, 3):
             raise _wrong_columns(
-                f"{os.fspath(path)}:{line}", len(columns), "2 or 3: id, text and perhaps title"
+                f"{os.fspath(path)}:{line}", len(columns), "2 or 3: id, text and optionally title"
             )
         yield line, Passage(*columns)
 

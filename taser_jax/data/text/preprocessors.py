@@ -1,4 +1,4 @@
-"""Texts to the token ids a model sees, the same for token stores, typed questions and exports."""
+"""From texts to token ids, in the same way for token stores, typed questions and exports."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySe
 from taser_jax.errors import ConfigError
 from taser_jax.records import Passage
 
-# What a store of token ids depends on beside its settings: raised when formatting changes.
+# Part of what a token store's ids depend on, beside its settings; raised when formatting changes.
 PREPROCESSING_VERSION = 1
 _MIN_LENGTH = 4
 _BATCH = 1024
 
 
 def normalize_queries(texts: tf.Tensor, normalization: QueryNormalization) -> tf.Tensor:
-    """Queries as the tokeniser shall see them. [queries] -> [queries], strings."""
+    """Applies the normalisation to queries. [queries] -> [queries], strings."""
     if normalization is QueryNormalization.CURLY_APOSTROPHE:
         return tf.strings.regex_replace(texts, "’", "'")
     return texts
@@ -29,13 +29,13 @@ def normalize_queries(texts: tf.Tensor, normalization: QueryNormalization) -> tf
 def query_ids(
     texts: tf.Tensor, vocabulary: Vocabulary, length: int | None, *, prompt: Sequence[int] = ()
 ) -> tf.RaggedTensor:
-    """`[CLS] prompt text [SEP]`, the text cut so that [SEP] stays last.
+    """`[CLS] prompt text [SEP]`, with the text truncated to fit.
 
     Args:
         texts: strings. Shape [queries].
-        vocabulary: what they are split by; one without [CLS] puts nothing first.
-        length: tokens at most, special ones and the prompt included; None cuts nothing.
-        prompt: ids put before every text; they are never cut.
+        vocabulary: splits the texts; without a [CLS] token nothing is put first.
+        length: most tokens, including special ones and the prompt; None truncates nothing.
+        prompt: ids put before every text; never truncated.
 
     Returns:
         Ids. Shape [queries, (tokens)], int32.
@@ -58,17 +58,17 @@ def query_ids(
 def passage_ids(
     titles: tf.Tensor, texts: tf.Tensor, vocabulary: Vocabulary, length: int | None
 ) -> tf.RaggedTensor:
-    """`[CLS] title [SEP] text [SEP]`, or `[CLS] text [SEP]` where the title has no tokens.
+    """`[CLS] title [SEP] text [SEP]`, or `[CLS] text [SEP]` if the title has no tokens.
 
-    What is too long is cut longest first: a token at a time from whichever of title and text is
-    longer, from the text where they are equal, as transformers' BertTokenizer does to a pair. With
+    What is too long is truncated longest first: token by token from the longer of title and text,
+    from the text if they are equal, as transformers' BertTokenizer does to a pair. With
     t and x tokens and room for r: t' = min(t, max(r - x, ⌈r/2⌉)), x' = min(x, r - t').
 
     Args:
-        titles: strings, empty where there is none. Shape [passages].
+        titles: strings, empty for passages without one. Shape [passages].
         texts: strings. Shape [passages].
-        vocabulary: what they are split by.
-        length: tokens at most, special ones included; None cuts nothing.
+        vocabulary: splits the texts.
+        length: most tokens, including special ones; None truncates nothing.
 
     Returns:
         Ids. Shape [passages, (tokens)], int32.
@@ -91,7 +91,7 @@ def encode_queries(
     length: int,
     settings: QuerySettings = QuerySettings(),
 ) -> Tokens:
-    """Token ids of questions, padded to `length`, as a token store would hold them."""
+    """Token ids of questions, padded to `length`, as in a token store."""
     parts = []
     for start in range(0, len(texts), _BATCH):
         batch = normalize_queries(_strings(texts[start : start + _BATCH]), settings.normalization)
@@ -106,7 +106,7 @@ def encode_passages(
     length: int,
     titles: Titles = Titles.INCLUDE,
 ) -> Tokens:
-    """Token ids of passages, padded to `length`, as a token store would hold them."""
+    """Token ids of passages, padded to `length`, as in a token store."""
     parts = []
     for start in range(0, len(passages), _BATCH):
         batch = passages[start : start + _BATCH]
@@ -118,10 +118,10 @@ def encode_passages(
 
 
 def query_room(vocabulary: Vocabulary, length: int, *, prompt: Sequence[int] = ()) -> int:
-    """Tokens that are left for a query's own text.
+    """Tokens that remain for a query's own text.
 
     Raises:
-        ConfigError: none are.
+        ConfigError: none remain.
     """
     room = check_length(length) - 1 - (vocabulary.cls_id is not None) - len(prompt)
     if room < 1:
@@ -135,7 +135,7 @@ def query_room(vocabulary: Vocabulary, length: int, *, prompt: Sequence[int] = (
 
 
 def check_length(length: int) -> int:
-    """The length, or `ConfigError` where special tokens leave no room for title and text."""
+    """The length; `ConfigError` if special tokens leave no room for title and text."""
     if length < _MIN_LENGTH:
         raise ConfigError(f"length {length}", expected=f"{_MIN_LENGTH} tokens or more")
     return length
@@ -148,7 +148,7 @@ def _keep_first(tokens: tf.RaggedTensor, counts: tf.Tensor) -> tf.RaggedTensor:
 
 
 def _frame(segments: list[tf.RaggedTensor], vocabulary: Vocabulary) -> tf.RaggedTensor:
-    """[CLS] first; [SEP] after the last segment, and after the others where they are not empty."""
+    """Adds [CLS] at the start, and [SEP] after the last segment and after other non-empty ones."""
     rows = segments[0].nrows()
     one_each = tf.ones([rows], tf.int64)
     parts = []
@@ -160,7 +160,7 @@ def _frame(segments: list[tf.RaggedTensor], vocabulary: Vocabulary) -> tf.Ragged
 
 
 def _repeat(token: int, counts: tf.Tensor) -> tf.RaggedTensor:
-    """Row i is the token counts[i] times."""
+    """A ragged tensor whose row i repeats the token counts[i] times."""
     return tf.RaggedTensor.from_row_lengths(tf.fill([tf.reduce_sum(counts)], token), counts)
 
 

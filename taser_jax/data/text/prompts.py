@@ -1,4 +1,4 @@
-"""Prompts that tell the encoder which task a query is of."""
+"""Prompts that tell the encoder a query's task."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from taser_jax.errors import ConfigError
 
 
 class Prompt(enum.Enum):
-    """What is put before a task's queries.
+    """The tokens before a task's queries.
 
     NONE: nothing.
-    NAME: the task's name and a separator, as TACO-DR's prompts.
-    MARKER: one token of the task's family, as Maillard et al., 2021; coarser, since several tasks
-        share a family.
+    NAME: the task's name and a separator, as in TACO-DR.
+    MARKER: one token for the task's family, as in Maillard et al., 2021; coarser, since several
+        tasks share a family.
     """
 
     NONE = "none"
@@ -24,7 +24,7 @@ class Prompt(enum.Enum):
 
 
 class Family(enum.Enum):
-    """KILT's families of tasks; the value is the marker's text where no spare piece is left."""
+    """KILT's families of tasks; the value is the marker's text without spare pieces."""
 
     QUESTION_ANSWERING = "question answering"
     FACT_CHECKING = "fact checking"
@@ -38,16 +38,16 @@ class TaskPrompt:
     """The prompt of one task.
 
     Example:
-        `TaskPrompt(Prompt.NAME, name="NQ")` makes of "who wrote it", in BERT's vocabulary,
+        `TaskPrompt(Prompt.NAME, name="NQ")` turns "who wrote it", in BERT's vocabulary, into
         [CLS] nq [SEP] who wrote it [SEP]
 
     Attributes:
-        kind: which prompt.
-        name: of the task, for NAME.
-        family: of the task, for MARKER: BERT's spare piece [unused1] for the first family, and so
-            on; a vocabulary without such pieces gets the family's name as ordinary text.
+        kind: the kind of prompt.
+        name: the task's name, for NAME.
+        family: the task's family, for MARKER: BERT's spare piece [unused1] for the first family,
+            and so on; with vocabularies without such pieces, the family's name as ordinary text.
         separator: piece between name and query, such as "<extra_id_1>"; None is the vocabulary's
-            own end of text ([SEP], T5's </s>). TACO-DR's paper says [SP], its code <extra_id_1>,
+            end-of-text token ([SEP], T5's </s>). TACO-DR's paper has [SP], its code <extra_id_1>,
             one of T5's extra ids.
     """
 
@@ -69,7 +69,7 @@ class TaskPrompt:
         """The prompt's token ids.
 
         Raises:
-            ConfigError: the separator is no piece of the vocabulary.
+            ConfigError: the separator is not a piece of the vocabulary.
         """
         if self.kind is Prompt.NAME:
             return [*vocabulary.encode([self.name])[0], self._separator_id(vocabulary)]
@@ -86,7 +86,7 @@ class TaskPrompt:
         id = vocabulary.id_of(self.separator)
         if id is None:
             raise ConfigError(
-                f"{self.separator!r} is no piece of the vocabulary",
+                f"{self.separator!r} is not a piece of the vocabulary",
                 where="TaskPrompt.separator",
                 expected=f"one of its {vocabulary.size:,} pieces, or None for the end of text",
                 fix="<extra_id_N>: give the vocabulary extra ids, EXTRA_IDS=100 (T5's)",

@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies: ours with BERT's special tokens, and foreign ones such as T5's."""
+"""SentencePiece vocabularies: our own with BERT's special tokens, and others such as T5's."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ EXTRA_ID = re.compile(r"<extra_id_(\d+)>")
 
 
 class SentencePieceVocabulary:
-    """Splits text by a SentencePiece model, the same in Python and in TensorFlow graphs.
+    """Splits text with a SentencePiece model, identically in Python and in TensorFlow graphs.
 
-    Ours name their special pieces [PAD], [CLS] and [SEP] and give them the ids that SentencePiece
-    calls pad, bos and eos; T5's model has pad and eos only, so that `cls_id` is None and nothing
-    is put before its texts.
+    Our own vocabularies name their special pieces [PAD], [CLS] and [SEP], with the ids that
+    SentencePiece calls pad, bos and eos. T5's model has only pad and eos, so `cls_id` is None and
+    nothing is put before its texts.
 
     T5 has ids after those of its SentencePiece file: `<extra_id_N>`, the spans of its pre-training
-    (Raffel et al., 2020, section 3.1.4). As in SeqIO the first has the last id. No text contains
-    them: written in a text, such a name is split as any other word.
+    (Raffel et al., 2020, section 3.1.4). As in SeqIO the first has the last id. They never come
+    from text: in a text, such a name is split like any other word.
 
     Example:
         T5's 32,000 pieces and 100 extra ids: `<extra_id_0>` is 32,099, `<extra_id_99>` 32,000.
 
     Args:
         model: the serialised model.
-        where: file it came from, for messages.
-        extra_ids: how many ids follow the model's.
+        where: file that the model came from, for messages.
+        extra_ids: number of ids after the model's.
 
     Raises:
-        DataError: not a SentencePiece model, pad is not id 0, there is no end piece, or extra ids
-            for a model that has such pieces of its own.
+        DataError: not a SentencePiece model, pad is not id 0, there is no end piece, or there are
+            extra ids for a model that already has such pieces.
     """
 
     kind = "sentencepiece"
@@ -77,7 +77,7 @@ class SentencePieceVocabulary:
             raise DataError(
                 f"{extra_ids} extra ids for a model that has pieces of their names",
                 where=where,
-                expected="no extra ids: the model's own pieces serve",
+                expected="no extra ids: the model has its own",
                 fix="set EXTRA_IDS=0",
             )
         bos_id = self._processor.bos_id()
@@ -100,7 +100,7 @@ class SentencePieceVocabulary:
 
     @property
     def trackables(self) -> tuple[tf.Module, ...]:
-        """What a `tf.Module` that calls `encode_tf` must hold to be saved."""
+        """Objects that a `tf.Module` must hold so that it can be saved with `encode_tf`."""
         return (self._tokenizer,)
 
     @property
@@ -110,7 +110,7 @@ class SentencePieceVocabulary:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Fingerprint of the model, and of extra ids where there are any."""
+        """Fingerprint of the model and of any extra ids."""
         extra = [f"{self.extra_ids} extra ids"] if self.extra_ids else []
         return fingerprint([self.kind, self._model, *extra])
 
@@ -136,7 +136,7 @@ class SentencePieceVocabulary:
         return " ".join(word for part in parts for word in part if word)
 
     def id_of(self, piece: str) -> int | None:
-        """Id of a piece by its name, such as "<extra_id_1>"; None where there is none."""
+        """Id of a piece by its name, such as "<extra_id_1>"; None if there is no such piece."""
         own = self._piece_id(piece)
         if own is not None:
             return own

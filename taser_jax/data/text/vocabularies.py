@@ -1,4 +1,4 @@
-"""Vocabularies: text to token ids, one graph for token stores, questions and exported models."""
+"""Vocabularies: from text to token ids, by one graph for token stores, questions and exports."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from taser_jax.errors import DataError
 
 
 class Vocabulary(Protocol):
-    """Text to ids and back.
+    """Converts between text and token ids.
 
     Attributes:
         kind: "wordpiece" or "sentencepiece".
         pad_id: always 0.
-        sep_id: put after a text.
-        unk_id: what has no pieces.
+        sep_id: id put after a text.
+        unk_id: id of text that has no pieces.
     """
 
     kind: str
@@ -33,12 +33,12 @@ class Vocabulary(Protocol):
 
     @property
     def cls_id(self) -> int | None:
-        """Put before a text; None where the vocabulary has no such token (T5's)."""
+        """Id put before a text; None if the vocabulary has no such token (T5's)."""
         ...
 
     @property
     def trackables(self) -> tuple[tf.Module, ...]:
-        """What a `tf.Module` that calls `encode_tf` must hold to be saved."""
+        """Objects that a `tf.Module` must hold so that it can be saved with `encode_tf`."""
         ...
 
     @property
@@ -64,7 +64,7 @@ class Vocabulary(Protocol):
         ...
 
     def id_of(self, piece: str) -> int | None:
-        """Id of a piece by its name, such as "[unused1]"; None where there is none."""
+        """Id of a piece by its name, such as "[unused1]"; None if there is no such piece."""
         ...
 
     def save(self, directory: str) -> None:
@@ -83,18 +83,18 @@ def load_vocabulary(
     lower_case: bool | None = None,
     extra_ids: int | None = None,
 ) -> WordPieceVocabulary | SentencePieceVocabulary:
-    """Loads a vocabulary, local or `gs://`.
+    """Loads a vocabulary from a local or `gs://` path.
 
     Args:
         path: a directory that `save` wrote, a BERT or T5 checkpoint's directory with a `vocab.txt`
             or `spiece.model`, one of these files itself, or any SentencePiece `.model`.
-        lower_case: for a WordPiece `vocab.txt`, which does not say it itself. None: as saved, or as
-            `tokenizer_config.json` beside it says, or else True.
-        extra_ids: for a SentencePiece `.model`: ids after its own, T5's `<extra_id_N>`. None: as
-            saved, or as `tokenizer_config.json` beside it says, or else none.
+        lower_case: for a WordPiece `vocab.txt`, which does not record it. None: as saved, else as
+            in the `tokenizer_config.json` beside it, else True.
+        extra_ids: for a SentencePiece `.model`: number of ids after its own, T5's `<extra_id_N>`.
+            None: as saved, else as in the `tokenizer_config.json` beside it, else 0.
 
     Raises:
-        DataError: nothing of the kind is there, or it is damaged.
+        DataError: there is no vocabulary, or it is damaged.
         FingerprintError: the files are not the ones that were saved.
     """
     path = os.fspath(path).rstrip("/")
@@ -115,16 +115,16 @@ def load_vocabulary(
         )
     if lower_case is not None and metadata.get("lower_case", lower_case) != lower_case:
         raise DataError(
-            f"lower_case is {metadata['lower_case']}, asked for was {lower_case}",
+            f"lower_case is {metadata['lower_case']}, requested was {lower_case}",
             where=f"{path}/{METADATA}",
-            fix=f"give the path of the {VOCAB_FILE} itself to read it otherwise",
+            fix=f"give the path of the {VOCAB_FILE} itself to read it with another setting",
         )
     saved = metadata.get("extra_ids", 0)
     if extra_ids is not None and saved != extra_ids:
         raise DataError(
-            f"it has {saved} extra ids, asked for were {extra_ids}",
+            f"it has {saved} extra ids, requested were {extra_ids}",
             where=f"{path}/{METADATA}",
-            fix="give the path of the SentencePiece .model itself to read it otherwise",
+            fix="give the path of the SentencePiece .model itself to read it with another setting",
         )
     return _KINDS[metadata["kind"]].from_directory(path, metadata)
 
@@ -139,13 +139,13 @@ def _load_model(path: str, extra_ids: int | None) -> SentencePieceVocabulary:
                 f"{name} is id {id}",
                 where=os.path.join(os.path.dirname(path), _TOKENIZER_CONFIG),
                 expected=f"{vocabulary.id_of(name)}: extra ids follow the model's, the first last",
-                fix="set EXTRA_IDS to read the model otherwise",
+                fix="set EXTRA_IDS to read the model with another number",
             )
     return vocabulary
 
 
 def _named_extra_ids(directory: str) -> dict[str, int | None]:
-    """The extra ids that a T5's tokenizer_config.json names, with the id where it says that."""
+    """The extra ids in a T5's tokenizer_config.json, with their ids if it gives them."""
     path = os.path.join(directory, _TOKENIZER_CONFIG)
     config = read_json(path, absent={})
     found: dict[str, int | None] = {

@@ -1,4 +1,4 @@
-"""What every kind of vocabulary shares: its directory on disk, and eager encoding."""
+"""Shared by all kinds of vocabularies: the directory on disk, and eager encoding."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ENCODE_BATCH = 1024
 def encode_eagerly(
     encode_tf: Callable[[tf.Tensor], tf.RaggedTensor], texts: Sequence[str]
 ) -> list[list[int]]:
-    """Ids of Python strings through a vocabulary's TensorFlow graph, in batches.
+    """Ids of Python strings, by a vocabulary's TensorFlow graph, in batches.
 
-    Lone surrogates, which JSON can spell and UTF-8 cannot, become "?".
+    Lone surrogates, which JSON can express and UTF-8 cannot, become "?".
     """
     ids: list[list[int]] = []
     for start in range(0, len(texts), _ENCODE_BATCH):
@@ -32,10 +32,10 @@ def encode_eagerly(
 
 
 def read_bytes(path: str) -> bytes:
-    """A local or `gs://` file.
+    """Reads a local or `gs://` file.
 
     Raises:
-        DataError: it is absent or cannot be read.
+        DataError: it is missing or cannot be read.
     """
     try:
         return epath.Path(path).read_bytes()
@@ -54,7 +54,7 @@ def save_directory(
     """Writes the vocabulary's own file, then `vocabulary.json`.
 
     Args:
-        directory: made where absent; local or `gs://`.
+        directory: local or `gs://`; created if missing.
         kind: "wordpiece" or "sentencepiece".
         fingerprint: content fingerprint, checked on loading.
         size: number of ids.
@@ -72,7 +72,7 @@ def read_metadata(directory: str) -> dict[str, Any]:
     """`vocabulary.json` of a saved vocabulary.
 
     Raises:
-        DataError: not JSON, no kind, or of another format version.
+        DataError: not JSON, without a kind, or of another format version.
     """
     path, again = f"{directory}/{METADATA}", "make the vocabulary again with `taser vocab`"
     metadata = read_json(path, fix=again)
@@ -83,7 +83,7 @@ def read_metadata(directory: str) -> dict[str, Any]:
 
 
 def check_fingerprint(directory: str, metadata: dict[str, Any], found: str) -> None:
-    """Raises `FingerprintError` where the files are not the ones that were saved."""
+    """Raises `FingerprintError` if the files are not the ones that were saved."""
     if metadata.get("fingerprint", found) != found:
         raise FingerprintError(
             f"the vocabulary's files have fingerprint {found}",

@@ -1,4 +1,4 @@
-"""Training a small vocabulary on a collection's own texts."""
+"""Trains a small vocabulary on a collection's own texts."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def train_vocabulary(
 ) -> Vocabulary:
     """Trains a vocabulary and saves it where `load_vocabulary` finds it.
 
-    The same texts in the same order give the same vocabulary, in any process. WordPiece keeps
-    counts of distinct words only; SentencePiece (a unigram model) holds all texts in memory: give
-    it a sample of a large collection.
+    The same texts in the same order give the same vocabulary, in any process. WordPiece stores only
+    counts of distinct words. SentencePiece (a unigram model) holds all texts in memory, so give it
+    a sample of a large collection.
 
     Args:
         texts: texts to learn from; read once.
         kind: "wordpiece" or "sentencepiece".
-        size: number of ids wanted; a vocabulary of few texts may come out smaller.
-        output_dir: made where absent.
+        size: number of ids; few texts may give a smaller vocabulary.
+        output_dir: created if missing.
         lower_case: lower-case and strip accents.
 
     Returns:
@@ -81,8 +81,9 @@ def train_vocabulary(
 def _train_wordpiece(texts: Iterable[str], size: int, lower_case: bool) -> Vocabulary:
     """Byte-pair merges by count (what `tokenizers` calls WordPiece training).
 
-    The trainer numbers letters in the order a hash map yields words, and breaks ties of merges by
-    those numbers; so all letters, also those that continue words, are numbered before it starts.
+    The trainer numbers letters in the order in which a hash map yields words, and breaks ties
+    between merges by these numbers. To make the result deterministic, all letters, including those
+    that continue words, are numbered before it starts.
     """
     counts = _count_words(texts, lower_case)
     if not counts:
@@ -122,7 +123,7 @@ def _count_words(texts: Iterable[str], lower_case: bool) -> collections.Counter[
 
 
 def _repeat(counts: collections.Counter[str]) -> Iterator[str]:
-    """Each word as often as it was counted, in texts of at most 1,000 words."""
+    """Repeats each word as often as it was counted, in texts of at most 1,000 words."""
     for word in sorted(counts):
         whole, rest = divmod(counts[word], 1000)
         yield from itertools.repeat(f"{word} " * 1000, whole)
@@ -156,7 +157,7 @@ def _train_sentencepiece(texts: Iterable[str], size: int, lower_case: bool) -> V
             )
     except RuntimeError as error:
         raise ConfigError(
-            f"SentencePiece refuses size {size} ({error})",
+            f"SentencePiece rejects size {size} ({error})",
             where="train_vocabulary",
             fix="give other texts, or a size that the message allows",
         ) from error

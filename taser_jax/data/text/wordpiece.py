@@ -20,9 +20,9 @@ from taser_jax.errors import DataError
 
 VOCAB_FILE = "vocab.txt"
 _MAX_WORD_CHARACTERS = 100
-# RE2's \s is ASCII only: other white space is made a space first.
+# RE2's \s is ASCII only: other white space becomes a space first.
 _DELIMITERS = r"\s+"
-# BERT takes ASCII symbols such as $ and ^ for punctuation too; CJK ideographs are words each.
+# BERT treats ASCII symbols such as $ and ^ as punctuation, and each CJK ideograph as a word.
 _WORDS_OF_ONE_CHARACTER = (
     r"[!-/:-@\[-`{-~\p{P}]|[\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}"
     r"\x{20000}-\x{2A6DF}\x{2A700}-\x{2CEAF}\x{2F800}-\x{2FA1F}]"
@@ -32,10 +32,10 @@ _WORDS_OF_ONE_CHARACTER = (
 class WordPieceVocabulary:
     """Splits text into BERT's word pieces.
 
-    Ids equal `tokenizers.BertWordPieceTokenizer`'s, except that "[CLS]" and the like in a text are
-    ordinary text, and that characters newer than its tables (Unicode 8) are classed by TensorFlow
-    Text's. Lower-casing comes after the removal of accents and never folds: ß stays ß, and Σ
-    becomes σ wherever it stands (the graph's lower-casing would make a final one ς).
+    Ids equal those of `tokenizers.BertWordPieceTokenizer`, with two exceptions: "[CLS]" and the
+    like in a text are ordinary text, and characters newer than its tables (Unicode 8) are
+    classified by TensorFlow Text's tables. Accents are removed before lower-casing, which never
+    folds: ß stays ß, and Σ always becomes σ (the graph's lower-casing would make a final Σ ς).
 
     Example:
         vocabulary = WordPieceVocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##do"])
@@ -43,11 +43,11 @@ class WordPieceVocabulary:
 
     Args:
         pieces: the pieces in the order of their ids; "##" starts those that continue a word.
-        lower_case: lower-case and strip accents, as BERT's uncased vocabularies want it.
-        where: file the pieces came from, for messages.
+        lower_case: lower-case and strip accents, as BERT's uncased vocabularies require.
+        where: file that the pieces came from, for messages.
 
     Raises:
-        DataError: no pieces, one twice, or a special token is missing.
+        DataError: no pieces, a repeated piece, or a missing special token.
     """
 
     kind = "wordpiece"
@@ -66,18 +66,18 @@ class WordPieceVocabulary:
             token_out_type=tf.int32,
             unknown_token="[UNK]",
             no_pretokenization=True,
-            # In bytes; the limit that BERT sets is in characters, and is ours to apply.
+            # In bytes. BERT's limit is in characters and is applied here.
             max_bytes_per_word=4 * _MAX_WORD_CHARACTERS,
         )
 
     @classmethod
     def from_file(cls, path: str, *, lower_case: bool = True) -> WordPieceVocabulary:
-        """Reads a BERT `vocab.txt`: one piece a line, line number minus one is the id."""
+        """Reads a BERT `vocab.txt`: one piece per line; the id is the line number minus one."""
         try:
             text = read_bytes(path).decode("utf-8")
         except UnicodeDecodeError as error:
             raise DataError(f"not UTF-8 ({error})", where=path) from error
-        # Not splitlines(): a piece may be one of the characters that it takes for a line's end.
+        # Not splitlines(): a piece may be one of the characters that it treats as line ends.
         pieces = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
         return cls(pieces if text else [], lower_case=lower_case, where=path)
 
@@ -91,7 +91,7 @@ class WordPieceVocabulary:
 
     @property
     def trackables(self) -> tuple[tf.Module, ...]:
-        """What a `tf.Module` that calls `encode_tf` must hold to be saved: nothing."""
+        """Objects that a `tf.Module` must hold so that it can be saved with `encode_tf`: none."""
         return ()
 
     @property
@@ -120,12 +120,12 @@ class WordPieceVocabulary:
         return self._tokenizer.tokenize(words.with_values(known)).merge_dims(1, 2)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids in words joined by spaces, without padding, [CLS] and [SEP]."""
+        """The text of ids as words joined by spaces, without padding, [CLS] and [SEP]."""
         pieces = (self.pieces[i] for i in map(int, ids) if i not in self._special_ids)
         return " ".join(pieces).replace(" ##", "")
 
     def id_of(self, piece: str) -> int | None:
-        """Id of a piece by its name, such as "[unused1]"; None where there is none."""
+        """Id of a piece by its name, such as "[unused1]"; None if there is no such piece."""
         return self._ids.get(piece)
 
     def save(self, directory: str) -> None:
@@ -145,7 +145,8 @@ class WordPieceVocabulary:
         return tf.function(self.encode_tf, input_signature=[texts], autograph=False)
 
     def _normalize(self, texts: tf.Tensor) -> tf.Tensor:
-        # Control, format, private and replacement characters go; tab and line ends separate words.
+        # Control, format, private and replacement characters are removed; tabs and line ends
+        # separate words.
         texts = tf.strings.regex_replace(texts, r"[^\P{C}\t\n\r]|\x{FFFD}", "")
         texts = tf.strings.regex_replace(texts, r"\p{Z}", " ")
         if not self.lower_case:
@@ -158,14 +159,16 @@ class WordPieceVocabulary:
 
 def _index(pieces: Sequence[str], where: str) -> dict[str, int]:
     if not any(pieces):
-        raise DataError("the vocabulary is empty", where=where, expected="one piece a line")
+        raise DataError("the vocabulary is empty", where=where, expected="one piece per line")
     ids: dict[str, int] = {}
     for i, piece in enumerate(pieces):
         if not piece:
-            raise DataError("an empty line", where=f"{where}:{i + 1}", expected="one piece a line")
+            raise DataError(
+                "an empty line", where=f"{where}:{i + 1}", expected="one piece per line"
+            )
         if piece in ids:
             raise DataError(
-                f"piece {piece!r} stands on line {ids[piece] + 1} too",
+                f"piece {piece!r} is also on line {ids[piece] + 1}",
                 where=f"{where}:{i + 1}",
                 expected="each piece once",
             )
@@ -176,7 +179,7 @@ def _index(pieces: Sequence[str], where: str) -> dict[str, int]:
                 f"no line {name!r}",
                 where=where,
                 expected=f"lines {', '.join(SPECIAL_TOKENS[:4])}",
-                fix="is this a BERT vocab.txt? `taser vocab` makes one",
+                fix="check that this is a BERT vocab.txt; `taser vocab` makes one",
             )
     if ids["[PAD]"] != 0:
         raise DataError(

@@ -189,7 +189,7 @@ def test_missing_and_foreign_collections_are_told(tmp_path):
 @pytest.mark.parametrize(
     ("passages", "message"),
     [
-        ([], "there is not one passage"),
+        ([], "there are no passages"),
         ([Passage("a", "x"), Passage("b", " \n")], r"passage 'b', field 'text': the passage is"),
         ([Passage("a", "x"), Passage("", "y")], r"row 1, field 'id': the id is ''"),
         ([Passage("a\nb", "x")], r"row 0, field 'id'"),
@@ -252,7 +252,7 @@ def test_queries_of_a_replaced_collection_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("queries", "message"),
     [
-        ([], "there is not one query"),
+        ([], "there are no queries"),
         ([QUERIES[0], QUERIES[0]], "query 'q1': the query id is used twice"),
         ([Query("q", "t", "other")], "belongs to task 'other'"),
         ([Query("q", "t", "nq", positives=(4,))], "query 'q': row 4"),

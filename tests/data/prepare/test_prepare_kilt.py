@@ -214,7 +214,7 @@ def test_what_is_not_validation_goes_by_shares_still(tmp_path):
 
 
 def test_last_queries_and_groups_do_not_go_together():
-    with pytest.raises(ConfigError, match="validation_last beside split_groups of t"):
+    with pytest.raises(ConfigError, match="validation_last and split_groups of t"):
         KiltOptions(validation_last=5, split_groups={"t": "^."})
     with pytest.raises(ConfigError, match="validation_last is -1"):
         KiltOptions(validation_last=-1)

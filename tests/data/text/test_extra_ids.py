@@ -115,7 +115,7 @@ def test_saved_and_loaded(tmp_path, model):
         assert found.id_of("<extra_id_1>") == made.id_of("<extra_id_1>")
     # What was saved before there were extra ids is read and written as it was.
     assert "extra_ids" not in json.loads((tmp_path / "plain" / "vocabulary.json").read_text())
-    with pytest.raises(DataError, match=r"(?s)it has 100 extra ids, asked for were 0"):
+    with pytest.raises(DataError, match=r"(?s)it has 100 extra ids, requested were 0"):
         load_vocabulary(tmp_path / "extra", extra_ids=0)
 
 

@@ -151,7 +151,7 @@ def test_lone_surrogates_do_not_stop_encoding(small):
         ([], "empty"),
         (["[PAD]", "[UNK]", "[SEP]", "a"], r"no line '\[CLS\]'"),
         (["[UNK]", "[PAD]", "[CLS]", "[SEP]"], "not id 0"),
-        ([*PIECES[:5], "a", "b", "a"], r"vocab.txt:8: piece 'a' stands on line 6"),
+        ([*PIECES[:5], "a", "b", "a"], r"vocab.txt:8: piece 'a' is also on line 6"),
         ([*PIECES[:5], "", "b"], "vocab.txt:6: an empty line"),
     ],
 )
