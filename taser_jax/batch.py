@@ -1,4 +1,4 @@
-"""Token arrays as the models see them: one batch type from the token store to the training step."""
+"""Token arrays for models: one batch type from the token store to the training step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = jax.Array | np.ndarray
 
 
 class Role(enum.Enum):
-    """Which side of the dual encoder a text is on."""
+    """The side of the dual encoder that a text belongs to."""
 
     QUERY = "query"
     PASSAGE = "passage"
@@ -22,30 +22,30 @@ class Role(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class HostShare:
-    """Which of a global batch's equal parts a host makes.
+    """The parts of a global batch that a host makes.
 
-    On a pod the parts need not be neighbours: devices are ordered by their links, not by host.
+    On a pod the parts need not be contiguous: devices are ordered by their links, not by host.
 
     Example:
         >>> HostShare(parts=(0, 3), count=4).rows(8)
         array([0, 1, 6, 7])
 
     Attributes:
-        parts: the host's, in ascending order; several hosts may make the same.
-        count: parts of the global batch.
+        parts: the host's parts, in ascending order; several hosts may make the same part.
+        count: number of equal parts of the global batch.
     """
 
     parts: tuple[int, ...] = (0,)
     count: int = 1
 
     def rows(self, num_rows: int) -> Int[np.ndarray, " rows"]:
-        """Which rows of a global batch of `num_rows`, a multiple of `count`, the host makes."""
+        """Rows of the host in a global batch of `num_rows`, a multiple of `count`."""
         size = num_rows // self.count
         return (np.array(self.parts)[:, None] * size + np.arange(size)).reshape(-1)
 
 
-# JAX rebuilds pytrees with leaves that are no arrays (shapes, shardings, scan and vmap slices), so
-# the shapes here are told, not checked.
+# JAX rebuilds pytrees with leaves that are not arrays (shapes, shardings, scan and vmap slices), so
+# these shapes are documented, not checked.
 @no_type_check
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

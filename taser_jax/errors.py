@@ -1,14 +1,14 @@
-"""Errors a person can act on: what was found, where, what was expected and how to fix it."""
+"""Actionable errors: what was found, where, what was expected, and how to fix it."""
 
 from __future__ import annotations
 
 EXIT_USER_ERROR = 2
-# sysexits.h's EX_TEMPFAIL, "try again": what launchers take as preempted, not failed.
+# sysexits.h's EX_TEMPFAIL, "try again": launchers treat it as preempted, not failed.
 EXIT_PREEMPTED = 75
 
 
 class TaserError(Exception):
-    """A problem in the user's input, configuration or machine, told in full.
+    """A problem with the user's input, configuration or machine, with a complete message.
 
     The command line prints it without a traceback and exits with `EXIT_USER_ERROR`.
 
@@ -20,10 +20,10 @@ class TaserError(Exception):
           fix: write ["Paris"], not "Paris"
 
     Args:
-        found: what is wrong, in a few words, with the offending value.
-        where: file:line, field, parameter or batch it was found in.
-        expected: what would have been right.
-        fix: what to do about it.
+        found: the problem in a few words, with the offending value.
+        where: its location: file:line, field, parameter or batch.
+        expected: what would be correct.
+        fix: how to fix it.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class ConfigError(TaserError):
 
 
 class FingerprintError(TaserError):
-    """Artefacts of different models or collections that were put together."""
+    """Artefacts of different models or collections that do not belong together."""
 
 
 class StorageError(TaserError):
-    """A disk that is full or a directory that cannot be written."""
+    """A full disk, or a directory that cannot be written."""
 
 
 class NonFiniteLossError(TaserError):
@@ -64,4 +64,4 @@ class NonFiniteLossError(TaserError):
 
 
 class Preempted(Exception):
-    """SIGTERM arrived; the state is saved and the same command goes on from it."""
+    """SIGTERM arrived; the state is saved, and rerunning the command resumes from it."""

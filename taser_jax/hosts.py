@@ -1,7 +1,7 @@
-"""Several hosts, one program: starting together, agreeing, and letting the first do what is single.
+"""Several hosts running one program: joining, agreement, and work done once, by host 0.
 
-Each host of a pod runs the same command. What they compute together needs no care; what is written
-once does, and so does what they were started with.
+Each host of a pod runs the same command. Joint computation needs no special treatment, but work
+that must be done once does, and hosts must be started with equal settings.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 COORDINATOR_TIMEOUT = 300
-# Seconds by which JAX's runtime is more patient than we are.
+# Seconds that JAX's runtime waits longer than we do.
 _GRACE = 60
 _joined: list[int] = []
 
 
 def initialize(*, timeout: int = COORDINATOR_TIMEOUT) -> None:
-    """Joins the other hosts; afterwards only the first one logs and shows progress.
+    """Joins the other hosts; afterwards only host 0 logs and shows progress.
 
-    TPU pods, Slurm and Kubernetes tell JAX where the coordinator is. Elsewhere the environment
-    does: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    On TPU pods, Slurm and Kubernetes JAX finds the coordinator itself. Elsewhere set the
+    environment variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 
     Args:
         timeout: seconds to wait for the coordinator and for the hosts.
 
     Raises:
         ConfigError: no coordinator is known, its port is taken, it or a host did not answer in
-            time, or the hosts could not be joined for another reason.
+            time, or joining failed for another reason.
     """
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
     options = _from_environment()
@@ -58,7 +58,7 @@ def initialize(*, timeout: int = COORDINATOR_TIMEOUT) -> None:
         except Exception as error:
             failures.append(error)
 
-    # JAX's runtime aborts the process when its own time is up, without a word on what to do. So
+    # JAX's runtime aborts the process when its own time is up, without a helpful message. So
     # ours ends before, and the thread is left behind.
     thread = threading.Thread(target=join, daemon=True)
     thread.start()
@@ -69,7 +69,7 @@ def initialize(*, timeout: int = COORDINATOR_TIMEOUT) -> None:
             f"hosts came, within {timeout} s",
             where="--multihost",
             expected="the same command started on every host at about the same time",
-            fix="look whether host 0 runs, its port can be reached and every host was started; "
+            fix="check that host 0 runs, its port is reachable and every host was started; "
             "--coordinator_timeout=SECONDS waits longer",
         )
     if failures:
@@ -81,9 +81,9 @@ def initialize(*, timeout: int = COORDINATOR_TIMEOUT) -> None:
             where="--multihost",
             expected="a TPU pod, Slurm, Kubernetes, or the variables JAX_COORDINATOR_ADDRESS, "
             "JAX_NUM_PROCESSES and JAX_PROCESS_ID, which is 0 on the first host",
-            fix="look at these variables and at what the other hosts print"
+            fix="check these variables and the output of the other hosts"
             if known
-            else "leave --multihost out on one host, or set them",
+            else "leave out --multihost on one host, or set them",
         ) from failures[0]
     _joined.append(jax.process_index())
     if not is_first():
@@ -92,12 +92,12 @@ def initialize(*, timeout: int = COORDINATOR_TIMEOUT) -> None:
 
 
 def joined_as() -> int | None:
-    """This host's number where `initialize` has joined it to others; asks no device."""
+    """This host's number, if `initialize` has joined it to others; does not query devices."""
     return _joined[-1] if _joined else None
 
 
 def _from_environment() -> dict[str, Any]:
-    """JAX itself reads the coordinator's address, but not these."""
+    """The variables that JAX does not read itself (it reads the coordinator's address)."""
     names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
     try:
         return {key: int(os.environ[name]) for key, name in names.items() if name in os.environ}
@@ -108,7 +108,7 @@ def _from_environment() -> dict[str, Any]:
 
 
 def _check_address(address: str, *, serves: bool) -> None:
-    """What JAX's runtime would answer with an IndexError or a crash."""
+    """Refuses addresses to which JAX's runtime reacts with an IndexError or a crash."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ConfigError(
@@ -124,20 +124,20 @@ def _check_address(address: str, *, serves: bool) -> None:
         socket.create_server(("", int(port)), family=family, dualstack_ipv6=dualstack).close()
     except OSError as error:
         raise ConfigError(
-            f"port {port} cannot be listened on ({os.strerror(error.errno or 0)})",
+            f"cannot listen on port {port} ({os.strerror(error.errno or 0)})",
             where="JAX_COORDINATOR_ADDRESS",
             expected="a free port of host 0, which this is",
-            fix="end what an earlier start left, or take another port on all hosts",
+            fix="end the process of an earlier start, or use another port on all hosts",
         ) from error
 
 
 def is_first() -> bool:
-    """Whether this host writes what is written once."""
+    """Whether this is host 0, which writes what is written once."""
     return jax.process_index() == 0
 
 
 def require_same(facts: Mapping[str, str]) -> None:
-    """Raises on every host where one of them was started with something else.
+    """Raises on every host if any host was started with other facts.
 
     Example:
         require_same({"configuration": gin_text, "data": stream.fingerprint})
@@ -146,7 +146,7 @@ def require_same(facts: Mapping[str, str]) -> None:
         facts: name -> text that must be equal on all hosts. The names must be, too.
 
     Raises:
-        ConfigError: names what differs, and the hosts where it does.
+        ConfigError: names what differs, and on which hosts.
     """
     if jax.process_count() == 1:
         return
@@ -173,12 +173,12 @@ def require_same(facts: Mapping[str, str]) -> None:
 
 
 def first_host_only(work: Callable[P, T]) -> Callable[P, T]:
-    """Makes a function run on the first host; the others wait, and return what it returned.
+    """Makes a function run on host 0 only; the other hosts wait and return its result.
 
-    All hosts must call it. The result travels between them and has to be picklable.
+    All hosts must call it. The result is sent between them and must be picklable.
 
     Raises:
-        TaserError: on the other hosts, where the first one failed.
+        TaserError: on the other hosts, if host 0 failed.
     """
 
     @functools.wraps(work)
@@ -203,16 +203,16 @@ def first_host_only(work: Callable[P, T]) -> Callable[P, T]:
 
 
 def _from_first(value: T) -> T:
-    """The first host's value, on every host."""
+    """Host 0's value, on every host."""
     data = np.frombuffer(pickle.dumps(value), np.uint8) if is_first() else np.zeros(0, np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.array(len(data), np.int32)))
     data = data if is_first() else np.zeros(size, np.uint8)
-    # As int32: sums of bytes are what every backend's collectives can do without a change of type.
+    # As int32, which every backend's collectives can sum without a change of type.
     received = np.asarray(multihost_utils.broadcast_one_to_all(data.astype(np.int32)))
     return pickle.loads(received.astype(np.uint8).tobytes())
 
 
 def wait_for_all(name: str) -> None:
-    """No host goes on before all have come here."""
+    """Waits until all hosts have reached this point."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)

@@ -1,7 +1,7 @@
-"""Devices as a mesh, and which array axis lies along which mesh axis.
+"""A mesh of devices, and the rules that assign array axes to mesh axes.
 
-Models name the axes of their parameters (`embed`, `mlp`, ...); one table says where each name goes.
-`jax.jit` with the shardings made here does the rest.
+Models name the axes of their parameters (`embed`, `mlp`, ...), and one table maps each name to mesh
+axes. `jax.jit` with the resulting shardings does the rest.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each mesh axis; -1, at most once, is what is left.
+    """Number of devices along each mesh axis; -1, at most once, means all remaining devices.
 
     Attributes:
-        replica: copies of everything, for links slower than the others (slices of a multi-slice
-            job).
+        replica: parts of the batch, with everything else copied; for the slowest links (between the
+            slices of a multi-slice job).
         data: parts of the batch; parameters are copied along it.
         fsdp: parts of the batch and of the parameters.
         model: parts of the parameters and of the matrix products with them.
@@ -83,8 +83,8 @@ class MeshConfig:
                 f"a mesh of {known} devices{' or a multiple' if free else ''} "
                 f"({_axes_text(asked)})",
                 where="mesh",
-                expected=f"a mesh of the {num_devices} devices there are",
-                fix=f"{nearest} would fit; an axis of -1 takes what is left",
+                expected=f"a mesh of all {num_devices} devices",
+                fix=f"{nearest} would fit; an axis of -1 takes the remaining devices",
             )
         return sizes["replica"], sizes["data"], sizes["fsdp"], sizes["model"]
 
@@ -94,7 +94,7 @@ def _axes_text(sizes: Mapping[str, int]) -> str:
 
 
 def _nearest_shape(asked: Mapping[str, int], num_devices: int) -> dict[str, int]:
-    """Axes as near below those asked for as the devices allow; `data` takes what is left."""
+    """The nearest axes, none above those requested, that fit the devices; `data` takes the rest."""
     sizes = dict.fromkeys(MESH_AXES, 1)
     left = num_devices
     for name in ("model", "fsdp", "replica"):
@@ -110,11 +110,11 @@ def make_mesh(
 ) -> Mesh:
     """A mesh with axes (replica, data, fsdp, model), neighbours along the last.
 
-    On several TPU slices `config.across_slices` spans them and the other axes lie inside one.
+    On several TPU slices, `config.across_slices` spans them and the other axes stay inside one.
 
     Args:
         config: devices along each axis; None puts all on `data`.
-        devices: all of `jax.devices()` where None.
+        devices: None means all of `jax.devices()`.
 
     Raises:
         ConfigError: the axes do not multiply to the number of devices, or do not fit its slices.
@@ -127,7 +127,7 @@ def make_mesh(
 def device_grid(config: MeshConfig, devices: Sequence[Any]) -> np.ndarray:
     """The devices of a mesh, [replica, data, fsdp, model]; see `make_mesh`."""
     shape = config.shape(len(devices))
-    # GPUs and CPUs may name their hosts as slices, but have one network.
+    # GPUs and CPUs may report their hosts as slices, but have one network.
     on_tpu = devices[0].platform == "tpu"
     slices = len({getattr(device, "slice_index", 0) for device in devices}) if on_tpu else 1
     if slices == 1:
@@ -135,11 +135,11 @@ def device_grid(config: MeshConfig, devices: Sequence[Any]) -> np.ndarray:
     across = MESH_AXES.index(config.across_slices)
     if shape[across] % slices:
         raise ConfigError(
-            f"{shape[across]} devices along {config.across_slices}, which is to span "
+            f"{shape[across]} devices along {config.across_slices}, which must span "
             f"{slices} slices",
             where="mesh",
             expected=f"a multiple of {slices} along {config.across_slices}",
-            fix=f"set {config.across_slices} to {slices}, or let MeshConfig.across_slices name "
+            fix=f"set {config.across_slices} to {slices}, or set MeshConfig.across_slices to "
             "another axis",
         )
     inside, between = list(shape), [1] * len(shape)
@@ -157,11 +157,11 @@ def _grid(make: Callable[..., np.ndarray], shape: Sequence[int], devices: Sequen
     try:
         return make(shape, devices)
     except NotImplementedError:
-        # Two mesh axes along one axis of the torus: neighbours are fewer, but there is a mesh.
+        # Puts two mesh axes along one axis of the torus: fewer neighbours, but a valid mesh.
         return make(shape, devices, allow_split_physical_axes=True)
 
 
-# Models keep activations split over these, whatever table their parameters have.
+# Models split activations over these axes, whatever the rules for parameters.
 BATCH_AXES = ("replica", "data", "fsdp")
 DEFAULT_RULES: tuple[tuple[str, MeshAxes], ...] = (
     (BATCH, BATCH_AXES),
@@ -169,7 +169,7 @@ DEFAULT_RULES: tuple[tuple[str, MeshAxes], ...] = (
     ("heads", "model"),
     ("vocab", "model"),
     ("embed", "fsdp"),
-    # A statically routed input needs one expert of all: split along it, devices would idle.
+    # Not split: a statically routed input needs only one expert, so the other devices would idle.
     ("expert", None),
     ("kv", None),
     ("length", None),
@@ -179,10 +179,10 @@ DEFAULT_RULES: tuple[tuple[str, MeshAxes], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class LogicalRules:
-    """Logical axis -> mesh axes, or None for a copy on each device.
+    """Logical axis -> mesh axes, or None to replicate.
 
-    An array's axes get their mesh axes in the table's order. An axis whose length the mesh axis
-    does not divide is copied, and so is one whose mesh axis another axis of the array has already.
+    An array's axes get their mesh axes in the table's order. An axis is replicated if its length is
+    not divisible by the mesh axis, or if another axis of the array already uses the mesh axis.
 
     Attributes:
         rules: (logical axis, mesh axis or axes or None), each logical axis once; flax's format.
@@ -215,13 +215,13 @@ class LogicalRules:
             P("embed", "mlp") of shape [768, 3072] -> P("fsdp", "model").
 
         Args:
-            logical: name of each axis; None for an axis that is copied.
-            shape: of the array.
-            mesh: gives the mesh axes' sizes.
-            name: of the parameter, for errors.
+            logical: name of each axis; None for a replicated axis.
+            shape: shape of the array.
+            mesh: the mesh, for the sizes of its axes.
+            name: name of the parameter, for errors.
 
         Raises:
-            ConfigError: an axis that no rule covers, or a number of axes other than the shape's.
+            ConfigError: an axis without a rule, or a number of axes that differs from the shape's.
         """
         if len(logical) != len(shape):
             raise ConfigError(
@@ -285,22 +285,22 @@ class Partitioner:
                 f"{_axes_text(dict(mesh.shape))}",
                 where="logical rules",
                 expected=f"{', '.join(BATCH_AXES)}: activations are split over these",
-                fix="leave this rule as it is; an axis of one device has no part of the batch",
+                fix="leave this rule as it is; an axis of one device does not split the batch",
             )
 
     @property
     def replicated(self) -> NamedSharding:
-        """A copy on each device."""
+        """Replicated on all devices."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def batch_sharding(self) -> NamedSharding:
-        """First axis split over the batch axes: all of a `Batch`'s leaves, as a pytree prefix."""
+        """First axis split over the batch axes; a pytree prefix for all leaves of a `Batch`."""
         return NamedSharding(self.mesh, PartitionSpec(self._batch_axes))
 
     @property
     def batch_devices(self) -> int:
-        """Parts a global batch is split into."""
+        """Number of parts of a global batch."""
         return math.prod(self.mesh.shape[axis] for axis in self._batch_axes)
 
     @property
@@ -309,7 +309,7 @@ class Partitioner:
         return self.share_of(jax.process_index())
 
     def share_of(self, process: int) -> HostShare:
-        """The parts of the global batch that a host's devices hold."""
+        """The parts of the global batch on a host's devices."""
         batch_first = [*self._batch_axes, *(a for a in MESH_AXES if a not in self._batch_axes)]
         grid = self.mesh.devices.transpose([MESH_AXES.index(axis) for axis in batch_first])
         parts = [
@@ -330,7 +330,7 @@ class Partitioner:
             The same tree of NamedSharding.
 
         Raises:
-            ConfigError: a parameter with an axis that no rule covers, or with no logical axes.
+            ConfigError: a parameter without logical axes, or with an axis without a rule.
         """
         specs, _ = jax.tree_util.tree_flatten_with_path(
             logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
@@ -347,9 +347,9 @@ class Partitioner:
         return jax.tree_util.tree_map_with_path(sharding, meta.unbox(shapes))
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raises `ConfigError` where the devices cannot get equal parts of a global batch.
+        """Raises `ConfigError` if the devices cannot get equal parts of a global batch.
 
-        With B queries divisible, so are their B·(1+N) passages.
+        If the B queries are divisible, so are their B·(1+N) passages.
         """
         parts = self.batch_devices
         mesh = ""
@@ -358,7 +358,7 @@ class Partitioner:
         _check_divisible("queries in a batch", batch_size, parts, otherwise=mesh)
 
     def put_batch(self, batch: T) -> T:
-        """The global batch, on the devices, from this host's share of it.
+        """Puts the global batch on the devices, given this host's share.
 
         Args:
             batch: tree of NumPy arrays, this host's share along the first axis.
@@ -399,7 +399,7 @@ def _check_divisible(what: str, size: int, devices: int, *, otherwise: str = "")
 
 
 def mesh_axes_of(axes: MeshAxes) -> tuple[str, ...]:
-    """One axis, several or none of a rule, as a tuple."""
+    """The mesh axes of a rule (one, several or none) as a tuple."""
     if axes is None:
         return ()
     return (axes,) if isinstance(axes, str) else tuple(axes)

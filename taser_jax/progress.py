@@ -1,4 +1,4 @@
-"""Progress bars with time left, and a log line at the start and end of each phase."""
+"""Progress bars with the remaining time, and log lines at the start and end of each phase."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _shows.set()
 
 
 def silence() -> None:
-    """Shows no bars from now on: on all hosts but the first."""
+    """Turns progress bars off, as on all hosts but host 0."""
     _shows.clear()
 
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Logs when a phase starts and how long it took."""
+    """Logs the start of a phase and its duration."""
     logger.info("%s: started", name)
     start = time.monotonic()
     try:
@@ -38,7 +38,7 @@ def phase(name: str) -> Iterator[None]:
 def track(
     items: Iterable[T], description: str, *, total: int | None = None, unit: str = "it"
 ) -> Iterable[T]:
-    """Iterates with a progress bar that shows rate and time left."""
+    """Iterates with a progress bar that shows rate and remaining time."""
     return tqdm.auto.tqdm(
         items,
         desc=description,

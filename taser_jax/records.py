@@ -1,4 +1,4 @@
-"""Passage and query: the two text records every reader produces and every stage consumes."""
+"""Passage and query, the text records that readers produce and all stages consume."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Passage:
         id: the source's own identifier, unique in its collection.
         text: the body; answers are matched against it, never against the title.
         title: may be empty.
-        page_id: the page (article) this passage was cut from; empty where the source has none.
+        page_id: the page (article) that the passage was cut from; empty if the source has none.
     """
 
     id: str
@@ -27,7 +27,7 @@ class Passage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Query:
-    """One question with what is known to answer it.
+    """One question with its known answers.
 
     Attributes:
         id: unique in its task.
@@ -35,7 +35,7 @@ class Query:
         task: the task (data set) it belongs to.
         positives: rows of the passage store, gold first.
         relevance: grade of each positive, parallel to `positives`; empty means all 1.
-        hard_negatives: rows of the passage store that came with the data (BM25's, say).
+        hard_negatives: rows of the passage store that came with the data, for example BM25's.
         answers: strings, or for `regex` tasks patterns, that a passage must contain.
     """
 
@@ -49,7 +49,7 @@ class Query:
 
 
 class EmptyPassages(enum.Enum):
-    """What to do with a passage whose text is empty."""
+    """Treatment of a passage whose text is empty."""
 
     ERROR = "error"
     SKIP = "skip"

@@ -280,7 +280,7 @@ def test_another_axis_may_span_the_slices():
 
 
 def test_slices_that_the_axis_cannot_span():
-    message = r"1 devices along replica, which is to span 2 slices\n.*\n.*set replica to 2"
+    message = r"1 devices along replica, which must span 2 slices\n.*\n.*set replica to 2"
     with pytest.raises(ConfigError, match=message):
         device_grid(MeshConfig(), pod(slices=2))
     with pytest.raises(ConfigError, match=r"mesh axis 'slices'\n.*replica, data, fsdp, model"):

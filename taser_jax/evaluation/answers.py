@@ -1,4 +1,4 @@
-"""Does a passage contain an answer? DPR's rule, fast enough for whole runs.
+"""Decides whether a passage contains an answer: DPR's rule, fast enough for whole runs.
 
 Source: Karpukhin et al., EMNLP 2020, section 5, and the rule of its evaluation script, on which
 every published "top-k accuracy" of open-domain retrieval rests.
@@ -23,13 +23,13 @@ from taser_jax.errors import DataError
 from taser_jax.progress import bar
 
 _TOKENS = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
-# The same tokens where the text is ASCII, by the standard library's quicker engine.
+# The same tokens for ASCII text, with the standard library's faster engine.
 _ASCII_TOKENS = re.compile(r"[A-Za-z0-9]+|[!-~]")
 _REGEX_FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
 
 
 class AnswerMatch(enum.Enum):
-    """How an answer is looked for in a passage's body (never in its title).
+    """How an answer is matched in a passage's body (never in its title).
 
     STRING: the answer's tokens are a contiguous run of the passage's tokens, after NFD
         normalisation and lower-casing; punctuation counts, articles are kept.
@@ -42,10 +42,10 @@ class AnswerMatch(enum.Enum):
 
 
 class EmptyAnswer(enum.Enum):
-    """What an answer without a single token (white space only) does under `STRING`.
+    """The effect of an answer without any token (white space only) under `STRING`.
 
-    MATCHES_EVERYTHING is what DPR's script does, since an empty list is a sublist of any list:
-    such a question counts as answered at rank 1. MATCHES_NOTHING ignores the answer.
+    MATCHES_EVERYTHING is the behaviour of DPR's script, since an empty list is a sublist of any
+    list: such a question counts as answered at rank 1. MATCHES_NOTHING ignores the answer.
     """
 
     MATCHES_EVERYTHING = "matches_everything"
@@ -71,9 +71,9 @@ def tokenize(text: str) -> list[str]:
 def _padded(text: str) -> str:
     """Tokens between single spaces, and one space at each end.
 
-    No token holds a space, so "the answer's tokens are a contiguous sublist" is the same as
+    No token contains a space, so "the answer's tokens are a contiguous sublist" is equivalent to
     "the answer's padded string is a substring", which runs in C. Lower-casing after joining equals
-    lower-casing each token: a space ends a word for the final sigma too.
+    lower-casing each token, because a space ends a word for the final sigma too.
     """
     if text.isascii():
         tokens = _ASCII_TOKENS.findall(text)
@@ -87,14 +87,14 @@ def _nfd(text: str) -> str:
 
 
 def _prepare(texts: Sequence[str], match: AnswerMatch) -> list[str]:
-    """Passages in the form that `_Answers` searches; a plain function, so that processes run it."""
+    """Passages in the form that `_Answers` searches; a plain function, which processes can run."""
     form = _padded if match is AnswerMatch.STRING else _nfd
     return [form(text) for text in texts]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Answers:
-    """One question's answers, ready to be looked for in prepared passages."""
+    """One question's answers, ready for matching in prepared passages."""
 
     strings: tuple[str, ...] = ()
     patterns: tuple[regex.Pattern[str], ...] = ()
@@ -131,9 +131,9 @@ def _compiled(answers: Sequence[str]) -> Iterator[regex.Pattern[str]]:
 class AnswerMatcher:
     """Answer checks over whole runs, each passage fetched and tokenised once.
 
-    Tokenised passages are cached by row up to `cache_bytes`, the oldest forgotten first; beside the
-    cache at most `block_queries` lists of passages are held at a time. With `workers` above 1 large
-    blocks are tokenised in as many processes; use the matcher as a context manager, or call
+    Tokenised passages are cached by row, up to `cache_bytes`; the oldest are dropped first. Besides
+    the cache, memory holds at most `block_queries` lists of passages. With `workers` above 1, large
+    blocks are tokenised in that many processes; use the matcher as a context manager, or call
     `close`, to end them.
 
     Example:
@@ -145,14 +145,14 @@ class AnswerMatcher:
 
     Args:
         text_of: rows -> the passages' bodies, in the same order.
-        match: how to look.
-        empty_answer: what an answer without tokens does under `STRING`.
+        match: how to match.
+        empty_answer: the effect of an answer without tokens under `STRING`.
         cache_bytes: memory for tokenised passages, in bytes.
         block_queries: queries checked between two fetches of passages.
-        workers: processes that tokenise.
+        workers: number of processes for tokenising.
     """
 
-    # Below this many new passages in a block, sending them to processes costs more than it saves.
+    # With fewer new passages in a block, sending them to processes costs more than it saves.
     _PARALLEL_FROM = 2_000
     _CHUNK = 500
 
@@ -186,7 +186,7 @@ class AnswerMatcher:
         self.close()
 
     def close(self) -> None:
-        """Ends the processes; the cache stays and the matcher can go on."""
+        """Ends the processes; the cache stays and the matcher remains usable."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
@@ -197,11 +197,11 @@ class AnswerMatcher:
         """Which retrieved passages contain an answer of their query.
 
         Args:
-            rows: rows of the passage store, one list a query; -1 where there is no result.
+            rows: rows of the passage store, one list per query; -1 for no result.
             answers: each query's answers, parallel to `rows`.
 
         Returns:
-            True where the passage contains an answer; always False at -1.
+            True if the passage contains an answer; always False at -1.
 
         Raises:
             DataError: the two lengths differ, or a query's answers are a string instead of a list.
@@ -210,7 +210,7 @@ class AnswerMatcher:
             raise DataError(
                 f"{len(answers)} answer lists for {len(rows)} queries",
                 where="AnswerMatcher.hits",
-                expected="one list of answers a query, in the run's order",
+                expected="one list of answers per query, in the run's order",
             )
         found = np.zeros(rows.shape, bool)
         with bar("answer match", total=len(rows), unit="query") as progress:
@@ -227,7 +227,7 @@ class AnswerMatcher:
         return found
 
     def _passages(self, rows: Int[np.ndarray, " rows"]) -> dict[int, str]:
-        """Prepared passages of distinct rows, from the cache or freshly made; -1 is skipped."""
+        """Prepared passages of distinct rows, from the cache or newly made; skips -1."""
         wanted = [row for row in rows.tolist() if row >= 0]
         passages = {row: self._cache[row] for row in wanted if row in self._cache}
         missing = [row for row in wanted if row not in passages]
@@ -242,7 +242,8 @@ class AnswerMatcher:
         if self._workers < 2 or len(texts) < self._PARALLEL_FROM:
             return _prepare(texts, self.match)
         if self._pool is None:
-            # Not fork: the caller's JAX and TensorFlow threads would be forked half-way.
+            # Not fork: the caller's JAX and TensorFlow threads would be forked in an undefined
+            # state.
             self._pool = concurrent.futures.ProcessPoolExecutor(
                 self._workers, mp_context=multiprocessing.get_context("spawn")
             )
@@ -261,7 +262,7 @@ class AnswerMatcher:
 
 
 def _check_answers(answers: Sequence[str], *, where: str) -> None:
-    """A bare string would be taken letter by letter, and nearly every passage would match."""
+    """Refuses a bare string: it would be read letter by letter and match nearly every passage."""
     if isinstance(answers, str):
         raise DataError(
             f"answers is the string {answers!r}",

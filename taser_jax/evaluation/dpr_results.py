@@ -1,4 +1,4 @@
-"""Foreign formats we write: DPR's retrieval results, as FiD reads them."""
+"""Writes DPR's retrieval results, which FiD reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RetrievedPassage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RetrievalResult:
-    """A question with the passages found for it, best first."""
+    """A question with its retrieved passages, best first."""
 
     question: str
     answers: Sequence[str]
@@ -37,16 +37,16 @@ class RetrievalResult:
 
 
 def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> None:
-    """Writes DPR's results JSON, which FiD takes as its input, one result at a time.
+    """Writes DPR's results JSON, FiD's input, one result at a time.
 
     [{question, answers, ctxs: [{id, title, text, score, has_answer}]}], the score as a string.
 
     Args:
         path: the file to write, local or gs://.
-        results: one a question.
+        results: one per question.
 
     Raises:
-        StorageError: the disk is full or the place cannot be written.
+        StorageError: the disk is full or the file cannot be written.
     """
     with replacing(path) as scratch, scratch.open("w") as file:
         file.write("[")

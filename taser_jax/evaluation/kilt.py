@@ -1,13 +1,13 @@
 """KILT's page-level measures, and prediction files that KILT's own script accepts.
 
-A query has evidence sets, one for each right output; each is the set of pages that an output needs.
-Passages count as their pages, each page once, at its best rank.
+A query has evidence sets, one for each correct output: the set of pages that the output needs.
+Passages are mapped to their pages; each page counts once, at its best rank.
 
     PageRprec      R = size of a set; share of the set among the first R pages; the best over the
                    sets; mean over the queries.
-    PageRecall@k   each distinct set is one point of the rank, at the place of its last page, and
-                   until then one place, moved down, that counts as no hit; a page of no set is one
-                   place. Sets complete within k, over the number of distinct sets.
+    PageRecall@k   each distinct set occupies one rank, that of its last page; an incomplete set
+                   occupies one rank too, below, as a miss, and so does a page of no set. Number of
+                   sets complete within k, over the number of distinct sets.
     PageP@k        sets complete within k, over k.
 
 Source: Petroni et al., 2021, and its eval_retrieval.py.
@@ -28,7 +28,7 @@ from taser_jax.retrieval.runs import NO_ROW, Run, top_k
 
 PAGE_MEASURES = ("PageRprec", "PageRecall@5")
 
-# The pages each right output needs; None for an output that names no evidence.
+# The pages that each correct output needs; None for an output without evidence.
 EvidenceSets = Sequence[Collection[str] | None]
 
 logger = logging.getLogger("taser")
@@ -43,7 +43,7 @@ def page_r_precision(pages: Sequence[str], evidence: EvidenceSets) -> float:
 
     Args:
         pages: best first, each once.
-        evidence: one set a right output.
+        evidence: one set per correct output.
     """
     wanted = [frozenset(pages_of_set or ()) for pages_of_set in evidence]
     scores = [len(one.intersection(pages[: len(one)])) / len(one) for one in wanted if one]
@@ -51,7 +51,7 @@ def page_r_precision(pages: Sequence[str], evidence: EvidenceSets) -> float:
 
 
 def page_recall(pages: Sequence[str], evidence: EvidenceSets, k: int) -> float:
-    """Share of the distinct evidence sets that are complete within the first k places.
+    """Share of the distinct evidence sets that are complete within the first k ranks.
 
     Example:
         >>> page_recall(["2", "5", "7", "1"], [{"1", "2"}, {"5"}], 2)
@@ -59,20 +59,20 @@ def page_recall(pages: Sequence[str], evidence: EvidenceSets, k: int) -> float:
 
     Args:
         pages: best first, each once.
-        evidence: one set a right output.
-        k: places of the rank to look at.
+        evidence: one set per correct output.
+        k: cut-off rank.
     """
     hits, sets = _rank(pages, evidence)
     return sum(hits[:k]) / sets if sets else 0.0
 
 
 def page_precision(pages: Sequence[str], evidence: EvidenceSets, k: int) -> float:
-    """Evidence sets that are complete within the first k places, over k.
+    """Number of evidence sets that are complete within the first k ranks, over k.
 
     Args:
         pages: best first, each once.
-        evidence: one set a right output.
-        k: places of the rank to look at.
+        evidence: one set per correct output.
+        k: cut-off rank.
     """
     return sum(_rank(pages, evidence)[0][:k]) / k
 
@@ -97,7 +97,7 @@ def evaluate_pages(
     gold: Mapping[str, EvidenceSets],
     measures: Sequence[str] = PAGE_MEASURES,
 ) -> Evaluation:
-    """Page-level measures over every query of the gold; one without pages counts as zero.
+    """Page-level measures over all queries of the gold; a query without pages counts as zero.
 
     Args:
         pages: query id -> pages, best first, each once.
@@ -105,8 +105,8 @@ def evaluate_pages(
         measures: PageRprec, PageRecall@k, PageP@k.
 
     Raises:
-        ConfigError: a measure that is not known.
-        DataError: no gold, none with evidence, or no query in common.
+        ConfigError: an unknown measure.
+        DataError: no gold, no evidence, or no query in common.
     """
     functions = {name: _measure(name) for name in measures}
     if not any(evidence for sets in gold.values() for evidence in sets):
@@ -130,7 +130,7 @@ def evaluate_pages(
 
 
 def is_page_measure(name: str) -> bool:
-    """Whether a measure is one of this module's, by its name."""
+    """Whether the name is that of one of this module's measures."""
     return name.startswith("Page")
 
 
@@ -143,10 +143,10 @@ def write_predictions(
     titles_of: Callable[[Sequence[int]], Sequence[str]],
     ids: Sequence[str],
 ) -> None:
-    """Writes a KILT prediction file: one line a query, in the order of `inputs`, best page first.
+    """Writes a KILT prediction file: one line per query, in the order of `inputs`, best page first.
 
     A line is {id, input, output: [{provenance: [{wikipedia_id, title, passage_id, score}]}]}, with
-    each page once, by its best passage. A query that found nothing has no provenance.
+    each page once, by its best passage. A query without results has no provenance.
 
     Args:
         path: the file.
@@ -174,13 +174,13 @@ def write_predictions(
 
 
 def _rank(pages: Sequence[str], evidence: EvidenceSets) -> tuple[list[bool], int]:
-    """Places of the rank, True where an evidence set is complete; and how many sets there are."""
+    """Ranks, True where an evidence set is complete, and the number of sets."""
     sets: list[set[str]] = []
     for one in evidence:
         if one is not None and set(one) not in sets:
             sets.append(set(one))
     missing = [set(one) for one in sets]
-    # A place is True, False, or the number of an evidence set that is not complete yet.
+    # A rank is True, False, or the number of an evidence set that is not complete yet.
     places: list[tuple[bool, int | None]] = []
     for page in pages:
         touched = [number for number, one in enumerate(missing) if page in one]
@@ -241,8 +241,8 @@ def _warn_if_short(
     deepest = max((int(name.partition("@")[2] or 0) for name in measures), default=0)
     if short := sum(len(pages.get(query_id, ())) < deepest for query_id in gold):
         logger.warning(
-            "%d of %d queries have fewer than %d pages: retrieve more passages for a recall that "
-            "can be compared",
+            "%d of %d queries have fewer than %d pages: retrieve more passages for a comparable "
+            "recall",
             short,
             len(gold),
             deepest,

@@ -1,19 +1,19 @@
-"""Retrieval metrics, query by query: by answers as DPR counts them, by qrels as trec_eval does.
+"""Retrieval metrics per query: by answers as in DPR, by qrels as in trec_eval.
 
 Names of measures, as in the tables of the papers reproduced here:
 
-    R@k       1 where at least one of the first k passages is a hit, else 0: contains an answer
+    R@k       1 if at least one of the first k passages is a hit, else 0. A hit contains an answer
               (`evaluate_answers`) or is relevant (`evaluate_qrels`). DPR's "top-k accuracy" and
               "recall@k"; trec_eval's success_k. Also written Success@k.
     Recall@k  share of the query's relevant passages among the first k; trec_eval's recall_k.
-              Equal to R@k where every query has one relevant passage. By qrels only.
-    MRR@k     1 / rank of the first hit, 0 where it is deeper than k; trec_eval's recip_rank.
+              Equal to R@k if every query has one relevant passage. By qrels only.
+    MRR@k     1 / rank of the first hit, 0 if it is below rank k; trec_eval's recip_rank.
     nDCG@k    gain = grade, discount log2(1 + rank); trec_eval's ndcg_cut_k. By qrels only.
     P@k, MAP  trec_eval's P_k and map (MAP@k: map_cut_k). By qrels only.
     Rprec     share of the R relevant passages among the first R; trec_eval's Rprec. By qrels only.
 
-A run is ranked once, score descending and row ascending, and ir_measures gets strictly decreasing
-scores, since its providers break ties in different ways.
+A run is ranked once, by descending score and ascending row. ir_measures gets strictly decreasing
+scores, since its providers break ties differently.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _BY_QRELS: dict[str, ir_measures.measures.Measure] = {
 _BY_HITS = ("R", "Success", "MRR")
 _WITHOUT_CUTOFF = ("MRR", "nDCG", "MAP", "Rprec")
 _NEVER_CUT = ("Rprec",)
-# Queries handed to ir_measures at once: its dictionaries of a whole run would outgrow the run.
+# Queries passed to ir_measures at once: its dictionaries would need more memory than the run.
 _BLOCK = 1_000
 
 logger = logging.getLogger("taser")
@@ -55,11 +55,11 @@ logger = logging.getLogger("taser")
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Measures of one run on one task, kept query by query so that systems can be compared.
+    """Measures of one run on one task, per query, so that systems can be compared.
 
     Attributes:
-        query_ids: all queries the averages go over, whether or not the run had them.
-        values: measure -> one value a query, in the order of `query_ids`.
+        query_ids: all queries that are averaged over, whether or not the run has them.
+        values: measure -> one value per query, in the order of `query_ids`.
     """
 
     query_ids: tuple[str, ...]
@@ -67,7 +67,7 @@ class Evaluation:
 
     @property
     def num_queries(self) -> int:
-        """Queries the averages go over."""
+        """Number of queries that are averaged over."""
         return len(self.query_ids)
 
     def averages(self) -> dict[str, float]:
@@ -94,9 +94,9 @@ class PairedComparison:
 
     Attributes:
         difference: mean of the first minus mean of the second.
-        low: lower end of the interval, 2.5 % of the resamples lie below it.
-        high: upper end, 2.5 % lie above it.
-        p_value: two-sided; share of resamples on the other side of zero, doubled.
+        low: lower end of the interval; 2.5 % of the resamples lie below it.
+        high: upper end; 2.5 % lie above it.
+        p_value: two-sided; twice the share of resamples on the other side of zero.
     """
 
     difference: float
@@ -106,7 +106,7 @@ class PairedComparison:
 
 
 def qrels_of(queries: Iterable[Query]) -> Qrels:
-    """Qrels from the positives of queries; a query without one is left out, as in a qrels file.
+    """Qrels from the positives of queries; omits queries without one, as a qrels file does.
 
     Raises:
         DataError: no query has a positive.
@@ -129,19 +129,19 @@ def qrels_of(queries: Iterable[Query]) -> Qrels:
 def evaluate_qrels(
     run: Run, qrels: Mapping[str, Mapping[int, int]], measures: Sequence[str] = QRELS_MEASURES
 ) -> Evaluation:
-    """Measures by relevance judgements, over every query of the qrels.
+    """Measures by relevance judgements, over all queries of the qrels.
 
-    A query that the run lacks or found nothing for counts as zero; row -1 is no result; queries of
-    the run that have no judgements are left out.
+    A query without results counts as zero; row -1 is no result; queries of the run without
+    judgements are ignored.
 
     Args:
         run: retrieved rows; their order comes from scores, then rows.
         qrels: query id -> row -> grade; relevant from grade 1.
-        measures: names as in this module's first lines.
+        measures: names as in this module's docstring.
 
     Raises:
-        ConfigError: a measure that is not known.
-        DataError: no judgement at all, or no query in common.
+        ConfigError: an unknown measure.
+        DataError: no judgements, or no query in common.
     """
     parsed = {name: _ir_measure(name) for name in measures}
     results = _by_query(run, qrels.keys(), measures)
@@ -171,19 +171,19 @@ def evaluate_answers(
     matcher: AnswerMatcher,
     measures: Sequence[str] = ANSWER_MEASURES,
 ) -> Evaluation:
-    """Measures by answer match, over every question.
+    """Measures by answer match, over all questions.
 
-    A question that the run lacks, or without answers, counts as zero.
+    A question without results or without answers counts as zero.
 
     Args:
         run: retrieved rows; their order comes from scores, then rows.
         answers: query id -> its answers, for every question of the task.
-        matcher: looks answers up in the passages of the run's collection.
+        matcher: matches answers in the passages of the run's collection.
         measures: R@k, Success@k, MRR or MRR@k.
 
     Raises:
-        ConfigError: a measure that is not known or not defined by answers.
-        DataError: no question has an answer, or no question in common with the run.
+        ConfigError: a measure that is unknown or not defined by answers.
+        DataError: no question has an answer, or none is in the run.
     """
     for name in measures:
         _split(name, _BY_HITS)
@@ -218,10 +218,10 @@ def hit_measures(
         measures: R@k, Success@k, MRR or MRR@k.
 
     Returns:
-        Measure -> one value a query.
+        Measure -> one value per query.
 
     Raises:
-        ConfigError: a measure that is not known or not defined by hits.
+        ConfigError: a measure that is unknown or not defined by hits.
     """
     values = {}
     depth = hits.shape[1]
@@ -250,7 +250,7 @@ def group_averages(groups: Mapping[str, Evaluation]) -> GroupAverages:
         evaluation.values.keys() != evaluations[0].values.keys() for evaluation in evaluations
     ):
         raise DataError(
-            f"measures differ between {len(groups)} groups or there is none",
+            f"{len(groups)} groups, whose measures differ or are missing",
             where="group averages",
             expected="one or more groups evaluated with the same measures",
         )
@@ -271,7 +271,7 @@ def paired_bootstrap(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> PairedComparison:
-    """Resamples the queries to tell a difference of two systems from chance.
+    """Tests the difference of two systems by resampling the queries.
 
     Source: Sakai, SIGIR 2006, "Evaluating evaluation metrics based on the bootstrap"; here the
     percentile interval of the mean difference.
@@ -281,10 +281,10 @@ def paired_bootstrap(
         second: the other's, on the same queries in the same order.
         measure: the measure to compare.
         resamples: bootstrap samples.
-        seed: of the resampling; the result is a function of it.
+        seed: seed of the resampling, which decides the result.
 
     Raises:
-        DataError: the queries differ, or one side lacks the measure.
+        DataError: the queries differ, or a system lacks the measure.
     """
     if first.query_ids != second.query_ids:
         raise DataError(
@@ -311,7 +311,7 @@ def _by_query(run: Run, wanted: Iterable[str], measures: Sequence[str]) -> dict[
     depth = run.rows.shape[1]
     deepest = max((_split(name, tuple(_BY_QRELS))[1] or 0 for name in measures), default=0)
     if deepest > depth:
-        logger.warning("a measure looks at the first %d, but the run is %d deep", deepest, depth)
+        logger.warning("a measure needs %d results, but the run has %d per query", deepest, depth)
     ranked = top_k(run.rows, run.scores, depth)
     found = {
         query_id: [row for row in rows if row != NO_ROW]
@@ -340,7 +340,7 @@ def _split(name: str, families: Sequence[str]) -> tuple[str, int | None]:
             where="measures",
             expected="one of "
             + ", ".join(known if known in _NEVER_CUT else f"{known}@k" for known in families),
-            fix="write for example 'R@20'; nDCG and Recall need qrels",
+            fix="write, for example, 'R@20'; nDCG and Recall need qrels",
         )
     return family, int(cutoff) if at else None
 

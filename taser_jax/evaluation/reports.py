@@ -20,7 +20,7 @@ LEGEND = (
     "among the first k."
 )
 _NONE = "-"
-# Okabe and Ito's palette, told apart by colour-blind readers too; grey first, for the baseline.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; grey first, for the baseline.
 _COLOURS = (
     "#8c8c8c",
     "#56b4e9",
@@ -41,9 +41,9 @@ class ResultsTable:
 
     Attributes:
         results: the rows, in order.
-        measures: which measures to show, in order.
-        tasks: which tasks, in order; the average is over exactly these.
-        by_task: the measure shown for every task where there is no room for all of them.
+        measures: the measures to show, in order.
+        tasks: the tasks to show and to average over, in order.
+        by_task: the measure shown per task where there is no room for all measures.
     """
 
     results: Sequence[SystemResult]
@@ -60,16 +60,16 @@ class ResultsTable:
         tasks: Sequence[str] | None = None,
         by_task: str | None = None,
     ) -> ResultsTable:
-        """A table of all measures and tasks that the results have, unless told otherwise.
+        """A table of the results, by default of all their measures and tasks.
 
         Args:
-            results: the rows, in order; a cell that a system lacks stays empty.
-            measures: None takes all, in the order they are met.
-            tasks: None takes all, in the order they are met.
-            by_task: None takes the last of the measures.
+            results: the rows, in order; missing values leave empty cells.
+            measures: None means all, in the order of their first occurrence.
+            tasks: None means all, in the order of their first occurrence.
+            by_task: None means the last of the measures.
 
         Raises:
-            DataError: no row, task or measure, or `by_task` is none of the measures.
+            DataError: no row, task or measure, or `by_task` is not one of the measures.
         """
         met = [task for result in results for task in result.tasks]
         tasks = list(tasks or dict.fromkeys(met))
@@ -96,7 +96,7 @@ class ResultsTable:
         return cls(list(results), measures, tasks, by_task)
 
     def mean(self, result: SystemResult, measure: str) -> float | None:
-        """A row's mean over the tasks that any row has the measure of; None where it lacks one."""
+        """A row's mean over the tasks for which any row has the measure; None if it lacks one."""
         tasks = [
             task
             for task in self.tasks
@@ -105,10 +105,10 @@ class ResultsTable:
         return result.mean(measure, tasks)
 
     def to_text(self, width: int = 120) -> str:
-        """Aligned text: averages of every measure, then one measure for every task.
+        """Aligned text: averages of all measures, then one measure per task.
 
         Args:
-            width: characters a line; a table with more tasks than fit is continued below.
+            width: characters per line; a table with too many tasks continues below.
         """
         details = self._detail_names()
         lines = [self._average_title(), ""]
@@ -137,7 +137,7 @@ class ResultsTable:
         return "\n".join([*lines, "", LEGEND])
 
     def to_markdown(self) -> str:
-        """Markdown: one table of averages and one a task, the best of each column in bold."""
+        """Markdown: a table of averages and one per task, with the best of each column in bold."""
         details = self._detail_names()
         blocks = [
             f"### {self._average_title()}",
@@ -161,7 +161,7 @@ class ResultsTable:
         return "\n\n".join([*blocks, LEGEND]) + "\n"
 
     def to_csv(self) -> str:
-        """CSV: a line for each system and task, and one for its average; fractions, not percent."""
+        """CSV: a line per system and task, and one for the average; fractions, not percent."""
         details = self._detail_names()
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -178,7 +178,7 @@ class ResultsTable:
         return text.getvalue()
 
     def plot(self) -> Figure:
-        """Grouped bars: the average of every measure, and below one measure for every task."""
+        """Grouped bars: the average of every measure, and below it one measure per task."""
         averages = [[self.mean(r, measure) for measure in self.measures] for r in self.results]
         panels = [(self._average_title(), list(self.measures), averages)]
         if len(self.tasks) > 1:
@@ -191,7 +191,7 @@ class ResultsTable:
         for axis, (title, groups, values) in zip(axes, panels, strict=True):
             _bars(axis, title, groups, values, [result.system for result in self.results])
         handles, labels = axes[0].get_legend_handles_labels()
-        # About 0.08 inch a character and 0.7 for the colour and the space between entries.
+        # About 0.08 inch per character and 0.7 for the colour and the space between entries.
         columns = min(len(labels), max(1, int(width / (0.7 + 0.08 * max(map(len, labels))))))
         figure.legend(
             handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=10
@@ -237,7 +237,7 @@ def _count(value: int | None) -> str:
 
 
 def _aligned(header: list[str], lines: list[list[str]], width: int) -> list[str]:
-    """Columns under each other: names to the left, figures to the right, folded at `width`."""
+    """Aligns columns: names to the left, figures to the right, folded at `width`."""
     widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
     folds: list[list[int]] = [[]]
     used = widths[0]
@@ -270,7 +270,7 @@ def _markdown(
     for column in range(len(shown[0])):
         figures = [float(line[column]) for line in shown if line[column] != _NONE]
         for line in shown:
-            # By what is shown: two systems that read 71.3 are both the best.
+            # By the rounded figure: two systems shown as 71.3 are both the best.
             if len(shown) > 1 and line[column] != _NONE and float(line[column]) == max(figures):
                 line[column] = f"**{line[column]}**"
     lines = [header, ["---"] + ["---:"] * (len(header) - 1)]

@@ -1,6 +1,6 @@
-"""Evaluation results on disk: one JSON file a system, one CSV of per-query values a task.
+"""Evaluation results on disk: one JSON file per system, one CSV of per-query values per task.
 
-A table is rebuilt from the JSON files alone, and a system whose file is there with the expected
+The JSON files alone are enough to rebuild a table, and a system whose file has the expected
 fingerprint need not be evaluated again.
 
     {"format_version": 1, "system": "TASER (after mining)", "parameters": 4202496,
@@ -31,7 +31,7 @@ class TaskResult:
 
     Attributes:
         metrics: measure -> mean over the task's queries, between 0 and 1.
-        num_queries: queries the means go over.
+        num_queries: number of queries averaged over.
     """
 
     metrics: Mapping[str, float]
@@ -50,8 +50,9 @@ class SystemResult:
     Attributes:
         system: the row's name.
         tasks: task -> its averages.
-        parameters: parameters of the model; None where there is none to count (BM25).
-        fingerprint: of everything the figures depend on: checkpoint, collection, queries, settings.
+        parameters: parameters of the model; None if it has none (BM25).
+        fingerprint: of everything that the figures depend on: checkpoint, collection, queries,
+            settings.
         details: further columns, name -> text ("wall time" -> "12 min").
     """
 
@@ -62,19 +63,19 @@ class SystemResult:
     details: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def mean(self, measure: str, tasks: Sequence[str]) -> float | None:
-        """Mean of a measure over tasks; None where one of them is missing."""
+        """Mean of a measure over tasks; None if one of them is missing."""
         values = [self.value(measure, task) for task in tasks]
         known = [value for value in values if value is not None]
         return sum(known) / len(known) if known and len(known) == len(values) else None
 
     def value(self, measure: str, task: str) -> float | None:
-        """A measure on one task; None where it is missing."""
+        """A measure on one task; None if it is missing."""
         result = self.tasks.get(task)
         return None if result is None else result.metrics.get(measure)
 
 
 def result_path(directory: FilePath, system: str) -> pathlib.Path:
-    """The system's file: "TASER + BM25" is kept in taser-bm25.json."""
+    """The system's file: taser-bm25.json for "TASER + BM25"."""
     name = re.sub(r"[^a-z0-9]+", "-", system.lower()).strip("-")
     if not name:
         raise DataError(f"system name {system!r}", where="results", expected="a letter or digit")
@@ -85,15 +86,15 @@ def write_result(directory: FilePath, result: SystemResult) -> pathlib.Path:
     """Writes or replaces a system's file and returns its path.
 
     Raises:
-        DataError: the file belongs to a system of another name that is spelt the same way.
+        DataError: the file belongs to another system, whose name gives the same file name.
         StorageError: it cannot be written.
     """
     path = result_path(directory, result.system)
     if path.exists() and (other := _load(path).system) != result.system:
         raise DataError(
-            f"holds the system {other!r}",
+            f"it has the result of system {other!r}",
             where=str(path),
-            expected=f"a file of {result.system!r}",
+            expected=f"that of {result.system!r}",
             fix="rename one of the two systems so that their letters and digits differ",
         )
     write_json(path, {"format_version": FORMAT_VERSION, **dataclasses.asdict(result)})
@@ -103,15 +104,15 @@ def write_result(directory: FilePath, result: SystemResult) -> pathlib.Path:
 def read_result(
     directory: FilePath, system: str, *, fingerprint: str | None = None
 ) -> SystemResult | None:
-    """A system's result; None where there is none, or one of another fingerprint.
+    """A system's result; None if there is none with this fingerprint.
 
     Args:
-        directory: where the files are.
+        directory: the directory of results.
         system: its name.
-        fingerprint: what the result must have been made from; None takes any.
+        fingerprint: the required fingerprint; None accepts any.
 
     Raises:
-        DataError: a file that is not such a result.
+        DataError: the file is not a result.
     """
     path = result_path(directory, system)
     if not path.exists():
@@ -126,12 +127,12 @@ def read_results(directory: FilePath, systems: Sequence[str] | None = None) -> l
     """All results of a directory, for a table.
 
     Args:
-        directory: where the files are.
-        systems: names in the table's order, those without a file left out; None takes every file,
-            by name.
+        directory: the directory of results.
+        systems: names in the table's order; names without a file are skipped. None means all
+            files, by name.
 
     Raises:
-        DataError: no result at all, or a file that is not a result.
+        DataError: there are no results, or a file is not a result.
     """
     if systems is None:
         results = [_load(path) for path in sorted(pathlib.Path(directory).glob("*.json"))]
@@ -149,7 +150,7 @@ def read_results(directory: FilePath, systems: Sequence[str] | None = None) -> l
 
 
 def write_per_query(path: FilePath, evaluation: Evaluation) -> None:
-    """Writes one line a query: its id and each measure, as shortest exact decimals."""
+    """Writes one line per query: its id and each measure, as shortest exact decimals."""
     with replacing(path) as scratch, open(scratch, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["query_id", *evaluation.values])
@@ -161,7 +162,7 @@ def read_per_query(path: FilePath) -> Evaluation:
     """Reads what `write_per_query` wrote, for comparisons of systems.
 
     Raises:
-        DataError: another kind of file, or a line that does not fit its header; with its line.
+        DataError: another kind of file, or a line that does not match the header; names the line.
     """
     query_ids, lines = [], []
     with open(path, encoding="utf-8", newline="") as file:
@@ -201,7 +202,7 @@ def _load(path: pathlib.Path) -> SystemResult:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
-            f"missing or wrong field: {error}",
+            f"missing or invalid field: {error}",
             where=str(path),
             expected="system, parameters, fingerprint, details and tasks",
             fix=again,

@@ -1,4 +1,4 @@
-"""BERT between Hugging Face's names and shapes and ours, in NumPy alone."""
+"""Converts BERT between Hugging Face's names and shapes and ours, with NumPy alone."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _SIZES = {
 
 
 def bert_config(directory: pathlib.Path, **overrides: Any) -> BertConfig:
-    """The sizes and numerics that a checkpoint's `config.json` tells.
+    """Reads the sizes and numerics from a checkpoint's `config.json`.
 
     Args:
-        directory: of the checkpoint.
-        overrides: fields of `BertConfig` in place of the checkpoint's.
+        directory: the checkpoint's directory.
+        overrides: fields of `BertConfig` that replace the checkpoint's.
 
     Raises:
-        DataError: no config.json, not JSON, or a size is missing or no size.
-        ConfigError: another architecture, or a variant of BERT that is not ours.
+        DataError: there is no config.json, it is not JSON, or a size is missing or invalid.
+        ConfigError: another architecture, or an unsupported variant of BERT.
     """
     path, value = read_config(directory)
     _check_architecture(value, str(path))
@@ -57,7 +57,7 @@ def bert_config(directory: pathlib.Path, **overrides: Any) -> BertConfig:
         raise DataError(
             f"hidden_size {embed} with num_attention_heads {heads}",
             where=str(path),
-            expected="a hidden size that the heads divide",
+            expected="a hidden size that is divisible by the number of heads",
         )
     activation = value.get("hidden_act", "gelu")
     if activation not in _ACTIVATIONS:
@@ -82,14 +82,13 @@ def config_to_json(config: BertConfig) -> dict[str, Any]:
     """`config.json` of Hugging Face's BertModel for a plain encoder.
 
     Raises:
-        ConfigError: the heads together are not as wide as the hidden states, which BertModel
-            cannot be.
+        ConfigError: the heads together are not as wide as the hidden states, as BertModel requires.
     """
     if config.num_heads * config.head_dim != config.embed_dim:
         raise ConfigError(
             f"{config.num_heads} heads of {config.head_dim} with embed_dim {config.embed_dim}",
             where="BertConfig",
-            expected="heads x head_dim = embed_dim: Hugging Face's BERT has no other",
+            expected="heads x head_dim = embed_dim, as Hugging Face's BERT requires",
             fix="export as saved_model or stablehlo",
         )
     theirs = {Activation.GELU_TANH: "gelu_new"}
@@ -116,11 +115,11 @@ def encoder_from_tensors(
 ) -> Params:
     """The parameters of a plain encoder, float32, from a BERT-family checkpoint's tensors.
 
-    Heads for other tasks, poolers and buffers are left; LayerNorm may be named gamma and beta.
+    Heads for other tasks, poolers and buffers are ignored; LayerNorm may be named gamma and beta.
 
     Args:
         tensors: by name, with any prefix ("bert." or none).
-        config: the encoder wanted.
+        config: the requested encoder.
         where: the checkpoint, for messages.
         layers: which of the checkpoint's blocks, from 0; None: the first `config.num_layers`.
 
@@ -128,8 +127,8 @@ def encoder_from_tensors(
         `embeddings/...`, `layers_i/...`.
 
     Raises:
-        ConfigError: no BERT, or a tensor of another shape than `config` says.
-        DataError: tensors are missing, hold NaN, or come unexpected.
+        ConfigError: not a BERT, or a tensor's shape does not match `config`.
+        DataError: tensors are missing, have NaN, or are unexpected.
     """
     tensors = _canonical(tensors, where)
     if layers is None:
@@ -157,7 +156,7 @@ def encoder_to_tensors(params: Params, config: BertConfig) -> Tensors:
     """A plain encoder's parameters under the names and shapes of Hugging Face's BertModel.
 
     Args:
-        params: of a plain encoder, as `plain_encoder` gives them.
+        params: parameters of a plain encoder, from `plain_encoder`.
         config: its sizes.
 
     Raises:
@@ -219,7 +218,7 @@ def _layer_norm(path: tuple[str, ...], name: str, embed: int) -> list[Leaf]:
 
 
 def _canonical(tensors: Mapping[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
-    """The encoder's tensors without their prefix, under today's names of LayerNorm's."""
+    """The encoder's tensors without prefix, with LayerNorm's current names."""
     prefixes = sorted(n.removesuffix(_TOKEN_TABLE) for n in tensors if n.endswith(_TOKEN_TABLE))
     if not prefixes:
         raise ConfigError(
@@ -234,7 +233,7 @@ def _canonical(tensors: Mapping[str, np.ndarray], where: str) -> dict[str, np.nd
             f"{len(prefixes)} encoders, under {listed(prefixes)}",
             where=where,
             expected="one encoder",
-            fix="save the encoder that is wanted by itself",
+            fix="save the required encoder by itself",
         )
     named = {}
     for name, tensor in tensors.items():
@@ -248,7 +247,7 @@ def _canonical(tensors: Mapping[str, np.ndarray], where: str) -> dict[str, np.nd
 def _check_no_more(
     tensors: Mapping[str, np.ndarray], leaves: list[Leaf], layers: Sequence[int], where: str
 ) -> None:
-    """Adapters and the like inside a block would change what it computes: no silent loss."""
+    """Refuses adapters and the like, which change what a block computes."""
     known = {leaf.name for leaf in leaves}
     inside = tuple(f"encoder.layer.{layer}." for layer in layers)
     more = sorted(n for n in tensors if n.startswith(inside) and n not in known)

@@ -1,4 +1,4 @@
-"""What every exporter is given: one trained dual encoder and what a reader should know of it."""
+"""The input of every exporter: a trained dual encoder and facts for its model card."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Params = Any
 
 @dataclasses.dataclass(frozen=True)
 class ExportSource:
-    """A trained dual encoder, on its way out.
+    """A trained dual encoder to export.
 
     Attributes:
         config: the dual encoder.
         params: its parameters, as arrays on this host.
         vocabulary_dir: the vocabulary it was trained with.
-        query_length: tokens a query was cut to in training.
-        passage_length: tokens a passage was cut to.
+        query_length: tokens per query in training; longer queries were truncated.
+        passage_length: tokens per passage, likewise.
         fingerprint: of configuration and parameters.
-        facts: what its run recorded (run.json): data fingerprints, steps, negatives per query.
-        metrics: name -> value, for the model card; empty where nothing was measured.
+        facts: the record of its run (run.json): data fingerprints, steps, negatives per query.
+        metrics: name -> value, for the model card; may be empty.
         config_text: the Gin configuration it was trained with.
-        task: whose query encoder, where encoders differ by task.
-        query_settings: how its queries became tokens.
-        titles: whether passages were encoded with theirs.
+        task: the task whose query encoder to export, if encoders differ by task.
+        query_settings: how queries were converted to tokens.
+        titles: whether passages were encoded with their titles.
     """
 
     config: ModelConfig

@@ -20,16 +20,16 @@ _TIMEOUT_SECONDS = 10.0
 
 
 def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
-    """The directory of a checkpoint; what is no directory here is looked up on the hub.
+    """The directory of a checkpoint: a local one, or one downloaded from the hub.
 
     Only configuration, vocabulary and weights are downloaded, once, into Hugging Face's cache
-    (`HF_HOME`); with `HF_HUB_OFFLINE=1`, or where the hub does not answer, that cache is read.
+    (`HF_HOME`). With `HF_HUB_OFFLINE=1`, or if the hub does not answer, the cache is used.
 
     Args:
         source: a directory, or a hub id such as "google-bert/bert-base-uncased".
 
     Raises:
-        DataError: neither a directory nor a hub id, or the hub cannot be reached or lacks it.
+        DataError: neither a directory nor a hub id, or the hub cannot be reached or lacks the id.
     """
     path = pathlib.Path(source).expanduser()
     if path.is_dir():
@@ -48,19 +48,19 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
         if cached is not None:
             return cached
         raise DataError(
-            "no such directory here, and not to be had from the Hugging Face hub "
+            "no such directory here, and the Hugging Face hub did not provide it "
             f"({type(error).__name__}: {_first_line(error)})",
             where=source,
-            expected="a local directory, or an id on a hub that can be reached",
-            fix="download the model where there is a network (config.json, model.safetensors, "
-            "vocab.txt) and give the path of that directory in place of the id",
+            expected="a local directory, or an id on a reachable hub",
+            fix="download the model on a machine with a network (config.json, model.safetensors, "
+            "vocab.txt) and give the path of the directory instead of the id",
         ) from error
 
 
 def _download(hub_id: str) -> pathlib.Path:
     import huggingface_hub
 
-    # snapshot_download itself sets no time limit on its first question. It is not given the commit
+    # snapshot_download itself sets no time limit on its first request. It is not given the commit
     # found here: it would then not note which one "main" was, and never find it offline.
     info = huggingface_hub.HfApi().model_info(hub_id, timeout=_TIMEOUT_SECONDS)
     names = [sibling.rfilename for sibling in info.siblings or []]
@@ -71,7 +71,7 @@ def _download(hub_id: str) -> pathlib.Path:
 
 
 def _cached(hub_id: str) -> pathlib.Path | None:
-    """The snapshot of an earlier download, with its weights; else None."""
+    """The snapshot of an earlier download, if it has weights; else None."""
     import huggingface_hub
 
     for weights in (_SAFETENSORS, _PYTORCH):

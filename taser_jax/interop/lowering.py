@@ -19,11 +19,11 @@ from taser_jax.interop.export_source import ExportSource
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, abstract_params
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-# The first version with a promise of compatibility: consumers older than this JAX read it too
-# (TensorFlow 2.20 stops at 1.12, JAX 0.10 writes 1.15 left to itself).
+# The first version with guaranteed compatibility, which consumers older than this JAX can read
+# (TensorFlow 2.20 reads up to 1.12; JAX 0.10 writes 1.15 by default).
 STABLEHLO_VERSION = "1.0.0"
-# erf would be a composite, whose body TensorFlow leaves with dynamic shapes: calls are refined.
-# Locations would carry the paths of this machine.
+# erf would be a composite, whose body keeps dynamic shapes in TensorFlow; calls are refined.
+# Locations would contain paths of this machine.
 _PASSES = (
     "builtin.module(func.func(stablehlo-legalize-composite-to-call),inline,symbol-dce,"
     "strip-debuginfo)"
@@ -31,7 +31,7 @@ _PASSES = (
 
 
 class Lengths(enum.Enum):
-    """Which sequences a program takes: of one length, or of any up to it."""
+    """Sequence lengths that a program accepts: exactly one, or all up to it."""
 
     FIXED = "fixed"
     UP_TO = "up_to"
@@ -48,15 +48,15 @@ def lower_encoder(
     """Lowers (params, ids, mask) -> embeddings of one role, as at inference.
 
     BERT's attention kernel becomes EINSUM, since cuDNN's exists on one platform only; values agree
-    to rounding. The dtype of activations stays. Relative positions are laid out while tracing:
-    T5's program of UP_TO pads to `length`, and a shorter sequence costs as much.
+    to rounding. The dtype of activations is unchanged. Relative positions are computed during
+    tracing, so T5's program with UP_TO pads to `length`, and shorter sequences cost as much.
 
     Args:
         config: the dual encoder.
-        role: static: picks the tower, and the experts of Det-R.
-        length: tokens of every sequence, or the most tokens.
+        role: static: selects the tower, and the experts of Det-R.
+        length: tokens of every sequence, or the largest number.
         lengths: which of the two.
-        task: whose encoder, where encoders differ by task.
+        task: the task whose encoder to lower, if encoders differ by task.
 
     Returns:
         The program. Batch sizes are 1 or more; params as `abstract_params` says, ids int32 and
@@ -90,7 +90,7 @@ def lower_encoder(
 
 
 def check_source(source: ExportSource) -> None:
-    """Refuses lengths that the model cannot take, no task, and parameters not the model's.
+    """Refuses unsupported lengths, a missing task, and parameters that do not fit the model.
 
     Raises:
         ConfigError: naming what was found and what was expected.
@@ -107,7 +107,7 @@ def check_source(source: ExportSource) -> None:
 
 
 def check_task(config: ModelConfig, task: str | None) -> None:
-    """Refuses a model with a query encoder a task without a task that has one.
+    """Refuses a missing or unknown task for a model with one query encoder per task.
 
     Raises:
         ConfigError: naming the tasks.
@@ -117,13 +117,13 @@ def check_task(config: ModelConfig, task: str | None) -> None:
         raise ConfigError(
             "no task" if task is None else f"task {task!r}",
             where="TASK",
-            expected=f"one of {', '.join(tasks)}: each has a query encoder, an export holds one",
+            expected=f"one of {', '.join(tasks)}: each has a query encoder, an export has one",
             fix=f"--gin.TASK={tasks[0]!r}",
         )
 
 
 def check_params(params: Any, expected: Any, *, where: str) -> None:
-    """Refuses a tree whose names, shapes or dtypes are not those expected.
+    """Refuses a tree with unexpected names, shapes or dtypes.
 
     Raises:
         ConfigError: naming the first parameter that differs.
@@ -131,7 +131,7 @@ def check_params(params: Any, expected: Any, *, where: str) -> None:
     found, wanted = named_leaves(params), named_leaves(expected)
     for name in sorted(found.keys() | wanted.keys()):
         if name not in found or name not in wanted:
-            what = "is missing" if name not in found else "is none of the model's"
+            what = "is missing" if name not in found else "is not one of the model's"
             raise ConfigError(f"parameter {name} {what}", where=where)
         if _kind(found[name]) != _kind(wanted[name]):
             raise ConfigError(

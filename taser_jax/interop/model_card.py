@@ -1,4 +1,4 @@
-"""What travels with every export: README.md for people, export.json for programs.
+"""The model card of every export: README.md for people, export.json for programs.
 
 {"format_version": 1, "format": "sentence_transformers", "taser_jax": "0.1.0",
  "fingerprints": {"model": "0f3a...", "vocabulary": "77b1...", "data": "..."},
@@ -28,13 +28,13 @@ _VOCABULARY_FILE = "vocabulary.json"
 
 @dataclasses.dataclass(frozen=True)
 class CardTexts:
-    """What a format has to say of itself.
+    """A format's texts for the model card.
 
     Attributes:
-        format: its name, as `taser export` is asked for it.
-        contents: which files there are and what they take, in Markdown.
-        code: Python that loads the export from the directory of the card and encodes with it.
-        tags: of the card's front matter, besides taser_jax's own.
+        format: its name in `taser export`.
+        contents: description of the files and their inputs, in Markdown.
+        code: Python that loads the export from the card's directory and encodes with it.
+        tags: tags of the card's front matter, besides taser_jax's own.
     """
 
     format: str
@@ -49,7 +49,7 @@ def write_card(source: ExportSource, directory: pathlib.Path, texts: CardTexts) 
     Args:
         source: what was exported.
         directory: the export.
-        texts: what its format says of itself.
+        texts: texts of its format.
     """
     (directory / CARD).write_text(card(source, texts), encoding="utf-8")
     facts = json.dumps(metadata(source, texts.format), indent=2, ensure_ascii=False)
@@ -92,7 +92,7 @@ def card(source: ExportSource, texts: CardTexts) -> str:
 
     Args:
         source: what was exported.
-        texts: what its format says of itself.
+        texts: texts of its format.
     """
     parts = [
         _front_matter(texts.tags),
@@ -122,8 +122,8 @@ def _summary(source: ExportSource) -> str:
         f"A passage's score for a query is the dot product of two embeddings of "
         f"{source.config.embedding_dim} numbers, float32; {scored}. "
         f"{source.config.describe().embedding}\n\n{_tokens(source)}\n"
-        "Lengths count special tokens. What is too long is cut at its end, of a passage a token at "
-        "a time from the longer of title and text.\n"
+        "Lengths include special tokens. Longer texts are truncated at the end; passages token by "
+        "token, from the longer of title and text.\n"
     )
 
 
@@ -150,7 +150,7 @@ def _tokens(source: ExportSource) -> str:
 
 
 def left_to_the_reader(source: ExportSource) -> str:
-    """What a format that does not prepare texts itself says of it; empty where nothing is done."""
+    """For formats that do not prepare texts: the remaining steps, or an empty string."""
     settings = source.query_settings
     steps = []
     if settings.normalization is QueryNormalization.CURLY_APOSTROPHE:
@@ -159,7 +159,7 @@ def left_to_the_reader(source: ExportSource) -> str:
         steps.append(f"put the token ids {list(settings.prompt)} before a query's own")
     if source.titles is Titles.OMIT:
         steps.append("leave titles out")
-    return f"\nThis format does not do it by itself: {', '.join(steps)}.\n" if steps else ""
+    return f"\nThis format omits these steps: {', '.join(steps)}.\n" if steps else ""
 
 
 def _model(source: ExportSource) -> str:
@@ -198,13 +198,13 @@ def _configuration(source: ExportSource) -> str:
     if not source.config_text.strip():
         return ""
     return (
-        "## Configuration of the training\n\nOf folders only the last part is shown.\n\n"
+        "## Training configuration\n\nOnly the last part of folder paths is shown.\n\n"
         f"```\n{without_folders(source.config_text).strip()}\n```\n"
     )
 
 
 def without_folders(config_text: str) -> str:
-    """Gin text with absolute paths cut to their last part: a card is read elsewhere.
+    """Gin text with absolute paths reduced to their last part, since a card is read elsewhere.
 
     Example:
         >>> without_folders("TOKEN_STORE = '/data/me/tokens'")

@@ -1,4 +1,4 @@
-"""ONNX models of the plain BERTs of a dual encoder: token ids in, embedding out."""
+"""ONNX models of a dual encoder's plain BERTs, from token ids to embeddings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OPSET = 18
 
 
 def check_packages() -> None:
-    """Refuses, before anything is computed, where the exporter is not installed.
+    """Refuses, before anything is computed, if the exporter is not installed.
 
     Raises:
         ConfigError: naming the packages and the extra that has them.
@@ -47,16 +47,17 @@ def check_packages() -> None:
 def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
     """Writes model.onnx and tokenizer files, in query/ and passage/ where the two differ.
 
-    Input `input_ids` and `attention_mask`, int64 [batch, length], both free; output
-    `sentence_embedding`, float32 [batch, dim], pooled as the model is. Through PyTorch's exporter.
+    The inputs are `input_ids` and `attention_mask`, int64 [batch, length], both sizes dynamic; the
+    output is `sentence_embedding`, float32 [batch, dim], with the model's pooling. PyTorch exports
+    it.
 
     Args:
         source: what to export.
         output_dir: an empty directory.
 
     Raises:
-        ConfigError: learned routing, heads that BertModel cannot have, or an absent package.
-        DataError: the vocabulary is missing or is no WordPiece vocabulary.
+        ConfigError: learned routing, heads that BertModel cannot have, or a missing package.
+        DataError: the vocabulary is missing or not a WordPiece vocabulary.
     """
     check_packages()
     config = check_plain(source.config, format=_FORMAT)
@@ -68,13 +69,13 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
 
 
 def card_texts(source: ExportSource) -> CardTexts:
-    """What the model card says of this format."""
+    """This format's texts for the model card."""
     config = check_plain(source.config, format=_FORMAT)
     directories = list(plain_paths(config))
     names = " and ".join(f"`{name}/`" for name in directories if name) or "this directory"
     contents = (
-        f"In {names} lie `{MODEL}` and the tokenizer's files. Inputs are `input_ids` and "
-        "`attention_mask` (int64, [batch, length]; both sizes are free), the output "
+        f"{names} has `{MODEL}` and the tokenizer's files. The inputs are `input_ids` and "
+        "`attention_mask` (int64, [batch, length]; both sizes are dynamic); the output "
         f"`{OUTPUT}` (float32, [batch, {config.bert.embed_dim}]) is pooled and ready to score. A "
         "passage is a pair `(title, text)`, or `text` alone where it has no title.\n"
     ) + left_to_the_reader(source)
@@ -145,7 +146,7 @@ def _embedder(source: ExportSource, config: DualEncoderConfig, role: Role) -> An
 def _export(module: Any, path: pathlib.Path) -> None:
     import torch
 
-    # Sizes of 1 would be taken for constants.
+    # Sizes of 1 would be treated as constants.
     ids = torch.zeros((2, 8), dtype=torch.int64)
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     with _quiet():
@@ -166,7 +167,7 @@ def _export(module: Any, path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's notes about itself."""
+    """Suppresses the exporter's notices."""
     names = ("torch.onnx", "onnxscript", "onnx_ir")
     former = {name: logging.getLogger(name).level for name in names}
     try:

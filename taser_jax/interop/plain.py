@@ -1,4 +1,4 @@
-"""A dual encoder as plain BERTs, one a role (and a task), and back."""
+"""Converts a dual encoder to plain BERTs, one per role (and task), and back."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ _PASSAGE_TOWER = "passage_encoder"
 def plain_encoder(
     params: Params, config: DualEncoderConfig, role: Role, *, task: str | None = None
 ) -> Params:
-    """The parameters of the plain BERT that a role's texts run through at inference.
+    """The parameters of the plain BERT that encodes a role's texts at inference.
 
-    With Det-R that is the expert of the role in every specialised block; of I > 2 experts the
-    first of the role's group.
+    With Det-R it has the role's expert in every specialised block; with I > 2 experts, the first of
+    the role's group.
 
     Args:
         params: of the dual encoder.
         config: of the dual encoder.
-        role: whose path.
-        task: whose query tower, where tasks have their own.
+        role: the role.
+        task: the task whose query tower to use, if tasks have their own.
 
     Returns:
         `embeddings/...`, `layers_i/{attention, attention_layer_norm, mlp}/...`.
 
     Raises:
-        ConfigError: routing is learned: which expert runs depends on the text; or no task is
-            named and queries of each have a tower.
+        ConfigError: routing is learned, so the expert depends on the text; or tasks have query
+            towers and no task is given.
     """
     experts = config.experts
     if experts.learned:
         raise ConfigError(
-            f"routing is {experts.routing.value!r}: no one BERT computes what this model does",
+            f"routing is {experts.routing.value!r}: no single BERT computes the same",
             where="plain_encoder",
             expected="deterministic routing, or no experts",
-            fix="formats that hold the router: saved_model, stablehlo",
+            fix="use a format with the router: saved_model or stablehlo",
         )
     tower = params[config.tower_name(role, task)]
     expert, _ = experts.group(role)
@@ -55,11 +55,11 @@ def plain_encoder(
 def from_plain_encoders(
     query: Params, passage: Params, *, config: DualEncoderConfig, params: Params
 ) -> Params:
-    """A dual encoder whose two paths are given plain BERTs: `plain_encoder` undone.
+    """A dual encoder built from two plain BERTs: the inverse of `plain_encoder`.
 
-    Separate towers take one each, all tasks' query towers the same one. A tied encoder must be
-    given equal ones, but for the feed-forwards of Det-R's specialised blocks: every expert of a
-    role's group is a copy of that role's. Experts of a learned router are all copies of one
+    Separate towers get one each; the query towers of all tasks get the same one. For a tied encoder
+    the two must be equal, except in the feed-forwards of Det-R's specialised blocks: every expert
+    of a role's group is a copy of that role's. Experts of a learned router are all copies of one
     feed-forward.
 
     Args:
@@ -106,7 +106,7 @@ def from_plain_encoders(
             values = [plain[Role.QUERY][path], plain[Role.PASSAGE][path]]
         else:
             values = [tied(path)]
-        # An array of its own for every parameter: towers and experts part ways in training.
+        # A separate array for every parameter: towers and experts diverge in training.
         if "experts" in rest:
             value = np.repeat(np.stack(values), config.experts.num_experts // len(values), axis=0)
         else:

@@ -1,4 +1,4 @@
-"""Pretrained weights into a dual encoder: DPR, TASER and Shared alike."""
+"""Loads pretrained weights into a dual encoder: DPR, TASER or Shared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taser_jax.models.transformer import Remat
 Params = Any
 Source = str | os.PathLike[str]
 
-# What must be equal for the weights to mean the same.
+# Fields that must be equal for the weights to have the same meaning.
 _MUST_MATCH = (
     *("vocab_size", "embed_dim", "num_layers", "num_heads", "head_dim", "mlp_dim"),
     *("max_length", "type_vocab_size", "activation", "layer_norm_epsilon"),
@@ -39,20 +39,20 @@ def pretrained_bert(
     remat: Remat = Remat.NONE,
     attention: AttentionKernel = AttentionKernel.EINSUM,
 ) -> BertConfig:
-    """The encoder of a checkpoint: its sizes, with our own numerics of training.
+    """The configuration of a checkpoint's encoder: its sizes, with the given training numerics.
 
     Args:
         source: a Hugging Face directory, or an id on its hub.
-        num_layers: keep so many of its first blocks; None: all.
-        layers: keep these blocks, numbered from 0, in this order; in place of `num_layers`.
-        dropout_rate: after embeddings, attention and feed-forward.
-        attention_dropout_rate: of attention probabilities.
-        dtype: of activations.
+        num_layers: number of first blocks to keep; None keeps all.
+        layers: blocks to keep, numbered from 0, in this order; instead of `num_layers`.
+        dropout_rate: dropout after embeddings, attention and feed-forward.
+        attention_dropout_rate: dropout of attention probabilities.
+        dtype: dtype of activations.
         remat: rematerialisation.
         attention: attention kernel.
 
     Raises:
-        DataError: the source is not there, or damaged.
+        DataError: the source does not exist or is damaged.
         ConfigError: another architecture, or blocks that it does not have.
     """
     checkpoint = bert_config(fetch(source))
@@ -78,23 +78,23 @@ def load_pretrained(
 ) -> Params:
     """A dual encoder that starts from a pretrained BERT.
 
-    Every tower is a copy of it; every expert is an exact copy of its block's feed-forward, output
-    LayerNorm included (TASER, section 3.3). Routers stay as drawn.
+    Every tower is a copy of it, and every expert an exact copy of its block's feed-forward with the
+    output LayerNorm (TASER, section 3.3). Routers keep their initial values.
 
     Args:
         source: a Hugging Face directory, or an id on its hub.
-        config: of the dual encoder; its sizes must be the checkpoint's.
-        params: of the dual encoder, as drawn.
-        num_layers: as in `pretrained_bert`, and the same.
-        layers: as in `pretrained_bert`, and the same.
-        passage_source: another checkpoint for passages, where queries and passages have each
-            their own: what was exported role by role comes back so.
+        config: configuration of the dual encoder; its sizes must be the checkpoint's.
+        params: initial parameters of the dual encoder.
+        num_layers: as given to `pretrained_bert`.
+        layers: as given to `pretrained_bert`.
+        passage_source: another checkpoint for passages, if queries and passages have their own,
+            as in exports with one encoder per role.
 
     Returns:
         NumPy parameters of the same tree, and the routers of `params`.
 
     Raises:
-        DataError: a source is not there, or damaged.
+        DataError: a source does not exist or is damaged.
         ConfigError: the dual encoder's sizes are not the checkpoint's.
     """
     query = passage = _read(source, config.bert, num_layers, layers)
@@ -121,7 +121,7 @@ def _read(
         fix="take the sizes from the checkpoint: bert = pretrained_bert(source)",
         fixes={
             "vocab_size": "tokenize with the checkpoint's own vocabulary",
-            "num_layers": "say num_layers or layers to keep some of its blocks only",
+            "num_layers": "set num_layers or layers to keep only some of its blocks",
         },
     )
     return encoder_from_tensors(read_tensors(directory), found, where=where, layers=kept)
@@ -130,7 +130,7 @@ def _read(
 def _kept(
     checkpoint: BertConfig, num_layers: int | None, layers: Sequence[int] | None, *, where: str
 ) -> tuple[int, ...]:
-    """Which blocks of the checkpoint are kept, from 0."""
+    """Numbers of the checkpoint's blocks that are kept, from 0."""
     if num_layers is not None and layers is not None:
         raise ConfigError("both num_layers and layers are given", where=where, fix="drop one")
     if layers is None:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from flax.traverse_util import unflatten_dict
 
-# The op of a StableHLO program has no other Python door than the one that jax2tf takes.
+# There is no other Python access to the op of a StableHLO program; jax2tf uses the same.
 from tensorflow.compiler.tf2xla.python import xla
 
 from taser_jax.batch import Role
@@ -43,18 +43,19 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
     `encode_query` (and `serving_default`, the same): queries -> embedding [batch, dim].
     `encode_passage`: titles, texts -> embedding; a passage without a title has an empty one.
 
-    Texts become tokens as in training: queries normalised and prompted, titles taken or left, cut
-    and padded to the lengths there, so that TensorFlow compiles once a batch size. Both signatures
-    share the variables. The program runs on cpu, cuda and tpu. Tokenizer ops are TensorFlow Text's:
-    a Python process imports `tensorflow_text` before it loads the model.
+    Texts become tokens as in training: queries are normalised and prompted, titles are included or
+    not, and texts are truncated and padded to the training's lengths, so that TensorFlow compiles
+    once per batch size. Both signatures share the variables. The program runs on cpu, cuda and tpu.
+    Tokenizer ops are TensorFlow Text's: a Python process imports `tensorflow_text` before it loads
+    the model.
 
     Args:
-        source: the model; learned routing is exported as it routes at inference.
+        source: the model; learned routing is exported as at inference.
         output_dir: an existing, empty directory.
 
     Raises:
         ConfigError: lengths, parameters or vocabulary do not fit the model.
-        DataError: there is no vocabulary, or it is damaged.
+        DataError: the vocabulary is missing or damaged.
     """
     check_source(source)
     check_length(source.passage_length)
@@ -71,7 +72,7 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
         name: tf.Variable(np.asarray(leaf), trainable=False)
         for name, leaf in named_leaves(source.params).items()
     }
-    # The names in the checkpoint are the paths to the variables from here.
+    # The checkpoint names variables by their paths from here.
     module = tf.Module()
     module.params = unflatten_dict(variables, sep="/")
     module.vocabulary = vocabulary.trackables
@@ -86,14 +87,14 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
 
 
 def card_texts(source: ExportSource) -> CardTexts:
-    """Strings in, embeddings out, in TensorFlow or TensorFlow Serving."""
+    """Model-card texts of a SavedModel, for TensorFlow and TensorFlow Serving."""
     contents = (
         "A TensorFlow SavedModel with the tokenizer inside, for any batch size. Signatures "
         "`encode_query` (and `serving_default`, the same) take `queries`, `encode_passage` takes "
         "`titles` and `texts`, all strings; a passage without a title has an empty one. The output "
         f"is `embedding`, float32 [batch, {source.config.embedding_dim}]. The tokenizer's ops are "
         "TensorFlow Text's: import it first. TensorFlow Serving has them built in; put this "
-        "directory under a version number there, as `model/1`.\n"
+        "directory under a version number, such as `model/1`.\n"
     )
     code = """
 import tensorflow as tf
@@ -152,7 +153,7 @@ def _embed_fn(
 
     def embed(ids: tf.RaggedTensor) -> dict[str, tf.Tensor]:
         rows = ids.nrows()
-        # Programs take one row or more: an empty batch gets one of padding, taken off below.
+        # Programs need at least one row: an empty batch gets a row of padding, removed below.
         extra = [[0, tf.cast(tf.equal(rows, 0), tf.int64)], [0, 0]]
         mask = tf.sequence_mask(ids.row_lengths(), length)
         padded = ids.to_tensor(shape=[None, length])

@@ -53,11 +53,11 @@ def plain_paths(config: DualEncoderConfig) -> Mapping[str, Role]:
 
 
 def check_plain(config: ModelConfig, *, format: str) -> DualEncoderConfig:
-    """Refuses, before anything is computed, what no plain BERT can hold.
+    """Refuses, before anything is computed, models that are not plain BERTs.
 
     Args:
         config: the dual encoder.
-        format: what was asked for, for the message.
+        format: the requested format, for the message.
 
     Returns:
         The same configuration: a BERT's.
@@ -69,7 +69,7 @@ def check_plain(config: ModelConfig, *, format: str) -> DualEncoderConfig:
         raise ConfigError(
             f"format {format!r} of a {type(config).__name__.removesuffix('DualEncoderConfig')}",
             where="FORMATS",
-            expected="a BERT: this format holds nothing else",
+            expected="a BERT: this format supports nothing else",
             fix="export it as saved_model or stablehlo",
         )
     bert = cast(DualEncoderConfig, config)
@@ -77,9 +77,9 @@ def check_plain(config: ModelConfig, *, format: str) -> DualEncoderConfig:
         raise ConfigError(
             f"format {format!r} of a model with {bert.experts.routing.value!r} routing",
             where="FORMATS",
-            expected="deterministic routing, or no experts: this format holds plain BERTs, and "
-            "which expert runs here depends on the text",
-            fix="export it as saved_model or stablehlo, which hold the router",
+            expected="deterministic routing, or no experts: this format has plain BERTs, and with "
+            "learned routing the expert depends on the text",
+            fix="export it as saved_model or stablehlo, which include the router",
         )
     config_to_json(bert.bert)
     return bert
@@ -88,8 +88,8 @@ def check_plain(config: ModelConfig, *, format: str) -> DualEncoderConfig:
 def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path) -> None:
     """Writes a directory for `SentenceTransformer(output_dir)`.
 
-    `encode_query` and `encode_document` then give this model's embeddings. Where the two roles
-    have each their encoder, `output_dir`/query and `output_dir`/passage also load by themselves,
+    Its `encode_query` and `encode_document` give this model's embeddings. If the roles have
+    separate encoders, `output_dir`/query and `output_dir`/passage can also be loaded separately,
     with transformers' AutoModel and AutoTokenizer too.
 
     Args:
@@ -98,7 +98,7 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
 
     Raises:
         ConfigError: learned routing, or heads that BertModel cannot have.
-        DataError: the vocabulary is missing or is no WordPiece vocabulary.
+        DataError: the vocabulary is missing or not a WordPiece vocabulary.
     """
     config = check_plain(source.config, format=_FORMAT)
     paths = plain_paths(config)
@@ -109,25 +109,25 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
 
 
 def length_of(source: ExportSource, role: Role) -> int:
-    """Tokens that a role's texts are cut to."""
+    """Maximum number of tokens of a role's texts."""
     return source.query_length if role is Role.QUERY else source.passage_length
 
 
 def card_texts(source: ExportSource) -> CardTexts:
-    """What the model card says of this format."""
+    """This format's texts for the model card."""
     config = check_plain(source.config, format=_FORMAT)
     paths = plain_paths(config)
     contents = (
         "For [sentence-transformers](https://sbert.net) 6. A passage is a pair `(title, text)`, or "
-        "`text` alone where it has no title. `encode_query` and `encode_document` cut each to its "
-        "length. A title that alone is longer than half a passage may keep one token less than "
-        "in training.\n"
+        "`text` alone where it has no title. `encode_query` and `encode_document` truncate each "
+        "to its length. A title longer than half a passage may keep one token less than in "
+        "training.\n"
     ) + left_to_the_reader(source)
     tokens = f"tokenizer(*passages[0], truncation=True, max_length={source.passage_length}"
     if len(paths) > 1:
         contents += (
-            "\n`query/` and `passage/` are also models by themselves, each a plain BERT that "
-            "`SentenceTransformer` and transformers' `AutoModel` load.\n"
+            "\n`query/` and `passage/` are also separate models, plain BERTs that "
+            "`SentenceTransformer` and transformers' `AutoModel` can load.\n"
         )
     directory = "passage" if len(paths) > 1 else "."
     embedding = "hidden[:, 0]" if config.pooling is Pooling.CLS else "hidden.mean(1)"
@@ -175,7 +175,7 @@ def _write_model(
     settings: dict[str, Any] = {
         "max_seq_length": length_of(source, role),
         "do_lower_case": False,
-        # BertModel would draw a pooler that nothing uses.
+        # BertModel would add an unused pooler.
         "model_args": {"add_pooling_layer": False},
     }
     if serves_both:
@@ -206,7 +206,7 @@ def _modules(config: DualEncoderConfig) -> dict[str, str]:
 
 
 def _write_router(config: DualEncoderConfig, directory: pathlib.Path) -> None:
-    """Routes queries and documents to the roles' directories as they are, copying nothing."""
+    """Routes queries and documents to the roles' directories, without copying them."""
     structure = {
         route: {f"{role.value}/{name}".rstrip("/"): kind for name, kind in _modules(config).items()}
         for route, role in _ROUTES.items()

@@ -1,4 +1,4 @@
-"""A checkpoint's sizes against a model's: what differs is told with both numbers."""
+"""Compares a checkpoint's sizes with a model's and reports differences with both numbers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def check_sizes(
     fix: str,
     fixes: Mapping[str, str],
 ) -> None:
-    """Refuses weights of other sizes than the model's.
+    """Refuses weights whose sizes differ from the model's.
 
     Example:
         "the checkpoint has mlp_dim 24, num_layers 4; expected: mlp_dim 48, num_layers 2, as the
         model is configured"
 
     Args:
-        checkpoint: configuration that the checkpoint tells.
-        model: configuration of the model; of the same kind.
+        checkpoint: configuration of the checkpoint.
+        model: configuration of the model, of the same type.
         names: fields that must be equal.
         where: the checkpoint.
-        fix: what helps in any case.
-        fixes: field -> what helps besides, where that field differs.
+        fix: advice for all cases.
+        fixes: field -> additional advice if that field differs.
 
     Raises:
         ConfigError: naming every field that differs.

@@ -1,4 +1,4 @@
-"""Dual encoders as StableHLO: one `jax.export` program a role, and their parameters beside them."""
+"""Dual encoders as StableHLO: one `jax.export` program per role, and their parameters."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
 
     The programs hold no weights: both take those of `params.safetensors`, under taser_jax's
     parameter paths. They run on cpu, cuda and tpu, for any batch size of 1 or more and any length
-    up to the position table's, or T5's up to that of training. Text becomes ids outside, with the
-    vocabulary beside them.
+    up to the position table's, or for T5 up to that of training. Texts are converted to ids
+    outside, by the vocabulary beside them.
 
     Args:
-        source: the model; learned routing is exported as it routes at inference.
+        source: the model; learned routing is exported as at inference.
         output_dir: an existing, empty directory.
 
     Raises:
@@ -119,14 +119,14 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
 
 
 def card_texts(source: ExportSource) -> CardTexts:
-    """Token ids in, embeddings out, in JAX or another runtime of StableHLO."""
+    """Model-card texts of a StableHLO export, for JAX and other runtimes."""
     contents = (
         "`encode_query.stablehlo` and `encode_passage.stablehlo` are programs of `jax.export` for "
         "cpu, cuda and tpu, for any batch size and length. Both take the parameters in "
         "`params.safetensors`, `ids` (int32 [batch, length]) and `mask` (bool, True at tokens); "
-        f"the output is float32 [batch, {source.config.embedding_dim}]. `signature.json` tells "
-        "the same to programs. Texts become ids outside, by the vocabulary in `vocabulary/`; with "
-        "taser_jax installed, by `taser_jax.data.text.preprocessors.encode_queries` and "
+        f"the output is float32 [batch, {source.config.embedding_dim}]. `signature.json` has "
+        "the same, machine-readable. The vocabulary in `vocabulary/` converts texts to ids; with "
+        "taser_jax installed, use `taser_jax.data.text.preprocessors.encode_queries` and "
         "`encode_passages`.\n"
     ) + left_to_the_reader(source)
     example = """

@@ -1,4 +1,4 @@
-"""T5's, T5 1.1's and umT5's parameters from and to Hugging Face's names, and from T5X's."""
+"""Converts parameters of T5, T5 1.1 and umT5 from and to Hugging Face's names, and from T5X's."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def t5_from_tensors(tensors: Mapping[str, np.ndarray], config: T5Config, *, wher
 
     Args:
         tensors: by name.
-        config: the T5 wanted; without decoder layers, the checkpoint's decoder is left.
+        config: the requested T5; without decoder layers, the checkpoint's decoder is ignored.
         where: the checkpoint, for messages.
 
     Raises:
-        ConfigError: no T5, or a tensor of another shape or number of layers than `config` says.
-        DataError: tensors are missing, hold NaN, or come unexpected.
+        ConfigError: not a T5, or shapes or numbers of layers do not match `config`.
+        DataError: tensors are missing, have NaN, or are unexpected.
     """
     tensors = dict(tensors)
     tensors.setdefault(_TABLE, tensors.get("encoder.embed_tokens.weight", np.zeros(0)))
@@ -86,13 +86,13 @@ def t5_from_t5x(tree: Mapping[str, Any], config: T5Config, *, where: str) -> Par
     """Our parameters from a T5X tree, heads joined or not, layers scanned (axis 1) or not.
 
     Args:
-        tree: `target` of a T5X checkpoint; what T5 does not have is left.
-        config: the T5 wanted; without decoder layers, the checkpoint's decoder is left.
+        tree: `target` of a T5X checkpoint; arrays that T5 does not have are ignored.
+        config: the requested T5; without decoder layers, the checkpoint's decoder is ignored.
         where: the checkpoint, for messages.
 
     Raises:
-        ConfigError: an array of another shape, or another number of layers, than `config` says.
-        DataError: arrays are missing or hold NaN.
+        ConfigError: shapes or numbers of layers do not match `config`.
+        DataError: arrays are missing or have NaN.
     """
     tree = unscanned(tree)
     for stack, layers in _stacks(config).items():
@@ -181,7 +181,7 @@ def unscanned(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count_layers(stack: Mapping[str, Any]) -> int:
-    """How many `layers_i` an encoder or decoder has."""
+    """Number of `layers_i` of an encoder or decoder."""
     return sum(bool(re.fullmatch(r"layers_\d+", name)) for name in stack)
 
 
@@ -201,7 +201,7 @@ def _check_names(
     missing = [name for name in names if name not in tensors]
     if missing:
         raise _missing(missing, len(names), where)
-    # Adapters and biases inside a block would change what it computes: no silent loss.
+    # Adapters and biases inside a block change what it computes, so they cannot be ignored.
     prefixes = tuple(f"{stack}." for stack in stacks)
     known = set(names)
     more = sorted(n for n in tensors if n.startswith(prefixes) and n not in known)

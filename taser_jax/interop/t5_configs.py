@@ -1,4 +1,4 @@
-"""T5's sizes from a Hugging Face configuration, and to one, and from T5X's arrays."""
+"""T5's sizes: from and to a Hugging Face configuration, and from T5X's arrays."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _POSITIONS = {"t5": PositionBias.SHARED, "umt5": PositionBias.PER_LAYER}
 
 
 def t5_config(directory: pathlib.Path, **overrides: Any) -> T5Config:
-    """The sizes and numerics that a Hugging Face checkpoint's `config.json` tells.
+    """Reads the sizes and numerics from a Hugging Face checkpoint's `config.json`.
 
     Args:
-        directory: of the checkpoint.
-        overrides: fields of `T5Config` in place of the checkpoint's.
+        directory: the checkpoint's directory.
+        overrides: fields of `T5Config` that replace the checkpoint's.
 
     Raises:
-        DataError: no config.json, not JSON, or a size is missing or no size.
-        ConfigError: another architecture, or a variant of T5 that is not ours.
+        DataError: there is no config.json, it is not JSON, or a size is missing or invalid.
+        ConfigError: another architecture, or an unsupported variant of T5.
     """
     path, value = read_config(directory)
     kind = value.get("model_type")
@@ -80,9 +80,9 @@ def _size(value: Mapping[str, Any], name: str, path: pathlib.Path) -> int:
 
 
 def t5x_t5_config(tree: Mapping[str, Any], *, where: str, **overrides: Any) -> T5Config:
-    """The sizes that the arrays of a T5X checkpoint tell, plain or scanned.
+    """Infers the sizes from the arrays of a T5X checkpoint, plain or scanned.
 
-    What no array tells, `max_distance` above all, has T5's value unless overridden.
+    What the arrays do not show, such as `max_distance`, has T5's value unless overridden.
 
     Args:
         tree: `target` of a T5X checkpoint.
@@ -90,7 +90,7 @@ def t5x_t5_config(tree: Mapping[str, Any], *, where: str, **overrides: Any) -> T
         overrides: fields of `T5Config`.
 
     Raises:
-        ConfigError: the tree is no T5.
+        ConfigError: the tree is not a T5.
     """
     tree = unscanned(tree)
     table = find(tree, ("token_embedder", "embedding"))
@@ -109,7 +109,7 @@ def t5x_t5_config(tree: Mapping[str, Any], *, where: str, **overrides: Any) -> T
     gated, mlp = "wi_0" in first.get("mlp", {}), find(first, ("mlp", "wo", "kernel"))
     if positions is None or query is None or mlp is None:
         raise ConfigError(
-            f"a block without a part of T5's: it has {listed(sorted(first))}",
+            f"a block lacks a part of T5's: it has {listed(sorted(first))}",
             where=where,
             expected="relpos_bias, attention and mlp",
         )

@@ -1,4 +1,4 @@
-"""Pretrained T5 weights into a T5 dual encoder."""
+"""Loads pretrained T5 weights into a T5 dual encoder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from taser_jax.models.transformer import Remat
 Params = Any
 Source = str | os.PathLike[str]
 
-# What must be equal for the weights to mean the same.
+# Fields that must be equal for the weights to have the same meaning.
 _MUST_MATCH = (
     *("vocab_size", "embed_dim", "num_layers", "num_decoder_layers", "num_heads", "head_dim"),
     *("mlp_dim", "mlp_activations", "num_buckets", "position_bias"),
@@ -40,17 +40,17 @@ def pretrained_t5(
     remat: Remat = Remat.NONE,
     initialization: T5Initialization = T5Initialization.STANDARD,
 ) -> T5Config:
-    """The T5 of a checkpoint: its sizes, with our own numerics of training.
+    """The configuration of a checkpoint's T5: its sizes, with the given training numerics.
 
     Args:
         source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
-        dropout_rate: everywhere.
-        dtype: of activations.
+        dropout_rate: dropout rate everywhere.
+        dtype: dtype of activations.
         remat: rematerialisation.
-        initialization: how its weights are rescaled as they come in.
+        initialization: how its weights are rescaled on loading.
 
     Raises:
-        DataError: the source is not there, or damaged.
+        DataError: the source does not exist or is damaged.
         ConfigError: another architecture.
     """
     return dataclasses.replace(
@@ -66,18 +66,18 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
     """A T5 dual encoder that starts from a pretrained T5: every tower is a copy of it.
 
     Weights are rescaled as `config.t5.initialization` says. A projection comes from a T5X dual
-    encoder's, where there is one; else it stays as drawn.
+    encoder if it has one, otherwise it keeps its initial values.
 
     Args:
         source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
-        config: of the dual encoder; its sizes must be the checkpoint's.
-        params: of the dual encoder, as drawn.
+        config: configuration of the dual encoder; its sizes must be the checkpoint's.
+        params: initial parameters of the dual encoder.
 
     Returns:
         NumPy parameters of the same tree.
 
     Raises:
-        DataError: the source is not there, or damaged.
+        DataError: the source does not exist or is damaged.
         ConfigError: the dual encoder's sizes are not the checkpoint's; the message has both.
     """
     checkpoint = _open(source)
@@ -118,7 +118,7 @@ def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: P
 
 @dataclasses.dataclass(frozen=True)
 class _Checkpoint:
-    """A checkpoint before its weights are put in place.
+    """A checkpoint before its weights are loaded.
 
     Attributes:
         config: its sizes.

@@ -31,11 +31,11 @@ _UNREADABLE = (ValueError, KeyError, TypeError, ExtraData, FormatError, OutOfDat
 
 @dataclasses.dataclass(frozen=True)
 class T5XCheckpoint:
-    """What a checkpoint holds, optimiser state left out.
+    """The content of a checkpoint, without optimiser state.
 
     Attributes:
-        target: parameters, as nested dicts of arrays in the dtypes they were written in.
-        step: training step; None where the checkpoint does not say.
+        target: parameters, as nested dicts of arrays in their stored dtypes.
+        step: training step; None if the checkpoint does not record it.
     """
 
     target: dict[str, Any]
@@ -53,13 +53,14 @@ def read_t5x(directory: str | pathlib.Path) -> dict[str, Any]:
 
 
 def read_t5x_checkpoint(directory: str | pathlib.Path) -> T5XCheckpoint:
-    """Reads the parameters and the step of a T5X checkpoint, and nothing of the optimiser.
+    """Reads the parameters and the step of a T5X checkpoint, but no optimiser state.
 
-    In the legacy form a msgpack file "checkpoint" holds the tree; each leaf is either there, or a
-    TensorStore description of a zarr directory beside it, as the writer's partitioning had it.
+    In the legacy form a msgpack file "checkpoint" has the tree. Each leaf is either stored inline
+    or as a TensorStore description of a zarr directory beside it, depending on the writer's
+    partitioning.
 
     Args:
-        directory: of one step, or of a run: then the latest of its `checkpoint_<step>`.
+        directory: that of one step, or of a run, whose latest `checkpoint_<step>` is read.
 
     Raises:
         DataError: no checkpoint, a TensorFlow checkpoint, missing or truncated files.
@@ -75,7 +76,7 @@ def is_t5x_checkpoint(directory: str | pathlib.Path) -> bool:
 
 
 def _root(directory: pathlib.Path) -> pathlib.Path | None:
-    """Where the tree of one step lies: orbax has it one directory down."""
+    """The directory of one step's tree, which Orbax stores one level down."""
     for root in (directory / "state", directory):
         if any((root / name).is_file() for name in (_ORBAX_FILE, _INDEX_FILE)):
             return root
@@ -118,7 +119,7 @@ def _tensorflow_error(path: pathlib.Path) -> DataError:
 
 
 def _read_orbax(directory: pathlib.Path) -> T5XCheckpoint:
-    # Imported here: orbax takes seconds, and legacy checkpoints do without.
+    # Imported here because it takes seconds and legacy checkpoints do not need it.
     import jax
     import orbax.checkpoint as ocp
 
@@ -183,7 +184,7 @@ def _target(tree: Any, where: pathlib.Path) -> dict[str, Any]:
     if not isinstance(target, dict) or not target:
         keys = ", ".join(map(str, tree)) if isinstance(tree, dict) else type(tree).__name__
         raise DataError(
-            f"no parameters: the tree holds {keys or 'nothing'}",
+            f"no parameters: the tree has {keys or 'nothing'}",
             where=str(where),
             expected='a tree "target" with parameters',
         )
@@ -193,7 +194,7 @@ def _target(tree: Any, where: pathlib.Path) -> dict[str, Any]:
 def _leaf(node: Any, directory: pathlib.Path, name: tuple[str, ...], version: int) -> np.ndarray:
     """The array of a leaf: as it is, or from a zarr directory."""
     if isinstance(node, str) and node.startswith(_PLACEHOLDER):
-        # Orbax beside msgpack had native bfloat16 whatever the tree's version.
+        # Orbax beside msgpack stored native bfloat16, whatever the tree's version.
         return _read_zarr(directory, node.removeprefix(_PLACEHOLDER), name)
     if isinstance(node, dict):
         array = _read_zarr(directory, _stored_path(node), name)
@@ -206,13 +207,13 @@ def _leaf(node: Any, directory: pathlib.Path, name: tuple[str, ...], version: in
 
 
 def _stored_path(spec: dict[str, Any]) -> str:
-    """Path of a description's files; the oldest have it beside `kvstore`, not inside."""
+    """Path of a description's files; in the oldest files beside `kvstore`, not inside."""
     path = spec["kvstore"].get("path") or spec.get("path") or ""
     return str(path).rstrip("/")
 
 
 def _read_zarr(directory: pathlib.Path, stored: str, name: tuple[str, ...]) -> np.ndarray:
-    # A path from the machine or bucket it was written on says only what the directory is called.
+    # Of a path on the writer's machine or bucket, only the directory's name is useful.
     stored_path = pathlib.PurePosixPath(stored)
     relative = stored_path.name if stored_path.is_absolute() or ".." in stored else stored
     path = directory / relative
@@ -240,7 +241,7 @@ def _read_zarr(directory: pathlib.Path, stored: str, name: tuple[str, ...]) -> n
 
 
 def _check_chunks(path: pathlib.Path, metadata: dict[str, Any], parameter: str) -> None:
-    """Zarr reads a missing chunk as the fill value; T5X sets none and writes every chunk."""
+    """Refuses missing chunks, which zarr reads as the fill value; T5X writes every chunk."""
     if metadata.get("fill_value") is not None:
         return
     counts = [

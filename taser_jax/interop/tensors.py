@@ -25,17 +25,17 @@ Tensors = dict[str, np.ndarray]
 
 
 def read_tensors(directory: pathlib.Path) -> Tensors:
-    """Every tensor of a checkpoint, by name; safetensors before PyTorch files, whole or in shards.
+    """All tensors of a checkpoint by name, from safetensors or else PyTorch files.
 
     Args:
-        directory: of the checkpoint.
+        directory: the checkpoint's directory.
 
     Returns:
-        Arrays of the checkpoint's own dtypes.
+        Arrays in the checkpoint's dtypes.
 
     Raises:
-        DataError: no weights, a shard that is absent, a file that is cut short or damaged.
-        ConfigError: only PyTorch files are there and PyTorch is not installed.
+        DataError: no weights, a missing shard, or a truncated or damaged file.
+        ConfigError: there are only PyTorch files, and PyTorch is not installed.
     """
     directory = pathlib.Path(directory)
     if (directory / SAFETENSORS).is_file():
@@ -67,7 +67,7 @@ def read_config(directory: str | pathlib.Path) -> tuple[pathlib.Path, dict[str, 
 
 
 def missing_weights(directory: pathlib.Path) -> DataError:
-    """What to say of a directory without weights."""
+    """The error for a directory without weights."""
     return DataError(
         "no weights in this directory",
         where=str(directory),
@@ -100,7 +100,7 @@ def _read_shards(index: pathlib.Path, read: Callable[[pathlib.Path], Tensors]) -
     missing = [name for name in shard_of if name not in tensors]
     if missing:
         raise DataError(
-            f"tensors that the index names are in no shard: {listed(missing)}",
+            f"tensors of the index are in no shard: {listed(missing)}",
             where=str(index),
             fix="download the checkpoint again, all of its files",
         )
@@ -110,7 +110,7 @@ def _read_shards(index: pathlib.Path, read: Callable[[pathlib.Path], Tensors]) -
 def _read_safetensors(path: pathlib.Path) -> Tensors:
     try:
         with safe_open(path, framework="numpy") as file:
-            # An array of a mapped file would keep all of the file alive, and end with it.
+            # An array of a mapped file would keep the whole file mapped.
             return {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
@@ -137,7 +137,7 @@ def _read_pytorch(path: pathlib.Path) -> Tensors:
 
 
 def _to_numpy(tensor: Any, torch: Any) -> np.ndarray:
-    # NumPy knows no bfloat16; float32 holds all of its values.
+    # NumPy has no bfloat16; float32 represents all of its values.
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
@@ -147,11 +147,11 @@ def _damaged(path: pathlib.Path, error: Exception) -> DataError:
         f"cannot be read: {reason}",
         where=str(path),
         expected="a complete file of weights",
-        fix="the file is cut short or damaged: download or copy it again",
+        fix="the file is truncated or damaged: download or copy it again",
     )
 
 
 def listed(names: Sequence[str], *, limit: int = 5) -> str:
-    """The first few names, and how many more there are."""
+    """The first few names, and the number of others."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -1,4 +1,4 @@
-"""WordPiece vocabularies from and to the tokenizer files of a Hugging Face directory."""
+"""Converts WordPiece vocabularies from and to Hugging Face's tokenizer files."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SPECIAL_TOKENS = {
 
 
 def checkpoint_vocabulary(directory: pathlib.Path) -> WordPieceVocabulary:
-    """The vocabulary that a BERT checkpoint was trained with, lower-casing or not as it says.
+    """The vocabulary of a BERT checkpoint, with its setting for lower-casing.
 
     Args:
-        directory: with `vocab.txt`, or `tokenizer.json` where that is all there is.
+        directory: has `vocab.txt`, or else `tokenizer.json`.
 
     Raises:
-        DataError: neither file, or one that is damaged.
-        ConfigError: a tokenizer that splits otherwise than ours can.
+        DataError: neither file exists, or it is damaged.
+        ConfigError: the tokenizer has unsupported settings.
     """
     directory = pathlib.Path(directory)
     settings = read_json(directory / TOKENIZER_CONFIG_FILE, absent={})
@@ -54,7 +54,7 @@ def checkpoint_vocabulary(directory: pathlib.Path) -> WordPieceVocabulary:
         raise ConfigError(
             "tokenize_chinese_chars is false",
             where=str(directory),
-            expected="true: ideographs are words each",
+            expected="true: each ideograph is a word",
         )
     if (directory / VOCAB_FILE).is_file():
         return WordPieceVocabulary.from_file(str(directory / VOCAB_FILE), lower_case=lower_case)
@@ -77,13 +77,13 @@ def write_tokenizer(
     like inside a text are ordinary text, as in our vocabulary.
 
     Args:
-        vocabulary_dir: of the model.
-        output_dir: exists.
-        max_length: tokens that a text is cut to.
+        vocabulary_dir: the model's vocabulary.
+        output_dir: an existing directory.
+        max_length: maximum number of tokens of a text.
 
     Raises:
-        DataError: there is no vocabulary, or a damaged one.
-        ConfigError: it is no WordPiece vocabulary.
+        DataError: the vocabulary is missing or damaged.
+        ConfigError: it is not a WordPiece vocabulary.
     """
     vocabulary_dir, output_dir = pathlib.Path(vocabulary_dir), pathlib.Path(output_dir)
     if not any((vocabulary_dir / name).is_file() for name in (METADATA, VOCAB_FILE)):
@@ -98,8 +98,8 @@ def write_tokenizer(
         raise ConfigError(
             f"a {vocabulary.kind} vocabulary",
             where=str(vocabulary_dir),
-            expected="WordPiece: Hugging Face's BERT has no other tokenizer",
-            fix="export as saved_model, which holds any tokenizer",
+            expected="WordPiece, the only tokenizer of Hugging Face's BERT",
+            fix="export as saved_model, which supports any tokenizer",
         )
     ids = {piece: i for i, piece in enumerate(vocabulary.pieces)}
     special = {name: piece for name, piece in _SPECIAL_TOKENS.items() if piece in ids}
@@ -199,6 +199,6 @@ def _pieces(tokenizer: dict[str, Any], path: pathlib.Path) -> list[str]:
     pieces = sorted(ids, key=ids.__getitem__)
     if [ids[piece] for piece in pieces] != list(range(len(pieces))):
         raise DataError(
-            "ids with gaps or doubles", where=str(path), expected=f"ids 0..{len(pieces) - 1}"
+            "ids with gaps or repetitions", where=str(path), expected=f"ids 0..{len(pieces) - 1}"
         )
     return pieces

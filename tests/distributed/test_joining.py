@@ -34,7 +34,7 @@ def test_a_port_that_something_else_has(environment):
     with socket.create_server(("localhost", 0)) as taken:
         port = taken.getsockname()[1]
         environment(f"localhost:{port}", 0)
-        told = f"JAX_COORDINATOR_ADDRESS: port {port} cannot be listened on .*in use"
+        told = f"JAX_COORDINATOR_ADDRESS: cannot listen on port {port} .*in use"
         with pytest.raises(ConfigError, match=told):
             hosts.initialize(timeout=5)
 

@@ -157,7 +157,7 @@ def test_macro_and_micro():
     assert averages.micro["R@20"] == pytest.approx(1 / 2)
     with pytest.raises(DataError, match="there is none"):
         group_averages({})
-    with pytest.raises(DataError, match="measures differ"):
+    with pytest.raises(DataError, match="measures differ or are missing"):
         group_averages({**groups, "P20": Evaluation(("e",), {"R@5": np.array([0.0])})})
 
 

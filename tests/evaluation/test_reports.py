@@ -154,7 +154,9 @@ def test_results_read_back_in_the_order_asked_for(tmp_path):
 def test_a_system_never_takes_anothers_file(tmp_path):
     write_result(tmp_path, TASER)
     write_result(tmp_path, TASER)
-    with pytest.raises(DataError, match=r"holds the system 'TASER \+ BM25'(.|\n)*fix: rename"):
+    with pytest.raises(
+        DataError, match=r"it has the result of system 'TASER \+ BM25'(.|\n)*fix: rename"
+    ):
         write_result(tmp_path, SystemResult("TASER (BM25)", {}))
     assert read_result(tmp_path, "TASER (BM25)") is None
     with pytest.raises(DataError, match="system name"):

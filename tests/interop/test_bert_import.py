@@ -248,7 +248,7 @@ def test_tensors_that_would_be_lost_or_are_no_weights():
             random_tensors() | {name: np.zeros((16, 24), np.int8)}, TINY, where="x"
         )
     nan = np.full((16, 24), np.nan, np.float32)
-    with pytest.raises(DataError, match="holds NaN"):
+    with pytest.raises(DataError, match="has NaN"):
         encoder_from_tensors(random_tensors() | {name: nan}, TINY, where="x")
 
 

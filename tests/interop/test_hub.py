@@ -16,7 +16,7 @@ from taser_jax.interop import hub
 from taser_jax.interop.hub import fetch
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-ADVICE = r"(?s)not to be had from the Hugging Face hub.*fix: .*path of that directory"
+ADVICE = r"(?s)the Hugging Face hub did not provide it.*fix: .*path of the directory"
 
 
 class HubHandler(http.server.BaseHTTPRequestHandler):

@@ -115,7 +115,7 @@ def test_a_card_tells_what_is_done_to_texts(source):
 def test_a_card_without_metrics_and_configuration_says_so(source):
     text = card(dataclasses.replace(source, metrics={}, config_text=""), TEXTS)
     assert "None were given to the export." in text
-    assert "Configuration of the training" not in text
+    assert "Training configuration" not in text
 
 
 def test_metadata_holds_the_whole_of_it(source):

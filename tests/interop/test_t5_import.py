@@ -229,11 +229,11 @@ def test_no_configuration(tmp_path):
 
 def test_trees_that_are_no_t5():
     params = random_t5(T5_CONFIG)
-    with pytest.raises(ConfigError, match=r"(?s)no T5.*embeddings/token"):
+    with pytest.raises(ConfigError, match=r"(?s)not a T5.*embeddings/token"):
         t5x_t5_config({"embeddings": {"token": np.ones(1)}}, where="t5x")
     biased = {**params, "encoder": {**params["encoder"]}}
     biased["encoder"]["layers_0"] = {"mlp": {"wi": {"bias": np.ones(5)}}}
-    with pytest.raises(ConfigError, match="no T5"):
+    with pytest.raises(ConfigError, match="not a T5"):
         t5x_t5_config(biased, where="t5x")
     del params["encoder"]["layers_1"]["mlp"]["wo"]
     with pytest.raises(DataError, match=r"1 of .* missing: encoder/layers_1/mlp/wo/kernel"):
