@@ -98,7 +98,6 @@ def card_texts(source: ExportSource) -> CardTexts:
     )
     code = """
 import tensorflow as tf
-from flax.traverse_util import unflatten_dict
 import tensorflow_text  # the tokenizer's ops
 
 model = tf.saved_model.load(".")
