@@ -21,14 +21,13 @@ from taser_jax.models.layers import (
 
 
 class AttentionKernel(enum.Enum):
-    """How softmax(q·kᵀ/√d)·v is computed; the values agree to rounding.
+    """Implementations of softmax(q·kᵀ/√d)·v; their values agree to rounding.
 
     EINSUM moves the heads into the batch dimension before the products, and can drop attention
     probabilities. DOT_PRODUCT is `jax.nn.dot_product_attention`; CUDNN is the same with cuDNN's
-    flash attention (NVIDIA GPUs, bfloat16), which takes even numbers of queries and keys; for
-    others, such as [CLS] pooling's one query, CUDNN is DOT_PRODUCT. Those two have no attention
-    dropout: while it is active (training with `attention_dropout_rate` > 0) EINSUM runs in their
-    place.
+    flash attention (NVIDIA GPUs, bfloat16), which needs even numbers of queries and keys;
+    otherwise, as with [CLS] pooling's one query, CUDNN is DOT_PRODUCT. These two have no attention
+    dropout: while it is active (training with `attention_dropout_rate` > 0) EINSUM replaces them.
 
     On CPUs EINSUM trains a small encoder no slower than DOT_PRODUCT, hence the default.
     """
@@ -61,7 +60,7 @@ class SelfAttention(nn.Module):
         dropout_rate: share of attention probabilities dropped in training.
         kernel: see `AttentionKernel`.
         kernel_init: initialiser of the four projections.
-        deterministic: True where nothing is dropped.
+        deterministic: True disables dropout.
     """
 
     num_heads: int
@@ -82,7 +81,7 @@ class SelfAttention(nn.Module):
         """Attends from `queries` to `keys`.
 
         Args:
-            queries: hidden states of the positions that are wanted.
+            queries: hidden states of the positions to compute.
             keys: hidden states of all positions.
             mask: True at real tokens of `keys`.
 
@@ -98,7 +97,7 @@ class SelfAttention(nn.Module):
             dropout = Dropout(self.dropout_rate, deterministic=self.deterministic)
             attended = _einsum_attention(query, key, value, mask, dropout)
         elif self.kernel is AttentionKernel.CUDNN and not (query.shape[1] % 2 or key.shape[1] % 2):
-            # A mask would have to be a bias for every query and key. Texts are padded at their
+            # A mask would need a bias for every query and key. Texts are padded at their
             # ends, so that lengths say the same; a text of no token has no softmax.
             attended = jax.nn.dot_product_attention(
                 query,

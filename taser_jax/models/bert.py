@@ -37,7 +37,7 @@ _ROUTER_STDDEV = 0.02
 
 
 class EncoderOutput(enum.Enum):
-    """Which positions the encoder returns.
+    """Positions that the encoder returns.
 
     FIRST_TOKEN gives [CLS] only, and the last block then computes no other query or feed-forward:
     the same values for less work (about a quarter less in a stack of three blocks).
@@ -54,19 +54,19 @@ class BertConfig(TransformerConfig):
     Attributes:
         vocab_size: rows of the token table.
         embed_dim: width of the hidden states.
-        num_layers: blocks.
-        num_heads: attention heads.
+        num_layers: number of blocks.
+        num_heads: number of attention heads.
         head_dim: width of a head.
         mlp_dim: inner width of the feed-forward.
         max_length: rows of the position table.
         type_vocab_size: rows of the segment table; every token is of segment 0.
-        dropout_rate: after embeddings, attention and feed-forward.
-        attention_dropout_rate: of attention probabilities.
-        layer_norm_epsilon: of every layer normalisation.
-        initializer_stddev: of the normal that kernels and tables start from.
-        activation: of the feed-forward.
-        dtype: of activations, "float32" or "bfloat16"; parameters, softmax and normalisation
-            statistics, router logits and embeddings returned are always float32.
+        dropout_rate: dropout after embeddings, attention and feed-forward.
+        attention_dropout_rate: dropout of attention probabilities.
+        layer_norm_epsilon: epsilon of all layer normalisations.
+        initializer_stddev: standard deviation of the normal for initial kernels and tables.
+        activation: activation of the feed-forward.
+        dtype: dtype of activations, "float32" or "bfloat16"; parameters, softmax and normalisation
+            statistics, router logits and returned embeddings are always float32.
         remat: rematerialisation.
         attention: attention kernel.
     """
@@ -153,9 +153,9 @@ class Block(nn.Module):
     """One post-LN Transformer block; its feed-forward is plain, or experts with a router.
 
     Attributes:
-        config: of the encoder.
+        config: the encoder's configuration.
         experts: None in a shared block.
-        role: of the input; Det-R's choice, made while tracing.
+        role: role of the input, for Det-R's choice during tracing.
         deterministic: True at inference.
         output: positions to compute.
     """
@@ -180,7 +180,7 @@ class Block(nn.Module):
             hidden: output of the block below.
             mask: True at real tokens.
             group_gates: Det-R with I > 2 in training: each sequence's expert in its group.
-            shared_router: kernel and bias of the router, where one serves all blocks.
+            shared_router: kernel and bias of the router, if one serves all blocks.
 
         Returns:
             Hidden states, and the statistics of a learned router.
@@ -257,7 +257,7 @@ class Block(nn.Module):
             temperature=experts.temperature,
             gradient=experts.gate_gradient,
         )
-        # Padding must not keep an expert at work that no real token chose.
+        # Padding must not activate an expert that no real token chose.
         return gates * mask[..., None], routing.routing_statistics(logits, mask)
 
 
@@ -277,7 +277,7 @@ class BertEncoder(nn.Module):
     """Embeddings and `num_layers` blocks, some of them specialised.
 
     Parameters: `embeddings/...`, `layers_i/...` for i from 0 (block i+1 of the paper), and
-    `router/...` where one router serves all specialised blocks.
+    `router/...` if one router serves all specialised blocks.
     """
 
     config: BertConfig
@@ -296,16 +296,16 @@ class BertEncoder(nn.Module):
 
         Args:
             tokens: ids and mask.
-            role: whose experts Det-R runs.
-            train: True drops and draws, from the rngs "dropout" and "routing".
+            role: the role whose experts Det-R runs.
+            train: True enables dropout and routing draws, from the rngs "dropout" and "routing".
             output: all hidden states or [CLS] only. With Tok-R the last block, if specialised,
-                computes all tokens in any case, since its statistics are over all of them.
+                always computes all tokens, since its statistics are over all of them.
 
         Returns:
             Hidden states in `config.dtype`, and the statistics of learned routers.
 
         Raises:
-            ConfigError: if the sequences are longer than the position table.
+            ConfigError: the sequences are longer than the position table.
         """
         config, experts = self.config, self.experts
         ids, mask = jnp.asarray(tokens.ids), jnp.asarray(tokens.mask)
@@ -347,7 +347,7 @@ class BertEncoder(nn.Module):
     def _group_gates(
         self, role: Role, ids: Int[Array, "batch length"], *, train: bool
     ) -> Float[Array, "batch 1 group"] | None:
-        """Det-R with I > 2: a uniform draw a sequence in training, for all blocks alike.
+        """Det-R with I > 2: in training, a uniform draw per sequence, the same for all blocks.
 
         At inference the first expert of the role's group runs. (The released code hard-codes
         experts 0 and 1 there, which for I > 2 are both the queries'.)
@@ -363,7 +363,7 @@ class BertEncoder(nn.Module):
 def block_output(
     config: BertConfig, experts: ExpertConfig, block: int, output: EncoderOutput
 ) -> EncoderOutput:
-    """Which positions a block (1-based) computes for the encoder to return `output`."""
+    """Positions that a block (1-based) must compute for the encoder to return `output`."""
     specialized = block in experts.specialized_blocks(config.num_layers)
     counts_all = specialized and experts.routing is Routing.TOKEN
     if block < config.num_layers or counts_all:

@@ -1,4 +1,4 @@
-"""BERT as a dual encoder: DPR, TASER and Shared alike."""
+"""BERT as a dual encoder: DPR, TASER and Shared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from taser_jax.models.transformer import BlockCost, Remat
 
 
 class Pooling(enum.Enum):
-    """How hidden states become an embedding: [CLS], or the mean over real tokens."""
+    """How hidden states become an embedding: [CLS] or the mean over real tokens."""
 
     CLS = "cls"
     MEAN = "mean"
@@ -39,7 +39,7 @@ _POOLED = {Pooling.CLS: "the hidden state of [CLS]", Pooling.MEAN: "the mean of 
 
 @dataclasses.dataclass(frozen=True)
 class DualEncoderConfig(ModelConfig):
-    """What a dual encoder is made of.
+    """Configuration of a BERT dual encoder.
 
     Example:
         >>> dpr = DualEncoderConfig(towers=Towers.SEPARATE)
@@ -52,10 +52,10 @@ class DualEncoderConfig(ModelConfig):
         experts: its specialised blocks.
         towers: one encoder or two.
         pooling: [CLS] or mean.
-        tower_init: how two towers start; without effect on one.
-        normalization: of embeddings; none in the papers, L2 for encoders pretrained with cosines
-            (whose temperature is then about 0.05).
-        query_tasks: tasks with a query tower of their own (TACO-DR's QSpec); empty for one tower
+        tower_init: initial weights of two towers; no effect with one.
+        normalization: normalisation of embeddings: none in the papers; L2 for encoders pretrained
+            with cosine similarity, with a temperature of about 0.05.
+        query_tasks: tasks with their own query tower (TACO-DR's QSpec); empty for one tower
             for all queries. Needs separate towers; passages have one tower for all tasks.
     """
 
@@ -87,11 +87,11 @@ class DualEncoderConfig(ModelConfig):
         return self.bert
 
     def with_transformer(self, **changes: Any) -> DualEncoderConfig:
-        """The same model with other values in fields of `bert`."""
+        """The same model with changed fields of `bert`."""
         return dataclasses.replace(self, bert=dataclasses.replace(self.bert, **changes))
 
     def portable(self) -> DualEncoderConfig:
-        """With the attention that every platform has; values agree to rounding."""
+        """With the attention kernel that every platform has; values agree to rounding."""
         return self.with_transformer(attention=AttentionKernel.EINSUM, remat=Remat.NONE)
 
     @property
@@ -111,15 +111,15 @@ class DualEncoderConfig(ModelConfig):
         return EncoderOutput.FIRST_TOKEN if is_first else EncoderOutput.ALL_TOKENS
 
     def block_costs(self, length: int) -> list[BlockCost]:
-        """What each block costs for one text.
+        """Costs of each block for one text.
 
         FLOPs of a block on all L tokens, width d, joined head width a = heads·kv, inner width f:
             2·L·d·a·3 (query, key, value) + 2·L·L·a·2 (scores, values) + 2·L·a·d (out) + 2·L·d·f·2
-        With [CLS] pooling the last block computes 1 query in place of L: keys and values only are
-        over all tokens. A learned router adds 2·d·I a choice.
+        With [CLS] pooling the last block computes 1 query instead of L; only its keys and values
+        are over all tokens. A learned router adds 2·d·I per choice.
 
-        Activations are 9 vectors of width d and 2 of width f a token, the latter once per expert
-        that learned routing computes, and an attention map; dropout keeps no mask.
+        Activations per token are 9 vectors of width d and 2 of width f, the latter for each expert
+        that learned routing computes, and an attention map; dropout stores no mask.
         """
         bert, experts = self.bert, self.experts
         embed, attention = bert.embed_dim, bert.num_heads * bert.head_dim

@@ -1,4 +1,4 @@
-"""`model.json`: a dual encoder's configuration beside its checkpoints, embeddings and exports."""
+"""`model.json`: a dual encoder's configuration, stored beside its checkpoints."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _KINDS = {config.kind: config for config in (DualEncoderConfig, T5DualEncoderCon
 
 
 def to_json(config: ModelConfig) -> str:
-    """Writes every field, defaults included, so that later defaults change no saved model.
+    """Writes every field, defaults included, so that changed defaults do not affect saved models.
 
-    A BERT's file says no kind, and of query_tasks only where there are any: that is how all were
-    written before there was a choice, and fingerprints of models are of this text.
+    A BERT's file has no kind, and no query_tasks if they are empty. Fingerprints of models depend
+    on this text.
 
     Example:
         >>> print(to_json(DualEncoderConfig()))
@@ -44,7 +44,7 @@ def to_json(config: ModelConfig) -> str:
 
 
 def from_json(text: str, *, where: str = "model.json") -> ModelConfig:
-    """Reads what `to_json` wrote. Fields that are absent take their defaults.
+    """Reads what `to_json` wrote. Absent fields take their defaults.
 
     Args:
         text: the JSON.
@@ -58,11 +58,11 @@ def from_json(text: str, *, where: str = "model.json") -> ModelConfig:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(
-            f"no JSON: {error.msg}", where=f"{where}:{error.lineno}", expected="a JSON object"
+            f"not JSON: {error.msg}", where=f"{where}:{error.lineno}", expected="a JSON object"
         ) from error
     if not isinstance(value, dict):
         raise ConfigError(f"{type(value).__name__}", where=where, expected="a JSON object")
-    again = "read it with the taser_jax that wrote it, or train again"
+    again = "read it with the version of taser_jax that wrote it, or train again"
     check_version(value, FORMAT_VERSION, where=where, fix=again, error=ConfigError)
     del value["format_version"]
     kind = value.pop("kind", _DEFAULT_KIND)
@@ -71,7 +71,7 @@ def from_json(text: str, *, where: str = "model.json") -> ModelConfig:
             f"kind is {kind!r}",
             where=where,
             expected=f"one of {', '.join(_KINDS)}",
-            fix="read it with the taser_jax that wrote it",
+            fix="read it with the version of taser_jax that wrote it",
         )
     return from_plain(_KINDS[kind], value, where)
 

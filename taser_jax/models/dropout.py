@@ -1,4 +1,4 @@
-"""Dropout whose mask is hashed from positions: nothing to draw, store or gather."""
+"""Dropout whose mask is hashed from positions, so that nothing is drawn, stored or gathered."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _WORDS = 2
 
 
 class Dropout(nn.Module):
-    """y = x / (1 − rate) where an entry is kept, and 0 where it is not.
+    """y = x / (1 − rate) where an entry is kept, and 0 where it is dropped.
 
-    As `flax.linen.Dropout`, with the same random stream, "dropout", one key a call. Only this key
-    is random bits from a counter-based generator: masks of whole activations from it cost a TPU
-    more than what they mask, and its compiler minutes.
+    Like `flax.linen.Dropout` it takes one key per call from the random stream "dropout". Only this
+    key comes from a counter-based generator: generating whole masks that way costs a TPU more than
+    the masked computation, and its compiler minutes.
 
     Attributes:
-        rate: share of the entries that are dropped; 0 drops none and draws nothing.
-        deterministic: True where nothing is dropped.
+        rate: share of dropped entries; with 0 nothing is drawn.
+        deterministic: True disables dropout.
     """
 
     rate: float
@@ -33,7 +33,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Drops, in training."""
+        """Applies dropout in training."""
         if not 0 <= self.rate < 1:
             raise ConfigError(f"rate {self.rate}", where="dropout", expected="0 <= rate < 1")
         if self.deterministic or self.rate == 0:
@@ -45,12 +45,12 @@ class Dropout(nn.Module):
 def drop(
     x: Float[Array, "*shape"], salt: UInt32[Array, " words"], *, rate: float
 ) -> Float[Array, "*shape"]:
-    """x·mask / (1 − rate); the backward pass hashes the mask again in place of keeping it.
+    """x·mask / (1 − rate); the backward pass hashes the mask again instead of storing it.
 
     Args:
-        x: what is dropped from.
-        salt: two random words, of this call only.
-        rate: share of the entries that are dropped.
+        x: the array.
+        salt: two random words, for this call only.
+        rate: share of dropped entries.
     """
     return _drop(rate, x, salt)
 
@@ -75,22 +75,22 @@ _drop.defvjp(_forward, _backward)
 def kept(
     shape: tuple[int, ...], salt: UInt32[Array, " words"], *, rate: float
 ) -> Bool[Array, "..."]:
-    """Which entries of an array are kept, as a function of each one's position.
+    """The kept entries of an array, as a function of their positions.
 
-    Positions, counted in row-major order, are multiplied by an odd number, shifted by the first
-    word and put through the finaliser of MurmurHash3 with the second word in its middle. The entry
-    is dropped where the 32 bits, as a number, are below rate·2³². So the mask is the same on any
-    mesh, and it repeats only 2³² entries later.
+    Row-major positions are multiplied by an odd number, shifted by the first word and passed
+    through the finaliser of MurmurHash3 with the second word in its middle. An entry is dropped if
+    the resulting 32-bit number is below rate·2³². The mask is therefore the same on any mesh, and
+    repeats only after 2³² entries.
 
     Args:
-        shape: of the array.
+        shape: shape of the array.
         salt: two random words.
-        rate: share of the entries that are dropped.
+        rate: share of dropped entries.
     """
     position = jnp.zeros((), jnp.uint32)
     for axis, size in enumerate(shape):
         stride = math.prod(shape[axis + 1 :]) % 2**32
-        # The shape of one axis until they are added: most of the arithmetic is done on vectors.
+        # One axis at a time until they are added: most of the arithmetic is on vectors.
         counter = jax.lax.iota(jnp.uint32, size) * np.uint32(stride * 0x9E3779B1 % 2**32)
         position = position[..., None] + counter
     mixed = position + salt[0]

@@ -1,4 +1,4 @@
-"""Dual encoders: what each configuration answers, and one `encode` by role for all of them."""
+"""Dual encoders: the interface of their configurations, and one module with `encode` by role."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _SMALLEST_SQUARE = 1e-24
 
 
 class Towers(enum.Enum):
-    """One encoder for both roles (TASER, Shared), or one each (DPR)."""
+    """One encoder for both roles (TASER, Shared) or one for each (DPR)."""
 
     TIED = "tied"
     SEPARATE = "separate"
 
 
 class TowerInit(enum.Enum):
-    """How two towers start: as copies of one draw, or each from its own.
+    """Initial weights of two towers: copies of one draw, or independent draws.
 
-    DPR's towers both start from the same BERT, so COPIED is its counterpart from scratch: a word
-    means the same on both sides from the first step on.
+    DPR's towers both start from the same BERT. COPIED is the counterpart from scratch: a word has
+    the same meaning on both sides from the first step.
     """
 
     COPIED = "copied"
@@ -44,21 +44,21 @@ class TowerInit(enum.Enum):
 
 
 class Normalization(enum.Enum):
-    """Whether embeddings are divided by their L2 norm: the dot product is then the cosine."""
+    """Whether embeddings are divided by their L2 norm, which makes the dot product the cosine."""
 
     NONE = "none"
     L2 = "l2"
 
 
-# JAX rebuilds pytrees with leaves that are no arrays: shapes are told here, not checked.
+# JAX rebuilds pytrees with leaves that are not arrays: shapes are documented here, not checked.
 @no_type_check
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """What `encode` returns.
+    """The result of `encode`.
 
     Attributes:
-        embeddings: the score of two is their dot product. [batch, dim], float32.
+        embeddings: their dot products are the scores. [batch, dim], float32.
         routing: statistics of learned routers; None with Det-R and without experts.
     """
 
@@ -71,11 +71,11 @@ class Description:
     """A model in words, for its card.
 
     Attributes:
-        title: what readers know it as, such as "DPR".
-        embedding: a sentence on what the embedding is.
-        first_token: what stands before a text's tokens, with a space.
-        last_token: what stands after them, with a space.
-        facts: (name, value) of what model.json does not say.
+        title: its common name, such as "DPR".
+        embedding: a sentence about the embedding.
+        first_token: the token before a text's tokens, with a space.
+        last_token: the token after them, with a space.
+        facts: (name, value) pairs that model.json does not have.
     """
 
     title: str
@@ -86,17 +86,17 @@ class Description:
 
 
 class ModelConfig(abc.ABC):
-    """What every dual encoder's configuration answers, so that no caller asks which system it is.
+    """The interface of all dual encoders' configurations, so that callers need not know the system.
 
     Subclasses are frozen dataclasses; `DualEncoder` builds their models.
 
     Attributes:
-        kind: names the class in model.json.
+        kind: name of the class in model.json.
         towers: one encoder for both roles, or one each.
-        query_tasks: tasks with a query tower of their own (TACO-DR's QSpec); empty for one tower
-            for all queries. Needs separate towers; passages have one tower for all tasks.
-        tower_init: how several towers start; without effect on one.
-        normalization: of embeddings.
+        query_tasks: tasks with their own query tower (TACO-DR's QSpec); empty for one tower for
+            all queries. Needs separate towers; passages have one tower for all tasks.
+        tower_init: initial weights of several towers; no effect with one.
+        normalization: normalisation of embeddings.
     """
 
     kind: ClassVar[str]
@@ -109,14 +109,14 @@ class ModelConfig(abc.ABC):
         """Checks the towers.
 
         Raises:
-            ConfigError: query towers of tasks that could not be told apart, or beside a tied tower.
+            ConfigError: tasks of query towers with equal names, or with a tied tower.
         """
         where = type(self).__name__
         if self.query_tasks and self.towers is Towers.TIED:
             raise ConfigError(
                 f"{len(self.query_tasks)} query_tasks with tied towers",
                 where=where,
-                expected="separate towers: a query tower a task, one passage tower",
+                expected="separate towers: one query tower per task, one passage tower",
                 fix="set towers=SEPARATE, or no query_tasks",
             )
         names = set(self.query_tasks)
@@ -125,7 +125,7 @@ class ModelConfig(abc.ABC):
             raise ConfigError(
                 f"query_tasks are {self.query_tasks!r}",
                 where=where,
-                expected="names of tasks, each once, without a slash",
+                expected="distinct task names without a slash",
             )
 
     @property
@@ -135,11 +135,11 @@ class ModelConfig(abc.ABC):
 
     @abc.abstractmethod
     def with_transformer(self, **changes: Any) -> ModelConfig:
-        """The same model with other values in fields of `transformer`."""
+        """The same model with changed fields of `transformer`."""
 
     @abc.abstractmethod
     def portable(self) -> ModelConfig:
-        """The same values at inference, without what only some platforms or training need."""
+        """The same model at inference, without options for training or for some platforms only."""
 
     @property
     @abc.abstractmethod
@@ -149,11 +149,11 @@ class ModelConfig(abc.ABC):
     @property
     @abc.abstractmethod
     def max_length(self) -> int | None:
-        """Rows of the position table; None where positions are relative."""
+        """Rows of the position table; None if positions are relative."""
 
     @abc.abstractmethod
     def block_costs(self, length: int) -> list[BlockCost]:
-        """What each block costs for one text of `length` tokens."""
+        """Costs of each block for one text of `length` tokens."""
 
     @abc.abstractmethod
     def describe(self) -> Description:
@@ -164,14 +164,14 @@ class ModelConfig(abc.ABC):
         """A module (tokens, *, role, train) -> Encoded."""
 
     def initial_params(self, params: Params) -> Params:
-        """What `init_params` starts from, given what each tower drew: towers as copies or apart."""
+        """The initial parameters, given each tower's draw: copies, or the draws themselves."""
         if self.tower_init is TowerInit.COPIED:
             return dict.fromkeys(self.tower_names, params[self.tower_names[0]])
         return params
 
     @property
     def tower_names(self) -> tuple[str, ...]:
-        """Names under which the towers' parameters lie, queries' first.
+        """Names of the towers in the parameter tree, queries' first.
 
         Example:
             >>> DualEncoderConfig(towers=Towers.SEPARATE, query_tasks=("nq", "fever")).tower_names
@@ -183,11 +183,11 @@ class ModelConfig(abc.ABC):
         return (*queries, "passage_encoder")
 
     def tower_name(self, role: Role, task: str | None) -> str:
-        """Name of the tower that a text goes through.
+        """Name of the tower that encodes a text.
 
         Args:
-            role: the text's.
-            task: the text's; told apart only for queries, and only where tasks have towers.
+            role: the text's role.
+            task: the text's task; matters only for queries, and only if tasks have towers.
 
         Raises:
             ConfigError: a query of a task without a tower.
@@ -203,7 +203,7 @@ class ModelConfig(abc.ABC):
                 "a query without a task" if task is None else f"a query of task {task!r}",
                 where="encode",
                 expected=f"a task with a query encoder: {', '.join(self.query_tasks)}",
-                fix="name the task whose query encoder is meant",
+                fix="give the task whose query encoder to use",
             )
         return f"query_encoder_{task}"
 
@@ -222,8 +222,8 @@ class ModelConfig(abc.ABC):
     def training_flops(self, shape: BatchShape) -> int:
         """Model FLOPs of a training step: three forward passes (the backward pass costs two).
 
-        Rematerialisation and experts computed to be masked away do not count: that is MFU's
-        numerator. The score matrix of queries x passages is included.
+        This is the numerator of MFU: rematerialisation and experts whose output is masked do not
+        count. The score matrix of queries x passages is included.
         """
         return 3 * (
             sum(self.forward_flops(batch_size=size, length=length) for size, length in shape.sides)
@@ -234,16 +234,16 @@ class ModelConfig(abc.ABC):
         return 2 * shape.queries * shape.passages * self.embedding_dim
 
     def activation_bytes(self, shape: BatchShape, *, batch_devices: int = 1) -> int:
-        """Bytes of activations a device holds at the peak of a training step.
+        """Bytes of activations per device at the peak of a training step.
 
-        An estimate, meant for "does it fit", not a measurement: XLA fuses some of them away and
-        needs scratch of its own. Under `Remat.BLOCK` a block keeps its input only, and one block is
-        recomputed at a time. The compiler's figure is
+        This is an estimate for "does it fit", not a measurement: XLA fuses some activations away
+        and needs scratch memory. Under `Remat.BLOCK` each block stores only its input, and one
+        block is recomputed at a time. The compiler's figure is
         `jax.jit(step).lower(...).compile().memory_analysis()`.
 
         Args:
-            shape: of the batch; with GradCache, of one chunk.
-            batch_devices: parts the batch is split into.
+            shape: the batch; with GradCache, one chunk.
+            batch_devices: number of parts of the batch.
         """
         total = 0
         for size, length in shape.sides:
@@ -258,9 +258,9 @@ class ModelConfig(abc.ABC):
 
 
 class DualEncoder(nn.Module):
-    """Queries and passages to embeddings whose dot product is their score.
+    """Maps queries and passages to embeddings, whose dot products are the scores.
 
-    Parameters lie under `encoder` (tied), `query_encoder` or `query_encoder_<task>`, and
+    Parameters are under `encoder` (tied), or `query_encoder` or `query_encoder_<task>`, and
     `passage_encoder`.
 
     Example:
@@ -278,13 +278,13 @@ class DualEncoder(nn.Module):
 
     @property
     def query_tasks(self) -> tuple[str, ...]:
-        """Tasks that `encode` tells apart; empty where one program serves them all."""
+        """Tasks that `encode` distinguishes; empty if one program serves all tasks."""
         return self.config.query_tasks
 
     def __call__(
         self, queries: Tokens, passages: Tokens, *, train: bool = False
     ) -> tuple[Encoded, Encoded]:
-        """Encodes both roles; what `init` calls. Queries are taken as of the first task."""
+        """Encodes both roles; `init` calls this. Queries are treated as of the first task."""
         tasks = self.config.query_tasks or (None,)
         if self.is_initializing() and self.config.tower_init is TowerInit.INDEPENDENT:
             for task in tasks[1:]:
@@ -301,9 +301,9 @@ class DualEncoder(nn.Module):
 
         Args:
             tokens: ids and mask. [batch, length]
-            role: picks the tower, and the expert of Det-R, while tracing.
-            task: the task's name; picks the query tower where tasks have their own.
-            train: True drops and draws, from the rngs "dropout" and "routing".
+            role: selects the tower, and Det-R's expert, during tracing.
+            task: the task's name; selects the query tower if tasks have their own.
+            train: True enables dropout and routing draws, from the rngs "dropout" and "routing".
 
         Returns:
             Float32 embeddings and routing statistics.
@@ -318,7 +318,7 @@ class DualEncoder(nn.Module):
 def mean_over_tokens(
     hidden: Float[Array, "batch length embed"], tokens: Tokens
 ) -> Float[Array, "batch embed"]:
-    """Mean of hidden states over real tokens, in float32; 0 where there are none."""
+    """Mean of hidden states over real tokens, in float32; 0 if there are none."""
     weight = jnp.asarray(tokens.mask)[..., None].astype(jnp.float32)
     total = (hidden.astype(jnp.float32) * weight).sum(1)
     return total / jnp.maximum(weight.sum(1), 1.0)
@@ -327,7 +327,7 @@ def mean_over_tokens(
 def normalize(
     embeddings: Float[Array, "batch dim"], normalization: Normalization
 ) -> Float[Array, "batch dim"]:
-    """Embeddings divided by their L2 norms, where that is asked for; zeros stay zeros."""
+    """Divides embeddings by their L2 norms, if configured; zeros stay zeros."""
     if normalization is Normalization.NONE:
         return embeddings
     square = jnp.square(embeddings).sum(-1, keepdims=True)
@@ -345,16 +345,16 @@ def init_params(
 
     Args:
         model: the dual encoder.
-        key: of jax.random.
-        query_length: tokens a query; checked against the position table, else without effect.
-        passage_length: tokens a passage; likewise.
+        key: a jax.random key.
+        query_length: tokens per query, only checked against the position table.
+        passage_length: tokens per passage, likewise.
     """
     boxed = _boxed_params(model, key, query_length, passage_length)
     return jax.tree.map(_unbox, boxed, is_leaf=_is_boxed)
 
 
 def abstract_params(model: DualEncoder) -> Params:
-    """Shapes and dtypes of the parameters, with nothing allocated."""
+    """Shapes and dtypes of the parameters, without allocating them."""
     return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
 
 

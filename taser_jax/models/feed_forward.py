@@ -1,4 +1,4 @@
-"""The feed-forward sublayer, alone (shared blocks) or once per expert (specialised blocks)."""
+"""The feed-forward sublayer: one (shared blocks) or one per expert (specialised blocks)."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ Parameters = dict[str, jax.Array]
 
 
 class FeedForward(nn.Module):
-    """LN(h + W₂·gelu(W₁·h + b₁) + b₂), its own output normalisation included (post-LN BERT).
+    """LN(h + W₂·gelu(W₁·h + b₁) + b₂), including the output normalisation (post-LN BERT).
 
     With `num_experts`, every parameter, the LayerNorm's too, has a leading expert axis (as in
-    TASER's released code; the paper does not say whether LayerNorm is replicated), and a call
-    either names one expert, a Python integer, so that nothing else is computed, or gives gates.
+    TASER's released code; the paper does not specify whether LayerNorm is replicated). A call
+    either selects one expert by a Python integer, so that nothing else is computed, or passes
+    gates.
 
     Attributes:
         mlp_dim: inner width.
         activation: the non-linearity.
         dropout_rate: share of the branch's outputs dropped in training.
-        epsilon: of the layer normalisation.
+        epsilon: epsilon of the layer normalisation.
         kernel_init: initialiser of both kernels; experts start as exact copies.
-        deterministic: True where nothing is dropped.
+        deterministic: True disables dropout.
         num_experts: None for one plain feed-forward.
     """
 
@@ -63,7 +64,7 @@ class FeedForward(nn.Module):
         Args:
             hidden: output of the attention sublayer.
             expert: the one expert to run.
-            first_expert: where the group of experts that `gates` speaks of begins.
+            first_expert: first expert of the group that `gates` refers to.
             gates: weight of each expert of the group for every sequence (length 1) or token;
                 one-hot in value, their gradients are the router's.
 
@@ -120,10 +121,10 @@ class FeedForward(nn.Module):
     ) -> Float[Array, "batch length embed"]:
         """Σ_e gate_e · FFN_e(h), with shapes that do not depend on the choice.
 
-        Training computes every expert of the group: with I = 2 in a third of the blocks that is
-        about a fifth more arithmetic than one expert, and it needs no sorting or gathering over
-        devices. At inference an expert that nothing in the batch chose is skipped, which is all
-        of the excess once routing follows the role (a batch has one role).
+        Training computes every expert of the group. With I = 2 in a third of the blocks this is
+        about a fifth more arithmetic than one expert, and needs no sorting or gathering over
+        devices. Inference skips experts that no input of the batch chose, which removes the excess
+        once routing follows the role (a batch has one role).
         """
         branch = functools.partial(_branch, activation=self.activation)
         total = jnp.zeros_like(hidden)

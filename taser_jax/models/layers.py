@@ -1,4 +1,4 @@
-"""Parameters with logical axes, layer normalisation and activations that every encoder uses."""
+"""Parameters with logical axes, layer normalisation and activations, for all encoders."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Activation(enum.Enum):
 
 
 def activate(x: Float[Array, "..."], activation: Activation) -> Float[Array, "..."]:
-    """Applies the activation, in float32 inside, in the dtype of `x` outside.
+    """Applies the activation, computed in float32, with the dtype of `x`.
 
-    The exact GELU is written by erf: `jax.nn.gelu(approximate=False)` goes by erfc, which costs a
-    small encoder a good part of its training step on a CPU.
+    The exact GELU uses erf: `jax.nn.gelu(approximate=False)` uses erfc, which takes a considerable
+    part of a small encoder's training step on a CPU.
     """
     if activation is Activation.RELU:
         return jax.nn.relu(x)
@@ -65,13 +65,13 @@ def float32_einsum(
 ) -> Float[Array, "..."]:
     """A product of two arrays in float32, whose gradients are products in the arrays' own dtype.
 
-    Differentiated as it stands, a bfloat16 product with a float32 result multiplies its float32
+    Differentiated by default, a bfloat16 product with a float32 result multiplies its float32
     cotangent with float32 copies of its operands: twice the memory traffic of attention scores,
-    for digits that the bfloat16 gradients do not keep. The cotangent is rounded first instead, as
-    those of every other product are. In float32 nothing changes.
+    for digits that bfloat16 gradients lose. Here the cotangent is rounded first, like those of all
+    other products. In float32 nothing changes.
 
     Args:
-        equation: einsum's, of two operands, in which every index appears twice.
+        equation: einsum equation of two operands, in which every index appears twice.
         left: first operand.
         right: second operand.
     """
@@ -103,7 +103,7 @@ def rows_product(
 ) -> Float[Array, "*batch outer"]:
     """x·kernel, as a product of two matrices whatever the leading axes.
 
-    With the leading axes in place XLA's CPU backend takes the kernel's gradient from transposed
+    With several leading axes XLA's CPU backend computes the kernel's gradient from transposed
     copies, at half the speed.
     """
     rows = x.reshape(-1, x.shape[-1])
@@ -113,7 +113,7 @@ def rows_product(
 def masked_scores(
     scores: Float[Array, "batch heads *queries keys"], mask: Bool[Array, "batch keys"]
 ) -> Float[Array, "batch heads *queries keys"]:
-    """Scores with those of padding so low that a softmax gives them nothing."""
+    """Lowers the scores of padding so far that softmax gives them zero weight."""
     mask = mask.reshape(mask.shape[0], *(1,) * (scores.ndim - 2), mask.shape[1])
     return jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
 
@@ -126,13 +126,13 @@ def softmax_mean(
 ) -> Float[Array, "batch heads queries kv"]:
     """Σ_k dropout(softmax(scores))_k · value_k, divided by the softmax's sum at the end.
 
-    The sum is then divided out of kv numbers a query, and the softmax's gradient sums over kv, in
-    place of over keys. The largest score is subtracted, which changes nothing but the range.
+    The division is then of kv numbers per query, and the softmax's gradient sums over kv instead of
+    keys. The largest score is subtracted, which changes only the range.
 
     Args:
         scores: float32.
-        values: in the dtype of the product and the result.
-        dropout: of the weights.
+        values: their dtype is that of the product and the result.
+        dropout: dropout of the weights.
     """
     highest = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
     weights = jnp.exp(scores - highest)
@@ -142,7 +142,7 @@ def softmax_mean(
 
 
 def copies(initializer: Initializer) -> Initializer:
-    """An initialiser of [experts, ...] that gives every expert the same values.
+    """An initialiser for [experts, ...] that gives every expert the same values.
 
     TASER starts each expert as an exact copy of one feed-forward (released code,
     `init_moe_from_pretrained_mapping`: no noise).
@@ -161,14 +161,14 @@ def parameter(
     shape: tuple[int, ...],
     axes: tuple[str | None, ...],
 ) -> Float[Array, "..."]:
-    """A float32 parameter of `module`, its axes named; None names an axis never sharded."""
+    """A float32 parameter of `module` with named axes; an axis named None is never sharded."""
     initializer = nn.with_logical_partitioning(initializer, axes)
-    # Flax hands out the array; the annotation of its box is what mypy sees.
+    # Flax returns the array; mypy sees the type of its box.
     return cast(jax.Array, module.param(name, initializer, shape, jnp.float32))
 
 
 class Affine(nn.Module):
-    """Holds `kernel` and `bias` with their logical axes and hands them out in float32.
+    """Holds `kernel` and `bias` with their logical axes, in float32.
 
     Attributes:
         kernel_shape: shape of the kernel.
@@ -196,7 +196,7 @@ class LayerNormParameters(nn.Module):
     """Holds `scale` (ones) and `bias` (zeros) of a layer normalisation.
 
     Attributes:
-        shape: [embed], or [experts, embed] for one normalisation an expert.
+        shape: [embed], or [experts, embed] for one normalisation per expert.
         axes: logical axis names.
     """
 
@@ -213,12 +213,12 @@ class LayerNormParameters(nn.Module):
 def split_over_batch(
     activations: Float[Array, "batch *features"],
 ) -> Float[Array, "batch *features"]:
-    """The same, its first axis split over the devices that share a batch, the others whole.
+    """Splits the first axis over the devices that share a batch, and no other axis.
 
-    Left to itself the compiler may split activations as `fsdp` splits kernels, and then exchange
+    Otherwise the compiler may split activations as `fsdp` splits kernels and then exchange
     activations, which are many times larger than the kernels it would have to gather. Without a
-    mesh around it (`jax.set_mesh`), or where the batch does not divide, nothing is done. A table
-    of rules that splits the batch otherwise is refused by `Partitioner`.
+    mesh (`jax.set_mesh`), or if the batch is not divisible, nothing changes. `Partitioner` refuses
+    rules that split the batch differently.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(axis for axis in BATCH_AXES if axis in mesh.axis_names)

@@ -36,13 +36,13 @@ _FEED_FORWARDS = (("relu",), ("gelu", "linear"))
 
 
 class T5Initialization(enum.Enum):
-    """Which of the parameter values that give the same outputs training starts from.
+    """Initial scale of parameters, with equal outputs.
 
     RESCALED divides token embeddings and every attention's `out` by 100, and the feed-forward's
     `wi` and `wo` by 10 (of T5 1.1 `wi_1`, not the gate `wi_0`, which is inside a GELU). The
-    residual stream is then a hundredth all along and RMSNorm undoes it: the outputs are the same
-    up to its ε. Made for float16; at an equal Adam learning rate those parameters move 100 or 10
-    times as fast relative to their size, which is what TACO-DR trained (`t5-base-scaled`).
+    residual stream is then a hundredth everywhere, and RMSNorm cancels this: the outputs are equal
+    up to its ε. It was made for float16. At an equal Adam learning rate these parameters move 100
+    or 10 times as fast relative to their size; TACO-DR was trained so (`t5-base-scaled`).
     """
 
     STANDARD = "standard"
@@ -50,7 +50,7 @@ class T5Initialization(enum.Enum):
 
 
 class PositionBias(enum.Enum):
-    """Whether a stack's blocks share one table of relative positions, or have one each (umT5)."""
+    """Whether a stack's blocks share one table of relative positions or have one each (umT5)."""
 
     SHARED = "shared"
     PER_LAYER = "per_layer"
@@ -75,19 +75,20 @@ class T5Config(TransformerConfig):
         embed_dim: width of the hidden states.
         num_layers: blocks of the encoder.
         num_decoder_layers: blocks of the decoder; 0 for an encoder alone.
-        num_heads: attention heads.
+        num_heads: number of attention heads.
         head_dim: width of a head; heads·head_dim need not be `embed_dim`.
         mlp_dim: inner width of the feed-forward.
         mlp_activations: ("relu",) for T5, ("gelu", "linear") for T5 1.1.
-        num_buckets: of relative positions.
-        max_distance: from which on all positions share a bucket.
-        position_bias: whose the tables of relative positions are.
-        dropout_rate: everywhere: embeddings, attention probabilities, feed-forward, outputs.
-        rms_norm_epsilon: of every normalisation.
-        dtype: of activations, "float32" or "bfloat16"; parameters, softmax and normalisation
-            statistics and embeddings returned are always float32.
+        num_buckets: buckets of relative positions.
+        max_distance: distance from which all positions share a bucket.
+        position_bias: whether blocks share the table of relative positions.
+        dropout_rate: dropout everywhere: embeddings, attention probabilities, feed-forward,
+            outputs.
+        rms_norm_epsilon: epsilon of all normalisations.
+        dtype: dtype of activations, "float32" or "bfloat16"; parameters, softmax and normalisation
+            statistics and returned embeddings are always float32.
         remat: rematerialisation.
-        initialization: see `T5Initialization`; also applied to pretrained weights as they come in.
+        initialization: see `T5Initialization`; also applied to pretrained weights on loading.
     """
 
     vocab_size: int = 32128
@@ -113,7 +114,10 @@ class T5Config(TransformerConfig):
         decoder_layers, buckets = self.num_decoder_layers, self.num_buckets
         _require(decoder_layers >= 0, "num_decoder_layers", decoder_layers, "0 or more")
         _require(
-            buckets >= 4 and buckets % 2 == 0, "num_buckets", buckets, "an even number from 4 on"
+            buckets >= 4 and buckets % 2 == 0,
+            "num_buckets",
+            buckets,
+            "an even number, 4 or more",
         )
         _require(
             self.max_distance > buckets // 4,
@@ -137,7 +141,7 @@ def _require(condition: bool, name: str, value: Any, expected: str) -> None:
 
 
 def rescale(params: Params, initialization: T5Initialization) -> Params:
-    """Parameters of a STANDARD T5, whole or in towers, as `initialization` has them."""
+    """Rescales the parameters of a STANDARD T5, whole or in towers, for `initialization`."""
     if initialization is T5Initialization.STANDARD:
         return params
 
@@ -152,7 +156,7 @@ def rescale(params: Params, initialization: T5Initialization) -> Params:
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each on normalised input and added to it."""
+    """Self-attention and feed-forward (pre-norm), each with a residual connection."""
 
     config: T5Config
     deterministic: bool
@@ -224,7 +228,7 @@ class DecoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """`num_layers` blocks that share one position bias, and a last norm."""
+    """`num_layers` blocks that share one position bias, and a final norm."""
 
     config: T5Config
 
@@ -252,7 +256,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """`num_decoder_layers` blocks at the first position, and a last norm."""
+    """`num_decoder_layers` blocks at the first position, and a final norm."""
 
     config: T5Config
 
@@ -268,7 +272,7 @@ class Decoder(nn.Module):
         """The first position's output, given its embedded token."""
         config = self.config
         dropout = Dropout(config.dropout_rate, deterministic=not train)
-        # One position has no distances: the table is here because checkpoints have it.
+        # A single position has no distances; the table exists because checkpoints have it.
         if config.position_bias is PositionBias.SHARED:
             _relative_positions(config)(1)
         layer_class = nn.remat(DecoderLayer) if config.remat is Remat.BLOCK else DecoderLayer
@@ -289,7 +293,7 @@ class T5(nn.Module):
     """T5 without its language-model head.
 
     Parameters: `token_embedder/embedding`, `encoder/layers_i/...`, `encoder/encoder_norm/scale`,
-    `encoder/relpos_bias/rel_embedding`, and the same of `decoder` where it is used.
+    `encoder/relpos_bias/rel_embedding`, and the same for `decoder` if it is used.
     """
 
     config: T5Config
@@ -308,7 +312,7 @@ class T5(nn.Module):
 
         Args:
             tokens: ids and mask.
-            train: True drops, from the rng "dropout".
+            train: True enables dropout, from the rng "dropout".
         """
         mask = jnp.asarray(tokens.mask)
         return self.encoder(self._embed(jnp.asarray(tokens.ids)), mask, train=train)

@@ -28,11 +28,11 @@ from taser_jax.models.transformer import BlockCost, Remat
 
 
 class T5Embedding(enum.Enum):
-    """What of T5 is a text's embedding.
+    """The output of T5 that is a text's embedding.
 
     FIRST_DECODER_OUTPUT is ST5-EncDec (Ni et al., 2022), TACO-DR's encoder: the decoder's output
     for its start token. ENCODER_MEAN is the mean of the encoder's states over real tokens, as
-    T5X's dual encoders have it; no decoder is made then.
+    in T5X's dual encoders; there is then no decoder.
     """
 
     FIRST_DECODER_OUTPUT = "first_decoder_output"
@@ -41,7 +41,7 @@ class T5Embedding(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class T5DualEncoderConfig(ModelConfig):
-    """What a T5 dual encoder is made of.
+    """Configuration of a T5 dual encoder.
 
     Example:
         >>> taco_dr = T5DualEncoderConfig()
@@ -49,11 +49,11 @@ class T5DualEncoderConfig(ModelConfig):
 
     Attributes:
         t5: the encoder and decoder.
-        towers: one for both roles, or one each.
-        query_tasks: tasks with a query tower of their own (TACO-DR's QSpec); empty for one tower
-            for all queries. Needs separate towers; passages have one tower for all tasks.
-        embedding: which output.
-        projection_dim: width after a linear map without bias; None for no map.
+        towers: one for both roles, or one for each.
+        query_tasks: tasks with their own query tower (TACO-DR's QSpec); empty for one tower for
+            all queries. Needs separate towers; passages have one tower for all tasks.
+        embedding: the output that is used.
+        projection_dim: output width of a linear map without bias; None for no map.
         normalization: of embeddings.
         tower_init: how several towers start; without effect on one.
     """
@@ -91,7 +91,7 @@ class T5DualEncoderConfig(ModelConfig):
         return self.t5
 
     def with_transformer(self, **changes: Any) -> T5DualEncoderConfig:
-        """The same model with other values in fields of `t5`."""
+        """The same model with changed fields of `t5`."""
         return dataclasses.replace(self, t5=dataclasses.replace(self.t5, **changes))
 
     def portable(self) -> T5DualEncoderConfig:
@@ -108,7 +108,7 @@ class T5DualEncoderConfig(ModelConfig):
         """None: positions are relative."""
 
     def block_costs(self, length: int) -> list[BlockCost]:
-        """What each block costs for one text; the projection counts as one.
+        """Costs of each block for one text; the projection counts as a block.
 
         FLOPs of an encoder block on L tokens, width d, joined head width a = heads·kv, inner width
         f, m kernels in the feed-forward (2, or 3 if gated):
@@ -117,9 +117,9 @@ class T5DualEncoderConfig(ModelConfig):
             2·d·a·2 (value, out of self-attention) + 2·d·a·4 (query into the encoder's space, value,
             out) + 2·heads·L·d·2 (scores, mean) + 2·d·f·m
 
-        Activations of an encoder block are five vectors of the model's width a token, four of the
-        heads', two of the inner width for each kernel into it, and an attention map; dropout keeps
-        no mask. A decoder block keeps its vectors at one position.
+        Activations of an encoder block per token are five vectors of the model's width, four of the
+        heads', two of the inner width for each kernel into it, and an attention map; dropout stores
+        no mask. A decoder block stores its vectors at one position.
         """
         t5 = self.t5
         embed, attention = t5.embed_dim, t5.num_heads * t5.head_dim
@@ -164,14 +164,14 @@ class T5DualEncoderConfig(ModelConfig):
         )
 
     def initial_params(self, params: Params) -> Params:
-        """What `init_params` starts from: towers as copies or apart, rescaled if asked."""
+        """The initial parameters: copied or independent towers, rescaled if configured."""
         if self.tower_init is TowerInit.COPIED:
             params = dict.fromkeys(self.tower_names, params[self.tower_names[-1]])
         return rescale(params, self.t5.initialization)
 
 
 class T5Tower(T5):
-    """T5 and what makes one embedding of a text; the projection is `projection_layer/kernel`."""
+    """T5, its pooling and the projection, which is `projection_layer/kernel`."""
 
     embedding: T5Embedding = T5Embedding.FIRST_DECODER_OUTPUT
     projection_dim: int | None = None
@@ -187,7 +187,7 @@ class T5Tower(T5):
             )
 
     def __call__(self, tokens: Tokens, *, role: Role, train: bool = False) -> Encoded:
-        """Float32 embeddings; both roles run alike."""
+        """Float32 embeddings, computed in the same way for both roles."""
         del role
         if self.embedding is T5Embedding.FIRST_DECODER_OUTPUT:
             pooled = self.first_decoder_output(tokens, train=train).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""What T5's blocks are made of: RMSNorm, relative positions, attention, feed-forward; no biases.
+"""Layers of T5's blocks: RMSNorm, relative positions, attention, feed-forward, without biases.
 
 Parameters have T5X's names. Query, key and value kernels are [embed, heads, kv] and `out` is
 [heads, kv, embed], where T5X joins heads and kv into one axis.
@@ -34,7 +34,7 @@ _ATTENTION_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 _FEED_FORWARD_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 _POSITION_INIT = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 
-# T5X's names of what multiplies into a feed-forward's inner width. T5's GELU is the tanh form.
+# T5X's names of the activations in a feed-forward. T5's GELU is the tanh approximation.
 MLP_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": lambda x: activate(x, Activation.RELU),
     "gelu": lambda x: activate(x, Activation.GELU_TANH),
@@ -46,10 +46,10 @@ class Kernel(nn.Module):
     """Holds one `kernel`.
 
     Attributes:
-        shape: of the kernel.
+        shape: shape of the kernel.
         axes: logical axis names.
         kernel_init: initialiser of [inputs, outputs], reshaped to `shape`.
-        inputs: leading axes that are inputs.
+        inputs: number of leading axes that are inputs.
     """
 
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class Kernel(nn.Module):
 
 
 class RmsNorm(nn.Module):
-    """x / sqrt(mean(x²) + ε) · scale, in float32 inside (Zhang and Sennrich, 2019)."""
+    """x / sqrt(mean(x²) + ε) · scale, computed in float32 (Zhang and Sennrich, 2019)."""
 
     epsilon: float
 
@@ -87,17 +87,18 @@ def relative_position_bucket(
 ) -> Int[np.ndarray, "*shape"]:
     """Bucket of a key's position minus its query's, in both directions (Raffel et al., 2020).
 
-    Half of the buckets are for keys to the right. In each half, the lower half holds one distance
-    each; the rest grow logarithmically up to `max_distance`, and what is further shares the last.
+    Half of the buckets are for keys to the right. In each half, the lower half has one distance per
+    bucket; the others grow logarithmically up to `max_distance`, and larger distances share the
+    last.
 
     Example:
-        32 buckets up to 128: 0, -1, -7, -8, -16, -128 fall into 0, 1, 7, 8, 10, 15 and
-        1, 8, 128 into 17, 24, 31.
+        With 32 buckets up to 128: 0, -1, -7, -8, -16, -128 have buckets 0, 1, 7, 8, 10, 15 and
+        1, 8, 128 have 17, 24, 31.
     """
     half = num_buckets // 2
     exact = half // 2
     steps = np.abs(distance)
-    # float32 and its epsilon: as T5X, so that no distance falls on the other side of a border.
+    # float32 and its epsilon, as in T5X, so that every distance has the same bucket.
     ratio = np.maximum(steps, 1).astype(np.float32) / np.float32(exact) + np.finfo(np.float32).eps
     growth = np.log(ratio) / np.log(max_distance / exact) * (half - exact)
     far = np.minimum(exact + growth.astype(np.int32), half - 1)
@@ -137,9 +138,9 @@ def _query_init(head_dim: int) -> Initializer:
 
 
 class _Projections(nn.Module):
-    """The four kernels of an attention, and the dropout that all kinds share.
+    """The four kernels of an attention, and the dropout, shared by all kinds.
 
-    T5 does not divide scores by √kv: the query's initialiser does it once.
+    T5 does not divide scores by √kv; the query's initialiser includes the factor.
     """
 
     num_heads: int
@@ -171,7 +172,7 @@ class SelfAttention(_Projections):
         mask: Bool[Array, "batch length"],
         position_bias: Float[Array, "heads length length"],
     ) -> Float[Array, "batch length embed"]:
-        """Attends from each position to all real ones."""
+        """Attends from each position to all real positions."""
         embed = hidden.shape[-1]
         joined = self.num_heads * self.head_dim
 
@@ -191,10 +192,10 @@ class SelfAttention(_Projections):
 
 
 class FirstSelfAttention(_Projections):
-    """A decoder's self-attention at its first position, which sees nothing but itself.
+    """A decoder's self-attention at its first position, which sees only itself.
 
-    Its one probability is 1 whatever query and key say, so theirs are parameters that are not used
-    and get zero gradients; they are here because checkpoints have them.
+    The single probability is always 1, so the parameters of query and key are unused and get zero
+    gradients; they exist because checkpoints have them.
     """
 
     @nn.compact
@@ -212,9 +213,9 @@ class FirstSelfAttention(_Projections):
 class FirstCrossAttention(_Projections):
     """A decoder's attention to the encoder from its first position.
 
-    One query needs no key or value of each token: q·(Wₖ h) = (Wₖᵀ q)·h and Σ p (Wᵥ h) = Wᵥ Σ p h.
-    The products with the encoder's states are then of `heads` rows in place of heads·kv, which
-    takes about a seventh off T5-base's arithmetic.
+    A single query needs no keys and values per token: q·(Wₖ h) = (Wₖᵀ q)·h and
+    Σ p (Wᵥ h) = Wᵥ Σ p h. The products with the encoder's states then have `heads` rows instead of
+    heads·kv, which saves about a seventh of T5-base's arithmetic.
     """
 
     @nn.compact
@@ -245,9 +246,9 @@ class FeedForward(nn.Module):
 
     Attributes:
         mlp_dim: inner width.
-        activations: keys of `MLP_ACTIVATIONS`, one a kernel.
-        dropout_rate: of the inner states.
-        deterministic: True where nothing is dropped.
+        activations: keys of `MLP_ACTIVATIONS`, one per kernel.
+        dropout_rate: dropout of the inner states.
+        deterministic: True disables dropout.
     """
 
     mlp_dim: int

@@ -1,4 +1,4 @@
-"""What BERT's and T5's configurations have in common, and what a block of either costs."""
+"""The common part of BERT's and T5's configurations, and the cost of a block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Remat(enum.Enum):
 
 
 class TransformerConfig:
-    """The fields that every Transformer's configuration has; see `BertConfig` and `T5Config`."""
+    """Fields of all Transformer configurations; see `BertConfig` and `T5Config`."""
 
     vocab_size: int
     embed_dim: int
@@ -38,8 +38,8 @@ class TransformerConfig:
 class BlockCost:
     """Cost of one block for one text, padding included.
 
-    FLOPs are those of matrix products: one of [m, k] and [k, n] counts 2·m·k·n. Table look-ups,
-    normalisation, softmax and activations count nothing.
+    FLOPs are those of matrix products; a product of [m, k] and [k, n] counts 2·m·k·n. Table
+    look-ups, normalisation, softmax and activations do not count.
 
     Attributes:
         flops: with one expert per token: the model's FLOPs.
