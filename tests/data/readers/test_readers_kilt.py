@@ -142,7 +142,7 @@ def test_pages_of_a_knowledge_source(tmp_path):
         ({**record, "wikipedia_id": None}, r":2, field 'wikipedia_id': no page id"),
         ({**record, "wikipedia_id": "8", "text": "A city."}, r":2, field 'text': found a str"),
         ({"wikipedia_id": "8", "text": []}, r":2, field 'wikipedia_title': no field"),
-        (record, r":2, field 'wikipedia_id': the page '7' was already on line 1"),
+        (record, r":2, field 'wikipedia_id': the page '7' is already on line 1"),
     ):
         with pytest.raises(DataError, match=r"k\.json" + message):
             list(kilt.read_pages(_write(tmp_path / "k.json", record, bad)))

@@ -16,7 +16,7 @@ from taser_jax.errors import ConfigError
 from taser_jax.records import Passage, Query
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz", "'", "find"]
-TASK_FILES = pathlib.Path(__file__).resolve().parents[2] / "tasks"
+TASK_FILES = pathlib.Path(__file__).resolve().parents[3] / "tasks"
 
 pytestmark = pytest.mark.usefixtures("empty_registries")
 

@@ -194,7 +194,7 @@ def test_taco_drs_prompt_in_a_token_store(checkpoint, tmp_path):
         )
         return tmp_path / name
 
-    with pytest.raises(ConfigError, match=r"(?s)no piece of the vocabulary.*EXTRA_IDS=100"):
+    with pytest.raises(ConfigError, match=r"(?s)not a piece of the vocabulary.*EXTRA_IDS=100"):
         made("without")
     vocabulary = load_vocabulary(checkpoint, extra_ids=100)
     expected = [

@@ -19,7 +19,7 @@ from taser_jax.records import Passage, Query
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "nq", "a", "b", "c", "fact", "checking"]
 CLS, SEP, NQ, A, B, C = 2, 3, 4, 5, 6, 7
-TASK_FILES = pathlib.Path(__file__).resolve().parents[2] / "tasks"
+TASK_FILES = pathlib.Path(__file__).resolve().parents[3] / "tasks"
 
 pytestmark = pytest.mark.usefixtures("empty_registries")
 

@@ -77,7 +77,7 @@ def test_bad_settings(tmp_path):
         train_vocabulary(TEXTS, kind="bpe", size=100, output_dir=tmp_path)
     with pytest.raises(ConfigError, match="size 5"):
         train_vocabulary(TEXTS, size=5, output_dir=tmp_path)
-    with pytest.raises(ConfigError, match="refuses size 64"):
+    with pytest.raises(ConfigError, match="rejects size 64"):
         train_vocabulary(
             [chr(0x4E00 + i) * 3 for i in range(400)] * 3,
             kind="sentencepiece",
