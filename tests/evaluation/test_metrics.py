@@ -144,7 +144,7 @@ def test_hits_deeper_than_the_run(caplog):
     }  # fmt: skip
     assert hit_measures(np.zeros((2, 0), bool), ["R@1"])["R@1"].tolist() == [0, 0]
     evaluate_qrels(make_run(["a"], [[1]], [[1]]), {"a": {1: 1}}, ["R@5"])
-    assert "the first 5, but the run is 1 deep" in caplog.text
+    assert "needs 5 results, but the run has 1 per query" in caplog.text
 
 
 def test_macro_and_micro():
@@ -155,7 +155,7 @@ def test_macro_and_micro():
     averages = group_averages(groups)
     assert averages.macro["R@20"] == pytest.approx(1 / 3)
     assert averages.micro["R@20"] == pytest.approx(1 / 2)
-    with pytest.raises(DataError, match="there is none"):
+    with pytest.raises(DataError, match="0 groups, whose measures differ or are missing"):
         group_averages({})
     with pytest.raises(DataError, match="measures differ or are missing"):
         group_averages({**groups, "P20": Evaluation(("e",), {"R@5": np.array([0.0])})})

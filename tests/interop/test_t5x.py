@@ -173,7 +173,7 @@ def forget_target(directory):
         (truncate_index, "(?s)no T5X index.*truncated"),
         (empty_index, "(?s)no T5X index.*truncated"),
         (text_index, "no T5X index"),
-        (forget_target, "no parameters: the tree holds params, step"),
+        (forget_target, "no parameters: the tree has params, step"),
     ],
 )
 def test_what_cannot_be_read(tmp_path, damage, message):
