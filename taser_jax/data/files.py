@@ -79,7 +79,7 @@ def open_bytes(path: FilePath) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def open_text(path: FilePath) -> Iterator[codecs.StreamReader]:
-    r"""Opens a local, gs:// or `.gz` file as UTF-8 text, newlines left as they are.
+    r"""Opens a local, gs:// or `.gz` file as UTF-8 text, with newlines unchanged.
 
     Prefer `numbered_lines`, whose errors name the line.
 
@@ -194,7 +194,7 @@ def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _refill(text: codecs.StreamReader, kept: str) -> tuple[str, int, bool]:
-    # Growing by at least what is kept makes the parsing of one huge value linear overall.
+    # Growing by at least the retained length keeps the parsing of one huge value linear.
     size = max(_CHUNK, len(kept))
     more = text.read(size, size)
     return kept + more, 0, not more

@@ -26,7 +26,7 @@ _ACTIVATIONS = {
 }
 # Sizes that arrays have.
 _SHAPING = ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "max_length", "type_vocab_size")
-# Field of ours -> Hugging Face's.
+# Our field -> Hugging Face's.
 _SIZES = {
     "vocab_size": "vocab_size",
     "embed_dim": "hidden_size",
@@ -166,7 +166,7 @@ def encoder_to_tensors(params: Params, config: BertConfig) -> Tensors:
 
 
 def _leaves(config: BertConfig, layers: Sequence[int]) -> list[Leaf]:
-    """Every parameter of the encoder, in the order of the stack."""
+    """All parameters of the encoder, in the order of the stack."""
     embed, mlp, heads = config.embed_dim, config.mlp_dim, (config.num_heads, config.head_dim)
     leaves = [
         Leaf(("embeddings", "token", "embedding"), _TOKEN_TABLE, (config.vocab_size, embed)),

@@ -21,13 +21,13 @@ Path = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One parameter: where it is in our tree, Hugging Face's name, our shape there and here.
+    """One parameter: its path in our tree, Hugging Face's name, and its shape.
 
     Attributes:
         path: keys from the encoder down.
         name: of the tensor.
         shape: ours. A kernel is [inputs..., outputs...].
-        inputs: how many leading axes of a kernel are inputs; 0 where nothing is transposed.
+        inputs: number of leading axes of a kernel that are inputs; 0 if it is not transposed.
     """
 
     path: Path
@@ -88,7 +88,7 @@ def params_to_tensors(params: Params, leaves: Sequence[Leaf]) -> Tensors:
             raise ConfigError(
                 f"parameter {'/'.join(leaf.path)} {found}",
                 where="params_to_tensors",
-                expected=f"a plain encoder's, of shape {leaf.shape}",
+                expected=f"that of a plain encoder, of shape {leaf.shape}",
                 fix="choose one path of the dual encoder with plain_encoder",
             )
         value = np.asarray(value, np.float32)
@@ -111,9 +111,9 @@ def weights(array: Any, name: str, where: str) -> Float[np.ndarray, "*shape"]:
             f"{name} is {array.dtype}",
             where=where,
             expected="floating-point weights",
-            fix="quantised checkpoints cannot be read: take the one they were made from",
+            fix="quantised checkpoints are not supported: use the original checkpoint",
         )
     array = array.astype(np.float32)
     if not np.isfinite(array).all():
-        raise DataError(f"{name} holds NaN or infinity", where=where, expected="finite weights")
+        raise DataError(f"{name} has NaN or infinity", where=where, expected="finite weights")
     return array

@@ -14,7 +14,7 @@ from taser_jax.interop.t5 import count_layers, find, unscanned
 from taser_jax.interop.tensors import listed, read_config
 from taser_jax.models.t5 import PositionBias, T5Config
 
-# Field of ours -> Hugging Face's.
+# Our field -> Hugging Face's.
 _SIZES = {
     "vocab_size": "vocab_size",
     "embed_dim": "d_model",
@@ -98,7 +98,7 @@ def t5x_t5_config(tree: Mapping[str, Any], *, where: str, **overrides: Any) -> T
     biased = isinstance(first, Mapping) and any(path[-1] == "bias" for path in flatten_dict(first))
     if table is None or not isinstance(first, Mapping) or biased:
         raise ConfigError(
-            f"no T5: the checkpoint has {listed(sorted(flatten_dict(tree, sep='/')))}",
+            f"not a T5: the checkpoint has {listed(sorted(flatten_dict(tree, sep='/')))}",
             where=where,
             expected="token_embedder/embedding, encoder/layers_0/attention/query/kernel, ...",
             fix="give a T5X checkpoint of a T5",

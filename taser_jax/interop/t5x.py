@@ -24,7 +24,7 @@ _ORBAX_FILE = "_METADATA"
 _STEP_DIRECTORY = re.compile(r"checkpoint_(\d+)")
 _TENSORFLOW_MARK = b"model_checkpoint_path"
 _PLACEHOLDER = "PLACEHOLDER://"
-# From this version on bfloat16 is written as such; before, as the bits of an unsigned integer.
+# From this version on bfloat16 is written natively; before, as unsigned integer bits.
 _NATIVE_BFLOAT16 = 3
 _UNREADABLE = (ValueError, KeyError, TypeError, ExtraData, FormatError, OutOfData, StackError)
 
@@ -200,7 +200,7 @@ def _leaf(node: Any, directory: pathlib.Path, name: tuple[str, ...], version: in
         array = _read_zarr(directory, _stored_path(node), name)
     else:
         array = np.asarray(node)
-    # NumPy knows bfloat16 by no name of its own: some writers gave its two bytes as void.
+    # NumPy has no name for bfloat16: some writers stored its two bytes as void.
     if array.dtype == "V2" or (version < _NATIVE_BFLOAT16 and array.dtype == np.uint16):
         return array.view(ml_dtypes.bfloat16)
     return array

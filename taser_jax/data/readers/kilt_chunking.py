@@ -1,4 +1,4 @@
-"""Pages of a knowledge source cut into passages."""
+"""Cuts pages of a knowledge source into passages."""
 
 from __future__ import annotations
 
