@@ -107,7 +107,7 @@ def test_a_truncated_gzip_yields_its_good_lines_then_says_so(tmp_path):
 def test_a_gz_name_on_plain_text_is_an_error(tmp_path):
     path = tmp_path / "plain.txt.gz"
     path.write_bytes(b"not gzip at all\n")
-    with pytest.raises(DataError, match="the gzip stream is broken"):
+    with pytest.raises(DataError, match="the gzip stream is damaged"):
         list(files.numbered_lines(path))
 
 
