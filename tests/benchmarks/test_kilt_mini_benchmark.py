@@ -13,9 +13,12 @@ import sys
 import pytest
 from bert_checkpoints import write_checkpoint
 from small_world import SmallWorld, gin, succeed
+import recipes
 
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.evaluation import results
+from taser_jax.optim.multitask import Combiner
+from taser_jax.optim.naive import NaiveConfig
 
 pytestmark = pytest.mark.slow
 
@@ -148,3 +151,24 @@ def test_its_warm_up_starts_from_the_pretrained_weights(
     )
     record = tmp_path / "out" / "warm-up" / "model" / "run.json"
     assert json.loads(record.read_text())["pretrained"] == str(checkpoint)
+
+
+TSAGE = ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        TSAGE,
+        (*TSAGE, "runs/kilt_mini_taco_dr.gin"),
+        ("runs/kilt_mini_ance.gin", "optim/pcgrad.gin"),
+        ("runs/taco_dr_kilt.gin",),
+    ],
+)
+def test_every_warm_up_is_the_plain_sum(recipe: tuple[str, ...]):
+    """A run without WARM_UP_DIR warms up as TACO-DR does, not with its episodes' optimiser."""
+    warm_up = recipes.value("pipeline ance", "setting", *recipe).training
+    assert warm_up.multitask.combiner.combiner is Combiner.NAIVE
+    assert warm_up.multitask.combiner.naive == NaiveConfig()
+    episodes = recipes.value("pipeline ance", "episodes", *recipe)
+    assert episodes[-1].training.multitask.combiner.combiner is not Combiner.NAIVE
