@@ -3,9 +3,10 @@
 Two recipes (TASER, arXiv 2210.05156, section 4.1; DPR, arXiv 2004.04906, section 3.2):
 
     P1  BM25's top passages that contain no answer: a BM25 run, `AnswerContaining.DROP`.
-    P2  the first model's top 100 without the gold passage: its run, `AnswerContaining.KEEP` and
-        `Excluded.GOLD`. TASER does not say that answer-containing passages are removed; keeping
-        them keeps false negatives, so both are options here.
+    P2  the first model's top 100 without the gold passage: its run, depth and count 100,
+        `AnswerContaining.KEEP` and `Excluded.GOLD` (appendix B). TASER does not say that
+        answer-containing passages are removed; keeping them keeps false negatives, so both are
+        options here.
 """
 
 from __future__ import annotations

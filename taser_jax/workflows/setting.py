@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import re
 from collections.abc import Sequence
 
@@ -13,10 +14,26 @@ from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import EncodeConfig
 from taser_jax.retrieval.hybrid import HybridConfig
 from taser_jax.retrieval.index import IndexConfig
-from taser_jax.retrieval.mining import AnswerContaining, MiningConfig
+from taser_jax.retrieval.mining import AnswerContaining, Excluded, MiningConfig
 from taser_jax.training.step import ObjectiveConfig
 
 BM25 = "BM25"
+
+
+class FinalNegatives(enum.Enum):
+    """Which hard negatives round 2 draws from.
+
+    MINED: P2, the round-1 model's own. JOINED: P1's and P2's lists of a query as one; the paper
+    does not say in what proportion it combines them.
+    """
+
+    MINED = "mined"
+    JOINED = "joined"
+
+    @classmethod
+    def of_paper(cls, num_sets: int) -> FinalNegatives:
+        """P1 and P2 for one training set, P2 alone for several (TASER, appendix B)."""
+        return cls.JOINED if num_sets == 1 else cls.MINED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +71,7 @@ class Setting:
         training: how models are trained; the same steps in each round.
         first_mining: hard negatives of round 1, from BM25 (P1).
         second_mining: hard negatives of round 2, from each round-1 model's own run (P2).
+        final_negatives: what round 2 draws from; None is the paper's, by the number of sets.
         index: of the searches that are reported; mining searches exactly.
         encode: batches and shards of encoding.
         evaluation: how runs are scored.
@@ -69,7 +87,8 @@ class Setting:
     token_store: str
     training: TrainingConfig
     first_mining: MiningConfig = MiningConfig(answer_containing=AnswerContaining.DROP)
-    second_mining: MiningConfig = MiningConfig()
+    second_mining: MiningConfig = MiningConfig(count=100, excluded=Excluded.GOLD)
+    final_negatives: FinalNegatives | None = None
     index: IndexConfig = IndexConfig()
     encode: EncodeConfig = EncodeConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,14 @@ from taser_jax.retrieval.hybrid import HybridConfig
 from taser_jax.retrieval.mining import MiningConfig
 from taser_jax.settings import flatten, to_plain
 from taser_jax.workflows.retrieval_stages import DEVELOPMENT, RetrievalStages
-from taser_jax.workflows.setting import BM25, Setting, System, file_name, row_name
+from taser_jax.workflows.setting import (
+    BM25,
+    FinalNegatives,
+    Setting,
+    System,
+    file_name,
+    row_name,
+)
 from taser_jax.workflows.stages import Stages
 
 
@@ -44,8 +52,8 @@ def pipeline_taser(
     """Runs the paper's recipe for each system beside BM25, and prints one table.
 
     BM25 negatives (P1) -> train -> search the training queries -> mine (P2) -> train again, as
-    long -> search held-out queries -> evaluate -> add BM25 to the chosen systems. Killed
-    anywhere and run again, it goes on at the stage it was in.
+    long, on P2 (a single set: on P1 and P2) -> search held-out queries -> evaluate -> add BM25 to
+    the chosen systems. Killed anywhere and run again, it goes on at the stage it was in.
 
     Every round starts from the same weights and draws the same queries in the same order (one seed
     for all): the rows of one system differ by their hard negatives alone. TASER's final model is
@@ -56,7 +64,7 @@ def pipeline_taser(
         systems: row name -> model.
         hybrid_systems: systems whose last round is also shown with BM25 added.
         untrained_systems: row name -> model that is evaluated as its pretrained weights left it.
-        rounds: 1 stops before mining with the model.
+        rounds: 1 stops before mining with the model; 2 is the paper's.
         config_text: written to config.gin.
 
     Returns:
@@ -75,6 +83,10 @@ def pipeline_taser(
     stages = Stages(output_dir)
     store = TokenStore.open(setting.token_store)
     check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
+    sets = setting.tasks or [task for task, splits in store.tasks.items() if "train" in splits]
+    if setting.final_negatives is None:
+        final_negatives = FinalNegatives.of_paper(len(sets))
+        setting = dataclasses.replace(setting, final_negatives=final_negatives)
     data = {"token_store": store.metadata.fingerprint, "tasks": list(setting.tasks or [])}
     comparison = Comparison(stages, setting, store.metadata.collection, data)
     comparison.bm25()
@@ -153,7 +165,6 @@ class Comparison:
         setting = self._setting
         label = f"{file_name(name)}-{number}"
         root = self._root / label
-        before = self._root / ("bm25" if number == 1 else f"{file_name(name)}-{number - 1}")
         training = system.training(setting.training)
         inputs = {
             **self._data,
@@ -163,6 +174,13 @@ class Comparison:
                 negatives=(setting.first_mining, setting.second_mining)[number > 1],
             ),
         }
+        sources = ["bm25"]
+        if number > 1:
+            assert setting.final_negatives is not None
+            inputs |= flatten(final_negatives=setting.final_negatives)
+            mined = f"{file_name(name)}-{number - 1}"
+            joins = setting.final_negatives is FinalNegatives.JOINED
+            sources = [*sources, mined] if joins else [mined]
 
         def train_stage() -> dict[str, Any]:
             start = time.monotonic()
@@ -172,7 +190,7 @@ class Comparison:
                 model=system.model,
                 training=training,
                 tasks=setting.tasks,
-                negatives_dirs=[str(before / "negatives")],
+                negatives_dirs=[str(self._root / source / "negatives") for source in sources],
             )
             assert summary is not None
             return {
@@ -259,12 +277,12 @@ def _check_systems(
 ) -> None:
     unknown = sorted(set(hybrid_systems) - systems.keys())
     names = {file_name(name) for name in systems}
-    if unknown or rounds < 1 or not systems or len(names) < len(systems):
+    if unknown or rounds not in (1, 2) or not systems or len(names) < len(systems):
         raise ConfigError(
             f"systems {', '.join(systems) or 'none'}; hybrid systems {', '.join(hybrid_systems)}; "
             f"{rounds} rounds",
             where="pipeline_taser",
-            expected="systems with distinct names, hybrid systems among them, at least one round",
+            expected="systems with distinct names, hybrid systems among them, one or two rounds",
             fix=f"remove {', '.join(unknown)} from hybrid_systems" if unknown else None,
         )
 

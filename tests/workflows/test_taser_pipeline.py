@@ -18,7 +18,9 @@ import pytest
 from small_world import ROWS, TASKS, SmallWorld, figures, refused, succeed
 
 from taser_jax import cli
+from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import read_per_query
 from taser_jax.retrieval.runs import read_trec_run
 from taser_jax.workflows import retrieval_stages, taser
@@ -84,14 +86,54 @@ def test_run_files_hold_the_best_hundred(compared: pathlib.Path, small_world: Sm
                     assert (run.rows >= 0).sum(axis=1).tolist() == [100] * len(run.query_ids)
 
 
-def test_mined_negatives_are_no_positives(compared: pathlib.Path, small_world: SmallWorld):
-    queries = {query.id: query for query in _queries(small_world, "summary", "train")}
+def test_mined_negatives_are_the_first_hundred_without_the_gold(
+    compared: pathlib.Path, small_world: SmallWorld
+):
+    """P2 of TASER, appendix B: other positives stay, and nothing else is left out."""
+    store = PassageStore.open(small_world.data_dir, "small")
+    golds = {query.id: query.positives[0] for query in _queries(small_world, "summary", "train")}
+    run = read_trec_run(compared / "taser-1" / "runs" / "summary.train.trec", store.row_of)
+    ranked = dict(zip(run.query_ids, run.rows[:, :100].tolist(), strict=True))
     path = compared / "taser-1" / "negatives" / "summary.train.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(lines) == len(queries)
+    assert len(lines) == len(golds)
     for line in lines:
-        assert len(line["rows"]) == 30
-        assert not set(line["rows"]) & set(queries[line["query_id"]].positives)
+        query = line["query_id"]
+        assert line["rows"] == [row for row in ranked[query] if row != golds[query]]
+
+
+@pytest.mark.parametrize(
+    ("bindings", "sources"),
+    [
+        ([], ["taser-1"]),
+        (["--gin.TASKS=['code']"], ["bm25", "taser-1"]),
+        (["--gin.FINAL_NEGATIVES=joined"], ["bm25", "taser-1"]),
+        (["--gin.TASKS=['code']", "--gin.FINAL_NEGATIVES=mined"], ["taser-1"]),
+    ],
+)
+def test_a_single_set_trains_on_p1_and_p2_in_the_end(
+    small_world: SmallWorld,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bindings: list[str],
+    sources: list[str],
+):
+    trained = []
+
+    def train(*, negatives_dirs: list[str], **_: Any) -> TrainSummary:
+        trained.append(negatives_dirs)
+        return TrainSummary(parameters=1, validation={}, steps_per_second=1.0)
+
+    for name, module in WORK.items():
+        monkeypatch.setattr(module, name, lambda **_: {})
+    monkeypatch.setattr(taser, "train", train)
+    monkeypatch.setattr(taser, "write_table", lambda *_, **__: ResultsTable([], [], [], ""))
+    monkeypatch.setattr(ResultsTable, "to_text", lambda _: "")
+    output = tmp_path / "out"
+    succeed(*small_world.compare(output, "--gin.pipeline_taser.hybrid_systems=[]", *bindings))
+    first, final = (trained[number] for number in (1, 3))
+    assert first == [str(output / "bm25" / "negatives")]
+    assert final == [str(output / source / "negatives") for source in sources]
 
 
 def test_every_stage_is_recorded_with_inputs_and_outputs(compared: pathlib.Path):

@@ -25,7 +25,9 @@ logger = logging.getLogger("taser")
 class FalseNegatives(enum.Enum):
     """What to do with a passage of the batch that is a positive of another query, too.
 
-    KEEP: it counts as that query's negative, as in DPR and TASER.
+    KEEP: it counts as that query's negative, as in DPR and TASER; so does one of the query's own
+        positives that its hard negatives name and no step trains on (TASER's P2 may: it leaves out
+        the gold passage only).
     MASK: it is left out of that query's loss, and so is a copy of the query's own positive.
     """
 
@@ -95,9 +97,9 @@ class BatchStream:
     is filled up from the pass's beginning, so that no batch has a query twice, and the next pass
     shuffles again. A task with fewer queries than a batch repeats them within it (MASK only).
 
-    A query's hard negatives are its pool without duplicates and without any of its positives,
-    shuffled anew each step, the first N taken; what the pool lacks is filled with random passages
-    of the store that are none of its positives.
+    A query's hard negatives are its pool without duplicates and without its positives (under KEEP:
+    without those that may be trained on), shuffled anew each step, the first N taken; what the pool
+    lacks is filled with random passages of the store that are none of its positives.
 
     Example:
         queries = store.queries("nq", "train")
@@ -141,7 +143,9 @@ class BatchStream:
         for task, queries in tasks.items():
             _check_queries(task, queries, store, config)
         self._pools = {
-            task: sampling.without(queries.hard_negatives, queries.positives, len(store))
+            task: sampling.without(
+                queries.hard_negatives, _never_negative(queries, config), len(store)
+            )
             for task, queries in tasks.items()
         }
         self.queries_short_of_negatives = {
@@ -281,6 +285,15 @@ class _Rows:
     queries: Int[np.ndarray, " batch"]
     passages: Int[np.ndarray, "batch passages_per_query"]
     positives: Ragged
+
+
+def _never_negative(queries: TokenizedQueries, config: BatchingConfig) -> Ragged:
+    """The positives of each query that its own hard negatives must not be."""
+    keeps = config.false_negatives is FalseNegatives.KEEP
+    if keeps and config.positives is PositiveChoice.FIRST:
+        golds = queries.positives.values[queries.positives.offsets[:-1]]
+        return Ragged(np.arange(len(golds) + 1), golds)
+    return queries.positives
 
 
 def _check_queries(

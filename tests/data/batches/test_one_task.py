@@ -81,6 +81,28 @@ def same(a, b):
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "allowed"),
+    [
+        # TASER's P2 leaves out the gold passage (5) alone: another positive (7) may be a negative.
+        ({"false_negatives": FalseNegatives.KEEP, "positives": PositiveChoice.FIRST}, {7, 20}),
+        ({"false_negatives": FalseNegatives.KEEP, "positives": PositiveChoice.SAMPLE}, {20}),
+        ({"false_negatives": FalseNegatives.MASK, "positives": PositiveChoice.FIRST}, {20}),
+    ],
+)
+def test_which_of_a_querys_own_positives_may_be_its_hard_negatives(changes, allowed, tmp_path):
+    store, tasks = write_store(tmp_path, {"t": ([[5, 7], [9]], [[5, 7, 20], [21]])})
+    config = BatchingConfig(batch_size=2, num_negatives=1, **changes)
+    stream = BatchStream(store, tasks, config)
+    drawn = set()
+    for step in range(40):
+        rows = stream.rows(step)
+        place = rows.query_rows.tolist().index(0)
+        drawn.add(int(rows.passage_rows[2 * place + 1]))
+        assert rows.random_negatives == 0
+    assert drawn == allowed
+
+
 def test_golden_by_hand(tmp_path):
     # Query 0 has positives 5 and 7, query 1 has 7, query 2 has 5 (gold) and 30.
     store, tasks = write_store(

@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.prepare import kilt
 from taser_jax.data.prepare.kilt import dialogue_input, entity_input, gold_path, prepare_kilt
 from taser_jax.data.prepare.kilt_gold import Gold
 from taser_jax.data.prepare.kilt_options import KiltOptions
@@ -60,6 +61,21 @@ def _prepare(folder: pathlib.Path, queries, **options):
 
 def _positives(folder: pathlib.Path, task: str = "t", split: str = "test") -> dict[str, tuple]:
     return {q.id: q.positives for q in QuerySet.open(folder / "data", "c", task, split)}
+
+
+def test_a_verdict_is_no_answer(tmp_path):
+    """Or P1 would drop the passages that contain the word "supports"."""
+    outputs = [{"answer": one, "provenance": [_at("7", 1, 1)]} for one in ("SUPPORTS", "Bern")]
+    path = _queries(
+        tmp_path,
+        {**_query("claim"), "output": outputs[:1]},
+        {**_query("both"), "output": outputs},
+    )
+    _prepare(tmp_path, {"t": {"test": path}})
+    queries = QuerySet.open(tmp_path / "data", "c", "t", "test")
+    assert {query.id: query.answers for query in queries} == {"claim": (), "both": ("Bern",)}
+    # The official gold keeps it.
+    assert "SUPPORTS" in gold_path(queries).read_text()
 
 
 @pytest.mark.parametrize(
@@ -211,6 +227,15 @@ def test_what_is_not_validation_goes_by_shares_still(tmp_path):
     parts = {split: _ids(tmp_path, split) for split in ("train", "test")}
     assert sorted(parts["train"] + parts["test"]) == sorted(f"q{i}" for i in range(50))
     assert len(parts["train"]) > len(parts["test"]) > 0
+
+
+def test_what_an_earlier_version_prepared_is_prepared_again(tmp_path, monkeypatch):
+    path = _queries(tmp_path, _query("q", _at("7")))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(kilt, "_VERSION", 1)
+        _prepare(tmp_path, {"t": {"test": path}})
+    assert not _prepare(tmp_path, {"t": {"test": path}}).reused
+    assert _prepare(tmp_path, {"t": {"test": path}}).reused
 
 
 def test_last_queries_and_groups_do_not_go_together():
