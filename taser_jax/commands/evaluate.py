@@ -5,12 +5,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from taser_jax.commands.inputs import PassageHeads, answer_matcher, read_task_run, tasks_with
-from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.commands.inputs import (
+    PassageHeads,
+    answer_matcher,
+    check_known,
+    read_task_run,
+    tasks_with,
+)
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.kilt import gold_path
 from taser_jax.data.readers.kilt import KiltQuery, Outputs, read_queries
 from taser_jax.errors import ConfigError
@@ -62,7 +68,9 @@ class EvaluationConfig:
         measures: R@k is the share of queries with a hit at rank k or better (DPR's top-k
             accuracy, "Recall@k" in the papers' tables); also MRR@k, nDCG@k, Recall@k, MAP, Rprec;
             by KILT's pages PageRprec, PageRecall@k and PageP@k.
-        match: how answers are looked for; regex for CuratedTREC.
+        match: how answers are looked for.
+        regex_tasks: tasks whose answers are regular expressions, whatever `match` says
+            (CuratedTREC beside sets of strings).
         page_only_tasks: tasks with measures that start with Page alone, since their gold is whole
             pages (AIDA); averages of the others are without them.
     """
@@ -70,6 +78,7 @@ class EvaluationConfig:
     judge: Judge = Judge.QRELS
     measures: tuple[str, ...] = ("R@1", "R@5", "R@20", "MRR@10", "nDCG@10")
     match: AnswerMatch = AnswerMatch.STRING
+    regex_tasks: tuple[str, ...] = ()
     page_only_tasks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -89,6 +98,19 @@ class EvaluationConfig:
         if task in self.page_only_tasks:
             return tuple(filter(is_page_measure, measures))
         return measures
+
+    def check_tasks(self, known: Iterable[str]) -> None:
+        """Checks that the tasks named are among those there are.
+
+        Raises:
+            ConfigError: naming what is unknown.
+        """
+        check_known(self.page_only_tasks, known, where="EvaluationConfig.page_only_tasks")
+        check_known(self.regex_tasks, known, where="EvaluationConfig.regex_tasks")
+
+    def match_of(self, task: str) -> AnswerMatch:
+        """How a task's answers are looked for."""
+        return AnswerMatch.REGEX if task in self.regex_tasks else self.match
 
 
 @first_host_only
@@ -129,7 +151,7 @@ def evaluate(
     """
     store = PassageStore.open(data_dir, collection)
     heads = PassageHeads(store)
-    _check_page_only_tasks(config, tasks_with(data_dir, collection, split=split))
+    config.check_tasks(list_tasks(data_dir, collection))
     evaluations = {}
     for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = QuerySet.open(data_dir, collection, task, split)
@@ -204,7 +226,7 @@ def judge_run(
             where="EvaluationConfig.judge",
             fix="judge by 'qrels', or prepare the task from a file with answers",
         )
-    with answer_matcher(heads.store, config.match) as matcher:
+    with answer_matcher(heads.store, config.match_of(queries.task)) as matcher:
         return evaluate_answers(run, answers, matcher, measures)
 
 
@@ -263,15 +285,6 @@ def _gold(queries: QuerySet) -> list[KiltQuery]:
     return list(read_queries(path, outputs=Outputs.OPTIONAL))
 
 
-def _check_page_only_tasks(config: EvaluationConfig, known: Sequence[str]) -> None:
-    if unknown := sorted(set(config.page_only_tasks) - set(known)):
-        raise ConfigError(
-            f"no task {', '.join(unknown)}",
-            where="EvaluationConfig.page_only_tasks",
-            expected=f"tasks of the split: {', '.join(known)}",
-        )
-
-
 def write_table(
     output_dir: str | pathlib.Path,
     *,
@@ -288,7 +301,7 @@ def write_table(
 def _write_dpr_results(
     path: pathlib.Path, run: Run, queries: QuerySet, store: PassageStore, config: EvaluationConfig
 ) -> None:
-    with answer_matcher(store, config.match) as matcher:
+    with answer_matcher(store, config.match_of(queries.task)) as matcher:
         hits = matcher.hits(run.rows, [query.answers for query in queries])
 
     def results() -> Iterator[RetrievalResult]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -55,9 +56,7 @@ def hybrid(
     store = PassageStore.open(data_dir, collection)
     names = tasks_with(data_dir, collection, split=split, tasks=tasks)
     if alpha is None:
-        judged = EvaluationConfig(
-            judge=evaluation.judge, measures=(measure,), match=evaluation.match
-        )
+        judged = dataclasses.replace(evaluation, measures=(measure,), page_only_tasks=())
         sets, heads = [], PassageHeads(store)
         for task in tasks_with(data_dir, collection, split=development_split, tasks=tasks):
             queries = QuerySet.open(data_dir, collection, task, development_split)

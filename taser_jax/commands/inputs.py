@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 
@@ -61,6 +61,21 @@ def tasks_with(
             fix="prepare queries for it",
         )
     return found
+
+
+def check_known(tasks: Sequence[str], known: Iterable[str], *, where: str) -> None:
+    """Refuses tasks of a setting that the collection does not have.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if unknown := sorted(set(tasks).difference(known)):
+        raise ConfigError(
+            f"no task {', '.join(unknown)}",
+            where=where,
+            expected=f"tasks of the collection: {', '.join(sorted(known))}",
+            fix="correct the name",
+        )
 
 
 def read_task_run(runs_dir: str | pathlib.Path, queries: QuerySet, store: PassageStore) -> Run:

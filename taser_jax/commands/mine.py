@@ -7,8 +7,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from taser_jax.commands.inputs import PassageHeads, answer_matcher, read_task_run, tasks_with
-from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.commands.inputs import (
+    PassageHeads,
+    answer_matcher,
+    check_known,
+    read_task_run,
+    tasks_with,
+)
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
 from taser_jax.hosts import first_host_only
@@ -28,6 +34,7 @@ def mine(
     tasks: Sequence[str] | None = None,
     config: MiningConfig = MiningConfig(),
     match: AnswerMatch = AnswerMatch.STRING,
+    regex_tasks: Sequence[str] = (),
 ) -> dict[str, int]:
     """Turns runs of training queries into hard negatives, as rows of the passage store.
 
@@ -43,12 +50,14 @@ def mine(
         tasks: which tasks; None means all that have the split.
         config: depth, count, by rank or sampled, what is left out.
         match: how answers are looked for.
+        regex_tasks: tasks whose answers are regular expressions, whatever `match` says.
 
     Returns:
         Negatives found, by task.
     """
     store = PassageStore.open(data_dir, collection)
     heads = PassageHeads(store)
+    check_known(regex_tasks, list_tasks(data_dir, collection), where="REGEX_TASKS")
     found = {}
     for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = list(queries_set := QuerySet.open(data_dir, collection, task, split))
@@ -66,8 +75,9 @@ def mine(
             task_config = dataclasses.replace(config, answer_containing=AnswerContaining.KEEP)
         if task in config.same_page_tasks:
             task_config = dataclasses.replace(task_config, excluded=Excluded.PAGES)
+        task_match = AnswerMatch.REGEX if task in regex_tasks else match
         drops = task_config.answer_containing is AnswerContaining.DROP
-        with phase(f"mine {task} {split}"), answer_matcher(store, match) as matcher:
+        with phase(f"mine {task} {split}"), answer_matcher(store, task_match) as matcher:
             mined = mine_negatives(
                 top_k(run.rows, run.scores, max(config.depth, run.rows.shape[1])),
                 [query.positives for query in queries],

@@ -124,17 +124,18 @@ class RetrievalStages:
 
     def mine(self, label: str, root: pathlib.Path, config: MiningConfig, inputs: Inputs) -> None:
         """Mines from `root`'s runs of the training queries."""
-        match = self._setting.evaluation.match
+        evaluation = self._setting.evaluation
+        matching = {"match": evaluation.match, "regex_tasks": evaluation.regex_tasks}
         self._stages.run(
             f"{label}-mine",
             lambda: mine(
                 runs_dir=str(root / "runs"),
                 output_dir=str(root / "negatives"),
                 config=config,
-                match=match,
+                **matching,
                 **self._common,
             ),
-            inputs={**inputs, **flatten(mining=config), "match": match.value},
+            inputs={**inputs, **flatten(mining=config, **matching)},
         )
 
     def evaluate(

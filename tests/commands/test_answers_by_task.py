@@ -1,0 +1,92 @@
+"""Sets whose answers are patterns beside sets of strings, in one mining and one evaluation."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from capitals import IDS, PASSAGES, Capitals
+from small_world import gin, refused, succeed
+
+# Of "capital", a string with a regular expression's signs in it; of "trec", a pattern.
+QUESTIONS = {
+    "capital": ("which river is in Italy", "Tiber", "p5"),
+    "trec": ("which river is in France", "Se[i]ne|Sena", "p1"),
+}
+REGEX = gin(REGEX_TASKS=["trec"])
+
+
+@pytest.fixture(scope="module")
+def sets(capitals: Capitals, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Data and BM25 runs of both sets, train and test alike."""
+    root = tmp_path_factory.mktemp("sets")
+    files = {}
+    for task, (question, answer, gold) in QUESTIONS.items():
+        title, text = PASSAGES[gold]
+        context = {"passage_id": gold, "title": title, "text": text}
+        record = {"question": question, "answers": [answer], "positive_ctxs": [context]}
+        (root / f"{task}.json").write_text(json.dumps([record]))
+        files[task] = dict.fromkeys(("train", "validation", "test"), str(root / f"{task}.json"))
+    where = gin(DATA_DIR=root / "data", COLLECTION="sets")
+    passages = gin(PASSAGES=capitals.root / "passages.tsv")
+    succeed("prepare", "dpr", *where, *passages, f"--gin.QUESTIONS={files}")
+    for split in ("train", "validation", "test"):
+        places = gin(RUNS_DIR=root / "runs", INDEX_DIR=root / "index", SPLIT=split)
+        succeed("bm25", *where, *places)
+    return root
+
+
+def _where(root: pathlib.Path) -> list[str]:
+    return gin(DATA_DIR=root / "data", COLLECTION="sets")
+
+
+def _mined(directory: pathlib.Path, task: str) -> set[str]:
+    [line] = (directory / f"{task}.train.jsonl").read_text().splitlines()
+    return {IDS[row] for row in json.loads(line)["rows"]}
+
+
+def test_mining_drops_what_each_set_counts_as_an_answer(sets: pathlib.Path, tmp_path: pathlib.Path):
+    mine = ["mine", *_where(sets), *gin(RUNS_DIR=sets / "runs", ANSWER_CONTAINING="drop")]
+    succeed(*mine, *gin(NEGATIVES_DIR=tmp_path / "both"), *REGEX)
+    # "Seine" is in p0 and p1 (gold), "Tiber" in p3 and p5 (gold).
+    assert "p0" not in _mined(tmp_path / "both", "trec")
+    assert "p3" not in _mined(tmp_path / "both", "capital")
+    # As a string, no passage holds the pattern.
+    succeed(*mine, *gin(NEGATIVES_DIR=tmp_path / "strings"))
+    assert _mined(tmp_path / "strings", "trec") == _mined(tmp_path / "both", "trec") | {"p0"}
+    assert _mined(tmp_path / "strings", "capital") == _mined(tmp_path / "both", "capital")
+
+
+def test_evaluation_judges_each_set_by_its_own_match(sets: pathlib.Path, tmp_path: pathlib.Path):
+    evaluate = [
+        *("evaluate", *_where(sets), *gin(RUNS_DIR=sets / "runs", SYSTEM="BM25", JUDGE="answers")),
+        *gin(MEASURES=["R@5"], EVAL_OUTPUT_DIR=tmp_path, DPR_RESULTS=True),
+    ]
+    for options, expected in ((REGEX, 1.0), ([], 0.0)):
+        succeed(*evaluate, *options)
+        tasks = json.loads((tmp_path / "results" / "bm25.json").read_text())["tasks"]
+        assert tasks["capital"]["metrics"]["R@5"] == 1.0
+        assert tasks["trec"]["metrics"]["R@5"] == expected
+        [record] = json.loads((tmp_path / "dpr_results" / "BM25.trec.test.json").read_text())
+        assert any(context["has_answer"] for context in record["ctxs"]) == bool(expected)
+
+
+def test_alpha_is_chosen_by_each_sets_own_match(
+    sets: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+):
+    runs = gin(DENSE_DIR=sets / "runs", SPARSE_DIR=sets / "runs", RUNS_DIR=tmp_path)
+    hybrid = ["hybrid", *_where(sets), *runs, *gin(JUDGE="answers", MEASURE="R@5")]
+    for options, expected in ((REGEX, "1.0000"), ([], "0.5000")):
+        capsys.readouterr()
+        succeed(*hybrid, *options)
+        assert f"0.5: {expected}" in capsys.readouterr().err
+
+
+def test_an_unknown_set_is_refused(sets: pathlib.Path, tmp_path: pathlib.Path, capsys):
+    runs = gin(RUNS_DIR=sets / "runs", REGEX_TASKS=["trek"])
+    outputs = gin(EVAL_OUTPUT_DIR=tmp_path, SYSTEM="x")
+    assert "no task trek" in refused(capsys, "evaluate", *_where(sets), *runs, *outputs)
+    message = refused(capsys, "mine", *_where(sets), *runs, *gin(NEGATIVES_DIR=tmp_path))
+    assert "no task trek" in message
+    assert "capital, trec" in message
