@@ -5,12 +5,12 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from taser_jax.commands.inputs import run_path, tasks_with
-from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.commands.inputs import check_known, own_rows, run_path, tasks_with
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.hosts import first_host_only
 from taser_jax.progress import phase
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
-from taser_jax.retrieval.runs import Run, write_trec_run
+from taser_jax.retrieval.runs import Run, without_own, write_trec_run
 
 
 @first_host_only
@@ -24,6 +24,7 @@ def bm25(
     tasks: Sequence[str] | None = None,
     k: int = 100,
     config: Bm25Config = Bm25Config(),
+    own_passage_tasks: Sequence[str] = (),
 ) -> list[pathlib.Path]:
     """Searches queries with BM25 over title and text, one run file a task.
 
@@ -36,10 +37,13 @@ def bm25(
         tasks: which tasks; None means all that have the split.
         k: results a query.
         config: parameters of the score.
+        own_passage_tasks: tasks whose queries are passages of the collection, too: the passage with
+            the query's id is none of its results (BEIR's ArguAna).
 
     Returns:
         The run files.
     """
+    check_known(own_passage_tasks, list_tasks(data_dir, collection), where="OWN_PASSAGE_TASKS")
     store = PassageStore.open(data_dir, collection)
     index = Bm25Index.build(
         (title_and_text(passage) for passage in store.iterate()),
@@ -51,8 +55,12 @@ def bm25(
     for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = list(QuerySet.open(data_dir, collection, task, split))
         with phase(f"BM25 search of {task} {split}"):
-            result = index.search([query.text for query in queries], k)
-        run = Run.of([query.id for query in queries], result)
+            drops = task in own_passage_tasks
+            result = index.search([query.text for query in queries], k + drops)
+        ids = [query.id for query in queries]
+        if drops:
+            result = without_own(result, own_rows(store, task, ids), k)
+        run = Run.of(ids, result)
         path = run_path(output_dir, task, split)
         paths.append(path)
         write_trec_run(path, run, ids=store.ids, tag="bm25")

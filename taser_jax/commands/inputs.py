@@ -6,13 +6,14 @@ import pathlib
 from collections.abc import Iterable, Sequence
 
 import jax
+import numpy as np
 
 from taser_jax.artifacts import require_equal, split_path
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
-from taser_jax.retrieval.runs import Run, read_trec_run
+from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run
 
 # Passages read at once.
 _BLOCK = 4096
@@ -88,6 +89,23 @@ def read_task_run(runs_dir: str | pathlib.Path, queries: QuerySet, store: Passag
             fix="run `taser search` or `taser bm25` for it first",
         )
     return read_trec_run(path, store.row_of, query_ids=[query.id for query in queries])
+
+
+def own_rows(store: PassageStore, task: str, query_ids: Sequence[str]) -> np.ndarray:
+    """The row of the passage that has each query's id; -1 where there is none.
+
+    Raises:
+        DataError: no query has a passage's id.
+    """
+    found = [store.find(query_id) for query_id in query_ids]
+    if all(row is None for row in found):
+        raise DataError(
+            f"no query of task {task!r} has the id of a passage",
+            where="OWN_PASSAGE_TASKS",
+            expected="queries that are passages of the collection, under the same ids",
+            fix="leave the task out",
+        )
+    return np.array([NO_ROW if row is None else row for row in found], np.int32)
 
 
 def answer_matcher(store: PassageStore, match: AnswerMatch) -> AnswerMatcher:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from taser_jax.commands.inputs import run_path, search_devices, tasks_with
-from taser_jax.data.collections.store import PassageStore
+from taser_jax.commands.inputs import (
+    check_known,
+    own_rows,
+    run_path,
+    search_devices,
+    tasks_with,
+)
+from taser_jax.data.collections.store import PassageStore, list_tasks
 from taser_jax.hosts import first_host_only
 from taser_jax.progress import phase
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
-from taser_jax.retrieval.runs import Run, write_trec_run
+from taser_jax.retrieval.runs import Run, without_own, write_trec_run
 
 
 @first_host_only
@@ -26,6 +32,7 @@ def search(
     tasks: Sequence[str] | None = None,
     k: int = 100,
     tag: str = "taser",
+    own_passage_tasks: Sequence[str] = (),
 ) -> list[pathlib.Path]:
     """Searches the queries of a split, one run file per task; needs no model.
 
@@ -41,6 +48,8 @@ def search(
         tasks: which tasks; None means all that have the split.
         k: results per query.
         tag: the run files' last column.
+        own_passage_tasks: tasks whose queries are passages of the collection, too: the passage with
+            the query's id is none of its results (BEIR's ArguAna).
 
     Returns:
         The run files.
@@ -51,6 +60,7 @@ def search(
         FingerprintError: the index is of another collection, or its passages are of another model
             or token store than the queries.
     """
+    check_known(own_passage_tasks, list_tasks(data_dir, collection), where="OWN_PASSAGE_TASKS")
     store = PassageStore.open(data_dir, collection)
     names = tasks_with(data_dir, collection, split=split, tasks=tasks)
     searcher = open_index(
@@ -63,7 +73,10 @@ def search(
     paths = []
     for task, queries in zip(names, encoded, strict=True):
         with phase(f"search of {task} {split}"):
-            result = searcher.search(queries.rows(0, len(queries)), k)
+            drops = task in own_passage_tasks
+            result = searcher.search(queries.rows(0, len(queries)), k + drops)
+            if drops:
+                result = without_own(result, own_rows(store, task, queries.query_ids), k)
         path = run_path(output_dir, task, split)
         write_trec_run(path, Run.of(queries.query_ids, result), ids=store.ids, tag=tag)
         paths.append(path)

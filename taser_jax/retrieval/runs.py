@@ -102,6 +102,22 @@ def top_k(rows: np.ndarray, scores: np.ndarray, k: int) -> SearchResult:
     )
 
 
+def without_own(result: SearchResult, own: Int32[np.ndarray, " queries"], k: int) -> SearchResult:
+    """Top k of each query without one row of its own.
+
+    Where queries are passages themselves (ArguAna's arguments), a query finds itself first.
+
+    Args:
+        result: at least k + 1 results a query, so that k remain.
+        own: the row that is no result of each query; -1 where there is none.
+        k: results to keep.
+
+    Source: BEIR (Thakur et al., 2021); its evaluation leaves out the document with the query's id.
+    """
+    scores = np.where(result.rows == own[:, None], np.float32(-np.inf), result.scores)
+    return top_k(result.rows, scores, k)
+
+
 def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
     """Top k of several searches of the same queries; a row found twice counts once, at its best."""
     return top_k(

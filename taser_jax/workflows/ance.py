@@ -109,7 +109,7 @@ def pipeline_ance(
     begin_pipeline(output_dir, config_text)
     store = TokenStore.open(setting.token_store)
     check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
-    setting.evaluation.check_tasks(store.tasks)
+    setting.check_tasks(store.tasks)
     run = _AnceRun(setting, model, name, store, kept_embeddings)
     numbered = list(number_episodes(episodes, after=branch_after))
     rows: list[str] = []

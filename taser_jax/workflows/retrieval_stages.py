@@ -40,11 +40,16 @@ class RetrievalStages:
             "collection": collection,
             "tasks": setting.tasks,
         }
+        # Of every search, and of the inputs of what follows it.
+        self._searched: dict[str, Any] = {
+            "k": setting.k,
+            "own_passage_tasks": list(setting.own_passage_tasks),
+        }
 
     def bm25(self, root: pathlib.Path, inputs: Inputs, *, splits: Sequence[str]) -> dict[str, Any]:
         """BM25 runs of all splits below `root`; returns the inputs of what follows."""
         setting = self._setting
-        inputs = {**inputs, "bm25": to_plain(setting.bm25), "k": setting.k}
+        inputs = {**inputs, "bm25": to_plain(setting.bm25), **self._searched}
 
         def run_all() -> None:
             for split in splits:
@@ -52,8 +57,8 @@ class RetrievalStages:
                     output_dir=str(root / "runs"),
                     index_dir=str(root / "index"),
                     split=split,
-                    k=setting.k,
                     config=setting.bm25,
+                    **self._searched,
                     **self._common,
                 )
 
@@ -109,12 +114,12 @@ class RetrievalStages:
                 index_dir=str(root / ("exact" if split == "train" else "index")),
                 output_dir=str(root / "runs"),
                 split=split,
-                k=setting.k,
                 tag=label,
+                **self._searched,
                 **self._common,
             )
 
-        inputs = {**inputs, "k": setting.k}
+        inputs = {**inputs, **self._searched}
         # A stage each: what was the last model may be mined with when more episodes are asked for.
         for split in splits:
             self._stages.run(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.commands.evaluate import EvaluationConfig
+from taser_jax.commands.inputs import check_known
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import EncodeConfig
@@ -80,6 +81,7 @@ class Setting:
         hybrid_measure: what α maximises on the development split.
         k: results a query.
         tasks: None means all.
+        own_passage_tasks: tasks whose queries are passages, too, and never find themselves.
     """
 
     output_dir: str
@@ -97,6 +99,16 @@ class Setting:
     hybrid_measure: str = "R@20"
     k: int = 100
     tasks: Sequence[str] | None = None
+    own_passage_tasks: Sequence[str] = ()
+
+    def check_tasks(self, known: Iterable[str]) -> None:
+        """Checks that the tasks that settings name are among those there are.
+
+        Raises:
+            ConfigError: naming what is unknown.
+        """
+        self.evaluation.check_tasks(known)
+        check_known(self.own_passage_tasks, known, where="OWN_PASSAGE_TASKS")
 
 
 def row_name(system: str, number: int) -> str:

@@ -83,7 +83,7 @@ def pipeline_taser(
     stages = Stages(output_dir)
     store = TokenStore.open(setting.token_store)
     check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
-    setting.evaluation.check_tasks(store.tasks)
+    setting.check_tasks(store.tasks)
     sets = setting.tasks or [task for task, splits in store.tasks.items() if "train" in splits]
     if setting.final_negatives is None:
         final_negatives = FinalNegatives.of_paper(len(sets))

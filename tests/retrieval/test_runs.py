@@ -10,6 +10,7 @@ from taser_jax.retrieval.runs import (
     merge,
     read_trec_run,
     top_k,
+    without_own,
     write_trec_run,
 )
 
@@ -54,6 +55,15 @@ def test_merge_equals_plain_python_and_ignores_order_of_lists():
         assert found == expected
     other_order = merge(results[::-1], 7)
     np.testing.assert_array_equal(merged.rows, other_order.rows)
+
+
+def test_a_query_without_its_own_row_keeps_as_many_results():
+    ranked = result(
+        [[7, 4, 2], [5, 3, 1], [6, -1, -1]], [[3, 2, 1], [3, 2, 1], [1, -np.inf, -np.inf]]
+    )
+    kept = without_own(ranked, np.array([4, -1, 6], np.int32), 2)
+    assert kept.rows.tolist() == [[7, 2], [5, 3], [-1, -1]]
+    assert kept.scores.tolist() == [[3, 1], [3, 2], [-np.inf, -np.inf]]
 
 
 @pytest.mark.parametrize("name", ["run.trec", "run.trec.gz"])

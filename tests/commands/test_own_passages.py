@@ -1,0 +1,97 @@
+"""A task in BEIR's format whose queries are passages of the corpus, by the same ids (ArguAna)."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from small_world import SmallWorld, gin, refused, succeed
+
+CORPUS = {
+    "pro1": "school uniforms save money for parents",
+    "con1": "school uniforms cost money that parents lack",
+    "pro2": "zoos save animals",
+    "con2": "zoos lock animals away from home",
+}
+# Each argument is refuted by the other one of its pair.
+QUERIES = {"pro1": "con1", "con2": "pro2"}
+OWN = gin(OWN_PASSAGE_TASKS=["arguana"])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    root = tmp_path_factory.mktemp("arguments")
+    (root / "beir" / "qrels").mkdir(parents=True)
+    for name, texts in (("corpus", CORPUS), ("queries", {id: CORPUS[id] for id in QUERIES})):
+        lines = [json.dumps({"_id": id, "title": "", "text": text}) for id, text in texts.items()]
+        (root / "beir" / f"{name}.jsonl").write_text("\n".join(lines))
+    judged = "".join(f"{query}\t{passage}\t1\n" for query, passage in QUERIES.items())
+    (root / "beir" / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
+    directories = f"--gin.DIRECTORIES={{'arguana': '{root}/beir'}}"
+    succeed("prepare", "beir", *_where(root), directories)
+    return root
+
+
+def _where(root: pathlib.Path) -> list[str]:
+    return gin(DATA_DIR=root / "data", COLLECTION="arguments")
+
+
+def _found(runs_dir: pathlib.Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in (runs_dir / "arguana.test.trec").read_text().splitlines():
+        query, _, passage, *_ = line.split()
+        found.setdefault(query, []).append(passage)
+    return found
+
+
+def _first(root: pathlib.Path, runs_dir: pathlib.Path, output: pathlib.Path) -> float:
+    succeed(
+        *("evaluate", *_where(root), *gin(RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR=output, SYSTEM="x"))
+    )
+    return json.loads((output / "results" / "x.json").read_text())["tasks"]["arguana"]["metrics"][
+        "R@1"
+    ]
+
+
+def test_bm25_never_finds_the_query_itself(root: pathlib.Path, tmp_path: pathlib.Path):
+    bm25 = ["bm25", *_where(root), *gin(INDEX_DIR=tmp_path / "index", TOP_K=1)]
+    succeed(*bm25, *gin(RUNS_DIR=tmp_path / "runs"), *OWN)
+    # One result each, as asked for: the second best takes its place.
+    assert _found(tmp_path / "runs") == {query: [passage] for query, passage in QUERIES.items()}
+    assert _first(root, tmp_path / "runs", tmp_path / "out") == 1.0
+    succeed(*bm25, *gin(RUNS_DIR=tmp_path / "itself"))
+    assert _found(tmp_path / "itself") == {query: [query] for query in QUERIES}
+    assert _first(root, tmp_path / "itself", tmp_path / "out") == 0.0
+
+
+def test_neither_does_a_model(
+    root: pathlib.Path, small_world: SmallWorld, compared: pathlib.Path, tmp_path: pathlib.Path
+):
+    model = gin(MODEL_DIR=compared / "taser-2" / "model")
+    tokens = gin(TOKEN_STORE=tmp_path / "tokens")
+    succeed(
+        *("tokenize", *gin(DATA_DIR=root / "data", VOCABULARY=small_world.root / "vocabulary")),
+        *gin(MIXTURE_OR_TASK_NAME="arguments", MIXTURE_OR_TASK_MODULE="argument_tasks"),
+        *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}),
+        *tokens,
+    )
+    embeddings, index = (gin(**{name: tmp_path / name}) for name in ("EMBEDDINGS_DIR", "INDEX_DIR"))
+    succeed("encode", *model, *tokens, *embeddings)
+    succeed("index", *embeddings, *index)
+    search = ["search", *embeddings, *index, *_where(root)]
+    succeed(*search, *gin(RUNS_DIR=tmp_path / "all", TOP_K=4))
+    succeed(*search, *gin(RUNS_DIR=tmp_path / "runs", TOP_K=3), *OWN)
+    every, found = _found(tmp_path / "all"), _found(tmp_path / "runs")
+    assert every.keys() == found.keys() == QUERIES.keys()
+    for query, passages in found.items():
+        assert passages == [passage for passage in every[query] if passage != query]
+
+
+def test_refusals(root: pathlib.Path, tmp_path: pathlib.Path, capsys, small_world: SmallWorld):
+    places = gin(RUNS_DIR=tmp_path / "runs", INDEX_DIR=tmp_path / "index")
+    unknown = gin(OWN_PASSAGE_TASKS=["arguanna"])
+    assert "no task arguanna" in refused(capsys, "bm25", *_where(root), *places, *unknown)
+    small = gin(DATA_DIR=small_world.data_dir, COLLECTION="small", OWN_PASSAGE_TASKS=["code"])
+    message = refused(capsys, "bm25", *small, *places)
+    assert "no query of task 'code' has the id of a passage" in message
