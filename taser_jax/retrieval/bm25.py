@@ -29,10 +29,12 @@ from taser_jax.retrieval.runs import NO_ROW, SearchResult
 from taser_jax.settings import from_plain, to_plain
 
 _KIND = "bm25 index"
-_VERSION = 1
+_VERSION = 2
 # Fewer queries are answered before a progress bar would be drawn.
 _SHOWN = 1000
 _WORD = re.compile(r"\w+")
+# With a typewriter's, a typographer's or a full-width apostrophe, as in Lucene.
+_POSSESSIVE = re.compile(r"(?<=\w)['\u2019\uff07]s\b")
 
 
 class Stemming(enum.Enum):
@@ -50,6 +52,17 @@ class Stopwords(enum.Enum):
     ENGLISH = "english"
 
 
+class Possessives(enum.Enum):
+    """What becomes of the 's of a word.
+
+    STRIP: nothing is left of it (Lucene's English analyser). SPLIT: a word "s", which Porter's
+    stemming cuts to an empty term that many passages share.
+    """
+
+    STRIP = "strip"
+    SPLIT = "split"
+
+
 @dataclasses.dataclass(frozen=True)
 class Bm25Config:
     """Parameters of the score and of the words; Anserini's values.
@@ -59,12 +72,14 @@ class Bm25Config:
         b: strength of length normalisation, 0 to 1.
         stemming: Porter's is Lucene's English analyser's.
         stopwords: words left out.
+        possessives: whether 's is a word.
     """
 
     k1: float = 0.9
     b: float = 0.4
     stemming: Stemming = Stemming.PORTER
     stopwords: Stopwords = Stopwords.ENGLISH
+    possessives: Possessives = Possessives.STRIP
 
     def __post_init__(self) -> None:
         if self.k1 < 0 or not 0 <= self.b <= 1:
@@ -233,9 +248,14 @@ def _words_of(config: Bm25Config) -> Callable[[str], list[str]]:
     stopwords = set(STOPWORDS_EN) if config.stopwords is Stopwords.ENGLISH else set()
     stems: dict[str, str | None] = {}
 
+    strips = config.possessives is Possessives.STRIP
+
     def words(text: str) -> list[str]:
+        text = text.lower()
+        if strips:
+            text = _POSSESSIVE.sub("", text)
         found = []
-        for word in _WORD.findall(text.lower()):
+        for word in _WORD.findall(text):
             if word not in stems:
                 stems[word] = None if word in stopwords else stem(word)
             cut = stems[word]

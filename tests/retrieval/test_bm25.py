@@ -11,6 +11,7 @@ from taser_jax.records import Passage
 from taser_jax.retrieval.bm25 import (
     Bm25Config,
     Bm25Index,
+    Possessives,
     Stemming,
     Stopwords,
     title_and_text,
@@ -68,6 +69,24 @@ def test_equals_the_formula_with_ties_by_row(tmp_path):
             same = scores[1:] == scores[:-1]
             assert same.any() or num < 10
             assert (rows[1:num][same] > rows[: num - 1][same]).all()
+
+
+def test_a_possessive_is_its_word(tmp_path):
+    """Lucene's English analyser: "Newton's" is "newton", and 's matches nothing."""
+    texts = ["Newton's laws", "Ohm\u2019s law", "the laws of thermodynamics", "it is class s"]
+    index = Bm25Index.build(texts, tmp_path / "index")
+    queries = ["newton", "OHM'S", "dog's", "s"]
+    assert index.search(queries, 1).rows.tolist() == [[0], [1], [-1], [3]]
+    # Lengths count it no more, either: both passages are one word long.
+    twice = Bm25Index.build(["dog's", "dog", "cat"], tmp_path / "twice")
+    scores = twice.search(["dog"], 2).scores[0]
+    assert scores[0] == scores[1]
+    # As a word of its own it was a term, stemmed to nothing, that possessives share.
+    split = Bm25Config(possessives=Possessives.SPLIT)
+    index = Bm25Index.build(texts, tmp_path / "split", config=split)
+    assert set(index.search(["dog's"], 3).rows[0].tolist()) == {0, 1, 3}
+    with pytest.raises(FingerprintError, match=r"Possessives\.SPLIT"):
+        Bm25Index.build(texts, tmp_path / "split")
 
 
 def test_stems_and_stopwords(tmp_path):
