@@ -3,4 +3,4 @@
 from taser_jax.data.seqio_tasks.registry import add_retrieval_mixture, add_retrieval_task
 
 add_retrieval_task("arguments_arguana", collection="arguments", task="arguana")
-add_retrieval_mixture("arguments", ["arguments_arguana"])
+add_retrieval_mixture("arguments", ["arguments_arguana"], default_rate=1.0)

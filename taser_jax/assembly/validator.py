@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float, Int
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.data.batches.draws import queries_of
@@ -19,7 +21,12 @@ from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
 from taser_jax.training.step import ObjectiveConfig, make_eval_step
-from taser_jax.training.validation import PoolConfig, mean_over_batches, rank_in_pool, select_pool
+from taser_jax.training.validation import (
+    DevelopmentSets,
+    PoolConfig,
+    rank_in_pool,
+    select_pool,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +38,10 @@ class ValidationConfig:
         batch_size: queries in a validation batch; DPR's loss depends on it.
         num_negatives: hard negatives a query in these batches.
         num_batches: batches a task at most; one pass at most. 0 leaves the loss out.
-        pool: passages that the gold is ranked against, pooled over the queries of a task; None
-            leaves the rank out.
+        pool: passages that the gold is ranked against, pooled over the queries of a task or, where
+            sets are combined, of all; None leaves the rank out.
+        tasks: whose queries; none named means all that are trained on.
+        sets: whether tasks or queries count the same.
     """
 
     split: str = "validation"
@@ -40,10 +49,12 @@ class ValidationConfig:
     num_negatives: int = 1
     num_batches: int = 20
     pool: PoolConfig | None = PoolConfig(max_queries=1000)
+    tasks: tuple[str, ...] = ()
+    sets: DevelopmentSets = DevelopmentSets.APART
 
 
 class Validator:
-    """Parameters -> metrics, each the mean over tasks.
+    """Parameters -> metrics, each a mean over tasks or over their queries.
 
     Metrics: `nll`, `average_rank`, `mrr`, and `mrr/<task>` for each task.
 
@@ -75,6 +86,14 @@ class Validator:
                 where="ValidationConfig.split",
                 fix="prepare one, or bind train.validation = None",
             )
+        if unknown := sorted(set(config.tasks) - tasks.keys()):
+            raise ConfigError(
+                f"no task {', '.join(unknown)} with a split {config.split!r}",
+                where="ValidationConfig.tasks",
+                expected=f"of {', '.join(sorted(tasks))}",
+                fix="name tasks that are trained on, or none for all of them",
+            )
+        tasks = {task: tasks[task] for task in config.tasks or tasks}
         partitioner.check_batch_size(config.batch_size)
         self._config, self._store, self._partitioner = config, store, partitioner
         tasks = {task: _with_positives(queries) for task, queries in tasks.items()}
@@ -99,48 +118,64 @@ class Validator:
 
     def __call__(self, params: Any) -> dict[str, float]:
         """Validates all tasks."""
-        by_task = {
-            task: self._loss(task, params) | self._rank(task, params) for task in self._tasks
-        }
-        names = next(iter(by_task.values()))
-        metrics = {
-            name: float(np.mean([values[name] for values in by_task.values()])) for name in names
-        }
-        if len(by_task) > 1 and "mrr" in metrics:
-            metrics |= {f"mrr/{task}": values["mrr"] for task, values in by_task.items()}
+        metrics = {}
+        if self._config.num_batches:
+            losses = [self._losses(task, params) for task in self._tasks]
+            metrics["nll"] = self._mean(losses)
+        if self._config.pool is None:
+            return metrics
+        combined = self._config.sets is DevelopmentSets.COMBINED
+        pools = [list(self._tasks)] if combined else [[task] for task in self._tasks]
+        ranks = {task: found for pool in pools for task, found in self._ranks(pool, params).items()}
+        metrics["average_rank"] = self._mean(list(ranks.values()))
+        metrics["mrr"] = self._mean([1.0 / found for found in ranks.values()])
+        if len(ranks) > 1:
+            metrics |= {f"mrr/{task}": float((1.0 / found).mean()) for task, found in ranks.items()}
         return metrics
 
-    def _loss(self, task: str, params: Any) -> dict[str, float]:
+    def _mean(self, by_task: Sequence[np.ndarray]) -> float:
+        """Over tasks or over all they have; a task with nothing in the pool counts in neither."""
+        if self._config.sets is DevelopmentSets.COMBINED:
+            return float(np.concatenate(by_task).mean())
+        return float(np.mean([values.mean() for values in by_task]))
+
+    def _losses(self, task: str, params: Any) -> Float[np.ndarray, " batches"]:
         stream = self._streams[task]
         batches = min(self._config.num_batches, stream.steps_per_epoch)
-        if not batches:
-            return {}
-        means = mean_over_batches(
+        found = [
             self._eval_step(
                 params, self._partitioner.put_batch(stream.batch(step)), task=self._told[task]
             )
             for step in range(batches)
-        )
-        return {"nll": means["nll"]}
+        ]
+        return np.array([float(metrics["nll"]) for metrics in found])
 
-    def _rank(self, task: str, params: Any) -> dict[str, float]:
-        if self._config.pool is None:
-            return {}
-        queries = self._tasks[task]
+    def _ranks(self, tasks: Sequence[str], params: Any) -> dict[str, Int[np.ndarray, " queries"]]:
+        """Task -> 1-based ranks of its golds, among passages pooled over the tasks' queries."""
+        assert self._config.pool is not None
+        queries = [self._tasks[task] for task in tasks]
         pool = select_pool(
-            queries.positives,
-            queries.hard_negatives,
+            list(itertools.chain.from_iterable(one.positives for one in queries)),
+            list(itertools.chain.from_iterable(one.hard_negatives for one in queries)),
             num_passages=len(self._store),
             config=self._config.pool,
         )
+        # Rows of the pool's queries ascend: those of a task stand together.
+        starts = np.cumsum([0, *map(len, queries)])
+        cuts = np.searchsorted(pool.query_rows, starts)
+        embeddings, parts = [], {}
+        for task, start, begin, end in zip(tasks, starts[:-1], cuts[:-1], cuts[1:], strict=True):
+            if begin < end:
+                parts[task] = slice(begin, end)
+                rows, tokens = pool.query_rows[begin:end] - start, self._tasks[task].tokens
+                told = self._told[task]
+                embeddings.append(self._encode(Role.QUERY, params, tokens, rows, task=told))
         ranks = rank_in_pool(
-            self._encode(
-                Role.QUERY, params, queries.tokens, pool.query_rows, task=self._told[task]
-            ),
+            np.concatenate(embeddings),
             self._encode(Role.PASSAGE, params, self._store.passage_tokens, pool.passage_rows),
             positive_index=pool.positive_index,
         )
-        return {"average_rank": ranks.average_rank, "mrr": ranks.mrr}
+        return {task: ranks.rank[part] for task, part in parts.items()}
 
     def _encode(
         self,

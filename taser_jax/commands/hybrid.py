@@ -6,6 +6,8 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+import numpy as np
+
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.data.collections.store import PassageStore, QuerySet
@@ -46,8 +48,8 @@ def hybrid(
         tasks: which tasks; None means all that have the split.
         alpha: weight of BM25; None chooses it.
         k: results a query.
-        measure: what α maximises, averaged over tasks.
-        config: depth, candidates for α, normalisation.
+        measure: what α maximises on average.
+        config: depth, candidates for α, normalisation, what the average is over.
         evaluation: how the measure is judged.
 
     Returns:
@@ -58,14 +60,15 @@ def hybrid(
     if alpha is None:
         judged = dataclasses.replace(evaluation, measures=(measure,), page_only_tasks=())
         sets, heads = [], PassageHeads(store)
-        for task in tasks_with(data_dir, collection, split=development_split, tasks=tasks):
+        development = config.tasks or tasks
+        for task in tasks_with(data_dir, collection, split=development_split, tasks=development):
             queries = QuerySet.open(data_dir, collection, task, development_split)
             sets.append(
                 DevelopmentSet(
                     dense=read_task_run(dense_dir, queries, store),
                     sparse=read_task_run(sparse_dir, queries, store),
                     evaluate=functools.partial(
-                        _mean, measure=measure, queries=queries, heads=heads, config=judged
+                        _values, measure=measure, queries=queries, heads=heads, config=judged
                     ),
                 )
             )
@@ -92,10 +95,10 @@ def hybrid(
     return alpha
 
 
-def _mean(
+def _values(
     run: Run, *, measure: str, queries: QuerySet, heads: PassageHeads, config: EvaluationConfig
-) -> float:
-    return judge_run(run, queries, heads, config).averages()[measure]
+) -> np.ndarray:
+    return judge_run(run, queries, heads, config).values[measure]
 
 
 CONFIGURABLES = (EvaluationConfig, HybridConfig)

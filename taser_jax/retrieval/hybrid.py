@@ -7,10 +7,11 @@ import enum
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.retrieval.runs import Run, SearchResult, top_k
+from taser_jax.training.validation import DevelopmentSets
 
 ALPHAS = tuple(round(0.1 * step, 1) for step in range(5, 21))
 
@@ -35,11 +36,15 @@ class HybridConfig:
         depth: results of each list that take part (the paper's K').
         normalization: of each list's scores.
         alphas: candidates for α, the weight of the sparse scores.
+        tasks: whose development queries choose α; none named means all.
+        sets: whether tasks or queries count the same in that choice.
     """
 
     depth: int = 100
     normalization: Normalization = Normalization.NONE
     alphas: tuple[float, ...] = ALPHAS
+    tasks: tuple[str, ...] = ()
+    sets: DevelopmentSets = DevelopmentSets.APART
 
     def __post_init__(self) -> None:
         if self.depth < 1 or not self.alphas:
@@ -57,12 +62,12 @@ class DevelopmentSet:
     Attributes:
         dense: the model's run.
         sparse: BM25's run of the same queries.
-        evaluate: run -> metric, higher is better.
+        evaluate: run -> metric of each query, higher is better.
     """
 
     dense: Run
     sparse: Run
-    evaluate: Callable[[Run], float]
+    evaluate: Callable[[Run], Float64[np.ndarray, " queries"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +76,7 @@ class AlphaChoice:
 
     Attributes:
         alpha: the best, the smallest among equals.
-        metric: mean over sets of each candidate, in the order of `alphas`.
+        metric: mean of each candidate, in the order of `alphas`.
         alphas: the candidates.
     """
 
@@ -117,12 +122,12 @@ def fuse(
 def choose_alpha(
     sets: Sequence[DevelopmentSet], *, k: int, config: HybridConfig | None = None
 ) -> AlphaChoice:
-    """One α for all sets: the candidate with the highest mean of their metrics.
+    """One α for all sets: the candidate with the highest mean, over sets or over queries.
 
     Args:
-        sets: development data; each set counts the same.
+        sets: development data.
         k: results the fused runs keep.
-        config: depth, normalisation and candidates.
+        config: depth, normalisation, candidates, and what the mean is over.
 
     Raises:
         ConfigError: no development set.
@@ -134,17 +139,17 @@ def choose_alpha(
             where="choose_alpha",
             expected="at least one; α must not be chosen on test data",
         )
-    metric = tuple(
-        float(
-            np.mean(
-                [
-                    one.evaluate(fuse(one.dense, one.sparse, alpha=alpha, k=k, config=config))
-                    for one in sets
-                ]
-            )
-        )
-        for alpha in config.alphas
-    )
+
+    def mean(alpha: float) -> float:
+        found = [
+            one.evaluate(fuse(one.dense, one.sparse, alpha=alpha, k=k, config=config))
+            for one in sets
+        ]
+        if config.sets is DevelopmentSets.COMBINED:
+            return float(np.concatenate(found).mean())
+        return float(np.mean([values.mean() for values in found]))
+
+    metric = tuple(map(mean, config.alphas))
     best = max(metric)
     alpha = min(alpha for alpha, value in zip(config.alphas, metric, strict=True) if value == best)
     return AlphaChoice(alpha, config.alphas, metric)

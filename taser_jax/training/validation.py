@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import enum
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -19,6 +19,18 @@ from taser_jax.training.losses import positive_rank
 _POOL_PURPOSE = 20
 # 2^26 float32 scores are 256 MiB on the device.
 _SCORES_AT_ONCE = 1 << 26
+
+
+class DevelopmentSets(enum.Enum):
+    """How several tasks' development sets come to one figure.
+
+    APART: the mean of the tasks' figures; every task counts the same (TACO-DR).
+    COMBINED: one set of all their queries; every query counts the same, and golds are ranked among
+        the passages of all (TASER, appendix D: "we combine NQ and TriviaQA development sets").
+    """
+
+    APART = "apart"
+    COMBINED = "combined"
 
 
 @runtime_checkable
@@ -177,36 +189,6 @@ def rank_in_pool(
         ranks.append(np.asarray(_rank_block(queries[rows], passages, golds[rows])))
     rank = np.concatenate(ranks)[: len(queries)]
     return RankMetrics(average_rank=float(rank.mean()), mrr=float((1.0 / rank).mean()), rank=rank)
-
-
-def mean_over_batches(batches: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Mean of each metric over evaluation batches of equal size.
-
-    DPR's validation loss is the mean of `nll` over development batches; like training's, it
-    depends on the batch size.
-
-    Args:
-        batches: what the evaluation step returned for each batch.
-
-    Returns:
-        name -> mean.
-
-    Raises:
-        DataError: there is no batch.
-    """
-    sums: dict[str, float] = {}
-    count = 0
-    for metrics in batches:
-        count += 1
-        for name, value in metrics.items():
-            sums[name] = sums.get(name, 0.0) + float(value)
-    if not count:
-        raise DataError(
-            "there is no validation batch",
-            expected="at least as many validation queries as the batch size",
-            fix="lower the evaluation batch size",
-        )
-    return {name: total / count for name, total in sums.items()}
 
 
 @jax.jit

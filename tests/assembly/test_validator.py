@@ -8,13 +8,15 @@ import pytest
 import tiny_training
 
 from taser_jax.assembly.validator import Validator
+from taser_jax.batch import Role
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import DataError
+from taser_jax.errors import ConfigError, DataError
 from taser_jax.models.dual_encoder import DualEncoder, init_params
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
 from taser_jax.training.step import ObjectiveConfig
+from taser_jax.training.validation import DevelopmentSets, PoolConfig
 
 
 @pytest.fixture(scope="module")
@@ -23,15 +25,15 @@ def model_and_params():
     return model, init_params(model, jax.random.key(0))
 
 
-def validate(model_and_params, store, queries):
+def validate(model_and_params, store, *queries, **changes):
     model, params = model_and_params
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.devices()[:2]))
     config = tiny_training.training_config(train_steps=1).validation
     validator = Validator(
         model,
         store,
-        {"first": queries},
-        config,
+        {one.task: one for one in queries},
+        dataclasses.replace(config, **changes),
         objective=ObjectiveConfig(),
         partitioner=partitioner,
     )
@@ -50,6 +52,54 @@ def test_queries_without_a_positive_have_no_part(model_and_params, tiny_store_di
     found = validate(model_and_params, store, holed)
     assert found == validate(model_and_params, store, kept)
     assert found != validate(model_and_params, store, queries)
+
+
+def ranks_among(model_and_params, store, queries, pool):
+    """1-based ranks of the golds among the pool's passages, in float64."""
+    model, params = model_and_params
+
+    def encode(tokens, role):
+        encoded = model.apply({"params": params}, tokens, role=role, method="encode")
+        return np.asarray(encoded.embeddings, np.float64)
+
+    scores = encode(queries.tokens(np.arange(len(queries))), Role.QUERY)
+    scores = scores @ encode(store.passage_tokens(np.array(pool)), Role.PASSAGE).T
+    golds = [pool.index(queries.positives[row][0]) for row in range(len(queries))]
+    return 1 + (scores > scores[np.arange(len(golds)), golds, None]).sum(axis=1)
+
+
+def test_tasks_or_their_queries_count_the_same(model_and_params, tiny_store_dir):
+    store = TokenStore.open(tiny_store_dir)
+    many = store.queries("first", "validation")
+    few = queries_of(store.queries("second", "validation"), np.arange(4))
+    golds = [sorted({int(row[0]) for row in one.positives}) for one in (many, few)]
+    pool = PoolConfig(hard_negatives=0, other_negatives=0)
+    changes = {"pool": pool, "batch_size": 4, "num_batches": 9}
+
+    apart = validate(model_and_params, store, many, few, **changes)
+    ranks = [
+        ranks_among(model_and_params, store, one, own)
+        for one, own in zip((many, few), golds, strict=True)
+    ]
+    assert apart["mrr"] == pytest.approx(np.mean([(1 / r).mean() for r in ranks]))
+    assert apart["average_rank"] == pytest.approx(np.mean([r.mean() for r in ranks]))
+
+    changes["sets"] = DevelopmentSets.COMBINED
+    combined = validate(model_and_params, store, many, few, **changes)
+    union = sorted({*golds[0], *golds[1]})
+    ranks = [ranks_among(model_and_params, store, one, union) for one in (many, few)]
+    assert combined["mrr"] == pytest.approx((1 / np.concatenate(ranks)).mean())
+    assert combined["average_rank"] == pytest.approx(np.concatenate(ranks).mean())
+    assert combined["mrr/second"] == pytest.approx((1 / ranks[1]).mean())
+    # Four batches of the one, one of the other.
+    first, second = (validate(model_and_params, store, one, **changes) for one in (many, few))
+    assert apart["nll"] == pytest.approx((first["nll"] + second["nll"]) / 2)
+    assert combined["nll"] == pytest.approx((4 * first["nll"] + second["nll"]) / 5)
+
+    only = validate(model_and_params, store, many, few, tasks=("second",), **changes)
+    assert only == validate(model_and_params, store, few, **changes)
+    with pytest.raises(ConfigError, match="no task third with a split"):
+        validate(model_and_params, store, many, few, tasks=("third",))
 
 
 def test_the_queries_of_some_rows(tiny_store_dir):

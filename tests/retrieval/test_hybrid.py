@@ -13,6 +13,7 @@ from taser_jax.retrieval.hybrid import (
     fuse,
 )
 from taser_jax.retrieval.runs import Run, top_k
+from taser_jax.training.validation import DevelopmentSets
 
 INF = np.inf
 
@@ -125,7 +126,7 @@ def test_one_alpha_for_all_sets_by_the_mean():
     # Row 0 is gold. Set one wants α below 1 (dense is right), set two above 1.5, set three at
     # least 1: the mean is highest where two of them agree.
     def gold_first(fused):
-        return float(np.mean(fused.rows[:, 0] == 0))
+        return (fused.rows[:, 0] == 0).astype(np.float64)
 
     def one(dense_lead, sparse_lead):
         dense = run([{0: dense_lead, 1: 0.0}], 2)
@@ -138,6 +139,25 @@ def test_one_alpha_for_all_sets_by_the_mean():
     expected = [(float(a <= 0.9) + (a >= 1.6) + (a >= 1.1)) / 3 for a in ALPHAS]
     np.testing.assert_allclose(choice.metric, expected)
     assert choice.alpha == 1.6
+
+
+def test_alpha_by_the_mean_over_tasks_or_over_all_queries():
+    """One query wants α of at least 1.6, three of another set one below 1."""
+
+    def gold_first(fused):
+        return (fused.rows[:, 0] == 0).astype(np.float64)
+
+    def one(dense_lead, sparse_lead, queries):
+        ids = [f"q{i}" for i in range(queries)]
+        dense = run([{0: dense_lead, 1: 0.0}] * queries, 2, ids)
+        return DevelopmentSet(dense, run([{0: 0.0, 1: sparse_lead}] * queries, 2, ids), gold_first)
+
+    few, many = one(-1.55, -1.0, 1), one(0.95, 1.0, 3)
+    both = [few, few, many]
+    apart = choose_alpha(both, k=1)
+    assert (apart.alpha, apart.metric[0]) == (1.6, pytest.approx(1 / 3))
+    combined = choose_alpha(both, k=1, config=HybridConfig(sets=DevelopmentSets.COMBINED))
+    assert (combined.alpha, combined.metric[0]) == (0.5, pytest.approx(3 / 5))
 
 
 def test_choosing_needs_development_data():

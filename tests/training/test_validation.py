@@ -5,7 +5,6 @@ import pytest
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.training.validation import (
     PoolConfig,
-    mean_over_batches,
     rank_in_pool,
     select_pool,
 )
@@ -89,16 +88,6 @@ def test_nan_embeddings_rank_last():
     passages = np.ones((4, 3), np.float32)
     result = rank_in_pool(queries, passages, positive_index=np.array([0, 1]))
     assert result.rank.tolist() == [4, 4]
-
-
-def test_mean_over_batches():
-    batches = [
-        {"nll": jnp.float32(1), "mrr": 0.5 * np.ones(())},
-        {"nll": 2 * np.ones(()), "mrr": np.ones(())},
-    ]
-    assert mean_over_batches(batches) == {"nll": 1.5, "mrr": 0.75}
-    with pytest.raises(DataError, match="no validation batch"):
-        mean_over_batches([])
 
 
 def test_bad_input():
