@@ -64,3 +64,15 @@ def empty_passage(where: str) -> DataError:
         expected="some text",
         fix="remove it, or set PrepareOptions.empty = 'skip' or 'keep'",
     )
+
+
+class DevelopmentSets(enum.Enum):
+    """How several tasks' development sets come to one figure.
+
+    APART: the mean of the tasks' figures; every task counts the same (TACO-DR).
+    COMBINED: one set of all their queries; every query counts the same, and golds are ranked among
+        the passages of all (TASER, appendix D: "we combine NQ and TriviaQA development sets").
+    """
+
+    APART = "apart"
+    COMBINED = "combined"

@@ -25,7 +25,13 @@ RECIPES = {
     ),
     "tokenize": (("runs/kilt_full_tokenize.gin",),),
     "prepare kilt": (("runs/kilt_mini_prepare.gin",), ("runs/kilt_full_prepare.gin",)),
-    "pipeline taser": (("runs/open_qa.gin",), ("runs/open_qa_pretrained.gin",)),
+    "prepare dpr": (("runs/odqa_prepare.gin",),),
+    "evaluate": (("runs/entity_questions.gin",),),
+    "pipeline taser": (
+        ("runs/open_qa.gin",),
+        ("runs/open_qa_pretrained.gin",),
+        ("runs/odqa.gin",),
+    ),
     "pipeline ance": (
         ("runs/kilt_mini_ance.gin",),
         ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin"),

@@ -20,13 +20,9 @@ from taser_jax.errors import ConfigError, DataError
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
+from taser_jax.records import DevelopmentSets
 from taser_jax.training.step import ObjectiveConfig, make_eval_step
-from taser_jax.training.validation import (
-    DevelopmentSets,
-    PoolConfig,
-    rank_in_pool,
-    select_pool,
-)
+from taser_jax.training.validation import PoolConfig, rank_in_pool, select_pool
 
 
 @dataclasses.dataclass(frozen=True)

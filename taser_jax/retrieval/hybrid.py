@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.records import DevelopmentSets
 from taser_jax.retrieval.runs import Run, SearchResult, top_k
-from taser_jax.training.validation import DevelopmentSets
 
 ALPHAS = tuple(round(0.1 * step, 1) for step in range(5, 21))
 

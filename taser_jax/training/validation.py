@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -19,18 +18,6 @@ from taser_jax.training.losses import positive_rank
 _POOL_PURPOSE = 20
 # 2^26 float32 scores are 256 MiB on the device.
 _SCORES_AT_ONCE = 1 << 26
-
-
-class DevelopmentSets(enum.Enum):
-    """How several tasks' development sets come to one figure.
-
-    APART: the mean of the tasks' figures; every task counts the same (TACO-DR).
-    COMBINED: one set of all their queries; every query counts the same, and golds are ranked among
-        the passages of all (TASER, appendix D: "we combine NQ and TriviaQA development sets").
-    """
-
-    APART = "apart"
-    COMBINED = "combined"
 
 
 @runtime_checkable

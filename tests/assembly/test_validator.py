@@ -15,8 +15,9 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.models.dual_encoder import DualEncoder, init_params
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
+from taser_jax.records import DevelopmentSets
 from taser_jax.training.step import ObjectiveConfig
-from taser_jax.training.validation import DevelopmentSets, PoolConfig
+from taser_jax.training.validation import PoolConfig
 
 
 @pytest.fixture(scope="module")

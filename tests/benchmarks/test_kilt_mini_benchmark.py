@@ -11,9 +11,9 @@ import subprocess
 import sys
 
 import pytest
+import recipes
 from bert_checkpoints import write_checkpoint
 from small_world import SmallWorld, gin, succeed
-import recipes
 
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.evaluation import results

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.records import DevelopmentSets
 from taser_jax.retrieval.hybrid import (
     ALPHAS,
     DevelopmentSet,
@@ -13,7 +14,6 @@ from taser_jax.retrieval.hybrid import (
     fuse,
 )
 from taser_jax.retrieval.runs import Run, top_k
-from taser_jax.training.validation import DevelopmentSets
 
 INF = np.inf
 

@@ -96,6 +96,7 @@ def prepare_dpr(
     collection: str,
     passages: PassageFiles,
     tasks: Tasks,
+    directory: FilePath | None = None,
     options: PrepareOptions = _DEFAULTS,
 ) -> PreparedCollection:
     """Prepares DPR's files: passages TSV with a header, training JSON, `.qa.csv`.
@@ -111,6 +112,7 @@ def prepare_dpr(
         passages: one file; several (labelled by their names without suffixes), merged; or
             label -> file.
         tasks: task -> split -> questions, as a path or `QuestionFiles`.
+        directory: where files that are given by relative paths lie; None is the current one.
         options: how to treat incomplete input.
 
     Returns:
@@ -120,6 +122,8 @@ def prepare_dpr(
         DataError: malformed input; names file:line, the field and the fix.
         StorageError: the disk is full or `data_dir` cannot be written.
     """
+    if directory is not None:
+        passages, tasks = _below(directory, passages), _below(directory, tasks)
     return _prepare(
         data_dir,
         collection,
@@ -258,6 +262,20 @@ def _prepare(
     )
     write_receipt(data_dir, prepared, inputs)
     return prepared
+
+
+def _below(directory: FilePath, files: Any) -> Any:
+    """The same files, relative paths taken from a folder."""
+    if isinstance(files, Mapping):
+        return {name: _below(directory, inner) for name, inner in files.items()}
+    if isinstance(files, QuestionFiles):
+        named = {name: getattr(files, name) for name in ("questions", "ids", "qrels")}
+        return dataclasses.replace(
+            files, **{name: _below(directory, path) for name, path in named.items() if path}
+        )
+    if isinstance(files, str | os.PathLike):
+        return os.path.join(os.fspath(directory), files)
+    return [_below(directory, path) for path in files]
 
 
 def _sources(
