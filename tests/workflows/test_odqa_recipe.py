@@ -140,11 +140,14 @@ def test_the_recipe_trains_on_the_five_and_judges_each_its_own_way(
     assert {name.rpartition("/")[2] for name in ranked} == {"nq", "trivia"}
 
     # EntityQuestions, zero-shot, by the same model and token store.
-    runs = gin(RUNS_DIR=tmp_path / "eq")
+    runs, relations = gin(RUNS_DIR=tmp_path / "eq"), gin(TASKS=list(ENTITY_TASKS))
+    embeddings = gin(EMBEDDINGS_DIR=output / "taser-1" / "embeddings")
+    # The passages' embeddings are reused.
+    encode = gin(MODEL_DIR=output / "taser-1" / "model", TOKEN_STORE=world / "tokens")
+    succeed("encode", *encode, *embeddings, *relations)
     succeed(
-        *("search", *gin(MODEL_DIR=output / "taser-1" / "model", TOKEN_STORE=world / "tokens")),
-        *gin(DATA_DIR=world / "data", INDEX_DIR=output / "taser-1" / "index"),
-        *(*runs, *gin(TASKS=list(ENTITY_TASKS))),
+        *("search", *embeddings, *gin(INDEX_DIR=output / "taser-1" / "index")),
+        *(*gin(DATA_DIR=world / "data", COLLECTION="odqa"), *runs, *relations),
     )
     succeed(
         *("evaluate", "--gin_file=runs/entity_questions.gin", *gin(DATA_DIR=world / "data")),
