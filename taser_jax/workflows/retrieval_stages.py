@@ -130,7 +130,10 @@ class RetrievalStages:
     def mine(self, label: str, root: pathlib.Path, config: MiningConfig, inputs: Inputs) -> None:
         """Mines from `root`'s runs of the training queries."""
         evaluation = self._setting.evaluation
-        matching = {"match": evaluation.match, "regex_tasks": evaluation.regex_tasks}
+        matching: dict[str, Any] = {
+            "match": evaluation.match,
+            "regex_tasks": evaluation.regex_tasks,
+        }
         self._stages.run(
             f"{label}-mine",
             lambda: mine(
