@@ -144,7 +144,7 @@ def check_length(length: int) -> int:
 def _keep_first(tokens: tf.RaggedTensor, counts: tf.Tensor) -> tf.RaggedTensor:
     """The first counts[i] tokens of row i."""
     kept = tf.ragged.range(tokens.row_lengths()).values < tf.gather(counts, tokens.value_rowids())
-    return tf.RaggedTensor.from_row_lengths(tf.boolean_mask(tokens.values, kept), counts)
+    return _ragged(tf.boolean_mask(tokens.values, kept), counts)
 
 
 def _frame(segments: list[tf.RaggedTensor], vocabulary: Vocabulary) -> tf.RaggedTensor:
@@ -161,7 +161,12 @@ def _frame(segments: list[tf.RaggedTensor], vocabulary: Vocabulary) -> tf.Ragged
 
 def _repeat(token: int, counts: tf.Tensor) -> tf.RaggedTensor:
     """A ragged tensor whose row i repeats the token counts[i] times."""
-    return tf.RaggedTensor.from_row_lengths(tf.fill([tf.reduce_sum(counts)], token), counts)
+    return _ragged(tf.fill([tf.reduce_sum(counts)], token), counts)
+
+
+def _ragged(values: tf.Tensor, counts: tf.Tensor) -> tf.RaggedTensor:
+    # The counts are right; checking them is most of the graph, and of the time to build it.
+    return tf.RaggedTensor.from_row_lengths(values, counts, validate=False)
 
 
 def _strings(texts: Sequence[str]) -> tf.Tensor:

@@ -106,10 +106,19 @@ class WordPieceVocabulary:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens."""
-        return encode_eagerly(self._encode, texts)
+        return encode_eagerly(self.encode_tf, texts)
 
     def encode_tf(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Ids of each text, without special tokens. [texts] -> [texts, (pieces)], int32."""
+        return self._encode(texts)
+
+    @functools.cached_property
+    def _encode(self) -> tf.types.experimental.GenericFunction:
+        # Traced once for all data sets and exports: building the graph takes most of a second.
+        texts = tf.TensorSpec([None], tf.string)
+        return tf.function(self._pieces_of, input_signature=[texts], autograph=False)
+
+    def _pieces_of(self, texts: tf.Tensor) -> tf.RaggedTensor:
         words = tf_text.regex_split(
             self._normalize(texts),
             f"{_DELIMITERS}|{_WORDS_OF_ONE_CHARACTER}",
@@ -138,11 +147,6 @@ class WordPieceVocabulary:
             data=(VOCAB_FILE, "".join(f"{piece}\n" for piece in self.pieces).encode("utf-8")),
             lower_case=self.lower_case,
         )
-
-    @functools.cached_property
-    def _encode(self) -> tf.types.experimental.GenericFunction:
-        texts = tf.TensorSpec([None], tf.string)
-        return tf.function(self.encode_tf, input_signature=[texts], autograph=False)
 
     def _normalize(self, texts: tf.Tensor) -> tf.Tensor:
         # Control, format, private and replacement characters are removed; tabs and line ends
