@@ -26,7 +26,7 @@ from typing import Any
 
 import jax
 
-from taser_jax.assembly.batch_shapes import chunk_shapes, step_shape
+from taser_jax.batch import BatchShape
 from taser_jax.commands.compile import REPORT_JSON
 from taser_jax.compilation.chips import CHIPS
 from taser_jax.errors import EXIT_USER_ERROR
@@ -99,10 +99,10 @@ def num_chips(topology: str) -> int:
 def likely_chunks(row: Row) -> int:
     """The least power of two whose activations are estimated to leave a fifth of the memory."""
     devices, chunks = num_chips(row.topology), 1
-    shape = step_shape(row.batch, NUM_NEGATIVES, LENGTH, LENGTH)
+    shape = BatchShape(row.batch, LENGTH, row.batch * (1 + NUM_NEGATIVES), LENGTH)
     room = 0.8 * CHIPS[row.topology.split(":")[0]].hbm_bytes
     while (
-        BERT_BASE.activation_bytes(chunk_shapes([shape], chunks)[0], batch_devices=devices) > room
+        BERT_BASE.activation_bytes(shape.chunk(chunks), batch_devices=devices) > room
         and row.batch % (2 * chunks * devices) == 0
     ):
         chunks *= 2

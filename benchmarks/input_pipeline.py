@@ -117,7 +117,7 @@ def measure(stream: BatchStream, partitioner: Partitioner, steps: int) -> None:
 
     def prefetched(count: int) -> int:
         tokens = 0
-        for _, batch in prefetch(stream, 0, count, partitioner.put_batch):
+        for _, batch in prefetch(stream.batch, 0, count, partitioner.put_batch):
             jax.block_until_ready(batch)
             tokens += batch.queries.ids.size + batch.passages.ids.size
         return tokens

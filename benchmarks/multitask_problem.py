@@ -28,8 +28,8 @@ from taser_jax.optim.multitask import (
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.optim.skipping import skip_non_finite
 from taser_jax.optim.tsage_options import AverageDtype, TSageConfig
-from taser_jax.training.multitask_step import TaskGradients, make_multitask_train_step
 from taser_jax.training.state import TrainState, init_state
+from taser_jax.training.step import TaskGradients, TrainStep, make_train_step
 
 PLAIN = "plain"
 METHODS = (PLAIN, *(each.value for each in Combiner if each is not Combiner.NAIVE))
@@ -165,10 +165,10 @@ class Problem:
         """A fresh state for the method's step."""
         return init_state(self.initialise, self.optimizer(method), jax.random.key(0))
 
-    def step(self, method: str, **options: Any) -> Callable[..., Any]:
+    def step(self, method: str, **options: Any) -> TrainStep:
         """The jitted step; the plain one sums gradients and has no task axis."""
         gradients = TaskGradients.SUMMED if method == PLAIN else TaskGradients.STACKED
-        return make_multitask_train_step(
+        return make_train_step(
             self.model,
             self.optimizer(method),
             tasks=tuple(self.batches),

@@ -112,7 +112,7 @@ class Training:
 
     def __call__(self) -> Any:
         """One step."""
-        self.state, metrics = self.compiled(self.state, self.batches)
+        self.state, metrics = self.compiled(self.state, tuple(self.batches.values()))
         jax.block_until_ready(self.state)
         assert bool(metrics["finite"])
         self.passes.append(float(metrics.get("median_passes", 0)))

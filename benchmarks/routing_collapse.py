@@ -46,8 +46,8 @@ from taser_jax.models.routing import (
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.progress import track
 from taser_jax.training.loop import LoopConfig
+from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.routing_losses import Direction, EntropyKind, RoutingRegularizer
-from taser_jax.training.step import ObjectiveConfig
 from taser_jax.training.validation import PoolConfig
 
 COLLAPSED = 0.95

@@ -147,12 +147,12 @@ def our_variant(name: str, arguments: argparse.Namespace, batch: Batch) -> Varia
     batch = jax.device_put(batch)
     state = init_state(initialise, optimizer, jax.random.key(0))
     step = make_train_step(model, optimizer, num_chunks=chunks)
-    compiled = step.lower(state, batch).compile()
+    compiled = step.lower(state, {"nq": batch}).compile()
     memory = compiled.memory_analysis()
     box = [state]
 
     def once() -> None:
-        box[0], metrics = compiled(box[0], batch)
+        box[0], metrics = compiled(box[0], (batch,))
         if not bool(metrics["finite"]):
             raise FloatingPointError(f"{name}: the loss is not finite")
         jax.block_until_ready(box[0])

@@ -47,8 +47,8 @@ from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.searcher import Searcher
 from taser_jax.training.checkpoints import CheckpointConfig, Selection
 from taser_jax.training.loop import LoopConfig
+from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.routing_losses import RoutingRegularizer
-from taser_jax.training.step import ObjectiveConfig
 from taser_jax.training.validation import PoolConfig
 
 SYSTEMS = ("DPR", "Shared", "TASER Det-R", "TASER Seq-R", "TASER Tok-R")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from taser_jax.assembly.plans import MultitaskTraining
 from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.data.batches.every_task import TaskBatchingConfig
@@ -25,9 +24,22 @@ from taser_jax.optim.tsage_options import TSageConfig
 from taser_jax.partitioning import LogicalRules, MeshConfig
 from taser_jax.training.checkpoints import CheckpointConfig
 from taser_jax.training.loop import LoopConfig
+from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.routing_losses import RoutingRegularizer
-from taser_jax.training.step import ObjectiveConfig
 from taser_jax.training.validation import PoolConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class MultitaskTraining:
+    """Training on a batch of every task in each step.
+
+    Attributes:
+        batching: how many queries of each task, and how they are drawn.
+        combiner: how the tasks' gradients become one.
+    """
+
+    batching: TaskBatchingConfig = TaskBatchingConfig()
+    combiner: MultitaskConfig = MultitaskConfig()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +82,11 @@ class TrainingConfig:
     def total_steps(self) -> int:
         """Steps that schedules are laid out for."""
         return self.schedule_steps or self.loop.train_steps
+
+    @property
+    def max_skipped_steps(self) -> int:
+        """So many steps in a row whose gradients are not finite stop training."""
+        return 1 if self.multitask is None else self.multitask.combiner.max_skipped_steps
 
 
 # What a training is made of, for Gin.

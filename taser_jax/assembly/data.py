@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from taser_jax.batch import Batch
-from taser_jax.data.batches.every_task import TaskBatchStream
-from taser_jax.data.batches.one_task import BatchingConfig, BatchStream
+from taser_jax.data.batches.one_task import BatchingConfig
 from taser_jax.data.batches.prefetch import prefetch
 from taser_jax.data.batches.schedule import rates_from_weights
+from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.negatives import negatives_path, read_negatives
 from taser_jax.data.token_store.store import TokenStore
@@ -90,54 +89,12 @@ def with_mixture_rates(
     return dataclasses.replace(batching, rates=rates)
 
 
-class BatchNaming(enum.Enum):
-    """Whether a batch carries its task's name, as `{task: batch}`, for models that ask for it.
-
-    A name is static: each task's step is then compiled on its own.
-    """
-
-    PLAIN = "plain"
-    BY_TASK = "by_task"
-
-
 class DeviceBatches:
-    """The stream's batches, made ahead in a thread and placed on the devices."""
+    """A stream's batches, made ahead in a thread and placed on the devices."""
 
     def __init__(
         self,
-        stream: BatchStream,
-        queries: Mapping[str, TokenizedQueries],
-        partitioner: Partitioner,
-        *,
-        naming: BatchNaming = BatchNaming.PLAIN,
-    ) -> None:
-        self._stream, self._queries, self._partitioner = stream, queries, partitioner
-        self._naming = naming
-
-    def iterate(
-        self, start_step: int, stop_step: int
-    ) -> Iterator[tuple[int, Batch | dict[str, Batch]]]:
-        """Batches on the devices, for steps start_step .. stop_step - 1."""
-        for step, batch in prefetch(
-            self._stream, start_step, stop_step, self._partitioner.put_batch
-        ):
-            named = self._naming is BatchNaming.BY_TASK
-            yield step, {self._stream.task(step): batch} if named else batch
-
-    def describe(self, step: int) -> str:
-        """Task and first query ids of a step's batch."""
-        rows = self._stream.rows(step)
-        ids = self._queries[rows.task].query_ids
-        shown = ", ".join(repr(ids[row]) for row in rows.query_rows[:8])
-        return f"task {rows.task!r}, queries {shown}, ..."
-
-
-class DeviceTaskBatches:
-    """A batch of each task at every step, made ahead in a thread and placed on the devices."""
-
-    def __init__(
-        self,
-        stream: TaskBatchStream,
+        stream: Stream,
         queries: Mapping[str, TokenizedQueries],
         partitioner: Partitioner,
     ) -> None:
@@ -145,17 +102,16 @@ class DeviceTaskBatches:
 
     def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, dict[str, Batch]]]:
         """Batches on the devices, for steps start_step .. stop_step - 1."""
-        return prefetch(self._stream, start_step, stop_step, self._put)
-
-    def _put(self, batches: dict[str, Batch]) -> dict[str, Batch]:
-        return {task: self._partitioner.put_batch(batch) for task, batch in batches.items()}
+        return prefetch(self._stream.batches, start_step, stop_step, self._partitioner.put_batch)
 
     def describe(self, step: int) -> str:
-        """First query ids of each task's batch."""
+        """Tasks and first query ids of a step's batches."""
+        found = self._stream.query_rows(step)
+        count = 8 if len(found) == 1 else 3
         parts = []
-        for task, rows in self._stream.query_rows(step).items():
+        for task, rows in found.items():
             ids = self._queries[task].query_ids
-            shown = ", ".join(repr(ids[row]) for row in rows[:3])
+            shown = ", ".join(repr(ids[row]) for row in rows[:count])
             parts.append(f"task {task!r}, queries {shown}, ...")
         return "; ".join(parts)
 

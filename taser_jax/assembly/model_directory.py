@@ -16,8 +16,8 @@ import numpy as np
 from etils import epath
 
 from taser_jax.artifacts import FilePath, Fingerprint, is_remote, read_json, require_equal
-from taser_jax.assembly.plans import BatchPlan
 from taser_jax.batch import Role, Tokens
+from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.errors import ConfigError
@@ -27,6 +27,7 @@ from taser_jax.models.dual_encoder import (
     ModelConfig,
     abstract_params,
     parameter_count,
+    static_task,
 )
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
@@ -73,9 +74,7 @@ class LoadedModel:
     def encode_fn(self, role: Role, *, task: str | None = None) -> EncodeFn:
         """Tokens -> float32 embeddings on the devices, [batch, dim]; any batch size."""
         devices = self.partitioner.batch_devices
-        config = self.model.config
-        # Models that treat all tasks alike are told none: one program serves every task.
-        told = task if config.query_tasks else None
+        told = static_task(self.model.query_tasks, task)
 
         def encode(tokens: Tokens) -> jax.Array:
             count = len(tokens.ids)
@@ -280,16 +279,16 @@ def write_run_record(
                 target.write_bytes(source.read_bytes())
 
 
-def data_facts(plan: BatchPlan, store: TokenStore, *, train_steps: int) -> dict[str, Any]:
+def data_facts(stream: Stream, store: TokenStore, *, train_steps: int) -> dict[str, Any]:
     """What the data of a run was."""
     return {
-        "batches_per_epoch": plan.batches_per_epoch,
-        "steps_per_epoch": plan.steps_per_epoch,
-        "epochs": round(train_steps / plan.steps_per_epoch, 2),
-        "data_fingerprint": plan.fingerprint,
+        "batches_per_epoch": stream.batches_per_epoch,
+        "steps_per_epoch": stream.steps_per_epoch,
+        "epochs": round(train_steps / stream.steps_per_epoch, 2),
+        "data_fingerprint": stream.fingerprint,
         "collection": store.metadata.collection,
         "collection_fingerprint": store.metadata.collection_fingerprint,
-        **_text_facts(store, plan.batches_per_epoch),
+        **_text_facts(store, stream.batches_per_epoch),
     }
 
 

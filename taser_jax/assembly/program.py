@@ -1,115 +1,165 @@
-"""A training step with everything it is made of, before anything is allocated."""
+"""The training program of a configuration: what `taser train` runs and `taser compile` compiles."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import optax
 
-from taser_jax.assembly.plans import BatchPlan, Step
+from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.data import check_query_towers, fit_vocabulary, lengths
+from taser_jax.assembly.plans import BatchPlan, make_plan
 from taser_jax.copied_axes import CopiedAxis, copied_axes
-from taser_jax.models.dual_encoder import DualEncoder, abstract_params, init_params, logical_axes
-from taser_jax.optim.optimizers import OptimizerConfig, build_schedule, trainable
+from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.models.dual_encoder import (
+    DualEncoder,
+    ModelConfig,
+    Params,
+    abstract_params,
+    init_params,
+    logical_axes,
+)
+from taser_jax.optim.multitask import build_multitask_optimizer, reads_task_gradients
+from taser_jax.optim.optimizers import build_optimizer, build_schedule, trainable
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
 from taser_jax.training.state import TrainState, init_state, state_shardings
-from taser_jax.training.step import ObjectiveConfig
+from taser_jax.training.step import TaskGradients, TrainStep, make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
-class StepProgram:
-    """What `taser train` runs and `taser compile` compiles.
+class Program:
+    """A training step with everything it is made of; nothing is allocated yet.
 
     Attributes:
+        model: the dual encoder; its vocabulary is the token store's.
+        query_length: tokens of a query.
+        passage_length: tokens of a passage.
+        partitioner: the devices.
+        plan: what a step takes.
         params: shapes of the parameters.
         param_shardings: where they live.
         logical_axes: names of their axes.
         copied_axes: those that the mesh cannot divide.
         optimizer: the optax chain.
         initialise: key -> parameters.
-        state: shapes of the whole state.
-        state_shardings: where it lives.
-        train_step: jitted, (state, batch) -> (state, metrics).
+        state: shapes of the whole state, with their shardings, as restoring and compiling take
+            them.
+        train_step: jitted, (state, {task: batch}) -> (state, metrics).
     """
 
-    params: Any
-    param_shardings: Any
-    logical_axes: Any
+    model: DualEncoder
+    query_length: int
+    passage_length: int
+    partitioner: Partitioner
+    plan: BatchPlan
+    params: Params
+    param_shardings: Params
+    logical_axes: Params
     copied_axes: Sequence[CopiedAxis]
     optimizer: optax.GradientTransformationExtraArgs
-    initialise: Callable[[jax.Array], Any]
+    initialise: Callable[[jax.Array], Params]
     state: TrainState
-    state_shardings: TrainState
-    train_step: Step
-
-    @property
-    def placed_state(self) -> TrainState:
-        """Shapes of the whole state with their shardings, as restoring and compiling take them."""
-        return jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            self.state,
-            self.state_shardings,
-        )
+    train_step: TrainStep
 
 
-def make_step_program(
-    model: DualEncoder,
-    plan: BatchPlan,
+def make_program(
+    model_config: ModelConfig,
+    training: TrainingConfig,
     *,
     partitioner: Partitioner,
-    optimizer: OptimizerConfig,
-    objective: ObjectiveConfig,
-    total_steps: int,
-    seed: int,
-    query_length: int,
-    passage_length: int,
-) -> StepProgram:
+    store: TokenStore | None,
+    queries: Mapping[str, TokenizedQueries],
+    feature_lengths: Mapping[str, int],
+    task_sizes: Mapping[str, int] | None = None,
+) -> Program:
     """Shapes, shardings and the step of a configuration.
 
     Args:
-        model: the dual encoder.
-        plan: what a step's batch is.
+        model_config: the dual encoder.
+        training: how it is trained.
         partitioner: devices, of this machine or of a topology.
-        optimizer: AdamW, schedule, decay, freezing.
-        objective: what is minimised.
-        total_steps: length of the schedule.
-        seed: of dropout and routing.
-        query_length: tokens a query.
-        passage_length: tokens a passage.
+        store: tokens; None in a dry run without data.
+        queries: task -> queries to train on.
+        feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
+        task_sizes: task -> training queries, for a batch of every task without a store.
+
+    Raises:
+        ConfigError: settings that do not go together, or do not fit the devices or the tokens.
     """
-    params = abstract_params(model)
-    axes = logical_axes(model)
+    query_length, passage_length = lengths(store, feature_lengths)
+    model = DualEncoder(fit_vocabulary(model_config, store))
+    check_query_towers(model.config, queries, where="train queries of the token store")
+    plan = make_plan(
+        training,
+        query_length=query_length,
+        passage_length=passage_length,
+        partitioner=partitioner,
+        store=store,
+        queries=queries,
+        query_tasks=model.query_tasks,
+        task_sizes=task_sizes,
+    )
+    params, axes = abstract_params(model), logical_axes(model)
     shardings = partitioner.param_shardings(axes, params)
     copied = copied_axes(partitioner, axes, params)
     for axis in copied:
         logger.warning("%s", axis)
-    chain = plan.optimizer(optimizer, params, total_steps=total_steps)
+    optimizer, gradients = _optimizer(training, params, tasks=plan.tasks)
     initialise = functools.partial(
         init_params, model, query_length=query_length, passage_length=passage_length
     )
-    state = jax.eval_shape(lambda key: init_state(initialise, chain, key), jax.random.key(0))
+    state = jax.eval_shape(lambda key: init_state(initialise, optimizer, key), jax.random.key(0))
     placed = state_shardings(state, shardings)
-    train_step = plan.train_step(
+    train_step = make_train_step(
         model,
-        chain,
-        objective=objective,
-        seed=seed,
-        schedule=build_schedule(optimizer, total_steps),
-        trainable=trainable(optimizer, params),
+        optimizer,
+        tasks=plan.tasks,
+        gradients=gradients,
+        objective=training.objective,
+        num_chunks=training.num_chunks,
+        seed=training.seed,
+        schedule=build_schedule(training.optimizer, training.total_steps),
+        trainable=trainable(training.optimizer, params),
         state_shardings=placed,
+        max_skipped_steps=training.max_skipped_steps,
     )
-    return StepProgram(
+    return Program(
+        model=model,
+        query_length=query_length,
+        passage_length=passage_length,
+        partitioner=partitioner,
+        plan=plan,
         params=params,
         param_shardings=shardings,
         logical_axes=axes,
         copied_axes=copied,
-        optimizer=chain,
+        optimizer=optimizer,
         initialise=initialise,
-        state=state,
-        state_shardings=placed,
+        state=jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            state,
+            placed,
+        ),
         train_step=train_step,
     )
+
+
+def _optimizer(
+    training: TrainingConfig, params: Params, *, tasks: Sequence[str] | None
+) -> tuple[optax.GradientTransformationExtraArgs, TaskGradients]:
+    """The optax chain, and what it takes of a step with several tasks."""
+    steps = training.total_steps
+    if training.multitask is None or tasks is None:
+        chain = build_optimizer(training.optimizer, params, total_steps=steps)
+        return chain, TaskGradients.SUMMED
+    combiner = training.multitask.combiner
+    chain = build_multitask_optimizer(
+        combiner, training.optimizer, params, tasks=tasks, total_steps=steps
+    )
+    # A task axis costs one gradient's memory per task, so the naive sum does without.
+    return chain, TaskGradients.STACKED if reads_task_gradients(combiner) else TaskGradients.SUMMED

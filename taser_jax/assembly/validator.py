@@ -17,11 +17,12 @@ from taser_jax.data.batches.one_task import BatchingConfig, BatchStream
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.dual_encoder import DualEncoder, static_task
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
 from taser_jax.records import DevelopmentSets
-from taser_jax.training.step import ObjectiveConfig, make_eval_step
+from taser_jax.training.objective import ObjectiveConfig
+from taser_jax.training.step import make_eval_step
 from taser_jax.training.validation import PoolConfig, rank_in_pool, select_pool
 
 
@@ -62,7 +63,6 @@ class Validator:
         config: sizes.
         objective: its temperature is used.
         partitioner: devices; every host calls this with the same arguments.
-        query_tasks: the model's tasks with a query tower of their own.
     """
 
     def __init__(
@@ -74,7 +74,6 @@ class Validator:
         *,
         objective: ObjectiveConfig,
         partitioner: Partitioner,
-        query_tasks: Sequence[str] = (),
     ) -> None:
         if not tasks:
             raise ConfigError(
@@ -94,6 +93,7 @@ class Validator:
         self._config, self._store, self._partitioner = config, store, partitioner
         tasks = {task: _with_positives(queries) for task, queries in tasks.items()}
         self._tasks = tasks
+        self._query_tasks = model.query_tasks
         self._eval_step = make_eval_step(model, objective=objective)
         self._streams = {
             task: BatchStream(
@@ -108,8 +108,6 @@ class Validator:
             )
             for task, queries in tasks.items()
         }
-        # Models that treat all tasks alike are told none: one program serves every task.
-        self._told = {task: task if task in query_tasks else None for task in tasks}
         self._encode_tokens = _encoder(model, partitioner)
 
     def __call__(self, params: Any) -> dict[str, float]:
@@ -139,9 +137,7 @@ class Validator:
         stream = self._streams[task]
         batches = min(self._config.num_batches, stream.steps_per_epoch)
         found = [
-            self._eval_step(
-                params, self._partitioner.put_batch(stream.batch(step)), task=self._told[task]
-            )
+            self._eval_step(params, self._partitioner.put_batch(stream.batch(step)), task=task)
             for step in range(batches)
         ]
         return np.array([float(metrics["nll"]) for metrics in found])
@@ -164,8 +160,7 @@ class Validator:
             if begin < end:
                 parts[task] = slice(begin, end)
                 rows, tokens = pool.query_rows[begin:end] - start, self._tasks[task].tokens
-                told = self._told[task]
-                embeddings.append(self._encode(Role.QUERY, params, tokens, rows, task=told))
+                embeddings.append(self._encode(Role.QUERY, params, tokens, rows, task=task))
         ranks = rank_in_pool(
             np.concatenate(embeddings),
             self._encode(Role.PASSAGE, params, self._store.passage_tokens, pool.passage_rows),
@@ -183,6 +178,7 @@ class Validator:
         task: str | None = None,
     ) -> np.ndarray:
         """Embeddings of rows, in blocks whose parts the hosts prepare."""
+        name = static_task(self._query_tasks, task)
         size = self._config.batch_size * 2
         size += -size % (self._partitioner.batch_devices)
         mine = self._partitioner.host_share.rows(size)
@@ -190,7 +186,7 @@ class Validator:
         for start in range(0, len(rows), size):
             block = np.resize(rows[start : start + size], size)
             tokens = self._partitioner.put_batch(tokens_of(block[mine]))
-            blocks.append(np.asarray(self._encode_tokens(params, tokens, role=role, task=task)))
+            blocks.append(np.asarray(self._encode_tokens(params, tokens, role=role, task=name)))
         return np.concatenate(blocks)[: len(rows)]
 
 

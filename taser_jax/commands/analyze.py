@@ -21,8 +21,7 @@ from taser_jax.analysis.sensitivity import Sample, Sensitivities, TaskLoss, make
 from taser_jax.analysis.specialty import Bounds, count_leaf, entropy_edges, on_host
 from taser_jax.analysis.tables import csv_files, to_markdown
 from taser_jax.artifacts import replacing, write_text
-from taser_jax.assembly.data import training_queries
-from taser_jax.assembly.plans import DeviceTaskBatches
+from taser_jax.assembly.data import DeviceBatches, training_queries
 from taser_jax.batch import Batch
 from taser_jax.commands.analyzed_models import AnalyzedModel, open_models
 from taser_jax.commands.checkpoint_commitment import (
@@ -36,7 +35,8 @@ from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import parameter_count
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
 from taser_jax.progress import logger, phase, track
-from taser_jax.training.step import ObjectiveConfig, make_loss
+from taser_jax.training.objective import ObjectiveConfig
+from taser_jax.training.step import make_loss
 
 _FLOAT_BYTES = 4
 
@@ -94,7 +94,7 @@ def analyze(
         num_chunks=num_chunks,
         share=partitioner.host_share,
     )
-    batches = DeviceTaskBatches(stream, queries, partitioner)
+    batches = DeviceBatches(stream, queries, partitioner)
     models = open_models(model_dirs, steps=steps, store=store, partitioner=partitioner)
     pairs = {model.name: steps_to_compare(model, config) for model in models}
     # Models of one configuration share what is compiled.
@@ -188,7 +188,7 @@ def _programs(losses: dict[str, TaskLoss], config: AnalysisConfig) -> _Programs:
 def _check_losses(
     models: Sequence[AnalyzedModel],
     programs: Mapping[str, _Programs],
-    batches: DeviceTaskBatches,
+    batches: DeviceBatches,
 ) -> None:
     """Traces every loss, so that a model the batches do not fit is met before any compute."""
     _, batch = next(iter(batches.iterate(0, 1)))
@@ -197,9 +197,7 @@ def _check_losses(
             jax.eval_shape(loss, model.params, batch[task])
 
 
-def _draw(
-    batches: DeviceTaskBatches, name: str, start: int, count: int
-) -> Iterator[dict[str, Batch]]:
+def _draw(batches: DeviceBatches, name: str, start: int, count: int) -> Iterator[dict[str, Batch]]:
     """Batches start .. start + count − 1 of the training's stream, on the devices."""
     found = batches.iterate(start, start + count)
     for _, batch in track(found, f"{name}: batches of every task", total=count):

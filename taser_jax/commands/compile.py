@@ -14,15 +14,9 @@ from etils import epath
 
 from taser_jax.artifacts import storage_errors
 from taser_jax.assembly.config import TrainingConfig
-from taser_jax.assembly.data import (
-    fit_vocabulary,
-    lengths,
-    open_store,
-    training_queries,
-)
+from taser_jax.assembly.data import open_store, training_queries
 from taser_jax.assembly.model_directory import embed
-from taser_jax.assembly.plans import BatchPlan, make_plan
-from taser_jax.assembly.program import StepProgram, make_step_program
+from taser_jax.assembly.program import Program, make_program
 from taser_jax.batch import Role, Tokens
 from taser_jax.commands import train
 from taser_jax.compilation.ahead_of_time import (
@@ -91,32 +85,14 @@ def compile_recipe(
     jax.config.update("jax_platforms", "cpu")
     target = open_topology(topology, num_slices=num_slices)
     store = open_store(token_store, dry_run=not token_store)
-    model_config = fit_vocabulary(model, store)
-    query_length, passage_length = lengths(store, _known_lengths(feature_lengths, store))
-    partitioner = Partitioner(make_mesh(training.mesh, devices=target.devices), training.rules)
-    module = DualEncoder(model_config)
-    plan = make_plan(
-        training.batching,
-        training.multitask,
-        num_chunks=training.num_chunks,
-        query_length=query_length,
-        passage_length=passage_length,
-        partitioner=partitioner,
+    program = make_program(
+        model,
+        training,
+        partitioner=Partitioner(make_mesh(training.mesh, devices=target.devices), training.rules),
         store=store,
         queries={} if store is None else training_queries(store, task_names=tasks),
-        query_tasks=model_config.query_tasks,
+        feature_lengths=_known_lengths(feature_lengths, store),
         task_sizes=task_sizes,
-    )
-    program = make_step_program(
-        module,
-        plan,
-        partitioner=partitioner,
-        optimizer=training.optimizer,
-        objective=training.objective,
-        total_steps=training.total_steps,
-        seed=training.seed,
-        query_length=query_length,
-        passage_length=passage_length,
     )
     with storage_errors(output_dir):
         output = epath.Path(output_dir) if output_dir else None
@@ -124,28 +100,18 @@ def compile_recipe(
             output.mkdir(parents=True, exist_ok=True)
         logger.info(
             "compiling for %d devices with %s effort: this takes minutes",
-            partitioner.mesh.size,
+            program.partitioner.mesh.size,
             compiler_effort.value,
         )
         reports = _Reports(output)
-        _training_report(
-            reports,
-            target,
-            model_config,
-            training,
-            plan=plan,
-            program=program,
-            partitioner=partitioner,
-            effort=compiler_effort,
-        )
+        _training_report(reports, target, program, training, effort=compiler_effort)
         if encoding is not None:
             _encoding_report(
                 reports,
                 target,
-                model_config,
-                module,
+                program.model,
                 encoding,
-                length=passage_length,
+                length=program.passage_length,
                 effort=compiler_effort,
             )
     return [report for report in reports.all if isinstance(report, StepReport)]
@@ -185,26 +151,24 @@ def _known_lengths(given: Mapping[str, int] | None, store: TokenStore | None) ->
 def _training_report(
     reports: _Reports,
     target: Topology,
-    model_config: ModelConfig,
+    program: Program,
     training: TrainingConfig,
     *,
-    plan: BatchPlan,
-    program: StepProgram,
-    partitioner: Partitioner,
     effort: CompilerEffort,
 ) -> None:
-    state = program.placed_state
-    batch = jax.tree.map(
-        lambda leaf: _placed(leaf, partitioner.batch_sharding), plan.abstract_batch()
+    partitioner, state, config = program.partitioner, program.state, program.model.config
+    shapes = program.plan.shapes.values()
+    batches = jax.tree.map(
+        lambda leaf: _placed(leaf, partitioner.batch_sharding), program.plan.abstract_batches()
     )
-    queries = sum(shape.queries for shape in plan.shapes)
-    passages = sum(shape.passages for shape in plan.shapes)
+    queries = sum(shape.queries for shape in shapes)
+    passages = sum(shape.passages for shape in shapes)
     _report(
         reports,
         _TRAINING,
         target,
         compile_=lambda: compile_step(
-            program.train_step, state, batch, mesh=partitioner.mesh, effort=effort
+            program.train_step, state, batches, mesh=partitioner.mesh, effort=effort
         ),
         describe=lambda compiled: StepReport(
             name=_TRAINING,
@@ -213,15 +177,15 @@ def _training_report(
             topology=target,
             mesh=dict(partitioner.mesh.shape),
             compiled=compiled,
-            model_flops=sum(model_config.training_flops(shape) for shape in plan.shapes)
+            model_flops=sum(config.training_flops(shape) for shape in shapes)
             / partitioner.mesh.size,
             copied=program.copied_axes,
         ),
         advise=lambda needed, available: what_would_fit(
-            model_config,
+            config,
             training,
             partitioner=partitioner,
-            smallest_batch=min(shape.queries for shape in plan.shapes),
+            smallest_batch=min(shape.queries for shape in shapes),
             needed=needed,
             available=available,
             state_bytes=sum(map(_bytes_of_a_device, jax.tree.leaves(state))),
@@ -232,8 +196,7 @@ def _training_report(
 def _encoding_report(
     reports: _Reports,
     target: Topology,
-    model_config: ModelConfig,
-    module: DualEncoder,
+    model: DualEncoder,
     encoding: EncodeConfig,
     *,
     length: int,
@@ -247,7 +210,7 @@ def _encoding_report(
     encoding = dataclasses.replace(encoding, batch_multiple=multiple)
     size = encoding.batch_size(length, platform="tpu")
     params = jax.tree.map(
-        lambda leaf: _placed(leaf, partitioner.replicated), abstract_params(module)
+        lambda leaf: _placed(leaf, partitioner.replicated), abstract_params(model)
     )
     tokens = jax.eval_shape(
         lambda: Tokens(
@@ -255,7 +218,7 @@ def _encoding_report(
         )
     )
     tokens = jax.tree.map(lambda leaf: _placed(leaf, partitioner.batch_sharding), tokens)
-    static = {"model": module, "role": Role.PASSAGE, "task": None}
+    static = {"model": model, "role": Role.PASSAGE, "task": None}
     _report(
         reports,
         _ENCODING,
@@ -269,7 +232,7 @@ def _encoding_report(
             topology=host,
             mesh=dict(partitioner.mesh.shape),
             compiled=compiled,
-            model_flops=model_config.forward_flops(batch_size=size, length=length) / devices,
+            model_flops=model.config.forward_flops(batch_size=size, length=length) / devices,
         ),
         advise=lambda *_: (
             f"lower BATCH_TOKENS, now {encoding.batch_tokens:,}; it decides the batch"

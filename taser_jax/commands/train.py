@@ -5,36 +5,34 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 from etils import epath
 
 from taser_jax import hosts
 from taser_jax.artifacts import fingerprint, storage_errors
-from taser_jax.assembly.batch_shapes import chunk_shapes
 from taser_jax.assembly.config import CONFIGURABLES as CONFIGURABLES
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import (
+    DeviceBatches,
     check_query_towers,
-    fit_vocabulary,
-    lengths,
     open_store,
     training_queries,
 )
 from taser_jax.assembly.metric_writers import make_writers
 from taser_jax.assembly.model_directory import data_facts, write_run_record
-from taser_jax.assembly.plans import make_plan
 from taser_jax.assembly.pretrained import place_pretrained, read_pretrained
-from taser_jax.assembly.program import make_step_program
+from taser_jax.assembly.program import Program, make_program
 from taser_jax.assembly.validator import Validator
-from taser_jax.batch import BatchShape
 from taser_jax.compilation.chips import peak_flops
+from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import (
-    DualEncoder,
     ModelConfig,
+    Params,
     parameter_count,
 )
 from taser_jax.partitioning import Partitioner, make_mesh
@@ -45,7 +43,7 @@ from taser_jax.training.checkpoints import Checkpoints, restore_state_from
 from taser_jax.training.initial_checkpoint import restore_initial_params
 from taser_jax.training.keys import named_key
 from taser_jax.training.parameters import memory_estimate, parameter_table
-from taser_jax.training.state import init_state
+from taser_jax.training.state import TrainState, init_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,41 +100,6 @@ def train(
     Returns:
         A summary; None from a dry run.
     """
-    with storage_errors(model_dir or ""):
-        return _train(
-            model_dir=epath.Path(model_dir) if model_dir else None,
-            store=open_store(token_store, dry_run=dry_run),
-            model_config=model,
-            training=training,
-            task_names=tasks,
-            negatives_dirs=negatives_dirs,
-            initial_checkpoint=initial_checkpoint,
-            continued_checkpoint=continued_checkpoint,
-            feature_lengths=dict(feature_lengths or {}),
-            config_text=config_text,
-            dry_run=dry_run,
-        )
-
-
-def _train(
-    *,
-    model_dir: epath.Path | None,
-    store: TokenStore | None,
-    model_config: ModelConfig,
-    training: TrainingConfig,
-    task_names: Sequence[str] | None,
-    negatives_dirs: Sequence[str],
-    initial_checkpoint: str | None,
-    continued_checkpoint: str | None,
-    feature_lengths: dict[str, int],
-    config_text: str,
-    dry_run: bool,
-) -> TrainSummary | None:
-    # 1. Everything that can be wrong is looked at before anything is computed.
-    partitioner = Partitioner(make_mesh(training.mesh), training.rules)
-    query_length, passage_length = lengths(store, feature_lengths)
-    model_config = fit_vocabulary(model_config, store)
-    model = DualEncoder(model_config)
     if initial_checkpoint and training.pretrained is not None:
         raise ConfigError(
             f"a checkpoint to start from, {initial_checkpoint}, and pretrained weights, "
@@ -145,97 +108,154 @@ def _train(
             expected="one of the two",
             fix="drop PRETRAINED: a checkpoint of ours has all parameters",
         )
-    queries, validation_tasks = {}, None
-    if store is not None:
-        queries = training_queries(store, task_names=task_names, negatives_dirs=negatives_dirs)
-        if training.validation is not None:
-            validation_tasks = training_queries(
-                store,
-                task_names=task_names,
-                negatives_dirs=negatives_dirs,
-                split=training.validation.split,
-            )
-        for split, read in (("train", queries), ("validation", validation_tasks or {})):
-            check_query_towers(model_config, read, where=f"{split} queries of the token store")
-    elif not dry_run:
-        raise ConfigError("no token store", where="TOKEN_STORE", fix="run `taser tokenize` first")
-    plan = make_plan(
-        training.batching,
-        training.multitask,
-        num_chunks=training.num_chunks,
-        query_length=query_length,
-        passage_length=passage_length,
-        partitioner=partitioner,
+    with storage_errors(model_dir or ""):
+        job = _resolve(
+            model,
+            training,
+            store=open_store(token_store, dry_run=dry_run),
+            tasks=tasks,
+            negatives_dirs=negatives_dirs,
+            feature_lengths=feature_lengths or {},
+        )
+        for name, value in job.facts.items():
+            logger.info("%s: %s", name.replace("_", " "), value)
+        if dry_run:
+            _trace(job)
+            return None
+        return _run(
+            job,
+            epath.Path(model_dir),
+            config_text=config_text,
+            initial_checkpoint=initial_checkpoint,
+            continued_checkpoint=continued_checkpoint,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """A training whose settings go together; nothing is allocated yet.
+
+    Attributes:
+        training: how.
+        program: the step.
+        store: tokens; None in a dry run without data.
+        queries: task -> queries to train on.
+        validation_queries: task -> queries to validate with.
+        pretrained: weights to start from.
+        facts: what run.json says.
+    """
+
+    training: TrainingConfig
+    program: Program
+    store: TokenStore | None
+    queries: Mapping[str, TokenizedQueries]
+    validation_queries: Mapping[str, TokenizedQueries]
+    pretrained: Params | None
+    facts: Mapping[str, Any]
+
+    @property
+    def parameter_table(self) -> str:
+        """Every parameter with its shape, axes and sharding."""
+        program = self.program
+        return parameter_table(
+            program.params, logical_axes=program.logical_axes, shardings=program.param_shardings
+        )
+
+
+def _resolve(
+    model: ModelConfig,
+    training: TrainingConfig,
+    *,
+    store: TokenStore | None,
+    tasks: Sequence[str] | None,
+    negatives_dirs: Sequence[str],
+    feature_lengths: Mapping[str, int],
+) -> _Job:
+    """Looks at everything that can be wrong before anything is computed."""
+
+    def read(split: str) -> dict[str, TokenizedQueries]:
+        if store is None:
+            return {}
+        return training_queries(store, task_names=tasks, negatives_dirs=negatives_dirs, split=split)
+
+    queries = read("train")
+    program = make_program(
+        model,
+        training,
+        partitioner=Partitioner(make_mesh(training.mesh), training.rules),
         store=store,
         queries=queries,
-        query_tasks=model_config.query_tasks,
+        feature_lengths=feature_lengths,
     )
-
-    # 2. Shapes, shardings, the step: nothing is allocated yet.
-    program = make_step_program(
-        model,
-        plan,
-        partitioner=partitioner,
-        optimizer=training.optimizer,
-        objective=training.objective,
-        total_steps=training.total_steps,
-        seed=training.seed,
-        query_length=query_length,
-        passage_length=passage_length,
-    )
-    shapes, shardings = program.params, program.param_shardings
-    table = parameter_table(shapes, logical_axes=program.logical_axes, shardings=shardings)
-    facts = {
-        "parameters": f"{parameter_count(shapes):,}",
-        "pretrained": None if training.pretrained is None else training.pretrained.source,
-        "query_length": query_length,
-        "passage_length": passage_length,
-        "train_steps": training.loop.train_steps,
-        "selection": training.checkpoints.selection.value,
-        "jax": f"{jax.__version__} on {jax.devices()[0].device_kind}",
-        **plan.facts,
-    }
-    if store is not None:
-        facts |= data_facts(plan, store, train_steps=training.loop.train_steps)
-    for name, value in facts.items():
-        logger.info("%s: %s", name.replace("_", " "), value)
-    # Read before anything is allocated: weights that do not fit cost nothing but this message.
+    validation_queries = read(training.validation.split) if training.validation else {}
+    where = "validation queries of the token store"
+    check_query_towers(program.model.config, validation_queries, where=where)
     pretrained = None
     if training.pretrained is not None:
         pretrained = read_pretrained(
             training.pretrained,
-            config=model_config,
-            params=shapes,
+            config=program.model.config,
+            params=program.params,
             vocabulary=None if store is None else store.vocabulary_directory,
         )
-    if dry_run:
-        jax.eval_shape(program.train_step, program.state, plan.abstract_batch())
-        print(table)
-        # Tasks are computed one after another: the largest decides.
-        activations = max(
-            model_config.activation_bytes(shape, batch_devices=partitioner.batch_devices)
-            for shape in chunk_shapes(plan.shapes, training.num_chunks)
-        )
-        print(memory_estimate(shapes, shardings=shardings, activation_bytes=activations))
-        return None
-    assert store is not None
-    assert model_dir is not None
+    facts = {
+        "parameters": f"{parameter_count(program.params):,}",
+        "pretrained": None if training.pretrained is None else training.pretrained.source,
+        "query_length": program.query_length,
+        "passage_length": program.passage_length,
+        "train_steps": training.loop.train_steps,
+        "selection": training.checkpoints.selection.value,
+        "jax": f"{jax.__version__} on {jax.devices()[0].device_kind}",
+        **program.plan.facts,
+    }
+    if store is not None and program.plan.stream is not None:
+        facts |= data_facts(program.plan.stream, store, train_steps=training.loop.train_steps)
+    return _Job(training, program, store, queries, validation_queries, pretrained, facts)
 
+
+def _trace(job: _Job) -> None:
+    """Traces the step; prints parameters and an estimate of the memory."""
+    program = job.program
+    jax.eval_shape(program.train_step, program.state, program.plan.abstract_batches())
+    print(job.parameter_table)
+    # Tasks are computed one after another: the largest decides.
+    activations = max(
+        program.model.config.activation_bytes(
+            shape.chunk(job.training.num_chunks), batch_devices=program.partitioner.batch_devices
+        )
+        for shape in program.plan.shapes.values()
+    )
+    shardings = program.param_shardings
+    print(memory_estimate(program.params, shardings=shardings, activation_bytes=activations))
+
+
+def _run(
+    job: _Job,
+    model_dir: epath.Path,
+    *,
+    config_text: str,
+    initial_checkpoint: str | None,
+    continued_checkpoint: str | None,
+) -> TrainSummary:
+    training, program, store = job.training, job.program, job.store
+    stream, config, partitioner = program.plan.stream, program.model.config, program.partitioner
+    assert store is not None
+    assert stream is not None
     # On several hosts: all read the same, or none goes on.
     hosts.require_same(
         {
-            "model": config_io.to_json(model_config),
+            "model": config_io.to_json(config),
             "training": json.dumps(flatten(training=training)),
-            "data": plan.fingerprint,
+            "data": stream.fingerprint,
         }
     )
 
-    # 3. What a run leaves behind besides checkpoints, unless those here are another model's.
+    # What a run leaves behind besides checkpoints, unless those here are another model's.
     checkpoints = Checkpoints(model_dir, training.checkpoints)
     resume_step = checkpoints.latest_step or 0
     about = {
-        "data": plan.fingerprint,
-        "model": fingerprint([config_io.to_json(model_config)]),
+        "data": stream.fingerprint,
+        "model": fingerprint([config_io.to_json(config)]),
         "seed": training.seed,
     }
     if resume_step:
@@ -244,64 +264,70 @@ def _train(
     if is_first:
         write_run_record(
             model_dir,
-            model_config=model_config,
-            facts=facts,
-            parameter_table=table,
+            model_config=config,
+            facts=dict(job.facts),
+            parameter_table=job.parameter_table,
             config_text=config_text,
             vocabulary=store.vocabulary_directory,
         )
 
-    # 4. Train.
     with phase("initialise"):
         key = named_key(training.seed, "init")
-        state = init_state(program.initialise, program.optimizer, key, param_shardings=shardings)
-        if pretrained is not None and not resume_step:
-            params = place_pretrained(pretrained, params=state.params)
-            state = dataclasses.replace(state, params=params)
-        if initial_checkpoint and not resume_step:
-            params = restore_initial_params(
-                initial_checkpoint, abstract_params=program.placed_state.params
-            )
-            state = dataclasses.replace(state, params=params)
-        if continued_checkpoint and not resume_step:
-            state = restore_state_from(continued_checkpoint, abstract_state=program.placed_state)
+        state = init_state(
+            program.initialise, program.optimizer, key, param_shardings=program.param_shardings
+        )
+        if not resume_step:
+            state = _start(job, state, initial_checkpoint, continued_checkpoint)
     validator = None
     if training.validation is not None:
         validator = Validator(
-            model,
+            program.model,
             store,
-            validation_tasks or {},
+            job.validation_queries,
             training.validation,
             objective=training.objective,
             partitioner=partitioner,
-            query_tasks=model_config.query_tasks,
         )
     with jax.set_mesh(partitioner.mesh):
         result = loop.train(
             state,
             train_step=program.train_step,
-            batches=plan.device_batches(),
+            batches=DeviceBatches(stream, job.queries, partitioner),
             checkpoints=checkpoints,
             config=training.loop,
             about=about,
-            cost=_step_cost(model_config, plan.shapes),
+            cost=_step_cost(program),
             validate=validator,
             writers=make_writers(model_dir, resume_step=resume_step, is_first_process=is_first),
         )
     checkpoints.close()
     return TrainSummary(
-        parameters=parameter_count(shapes),
+        parameters=parameter_count(program.params),
         validation=result.validation,
         steps_per_second=result.steps_per_second,
     )
 
 
-def _step_cost(model_config: ModelConfig, shapes: Sequence[BatchShape]) -> loop.StepCost:
+def _start(
+    job: _Job, state: TrainState, initial_checkpoint: str | None, continued_checkpoint: str | None
+) -> TrainState:
+    """The first state of a new run: as drawn, or from what it is to start from."""
+    abstract = job.program.state
+    if continued_checkpoint:
+        return restore_state_from(continued_checkpoint, abstract_state=abstract)
+    if initial_checkpoint:
+        params = restore_initial_params(initial_checkpoint, abstract_params=abstract.params)
+        return dataclasses.replace(state, params=params)
+    if job.pretrained is not None:
+        params = place_pretrained(job.pretrained, params=state.params)
+        return dataclasses.replace(state, params=params)
+    return state
+
+
+def _step_cost(program: Program) -> loop.StepCost:
+    shapes = program.plan.shapes.values()
     return loop.StepCost(
-        tokens=sum(
-            shape.queries * shape.query_length + shape.passages * shape.passage_length
-            for shape in shapes
-        ),
-        flops=float(sum(model_config.training_flops(shape) for shape in shapes)),
+        tokens=sum(shape.tokens for shape in shapes),
+        flops=float(sum(program.model.config.training_flops(shape) for shape in shapes)),
         peak_flops=peak_flops(),
     )

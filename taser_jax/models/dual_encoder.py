@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import enum
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, no_type_check
 
 import flax.linen as nn
@@ -313,6 +314,16 @@ class DualEncoder(nn.Module):
         """
         tower = getattr(self, self.config.tower_name(role, task))
         return tower(tokens, role=role, train=train)
+
+
+def static_task(query_tasks: Sequence[str], task: str | None) -> str | None:
+    """What `encode` is told of a task: nothing where one program serves them all.
+
+    Args:
+        query_tasks: the model's.
+        task: of the queries.
+    """
+    return task if query_tasks else None
 
 
 def mean_over_tokens(

@@ -22,7 +22,7 @@ from taser_jax.training.state import TrainState
 
 logger = logging.getLogger("taser")
 
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+TrainStep = Callable[[TrainState, dict[str, Batch]], tuple[TrainState, dict[str, jax.Array]]]
 
 
 @runtime_checkable
@@ -40,8 +40,8 @@ class MetricWriter(Protocol):
 class Batches(Protocol):
     """Where batches come from; which examples make a step depends on nothing but the step."""
 
-    def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, Batch]]:
-        """Batches on the devices, for steps start_step .. stop_step - 1."""
+    def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, dict[str, Batch]]]:
+        """Batches by task, on the devices, for steps start_step .. stop_step - 1."""
 
     def describe(self, step: int) -> str:
         """Task and query rows of a step, for error messages."""
@@ -129,7 +129,7 @@ def train(
 
     Args:
         state: the initial state, which may have steps behind it; its buffers are donated.
-        train_step: jitted, (state, batch) -> (state, metrics), see `training.step`.
+        train_step: jitted, (state, {task: batch}) -> (state, metrics), see `training.step`.
         batches: batches by step.
         checkpoints: where states are saved and found.
         config: lengths and periods.

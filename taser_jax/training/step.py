@@ -1,125 +1,244 @@
-"""One training step and one evaluation step, for any dual encoder."""
+"""One training step over a batch of one task or of many, and one evaluation step.
+
+A step maps `(state, {task: batch})` to `(state, metrics)`. What is compiled depends on the shapes
+of the batches, and on the tasks' names only where the model encodes their queries apart.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+import enum
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from taser_jax.batch import Batch, Role, Tokens
 from taser_jax.errors import ConfigError
-from taser_jax.expert_use import RoutingStatistics, expert_shares, input_information
+from taser_jax.models.dual_encoder import Encoded, static_task
+from taser_jax.optim.skipping import SkipState
+from taser_jax.optim.task_gradients import check_tasks, find_report
 from taser_jax.training.grad_cache import encode_in_chunks
 from taser_jax.training.keys import named_key
-from taser_jax.training.losses import contrastive_loss
-from taser_jax.training.routing_losses import (
-    EntropyKind,
-    RoutingRegularizer,
-    regularization,
-    routing_entropy,
-)
+from taser_jax.training.objective import Objective, ObjectiveConfig, StepMetrics
 from taser_jax.training.state import Params, TrainState
 
-StepMetrics = dict[str, jax.Array]
-"""Scalars by name; `finite` is a bool, the others are float32."""
+_TASK_METRICS = ("nll", "accuracy", "mrr")
+Loss = Callable[..., tuple[jax.Array, StepMetrics]]
+"""`loss(params, batch, *, step, task=None) -> (loss, metrics)`."""
 
 
 @runtime_checkable
 class Encoder(Protocol):
     """A Flax module with a method `encode(tokens, role=, task=, train=) -> Encoded`.
 
-    `Encoded` has `embeddings` (float32, [batch, dim]) and `routing` (`RoutingStatistics` or None).
+    Attributes:
+        query_tasks: tasks whose queries it encodes apart; empty where all tasks run alike.
     """
+
+    @property
+    def query_tasks(self) -> tuple[str, ...]:
+        """See above."""
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
         """Flax's `Module.apply`."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ObjectiveConfig:
-    """What is minimised.
+class TaskGradients(enum.Enum):
+    """What the optimiser gets of a step with several tasks.
 
-    Attributes:
-        temperature: divides the similarities.
-        regularizer: entropy of learned routing; None adds nothing.
+    STACKED: gradients with a leading task axis, for a combiner. SUMMED: their sum, taken task by
+    task, for an optimiser without one; that is the naive combiner at one gradient's memory.
     """
 
-    temperature: float = 1.0
-    regularizer: RoutingRegularizer | None = None
+    STACKED = "stacked"
+    SUMMED = "summed"
 
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
+
+class TrainStep:
+    """A jitted step: `(state, {task: batch}) -> (state, metrics)`; `state` is donated.
+
+    Args:
+        jitted: (state, batches, names), `names` static: what the model is told of the tasks.
+        query_tasks: of the model.
+        tasks: those of every step, in the order of the task axis; None where each step has one
+            task, whichever.
+    """
+
+    def __init__(
+        self, jitted: Any, *, query_tasks: tuple[str, ...], tasks: tuple[str, ...] | None
+    ) -> None:
+        self._jitted, self._query_tasks, self._tasks = jitted, query_tasks, tasks
+
+    def __call__(
+        self, state: TrainState, batches: Mapping[str, Batch]
+    ) -> tuple[TrainState, StepMetrics]:
+        """The next state, and metrics."""
+        return self._jitted(state, *self._split(batches))
+
+    def trace(self, state: TrainState, batches: Mapping[str, Batch]) -> Any:
+        """Traces the step for shapes, as `jax.jit`'s `trace`."""
+        return self._jitted.trace(state, *self._split(batches))
+
+    def lower(self, state: TrainState, batches: Mapping[str, Batch]) -> Any:
+        """Lowers the step for shapes, as `jax.jit`'s `lower`."""
+        return self.trace(state, batches).lower()
+
+    @property
+    def compilations(self) -> int:
+        """How many programs were compiled: one for each shape of a step's batches."""
+        return self._jitted._cache_size()
+
+    def _split(
+        self, batches: Mapping[str, Batch]
+    ) -> tuple[tuple[Batch, ...], tuple[str | None, ...]]:
+        tasks = self._tasks or tuple(batches)
+        if set(batches) != set(tasks) or (self._tasks is None and len(tasks) != 1):
+            wanted = f"of each of {', '.join(tasks)}" if self._tasks else "of one task"
             raise ConfigError(
-                f"temperature {self.temperature}",
-                where="ObjectiveConfig",
-                expected="a positive number; it divides the similarities",
-                fix="1.0 is DPR's and TASER's",
+                f"batches of {', '.join(sorted(batches)) or 'no task'}",
+                where="training step",
+                expected=f"one batch {wanted}",
+                fix="draw from every task in every step, or from one",
             )
+        names = tuple(static_task(self._query_tasks, task) for task in tasks)
+        return tuple(batches[task] for task in tasks), names
 
 
 def make_train_step(
     model: Encoder,
     optimizer: optax.GradientTransformation,
     *,
-    objective: ObjectiveConfig | None = None,
+    tasks: Sequence[str] | None = None,
+    gradients: TaskGradients = TaskGradients.STACKED,
+    objective: Objective | None = None,
     num_chunks: int = 1,
     seed: int = 0,
     schedule: optax.Schedule | None = None,
     trainable: Any | None = None,
     state_shardings: TrainState | None = None,
-) -> Callable[..., tuple[TrainState, StepMetrics]]:
+    max_skipped_steps: int = 10,
+) -> TrainStep:
     """The jitted training step.
 
-    Dropout and routing draws are functions of (seed, side, `state.step`), whatever came before.
-    A loss or gradient norm that is not finite leaves the whole state, its step included, as it
-    was, and says so in the metric `finite`.
+    Tasks are computed one after another, each with its own shapes and its own softmax: the next
+    forward pass waits until the last gradients are written, so that one task's activations are
+    alive at a time. The arithmetic is that of the tasks' single steps together.
+
+    Dropout and routing draws are functions of (seed, side, `state.step`), and of the task's name
+    where `tasks` are given. Gradients that are not finite: see `apply_gradients`.
 
     Args:
         model: the dual encoder.
-        optimizer: optax chain; extra arguments `losses` and `key` are offered to it.
-        objective: temperature and regulariser; None is `ObjectiveConfig()`.
-        num_chunks: queries, and passages, are encoded in so many chunks (`grad_cache`).
+        optimizer: optax chain; extra arguments `losses`, `key`, `is_finite` and `param_shardings`
+            are offered to it. With `tasks` it is wrapped by `skip_non_finite`, a combiner of the
+            same tasks first, as `build_multitask_optimizer` makes it (SUMMED: without one).
+        tasks: names of the tasks that every step has a batch of, in the order of the task axis.
+            None: a step has a batch of one task, whichever.
+        gradients: of `tasks`: with a task axis, or summed.
+        objective: what is minimised; None is `ObjectiveConfig()`.
+        num_chunks: queries, and passages, of each batch are encoded in so many chunks
+            (`grad_cache`).
         seed: the run's seed.
         schedule: step -> learning rate, only reported.
         trainable: tree of bool shaped as the parameters; where False no gradient is computed.
-        state_shardings: where the new state lives. None leaves it to the compiler, which on a mesh
-            may choose otherwise than the state came, and then compiles a second time.
+        state_shardings: where the new state lives; task gradients are then kept as the parameters
+            are, [tasks, ...] by (None, ...). None leaves it to the compiler, which on a mesh may
+            choose otherwise than the state came, and then compiles a second time.
+        max_skipped_steps: see `apply_gradients`.
 
     Returns:
-        `step(state, batch, *, task=None) -> (state, metrics)`; `state` is donated, `task` is
-        static and goes to `encode`. A batch that carries its task's name, `{task: batch}`, says
-        the same. Metrics: `loss`, those of `make_loss`, those of
-        `apply_gradients`, and `learning_rate` where a schedule is given.
+        The step. Metrics: `loss`, those of `apply_gradients`, and `learning_rate` where a schedule
+        is given. Without `tasks` those of the objective; with them, for each task, `loss/<task>`,
+        `nll/<task>`, `accuracy/<task>`, `mrr/<task>`, `grad_norm/<task>`, and where there is a
+        combiner `weight/<task>` and its own figures.
+
+    Raises:
+        ConfigError: (when a step is traced) batches of other tasks, an optimiser of several tasks
+            that does not count skipped steps, or no combiner for stacked gradients.
     """
-    loss_fn = make_loss(model, objective=objective, num_chunks=num_chunks, seed=seed, train=True)
+    fixed = None if tasks is None else check_tasks(tasks)
+    seeds = [seed] if fixed is None else [task_seed(seed, task) for task in fixed]
+    loss_fns = [
+        make_loss(model, objective=objective, num_chunks=num_chunks, seed=each) for each in seeds
+    ]
+    param_shardings = None if state_shardings is None else state_shardings.params
+    axis = (len(loss_fns),) if gradients is TaskGradients.STACKED else ()
+
+    def empty(param: jax.Array, sharding: NamedSharding | None = None) -> jax.Array:
+        zeros = jnp.zeros((*axis, *param.shape), param.dtype)
+        if sharding is None:
+            return zeros
+        spec = PartitionSpec(*(None for _ in axis), *sharding.spec)
+        return jax.lax.with_sharding_constraint(zeros, NamedSharding(sharding.mesh, spec))
+
+    def add(total: Params | None, grads: Params, place: int) -> Params:
+        if fixed is None:
+            return grads
+        if total is None:
+            total = jax.tree.map(empty, grads, *([param_shardings] if param_shardings else []))
+        if axis:
+            return jax.tree.map(lambda rows, row: rows.at[place].set(row), total, grads)
+        return jax.tree.map(jnp.add, total, grads)
 
     def train_step(
-        state: TrainState, batch: Batch | Mapping[str, Batch], *, task: str | None = None
+        state: TrainState, batches: tuple[Batch, ...], names: tuple[str | None, ...]
     ) -> tuple[TrainState, StepMetrics]:
-        if not isinstance(batch, Batch):
-            ((task, batch),) = batch.items()
-
-        def loss_of(params: Params) -> tuple[jax.Array, StepMetrics]:
-            return loss_fn(_freeze(params, trainable), batch, step=state.step, task=task)
-
-        (loss, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
-        key = jax.random.fold_in(named_key(seed, "optimizer"), state.step)
-        new_state, update_metrics = apply_gradients(
-            state, gradients, optimizer=optimizer, losses=loss, key=key
+        _check_counts(state.opt_state, fixed)
+        grads: Params | None = None
+        found: list[_TaskResult] = []
+        zero = jnp.zeros((), jnp.int32)
+        for place, (loss_fn, batch, name) in enumerate(zip(loss_fns, batches, names, strict=True)):
+            # Dropout masks wait too: they depend on the step, not on tokens.
+            loss = functools.partial(
+                loss_fn, batch=_after(zero, batch), step=state.step + zero, task=name
+            )
+            (value, metrics), task_grads = jax.value_and_grad(
+                lambda params, loss=loss: loss(_freeze(params, trainable)), has_aux=True
+            )(state.params)
+            grads = add(grads, task_grads, place)
+            square = _square(task_grads)
+            # Nothing is below 0, but the compiler does not know: the next task's forward pass
+            # waits. XLA's barriers do not order the CPU's schedule, and there all activations
+            # would be alive.
+            zero = (square < 0).astype(jnp.int32)
+            found.append(_TaskResult(value, square, metrics))
+        losses = jnp.stack([each.loss for each in found])
+        new_state, metrics = apply_gradients(
+            state,
+            grads,
+            optimizer=optimizer,
+            losses=losses,
+            key=jax.random.fold_in(named_key(seed, "optimizer"), state.step),
+            grad_norm=jnp.sqrt(jnp.sum(jnp.stack([each.square for each in found]))),
+            param_shardings=param_shardings,
+            max_skipped_steps=max_skipped_steps,
         )
-        metrics = {"loss": loss} | metrics | update_metrics
+        metrics["loss"] = jnp.sum(losses)
+        if fixed is None:
+            metrics |= found[0].metrics
+        else:
+            metrics |= _by_task(fixed, found, new_state.opt_state)
         if schedule is not None:
-            metrics["learning_rate"] = jnp.asarray(schedule(state.step), jnp.float32)
+            metrics["learning_rate"] = jnp.asarray(schedule(_steps_taken(state)), jnp.float32)
         return new_state, metrics
 
     out_shardings = None if state_shardings is None else (state_shardings, None)
-    return jax.jit(
-        train_step, donate_argnums=0, static_argnames="task", out_shardings=out_shardings
+    jitted = jax.jit(
+        train_step, donate_argnums=0, static_argnames="names", out_shardings=out_shardings
     )
+    return TrainStep(jitted, query_tasks=model.query_tasks, tasks=fixed)
+
+
+def task_seed(seed: int, task: str) -> int:
+    """The seed of one task's dropout and routing draws; by name, so that order does not matter."""
+    digest = hashlib.sha256(f"{seed} task {task}".encode()).digest()
+    return int.from_bytes(digest[:4], "little") >> 1
 
 
 def make_eval_step(
@@ -133,50 +252,51 @@ def make_eval_step(
         num_chunks: as in training; bounds memory.
 
     Returns:
-        `step(params, batch, *, task=None) -> metrics`, those of `make_loss`; `nll` is DPR's
+        `step(params, batch, *, task=None) -> metrics`, those of the objective; `nll` is DPR's
         validation loss of this batch.
     """
     plain = dataclasses.replace(objective or ObjectiveConfig(), regularizer=None)
-    loss_fn = make_loss(model, objective=plain, num_chunks=num_chunks, seed=0, train=False)
+    loss_fn = make_loss(model, objective=plain, num_chunks=num_chunks, train=False)
+
+    @functools.partial(jax.jit, static_argnames="name")
+    def jitted(params: Params, batch: Batch, *, name: str | None) -> StepMetrics:
+        return loss_fn(params, batch, step=jnp.zeros((), jnp.int32), task=name)[1]
 
     def eval_step(params: Params, batch: Batch, *, task: str | None = None) -> StepMetrics:
-        return loss_fn(params, batch, step=jnp.zeros((), jnp.int32), task=task)[1]
+        return jitted(params, batch, name=static_task(model.query_tasks, task))
 
-    return jax.jit(eval_step, static_argnames="task")
+    return eval_step
 
 
 def make_loss(
     model: Encoder,
     *,
-    objective: ObjectiveConfig | None = None,
+    objective: Objective | None = None,
     num_chunks: int = 1,
     seed: int = 0,
     train: bool = True,
-) -> Callable[..., tuple[jax.Array, StepMetrics]]:
+) -> Loss:
     """The loss of one batch as a function of the parameters, to be differentiated by the caller.
 
     Args:
         model: the dual encoder.
-        objective: temperature and regulariser; None is `ObjectiveConfig()`.
+        objective: what is minimised; None is `ObjectiveConfig()`.
         num_chunks: queries, and passages, are encoded in so many chunks.
         seed: the run's seed.
         train: whether dropout and routing noise are on.
 
     Returns:
-        `loss(params, batch, *, step, task=None) -> (loss, metrics)`. Metrics: `nll`, `accuracy`,
-        `mean_rank`, `mrr`; where the model routes by learning, `routing/entropy` (per input),
-        `routing/mutual_information` and `routing/<side>/expert_<i>_share`; `regularization`
-        where it is on.
+        `loss(params, batch, *, step, task=None) -> (loss, metrics)`; metrics are the objective's.
 
     Raises:
-        ConfigError: (from the returned function) `num_chunks` does not divide the batch, or a
-            regulariser is set and the model has no learned routing.
+        ConfigError: (from the returned function) `num_chunks` does not divide the batch, or the
+            objective needs what the model does not have.
     """
     objective = objective or ObjectiveConfig()
 
     def encode_side(
         params: Params, tokens: Tokens, *, role: Role, step: jax.Array, task: str | None
-    ) -> tuple[jax.Array, RoutingStatistics | None]:
+    ) -> Encoded:
         def encode(params: Params, tokens: Tokens, key: jax.Array) -> tuple[jax.Array, Any]:
             dropout, routing = jax.random.split(key)
             encoded = model.apply(
@@ -191,45 +311,14 @@ def make_loss(
             return encoded.embeddings, encoded.routing
 
         key = jax.random.fold_in(named_key(seed, f"encode {role.value}"), step)
-        return encode_in_chunks(encode, params, tokens, key, num_chunks=num_chunks)
+        return Encoded(*encode_in_chunks(encode, params, tokens, key, num_chunks=num_chunks))
 
     def loss_fn(
         params: Params, batch: Batch, *, step: jax.Array, task: str | None = None
     ) -> tuple[jax.Array, StepMetrics]:
-        queries, query_routing = encode_side(
-            params, batch.queries, role=Role.QUERY, step=step, task=task
-        )
-        passages, passage_routing = encode_side(
-            params, batch.passages, role=Role.PASSAGE, step=step, task=task
-        )
-        result = contrastive_loss(
-            queries,
-            passages,
-            positive_index=jnp.asarray(batch.positive_index),
-            ignore=jnp.asarray(batch.ignore),
-            temperature=objective.temperature,
-        )
-        rank = result.rank.astype(jnp.float32)
-        loss = result.loss
-        metrics = {
-            "nll": result.loss,
-            "accuracy": result.accuracy,
-            "mean_rank": jnp.mean(rank),
-            "mrr": jnp.mean(1.0 / rank),
-        }
-        if query_routing is not None and passage_routing is not None:
-            metrics |= _routing_metrics(query_routing, passage_routing)
-            if objective.regularizer is not None:
-                term = regularization(objective.regularizer, query_routing, passage_routing)
-                loss, metrics["regularization"] = loss + term, term
-        elif objective.regularizer is not None:
-            raise ConfigError(
-                "an entropy regulariser is set, but the model has no learned routing",
-                where="ObjectiveConfig.regularizer",
-                expected="sequence or token routing, or no regulariser",
-                fix="set ROUTING to one of these, or the regulariser to None",
-            )
-        return loss, metrics
+        queries = encode_side(params, batch.queries, role=Role.QUERY, step=step, task=task)
+        passages = encode_side(params, batch.passages, role=Role.PASSAGE, step=step, task=task)
+        return objective(queries, passages, batch)
 
     return loss_fn
 
@@ -241,34 +330,92 @@ def apply_gradients(
     optimizer: optax.GradientTransformation,
     losses: jax.Array,
     key: jax.Array,
+    grad_norm: jax.Array | None = None,
+    param_shardings: Any | None = None,
+    max_skipped_steps: int = 1,
 ) -> tuple[TrainState, StepMetrics]:
-    """Updates the state, or leaves it untouched where a loss or gradient is not finite.
+    """Updates the state, unless a loss or gradient is not finite.
+
+    Then parameters and optimiser state stay as they are. An optimiser wrapped by `skip_non_finite`
+    counts the step, and `finite` is False once `max_skipped_steps` were skipped in a row. Without
+    it nothing changes, `state.step` included, and `finite` is False at once. The training loop
+    stops where `finite` is False.
 
     Args:
         state: the state the gradients were taken at.
         gradients: shaped as the parameters, or with a leading task axis where the optimizer
             starts with a multi-task combiner.
-        optimizer: optax chain; gets `losses` and `key` if it takes extra arguments.
+        optimizer: optax chain; is offered `losses`, `key`, `is_finite` and `param_shardings`.
         losses: the loss, or one loss a task.
         key: for combiners that draw.
+        grad_norm: global norm of all gradients, before clipping and combining; None computes it.
+            One that overflows float32 counts as not finite.
+        param_shardings: where parameters live.
+        max_skipped_steps: see above.
 
     Returns:
-        The new state, and `grad_norm` (global, before clipping; one that overflows float32
-        counts as not finite), `param_norm` (before the update) and `finite`.
+        The new state, and `grad_norm`, `param_norm` (before the update) and `finite`; where skipped
+        steps are counted, `skipped`, `skipped_in_a_row` and `skipped_total`.
+
+    Raises:
+        ConfigError: an update is not shaped as its parameter.
     """
-    grad_norm = optax.global_norm(gradients)
+    grad_norm = optax.global_norm(gradients) if grad_norm is None else grad_norm
     finite = jnp.isfinite(grad_norm) & jnp.all(jnp.isfinite(losses))
     updates, opt_state = optax.with_extra_args_support(optimizer).update(
-        gradients, state.opt_state, state.params, losses=losses, key=key
+        gradients,
+        state.opt_state,
+        state.params,
+        losses=losses,
+        key=key,
+        is_finite=finite,
+        param_shardings=param_shardings,
     )
-    updated = TrainState(
-        step=state.step + 1,
-        params=optax.apply_updates(state.params, updates),
-        opt_state=opt_state,
-    )
-    new_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
-    param_norm = optax.global_norm(state.params)
-    return new_state, {"grad_norm": grad_norm, "param_norm": param_norm, "finite": finite}
+    _check_updates(updates, state.params)
+    new_state = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+    metrics = {"grad_norm": grad_norm, "param_norm": optax.global_norm(state.params)}
+    if not isinstance(opt_state, SkipState):
+        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new_state, state)
+        return kept, metrics | {"finite": finite}
+    return new_state, metrics | {
+        "skipped": (~finite).astype(jnp.float32),
+        "skipped_in_a_row": opt_state.in_a_row.astype(jnp.float32),
+        "skipped_total": opt_state.total.astype(jnp.float32),
+        "finite": opt_state.in_a_row < max_skipped_steps,
+    }
+
+
+class _TaskResult(NamedTuple):
+    """Loss, squared gradient norm and metrics of one task's batch."""
+
+    loss: jax.Array
+    square: jax.Array
+    metrics: StepMetrics
+
+
+def _by_task(
+    tasks: Sequence[str], found: Sequence[_TaskResult], opt_state: optax.OptState
+) -> StepMetrics:
+    metrics: StepMetrics = {}
+    for task, each in zip(tasks, found, strict=True):
+        metrics[f"loss/{task}"] = each.loss
+        metrics[f"grad_norm/{task}"] = jnp.sqrt(each.square)
+        metrics |= {f"{name}/{task}": each.metrics[name] for name in _TASK_METRICS}
+    report = find_report(opt_state)
+    if report is None:
+        return metrics
+    weights = {f"weight/{task}": report.weights[place] for place, task in enumerate(tasks)}
+    return metrics | weights | report.scalars
+
+
+def _square(grads: Params) -> jax.Array:
+    return jnp.sum(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(grads)]))
+
+
+def _steps_taken(state: TrainState) -> jax.Array:
+    """The optimiser's own count, which stands still in steps that are skipped."""
+    skips = state.opt_state
+    return state.step - skips.total if isinstance(skips, SkipState) else state.step
 
 
 def _freeze(params: Params, trainable: Any | None) -> Params:
@@ -279,14 +426,31 @@ def _freeze(params: Params, trainable: Any | None) -> Params:
     )
 
 
-def _routing_metrics(queries: RoutingStatistics, passages: RoutingStatistics) -> StepMetrics:
-    sides = {"query": queries, "passage": passages}
-    entropies = [routing_entropy(side, EntropyKind.PER_INPUT) for side in sides.values()]
-    metrics = {
-        "routing/entropy": jnp.mean(jnp.stack(entropies)),
-        "routing/mutual_information": jnp.mean(input_information(queries, passages)),
-    }
-    for name, side in sides.items():
-        for expert, share in enumerate(expert_shares(side).mean(0)):
-            metrics[f"routing/{name}/expert_{expert}_share"] = share
-    return metrics
+def _after(zero: jax.Array, batch: Batch) -> Batch:
+    """The same batch, once `zero`, which is 0, has been computed."""
+
+    def wait(tokens: Tokens) -> Tokens:
+        return Tokens(ids=tokens.ids + zero, mask=tokens.mask & (zero == 0))
+
+    return dataclasses.replace(batch, queries=wait(batch.queries), passages=wait(batch.passages))
+
+
+def _check_counts(opt_state: optax.OptState, tasks: Sequence[str] | None) -> None:
+    if tasks is not None and not isinstance(opt_state, SkipState):
+        raise ConfigError(
+            f"the optimiser's state is a {type(opt_state).__name__}",
+            where="training step",
+            expected="a SkipState, which counts steps with gradients that are not finite",
+            fix="make the optimiser by build_multitask_optimizer, or wrap it by skip_non_finite",
+        )
+
+
+def _check_updates(updates: Params, params: Params) -> None:
+    for update, param in zip(jax.tree.leaves(updates), jax.tree.leaves(params), strict=True):
+        if update.shape != param.shape:
+            raise ConfigError(
+                f"an update of shape {update.shape} for a parameter of shape {param.shape}",
+                where="training step",
+                expected="the parameter's own shape: a combiner removes the task axis",
+                fix="put a combiner first in the chain, as build_multitask_optimizer does",
+            )

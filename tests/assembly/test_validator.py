@@ -16,7 +16,7 @@ from taser_jax.errors import ConfigError, DataError
 from taser_jax.models.dual_encoder import DualEncoder, init_params
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
 from taser_jax.records import DevelopmentSets
-from taser_jax.training.step import ObjectiveConfig
+from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.validation import PoolConfig
 
 

@@ -154,7 +154,7 @@ def oracle_sensitivities(config, step, store_dir, batches):
     return np.stack(
         [
             [
-                np.abs(flat(gradient(params, stream.batch(number)[task], task)) * flat(params))
+                np.abs(flat(gradient(params, stream.batches(number)[task], task)) * flat(params))
                 for task in TASKS
             ]
             for number in batches

@@ -77,20 +77,20 @@ def wait_at_step(step: int) -> None:
 
 def before_each_step(call) -> None:
     """Makes trainings of this process call it with the number of steps done."""
-    from taser_jax.assembly import plans as batch_plans
+    from taser_jax.assembly import program
 
-    make = batch_plans.make_train_step
+    make = program.make_train_step
 
     def make_calling(*args, **kwargs):
         train_step = make(*args, **kwargs)
 
-        def calling(state, batch):
+        def calling(state, batches):
             call(int(state.step))
-            return train_step(state, batch)
+            return train_step(state, batches)
 
         return calling
 
-    batch_plans.make_train_step = make_calling
+    program.make_train_step = make_calling
 
 
 def run_command(folder, name: str, process_id: int, *flags: str) -> None:

@@ -136,7 +136,7 @@ def _train(
     )
     step = make_train_step(model, optimizer)
     for _ in range(10):
-        state, metrics = step(state, _batch(texts))
+        state, metrics = step(state, {"words": _batch(texts)})
     assert metrics["finite"]
     source = ExportSource(
         config=config,

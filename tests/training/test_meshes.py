@@ -41,7 +41,7 @@ def losses(config, num_devices):
     found = []
     with jax.set_mesh(partitioner.mesh):
         for number in range(STEPS):
-            state, metrics = step(state, partitioner.put_batch(make_batch(16, seed=number)))
+            state, metrics = step(state, {"nq": partitioner.put_batch(make_batch(16, seed=number))})
             found.append([float(metrics[name]) for name in ("loss", "grad_norm")])
     return np.array(found), state
 

@@ -16,13 +16,8 @@ from taser_jax.optim.skipping import skip_non_finite
 from taser_jax.optim.task_gradients import check_combined
 from taser_jax.optim.tsage_options import TSageConfig
 from taser_jax.training.keys import named_key
-from taser_jax.training.multitask_step import (
-    TaskGradients,
-    make_multitask_train_step,
-    task_seed,
-)
 from taser_jax.training.state import TrainState, init_state, state_shardings
-from taser_jax.training.step import make_loss, make_train_step
+from taser_jax.training.step import TaskGradients, make_loss, make_train_step, task_seed
 
 MODEL = TinyEncoder()
 PLAIN = TinyEncoder(dropout=0.0, routed=False)
@@ -50,7 +45,7 @@ def fresh(optimizer, model=MODEL, **kwargs) -> TrainState:
 
 @functools.cache
 def default_step():
-    return make_multitask_train_step(
+    return make_train_step(
         MODEL, build(), tasks=TASKS, seed=3, schedule=lambda s: 0.5 / (1 + s), max_skipped_steps=2
     )
 
@@ -103,7 +98,7 @@ def test_gradients_losses_and_key_are_what_the_combiner_is_told():
 
     optimizer = skip_non_finite(optax.chain(combiner(), check_combined(), optax.sgd(0.1)))
     state = fresh(optimizer)
-    after, _ = make_multitask_train_step(MODEL, optimizer, tasks=TASKS, seed=3)(state, BATCHES)
+    after, _ = make_train_step(MODEL, optimizer, tasks=TASKS, seed=3)(state, BATCHES)
     seen = after.opt_state.inner[0]
     params = fresh(optimizer).params
     for place, task in enumerate(TASKS):
@@ -133,7 +128,7 @@ def test_the_order_of_tasks_does_not_matter():
     order = ("wow", "nq", "fever")
     one, metrics = default_step()(fresh(build()), BATCHES)
     optimizer = build(tasks=order)
-    step = make_multitask_train_step(MODEL, optimizer, tasks=order, seed=3)
+    step = make_train_step(MODEL, optimizer, tasks=order, seed=3)
     other, moved = step(fresh(optimizer), BATCHES)
     for name in ("loss", "loss/wow", "accuracy/nq", "grad_norm", "weight/fever"):
         assert float(metrics[name]) == pytest.approx(float(moved[name]), rel=1e-5), name
@@ -148,10 +143,10 @@ def test_one_task_is_plain_training():
     plain_optimizer = build_optimizer(ADAM, shapes(PLAIN), total_steps=8)
     plain_step = make_train_step(PLAIN, plain_optimizer)
     optimizer = build(model=PLAIN, tasks=("nq",))
-    step = make_multitask_train_step(PLAIN, optimizer, tasks=("nq",))
+    step = make_train_step(PLAIN, optimizer, tasks=("nq",))
     plain, state = fresh(plain_optimizer, PLAIN), fresh(optimizer, PLAIN)
     for _ in range(3):
-        plain, wanted = plain_step(plain, BATCHES["nq"])
+        plain, wanted = plain_step(plain, {"nq": BATCHES["nq"]})
         state, metrics = step(state, {"nq": BATCHES["nq"]})
         assert float(metrics["loss"]) == pytest.approx(float(wanted["loss"]), rel=1e-5)
         assert float(metrics["grad_norm"]) == pytest.approx(float(wanted["grad_norm"]), rel=1e-4)
@@ -163,12 +158,10 @@ def test_summed_gradients_and_chunks_give_the_naive_step():
     add_up = optax.stateless(lambda grads, _: jax.tree.map(lambda leaf: leaf.sum(0), grads))
     after = build_optimizer(ADAM, shapes(PLAIN), total_steps=8)
     optimizer = skip_non_finite(optax.chain(add_up, after))
-    stacked, metrics = make_multitask_train_step(PLAIN, optimizer, tasks=TASKS)(
+    stacked, metrics = make_train_step(PLAIN, optimizer, tasks=TASKS)(
         fresh(optimizer, PLAIN), BATCHES
     )
-    step = make_multitask_train_step(
-        PLAIN, plain, tasks=TASKS, gradients=TaskGradients.SUMMED, num_chunks=2
-    )
+    step = make_train_step(PLAIN, plain, tasks=TASKS, gradients=TaskGradients.SUMMED, num_chunks=2)
     summed, other = step(fresh(plain, PLAIN), BATCHES)
     assert_close(adam(summed).mu, adam(stacked).mu)
     assert float(other["grad_norm"]) == pytest.approx(float(metrics["grad_norm"]), rel=1e-4)
@@ -183,11 +176,11 @@ def test_eight_devices_do_not_change_a_step():
     shardings["wi"]["kernel"] = NamedSharding(mesh, PartitionSpec(None, "model"))
     shardings["wo"]["kernel"] = NamedSharding(mesh, PartitionSpec("model", None))
     state = fresh(optimizer, PLAIN, param_shardings=shardings)
-    step = make_multitask_train_step(
+    step = make_train_step(
         PLAIN, optimizer, tasks=TASKS, state_shardings=state_shardings(state, shardings)
     )
     batches = jax.device_put(BATCHES, NamedSharding(mesh, PartitionSpec("data")))
-    plain_step = make_multitask_train_step(PLAIN, optimizer, tasks=TASKS)
+    plain_step = make_train_step(PLAIN, optimizer, tasks=TASKS)
     plain = fresh(optimizer, PLAIN)
     for _ in range(3):
         state, metrics = step(state, batches)
@@ -230,7 +223,7 @@ def compiled(num_tasks, optimizer=None, gradients=TaskGradients.SUMMED):
     """A step of equal tasks whose activations are far larger than the parameters."""
     tasks = tuple("abc"[:num_tasks])
     optimizer = optimizer or skip_non_finite(optax.sgd(0.1))
-    step = make_multitask_train_step(MODEL, optimizer, tasks=tasks, gradients=gradients)
+    step = make_train_step(MODEL, optimizer, tasks=tasks, gradients=gradients)
     state = jax.eval_shape(lambda: fresh(optimizer))
     batch = make_batch(32, length=32)
     return step.lower(state, dict.fromkeys(tasks, batch)).compile()
@@ -246,7 +239,7 @@ def test_activations_are_one_tasks_at_a_time_and_flops_the_sum_of_the_tasks():
     assert three.cost_analysis()["flops"] == pytest.approx(3 * flops, rel=0.02)
     plain = make_train_step(MODEL, optax.sgd(0.1))
     state = jax.eval_shape(lambda: fresh(optax.sgd(0.1)))
-    plain = plain.lower(state, make_batch(32, length=32)).compile()
+    plain = plain.lower(state, {"a": make_batch(32, length=32)}).compile()
     assert flops == pytest.approx(plain.cost_analysis()["flops"], rel=0.01)
     # T-SAGE's own arithmetic is small beside the model's.
     tsage = compiled(3, build(tasks=tuple("abc")), TaskGradients.STACKED)
@@ -259,7 +252,7 @@ def test_task_copies_of_the_parameters_are_few():
     model, tasks = TinyEncoder(dim=128, hidden=1024, routed=False), tuple("abcd")
     optimizer = build(model=model, tasks=tasks)
     state = jax.eval_shape(lambda: fresh(optimizer, model))
-    step = make_multitask_train_step(model, optimizer, tasks=tasks)
+    step = make_train_step(model, optimizer, tasks=tasks)
     memory = step.lower(state, dict.fromkeys(tasks, make_batch(2))).compile().memory_analysis()
     copy = sum(len(tasks) * 4 * leaf.size for leaf in jax.tree.leaves(shapes(model)))
     # The averages are the donated state's; gradients are scratch.
@@ -272,7 +265,7 @@ def test_wrong_batches_and_optimisers_are_errors():
         default_step()(fresh(build()), {"nq": BATCHES["nq"]})
     bare = optax.adam(0.1)
     with pytest.raises(ConfigError, match="SkipState"):
-        make_multitask_train_step(MODEL, bare, tasks=TASKS)(fresh(bare), BATCHES)
+        make_train_step(MODEL, bare, tasks=TASKS)(fresh(bare), BATCHES)
     forgotten = skip_non_finite(bare)
     with pytest.raises(ConfigError, match="a combiner removes the task axis"):
-        make_multitask_train_step(MODEL, forgotten, tasks=TASKS)(fresh(forgotten), BATCHES)
+        make_train_step(MODEL, forgotten, tasks=TASKS)(fresh(forgotten), BATCHES)

@@ -22,9 +22,8 @@ from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.optim.schedules import ScheduleKind
 from taser_jax.optim.skipping import skip_non_finite
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
-from taser_jax.training.multitask_step import TaskGradients, make_multitask_train_step
 from taser_jax.training.state import init_state, state_shardings
-from taser_jax.training.step import make_eval_step, make_train_step
+from taser_jax.training.step import TaskGradients, make_eval_step, make_train_step
 
 BERT = BertConfig(
     vocab_size=VOCAB, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, max_length=9,
@@ -53,12 +52,10 @@ def test_one_tasks_step_trains_its_query_tower_and_the_passages():
     optimizer = build_optimizer(ADAM, abstract_params(MODEL), total_steps=10)
     before = numpy(fresh(optimizer).params)
     step = make_train_step(MODEL, optimizer)
-    told, _ = step(fresh(optimizer), BATCH, task="fever")
-    named, _ = step(fresh(optimizer), {"fever": BATCH})
-    assert moved_towers(before, told.params) == {"query_encoder_fever", "passage_encoder"}
-    jax.tree.map(np.testing.assert_array_equal, told.params, named.params)
-    with pytest.raises(ConfigError, match="without a task"):
-        step(fresh(optimizer), BATCH)
+    after, _ = step(fresh(optimizer), {"fever": BATCH})
+    assert moved_towers(before, after.params) == {"query_encoder_fever", "passage_encoder"}
+    with pytest.raises(ConfigError, match="a query of task 'hotpot'"):
+        step(fresh(optimizer), {"hotpot": BATCH})
 
 
 def test_evaluation_goes_through_the_tasks_tower():
@@ -77,7 +74,7 @@ def test_a_sharded_multitask_step_is_the_unsharded_one():
     # No Adam: its first step is the gradient's sign, also where that is rounding noise.
     optimizer = skip_non_finite(optax.sgd(0.1))
     make_step = functools.partial(
-        make_multitask_train_step, MODEL, optimizer, tasks=tasks, gradients=TaskGradients.SUMMED
+        make_train_step, MODEL, optimizer, tasks=tasks, gradients=TaskGradients.SUMMED
     )
     before = numpy(fresh(optimizer).params)
     alone, metrics = make_step()(fresh(optimizer), batches)

@@ -12,10 +12,10 @@ from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
 from taser_jax.training.keys import named_key
 from taser_jax.training.losses import contrastive_loss
+from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.routing_losses import RoutingRegularizer
 from taser_jax.training.state import TrainState, init_state, state_shardings
 from taser_jax.training.step import (
-    ObjectiveConfig,
     apply_gradients,
     make_eval_step,
     make_loss,
@@ -26,6 +26,7 @@ MODEL = TinyEncoder()
 PLAIN = TinyEncoder(dropout=0.0, routed=False)
 OPTIMIZER = optax.adam(2e-2)
 BATCH = make_batch(16)
+BATCHES = {"toy": BATCH}
 
 
 def fresh(model=MODEL, optimizer=OPTIMIZER, **kwargs) -> TrainState:
@@ -55,7 +56,7 @@ def test_training_learns_and_reports():
     step, state = default_step(), fresh()
     history = []
     for _ in range(50):
-        state, metrics = step(state, BATCH)
+        state, metrics = step(state, BATCHES)
         history.append({name: float(value) for name, value in metrics.items()})
     assert history[-1]["loss"] < 0.7 * history[0]["loss"]
     assert int(state.step) == 50
@@ -78,7 +79,7 @@ def test_a_step_depends_on_seed_and_step_alone():
     def losses(step, start):
         state = fresh()
         state = TrainState(jnp.int32(start), state.params, state.opt_state)
-        return float(step(state, BATCH)[1]["loss"])
+        return float(step(state, BATCHES)[1]["loss"])
 
     step = default_step()
     assert losses(step, 5) == losses(step, 5)
@@ -88,14 +89,33 @@ def test_a_step_depends_on_seed_and_step_alone():
     assert losses(step, 5) != float(loss)
 
 
+def test_steps_of_one_shape_compile_once_whatever_the_tasks_name():
+    step = make_train_step(PLAIN, OPTIMIZER)
+    for task in ("nq", "fever", "nq", "wow"):
+        step(fresh(PLAIN), {task: BATCH})
+    assert step.compilations == 1
+    step(fresh(PLAIN), {"nq": make_batch(8)})
+    assert step.compilations == 2
+    # A model that encodes two tasks apart has a program for each of them.
+    apart = make_train_step(TinyEncoder(dropout=0.0, query_tasks=("nq", "fever")), OPTIMIZER)
+    for task in ("nq", "fever", "nq"):
+        apart(fresh(), {task: BATCH})
+    assert apart.compilations == 2
+
+
+def test_a_step_takes_one_task_unless_its_tasks_are_given():
+    with pytest.raises(ConfigError, match="one batch of one task"):
+        default_step()(fresh(), {"nq": BATCH, "fever": BATCH})
+
+
 def test_a_non_finite_loss_changes_nothing():
     step = default_step()
-    state, _ = step(fresh(), BATCH)
+    state, _ = step(fresh(), BATCHES)
     poisoned = jax.tree.map(jnp.copy, state.params)
     poisoned["wi"]["bias"] = poisoned["wi"]["bias"].at[0].set(jnp.nan)
     poisoned = TrainState(state.step, poisoned, state.opt_state)
     before = jax.tree.map(np.asarray, poisoned)
-    after, metrics = step(poisoned, BATCH)
+    after, metrics = step(poisoned, BATCHES)
     assert not metrics["finite"]
     assert_same_bits(after, before)
 
@@ -129,7 +149,7 @@ def test_update_is_that_of_the_optimizer_on_the_gradient_of_the_loss():
     gradient = jax.jit(jax.grad(nll))(state.params)
     expected = jax.tree.map(lambda p, g: p - 0.1 * g, state.params, gradient)
     step = make_train_step(PLAIN, optimizer, objective=ObjectiveConfig(temperature=0.5))
-    after, metrics = step(state, BATCH)
+    after, metrics = step(state, BATCHES)
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), after.params, expected
     )
@@ -144,7 +164,7 @@ def test_chunks_and_devices_do_not_change_a_step_without_noise():
             state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
             batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))
         step = make_train_step(PLAIN, OPTIMIZER, num_chunks=num_chunks)
-        return step(state, batch)
+        return step(state, {"toy": batch})
 
     plain, plain_metrics = run(1)
     mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -166,7 +186,7 @@ def test_frozen_parameters_get_no_gradient():
     trainable = jax.tree.map(lambda _: True, state.params)
     trainable["embeddings"]["embedding"] = False
     before = jax.tree.map(np.asarray, state.params)
-    after, _ = make_train_step(PLAIN, optimizer, trainable=trainable)(state, BATCH)
+    after, _ = make_train_step(PLAIN, optimizer, trainable=trainable)(state, BATCHES)
     assert_same_bits(after.params["embeddings"], before["embeddings"])
     assert not np.array_equal(after.params["wi"]["kernel"], before["wi"]["kernel"])
 

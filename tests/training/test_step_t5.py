@@ -57,7 +57,7 @@ def test_sharded_chunked_steps_train_one_tasks_towers():
     batch = jax.device_put(make_batch(16), partitioner.batch_sharding)
     losses = []
     for _ in range(3):
-        state, metrics = step(state, batch, task="nq")
+        state, metrics = step(state, {"nq": batch})
         losses.append(float(metrics["nll"]))
     assert metrics["finite"]
     assert losses[2] < losses[0]
@@ -69,5 +69,5 @@ def test_sharded_chunked_steps_train_one_tasks_towers():
         still = [name for name, (_, moves) in zip(names, leaves, strict=True) if not moves]
         assert all(any(part in name for part in UNUSED) for name in still), still
         assert len(still) == 3
-    with pytest.raises(ConfigError, match="without a task"):
-        step(state, batch)
+    with pytest.raises(ConfigError, match="a query of task 'wow'"):
+        step(state, {"wow": batch})

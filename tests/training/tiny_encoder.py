@@ -26,6 +26,7 @@ class TinyEncoder(nn.Module):
     hidden: int = 16
     dropout: float = 0.2
     routed: bool = True
+    query_tasks: tuple[str, ...] = ()
 
     @nn.compact
     def encode(self, tokens: Tokens, *, role: Role, task: str | None = None, train: bool = False):

@@ -16,10 +16,9 @@ from small_world import TASKS, SmallWorld, figures, gin, refused, succeed
 from tiny_training import training_config
 
 from taser_jax import cli
-from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.assembly.data import training_queries
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.assembly.plans import MultitaskTraining
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.collections.store import QuerySet

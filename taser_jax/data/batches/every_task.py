@@ -234,7 +234,7 @@ class TaskBatchStream:
             {task: stream.fingerprint for task, stream in self._streams.items()}
         )
 
-    def batch(self, step: int) -> dict[str, Batch]:
+    def batches(self, step: int) -> dict[str, Batch]:
         """This host's share of each task's batch."""
         return {
             task: _cut_queries(stream.batch(step), self.query_lengths[task])

@@ -217,6 +217,15 @@ class BatchStream:
             random_negatives=random_negatives,
         )
 
+    def query_rows(self, step: int) -> dict[str, Int[np.ndarray, " batch"]]:
+        """Rows of the queries in the global batch, by task."""
+        rows, _ = self._draw(step)
+        return {rows.task: rows.queries}
+
+    def batches(self, step: int) -> dict[str, Batch]:
+        """This host's share of a step's batch, by task."""
+        return {self.task(step): self.batch(step)}
+
     def batch(self, step: int) -> Batch:
         """This host's share of a step's batch."""
         rows, _ = self._draw(step)

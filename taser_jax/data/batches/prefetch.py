@@ -5,36 +5,28 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from taser_jax.errors import ConfigError
 
 BatchT = TypeVar("BatchT")
-BatchCo = TypeVar("BatchCo", covariant=True)
-
-
-class Stream(Protocol[BatchCo]):
-    """Anything that makes the batch of a step, or its batches."""
-
-    def batch(self, step: int) -> BatchCo:
-        """The batch of a step."""
 
 
 def prefetch(
-    stream: Stream[BatchT],
+    make: Callable[[int], BatchT],
     start_step: int,
     stop_step: int,
     put: Callable[[BatchT], BatchT],
     *,
     depth: int = 2,
 ) -> Iterator[tuple[int, BatchT]]:
-    """Yields (step, put(batch)) for the steps in order; a thread works ahead.
+    """Yields (step, put(make(step))) for the steps in order; a thread works ahead.
 
     The thread starts with the first `next`. Closing the iterator early (`close()`, or leaving
     it to the garbage collector) stops and joins it.
 
     Args:
-        stream: makes the batches.
+        make: step -> its batch, or its batches.
         start_step: first step.
         stop_step: the step after the last.
         put: what moves a batch to the devices; called in the thread.
@@ -44,16 +36,16 @@ def prefetch(
         An iterator over steps and batches.
 
     Raises:
-        ConfigError: `depth` below 1. What `stream` or `put` raise is raised at the step it
+        ConfigError: `depth` below 1. What `make` or `put` raise is raised at the step it
             belongs to.
     """
     if depth < 1:
         raise ConfigError(f"prefetch depth {depth}", expected="1 or more")
-    return _prefetched(stream, range(start_step, stop_step), put, depth)
+    return _prefetched(make, range(start_step, stop_step), put, depth)
 
 
 def _prefetched(
-    stream: Stream[BatchT], steps: range, put: Callable[[BatchT], BatchT], depth: int
+    make: Callable[[int], BatchT], steps: range, put: Callable[[BatchT], BatchT], depth: int
 ) -> Iterator[tuple[int, BatchT]]:
     ready: queue.SimpleQueue[BatchT | BaseException] = queue.SimpleQueue()
     free = threading.Semaphore(depth)
@@ -65,7 +57,7 @@ def _prefetched(
                 free.acquire()
                 if stopped.is_set():
                     return
-                ready.put(put(stream.batch(step)))
+                ready.put(put(make(step)))
         except BaseException as error:
             # Every kind of exception: the reader would wait for ever on a thread that died.
             ready.put(error)

@@ -103,7 +103,7 @@ def test_each_step_has_a_batch_of_every_task_from_that_task_alone(store):
     assert batches.tasks == ("first", "second")
     assert batches.negatives_per_query == {"first": 15, "second": 7}
     for step in range(5):
-        found = batches.batch(step)
+        found = batches.batches(step)
         for task, size in batches.batch_sizes.items():
             queries = store.queries(task, "train")
             rows = batches.query_rows(step)[task]
@@ -141,9 +141,9 @@ def test_batches_are_a_function_of_seed_and_step_and_not_of_other_tasks(store):
 
 def test_two_hosts_share_every_tasks_batch(store):
     config = TaskBatchingConfig(total=16, num_negatives=1)
-    whole = stream(store, config=config, num_devices=2).batch(3)
+    whole = stream(store, config=config, num_devices=2).batches(3)
     halves = [
-        stream(store, config=config, num_devices=2, share=HostShare((i,), 2)).batch(3)
+        stream(store, config=config, num_devices=2, share=HostShare((i,), 2)).batches(3)
         for i in range(2)
     ]
     for task, batch in whole.items():
@@ -165,7 +165,7 @@ def test_queries_are_as_long_as_their_own_tasks_longest(store):
         store, {**tasks, "second": short}, TaskBatchingConfig(total=8, num_negatives=0)
     )
     assert short.ids.shape[1] == 4 * tiny_training.QUERY_LENGTH
-    assert batches.batch(0)["second"].queries.ids.shape[1] == tiny_training.QUERY_LENGTH
+    assert batches.batches(0)["second"].queries.ids.shape[1] == tiny_training.QUERY_LENGTH
 
 
 @pytest.mark.parametrize(

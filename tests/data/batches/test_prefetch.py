@@ -31,15 +31,15 @@ def settle(stream):
 
 
 def test_yields_every_step_in_order_and_ends():
-    out = list(prefetch(Stream(), 3, 8, lambda batch: batch * 10))
+    out = list(prefetch(Stream().batch, 3, 8, lambda batch: batch * 10))
     assert out == [(3, 30), (4, 40), (5, 50), (6, 60), (7, 70)]
-    assert list(prefetch(Stream(), 5, 5, lambda batch: batch)) == []
+    assert list(prefetch(Stream().batch, 5, 5, lambda batch: batch)) == []
     assert threads() == []
 
 
 def test_works_ahead_by_depth_and_no_more():
     stream = Stream()
-    batches = prefetch(stream, 0, 100, lambda batch: batch, depth=3)
+    batches = prefetch(stream.batch, 0, 100, lambda batch: batch, depth=3)
     next(batches)
     settle(stream)
     assert stream.made == [0, 1, 2, 3]
@@ -53,12 +53,12 @@ def test_put_runs_in_the_thread():
         names.append(threading.current_thread().name)
         return batch
 
-    list(prefetch(Stream(), 0, 2, put))
+    list(prefetch(Stream().batch, 0, 2, put))
     assert names == ["prefetch", "prefetch"]
 
 
 def test_errors_surface_at_their_step():
-    batches = prefetch(Stream(fails_at=2), 0, 5, lambda batch: batch)
+    batches = prefetch(Stream(fails_at=2).batch, 0, 5, lambda batch: batch)
     assert [next(batches), next(batches)] == [(0, 0), (1, 1)]
     with pytest.raises(ValueError, match="step 2 failed"):
         next(batches)
@@ -68,11 +68,11 @@ def test_errors_surface_at_their_step():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        next(prefetch(Stream(), 0, 5, put))
+        next(prefetch(Stream().batch, 0, 5, put))
 
 
 def test_closing_early_joins_the_thread():
-    batches = prefetch(Stream(), 0, 1000, lambda batch: batch)
+    batches = prefetch(Stream().batch, 0, 1000, lambda batch: batch)
     next(batches)
     assert len(threads()) == 1
     batches.close()
@@ -80,7 +80,7 @@ def test_closing_early_joins_the_thread():
 
 
 def test_leaving_a_loop_early_joins_the_thread():
-    for step, _ in prefetch(Stream(), 0, 1000, lambda batch: batch):
+    for step, _ in prefetch(Stream().batch, 0, 1000, lambda batch: batch):
         if step == 2:
             break
     assert threads() == []
@@ -88,4 +88,4 @@ def test_leaving_a_loop_early_joins_the_thread():
 
 def test_depth_is_checked_at_the_call():
     with pytest.raises(ConfigError, match="depth 0"):
-        prefetch(Stream(), 0, 1, lambda batch: batch, depth=0)
+        prefetch(Stream().batch, 0, 1, lambda batch: batch, depth=0)

@@ -1,0 +1,33 @@
+"""What training knows of where its batches come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from taser_jax.batch import Batch
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """The batches of every step, a pure function of seed and step: of one task, or of each."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that decides the rows and tokens of a step, apart from the number of hosts."""
+
+    @property
+    def batches_per_epoch(self) -> dict[str, int]:
+        """Task -> batches in one pass over it."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps until every query has been seen."""
+
+    def batches(self, step: int) -> dict[str, Batch]:
+        """This host's share of the step's batches, by task."""
+
+    def query_rows(self, step: int) -> Mapping[str, np.ndarray]:
+        """Rows of the queries in the step's global batches, by task."""
