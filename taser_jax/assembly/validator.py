@@ -21,8 +21,8 @@ from taser_jax.models.dual_encoder import DualEncoder, static_task
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
 from taser_jax.records import DevelopmentSets
+from taser_jax.training.batch_loss import make_eval_step
 from taser_jax.training.objective import ObjectiveConfig
-from taser_jax.training.step import make_eval_step
 from taser_jax.training.validation import PoolConfig, rank_in_pool, select_pool
 
 

@@ -35,8 +35,8 @@ from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import parameter_count
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
 from taser_jax.progress import logger, phase, track
+from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.objective import ObjectiveConfig
-from taser_jax.training.step import make_loss
 
 _FLOAT_BYTES = 4
 

@@ -15,7 +15,7 @@ from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.multitask import Combiner, MultitaskConfig, build_combiner
-from taser_jax.training.step import make_loss
+from taser_jax.training.batch_loss import make_loss
 
 TASKS = ("first", "second")
 SIZES = {"vocab_size": VOCAB, "embed_dim": 8, "num_layers": 1, "num_heads": 2, "head_dim": 4}

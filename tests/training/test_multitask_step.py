@@ -15,9 +15,10 @@ from taser_jax.optim.schedules import ScheduleKind
 from taser_jax.optim.skipping import skip_non_finite
 from taser_jax.optim.task_gradients import check_combined
 from taser_jax.optim.tsage_options import TSageConfig
+from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.keys import named_key
 from taser_jax.training.state import TrainState, init_state, state_shardings
-from taser_jax.training.step import TaskGradients, make_loss, make_train_step, task_seed
+from taser_jax.training.step import TaskGradients, make_train_step, task_seed
 
 MODEL = TinyEncoder()
 PLAIN = TinyEncoder(dropout=0.0, routed=False)

@@ -22,8 +22,9 @@ from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.optim.schedules import ScheduleKind
 from taser_jax.optim.skipping import skip_non_finite
 from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
+from taser_jax.training.batch_loss import make_eval_step
 from taser_jax.training.state import init_state, state_shardings
-from taser_jax.training.step import TaskGradients, make_eval_step, make_train_step
+from taser_jax.training.step import TaskGradients, make_train_step
 
 BERT = BertConfig(
     vocab_size=VOCAB, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, max_length=9,

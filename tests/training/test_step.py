@@ -10,17 +10,13 @@ from tiny_encoder import TinyEncoder, init, make_batch
 
 from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
+from taser_jax.training.batch_loss import make_eval_step, make_loss
 from taser_jax.training.keys import named_key
 from taser_jax.training.losses import contrastive_loss
 from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.routing_losses import RoutingRegularizer
 from taser_jax.training.state import TrainState, init_state, state_shardings
-from taser_jax.training.step import (
-    apply_gradients,
-    make_eval_step,
-    make_loss,
-    make_train_step,
-)
+from taser_jax.training.step import apply_gradients, make_train_step
 
 MODEL = TinyEncoder()
 PLAIN = TinyEncoder(dropout=0.0, routed=False)

@@ -16,10 +16,11 @@ from taser_jax.models.dual_encoder import DualEncoder, Towers, abstract_params, 
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, learning_rate_factors
 from taser_jax.optim.parameter_rules import parameter_paths
+from taser_jax.training.batch_loss import make_eval_step
 from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.routing_losses import RoutingRegularizer
 from taser_jax.training.state import init_state
-from taser_jax.training.step import make_eval_step, make_train_step
+from taser_jax.training.step import make_train_step
 
 # Without dropout: its random bits are most of the compilation time here.
 BERT = BertConfig(
