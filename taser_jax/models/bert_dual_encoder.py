@@ -6,7 +6,6 @@ import dataclasses
 import enum
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax.numpy as jnp
 
 from taser_jax.batch import Role, Tokens
@@ -159,27 +158,15 @@ class DualEncoderConfig(ModelConfig):
             facts=(("specialised blocks", ", ".join(map(str, blocks)) or "none"),),
         )
 
-    def make_tower(self) -> BertTower:
-        """BERT and pooling."""
-        return BertTower(self)
+    def make_tower(self) -> BertEncoder:
+        """BERT with its specialised blocks."""
+        return BertEncoder(self.bert, self.experts)
 
-
-class BertTower(nn.Module):
-    """BERT and pooling; parameters are those of `BertEncoder`."""
-
-    config: DualEncoderConfig
-
-    def setup(self) -> None:
-        """Makes the encoder, in this module's own scope."""
-        self.encoder = BertEncoder(self.config.bert, self.config.experts)
-        nn.share_scope(self, self.encoder)
-
-    def __call__(self, tokens: Tokens, *, role: Role, train: bool = False) -> Encoded:
-        """Float32 embeddings and routing statistics."""
-        config = self.config
-        hidden, statistics = self.encoder(tokens, role=role, train=train, output=config.output)
-        if config.pooling is Pooling.CLS:
+    def embed(self, tower: BertEncoder, tokens: Tokens, *, role: Role, train: bool) -> Encoded:
+        """Pools what BERT makes of texts."""
+        hidden, statistics = tower(tokens, role=role, train=train, output=self.output)
+        if self.pooling is Pooling.CLS:
             pooled = hidden[:, 0].astype(jnp.float32)
         else:
             pooled = mean_over_tokens(hidden, tokens)
-        return Encoded(normalize(pooled, config.normalization), statistics)
+        return Encoded(normalize(pooled, self.normalization), statistics)

@@ -162,7 +162,11 @@ class ModelConfig(abc.ABC):
 
     @abc.abstractmethod
     def make_tower(self) -> nn.Module:
-        """A module (tokens, *, role, train) -> Encoded."""
+        """One tower, whose texts `embed` encodes."""
+
+    @abc.abstractmethod
+    def embed(self, tower: Any, tokens: Tokens, *, role: Role, train: bool) -> Encoded:
+        """Encodes texts of one role by a tower that `make_tower` made."""
 
     def initial_params(self, params: Params) -> Params:
         """The initial parameters, given each tower's draw: copies, or the draws themselves."""
@@ -313,7 +317,7 @@ class DualEncoder(nn.Module):
             ConfigError: a query of a task without a tower.
         """
         tower = getattr(self, self.config.tower_name(role, task))
-        return tower(tokens, role=role, train=train)
+        return self.config.embed(tower, tokens, role=role, train=train)
 
 
 def static_task(query_tasks: Sequence[str], task: str | None) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
@@ -163,6 +164,11 @@ class T5DualEncoderConfig(ModelConfig):
             normalization=self.normalization,
         )
 
+    def embed(self, tower: T5Tower, tokens: Tokens, *, role: Role, train: bool) -> Encoded:
+        """Embeddings; both roles run alike."""
+        del role
+        return Encoded(tower(tokens, train=train), None)
+
     def initial_params(self, params: Params) -> Params:
         """The initial parameters: copied or independent towers, rescaled if configured."""
         if self.tower_init is TowerInit.COPIED:
@@ -186,13 +192,12 @@ class T5Tower(T5):
                 shape, ("embed", None), nn.initializers.variance_scaling(1.0, "fan_in", "normal")
             )
 
-    def __call__(self, tokens: Tokens, *, role: Role, train: bool = False) -> Encoded:
-        """Float32 embeddings, computed in the same way for both roles."""
-        del role
+    def __call__(self, tokens: Tokens, *, train: bool) -> Float[Array, "batch dim"]:
+        """Float32 embeddings."""
         if self.embedding is T5Embedding.FIRST_DECODER_OUTPUT:
             pooled = self.first_decoder_output(tokens, train=train).astype(jnp.float32)
         else:
             pooled = mean_over_tokens(self.encode(tokens, train=train), tokens)
         if self.projection_dim is not None:
             pooled = pooled @ self.projection_layer()
-        return Encoded(normalize(pooled, self.normalization), None)
+        return normalize(pooled, self.normalization)

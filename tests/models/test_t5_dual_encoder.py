@@ -7,7 +7,8 @@ from tiny_t5 import one_block, random_t5_params, tiny_t5, tiny_t5_model
 
 from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
-from taser_jax.models.bert_dual_encoder import BertTower, DualEncoderConfig
+from taser_jax.models.bert import BertEncoder
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import (
     Normalization,
     TowerInit,
@@ -179,7 +180,7 @@ def test_what_cannot_be_is_refused(changes, message):
 def test_any_configuration_is_built_and_sized():
     t5, bert = T5DualEncoderConfig(t5=tiny_t5(remat=Remat.BLOCK)), DualEncoderConfig()
     assert isinstance(t5.make_tower(), T5Tower)
-    assert isinstance(bert.make_tower(), BertTower)
+    assert isinstance(bert.make_tower(), BertEncoder)
     assert (t5.embedding_dim, bert.embedding_dim) == (16, 768)
     assert T5DualEncoderConfig(projection_dim=3).embedding_dim == 3
     assert (t5.transformer.remat, bert.transformer.remat) == (Remat.BLOCK, Remat.NONE)
