@@ -1,1 +1,1 @@
-"""The rows of a step, as a function of seed and step. NumPy only."""
+"""The rows of a step as a function of seed and step. NumPy only."""

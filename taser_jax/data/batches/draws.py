@@ -1,4 +1,4 @@
-"""Vectorised draws from lists of rows, one list a query."""
+"""Vectorised draws from lists of rows, one list per query."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def take(lists: Ragged, rows: Int[np.ndarray, " queries"]) -> Ragged:
 
 
 def queries_of(queries: TokenizedQueries, rows: Int[np.ndarray, " kept"]) -> TokenizedQueries:
-    """The given queries alone, in the order of the rows, under a fingerprint of their own."""
+    """The given queries, in the order of the rows, with their own fingerprint."""
     return dataclasses.replace(
         queries,
         ids=queries.ids[rows],
@@ -55,19 +55,19 @@ def without(lists: Ragged, excluded: Ragged, num_rows: int) -> Ragged:
 def choose(
     lists: Ragged, count: int, rng: np.random.Generator
 ) -> tuple[Int[np.ndarray, "queries count"], Bool[np.ndarray, "queries count"]]:
-    """The first `count` of each list after a shuffle: distinct places, uniform.
+    """The first `count` entries of each list after a shuffle: a uniform sample without replacement.
 
-    The first `count` steps of a Fisher-Yates shuffle for all lists at once. The lists are not
-    copied: what a place would hold by now is worked out from the swaps before.
+    Runs the first `count` steps of a Fisher-Yates shuffle for all lists at once. The lists are not
+    copied: the current entry at a position follows from the earlier swaps.
 
     Args:
-        lists: one list a query.
-        count: how many to choose of each.
+        lists: one list per query.
+        count: number to choose from each.
         rng: draws [queries, count] numbers, whatever the lists' lengths.
 
     Returns:
-        The chosen values, and where there was one; a list shorter than `count` gives all it has,
-        first, and zeros.
+        The chosen values, and which of them exist; a list shorter than `count` gives all of its
+        entries first, then zeros.
     """
     lengths = lists.lengths
     draws = rng.random((len(lists), count))
@@ -100,12 +100,12 @@ def fill_at_random(
     num_rows: int,
     rng: np.random.Generator,
 ) -> Int[np.ndarray, "queries count"]:
-    """Fills what does not exist with random rows, distinct in a query and none of `excluded`.
+    """Fills missing entries with random rows, distinct within a query and not in `excluded`.
 
     Args:
         values: rows of each query.
-        exists: False at the places to fill.
-        excluded: rows each query must not get; must leave it at least `count` others.
+        exists: False at the entries to fill.
+        excluded: rows that a query must not get; at least `count` others must remain.
         num_rows: rows are drawn from 0 to num_rows - 1.
         rng: the draws.
 
@@ -131,7 +131,7 @@ def fill_at_random(
 def occurs(
     lists: Ragged, passage_rows: Int[np.ndarray, " passages"]
 ) -> Bool[np.ndarray, "queries passages"]:
-    """True where a passage is in a query's list.
+    """Whether each passage is in each query's list.
 
     Example:
         >>> occurs(Ragged.from_lists([[4], [9, 7]]), np.array([7, 4, 7])).astype(int)

@@ -1,4 +1,4 @@
-"""A batch of every task in every step: sizes by temperature, each task with its own negatives."""
+"""One batch of every task per step: sizes by temperature, and negatives of the same task."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 
-# Query arrays are cut to the task's longest query, rounded up to this many tokens.
+# Query arrays are as long as the task's longest query, rounded up to a multiple of this.
 _LENGTH_MULTIPLE = 8
 _SEED_BITS = 32
 
 
 class BatchTotal(enum.Enum):
-    """Whether `total` counts a step's queries over all devices, or on each device.
+    """Whether `total` counts a step's queries over all devices or on each device.
 
-    The paper says 120 in all; its code makes it 120 on each of its devices.
+    The paper has 120 in all; its code has 120 on each of its devices.
     """
 
     GLOBAL = "global"
@@ -43,11 +43,11 @@ class TaskBatchingConfig:
 
     Attributes:
         total: queries of all tasks in a step.
-        counted: over all devices, or on each.
+        counted: over all devices or on each.
         temperature: c of `task_batch_sizes`; 1 follows the sizes of the sets, large ones even out.
-        num_negatives: hard negatives a query.
-        false_negatives: KEEP as the papers, or MASK.
-        positives: FIRST as the papers, or SAMPLE.
+        num_negatives: hard negatives per query.
+        false_negatives: KEEP as in the papers, or MASK.
+        positives: FIRST as in the papers, or SAMPLE.
         seed: 0 or more.
     """
 
@@ -63,10 +63,10 @@ class TaskBatchingConfig:
 def task_batch_sizes(
     sizes: Mapping[str, int], *, total: int, temperature: float = 4.0, multiple: int = 1
 ) -> dict[str, int]:
-    """Queries of each task in a step: r_t ∝ N_t^(1/c), in whole seats that sum to `total`.
+    """Queries of each task per step: r_t ∝ N_t^(1/c), in whole seats that sum to `total`.
 
-    Every task gets one seat; of the B − T left over, task t gets ⌊B·r_t − 1⌋ (never below 0), and
-    the rest go one by one to the largest remainders. A seat is `multiple` queries.
+    Every task gets one seat. Of the remaining B − T, task t gets ⌊B·r_t − 1⌋ (at least 0), and the
+    rest go one by one to the largest remainders. A seat is `multiple` queries.
 
     Example:
         Sets of 16, 1 and 1 with c = 4 have shares 1/2, 1/4, 1/4:
@@ -84,7 +84,7 @@ def task_batch_sizes(
         Task -> queries, in the order of `sizes`.
 
     Raises:
-        ConfigError: an empty task, a total that is no multiple or leaves a task without a seat.
+        ConfigError: an empty task, or a total that is not a multiple or too small.
 
     Source: TACO-DR (Zhang et al., 2023), section 4.2, and its released code for the rounding.
     """
@@ -94,7 +94,7 @@ def task_batch_sizes(
             f"task {', '.join(empty)} has no training queries" if empty else "no task",
             where="task batches",
             expected="tasks with training queries",
-            fix="leave it out of TASKS, or prepare its training split",
+            fix="remove it from TASKS, or prepare its training split",
         )
     if temperature <= 0 or total % multiple or total // multiple < len(sizes):
         raise ConfigError(
@@ -109,7 +109,7 @@ def task_batch_sizes(
     wanted = seats * weights / weights.sum() - 1.0
     given = np.maximum(np.floor(wanted), 0.0).astype(int)
     left = seats - len(sizes) - int(given.sum())
-    # Tasks far below one seat were rounded up: the largest ones make room for them.
+    # Tasks far below one seat were rounded up: the largest tasks give up seats for them.
     while left < 0:
         largest = int(np.argmax(given))
         given[largest] -= 1
@@ -122,10 +122,10 @@ def task_batch_sizes(
 def step_batch_sizes(
     config: TaskBatchingConfig, sizes: Mapping[str, int], *, num_devices: int, num_chunks: int
 ) -> dict[str, int]:
-    """Queries of each task in a step, which devices and chunks share equally.
+    """Queries of each task per step, which devices and chunks share equally.
 
     Args:
-        config: how many in all.
+        config: the total.
         sizes: task -> its training queries.
         num_devices: devices that share a batch.
         num_chunks: GradCache chunks of each task's batch.
@@ -145,12 +145,12 @@ def step_batch_sizes(
 class TaskBatchStream:
     """One batch of each task at every step, the same on every host and after every restart.
 
-    A task's batches are `BatchStream`'s: a pass is a permutation of its queries, and a set smaller
-    than the others begins another pass, shuffled anew, while they go on. Nothing of one task is a
-    negative of another. Queries are as long as their own task's longest.
+    A task's batches are those of `BatchStream`: a pass is a permutation of its queries, and a
+    smaller set starts another pass, reshuffled, while the others continue. Tasks do not share
+    negatives. Query arrays are as long as their task's longest query.
 
     Args:
-        store: where passages' tokens are.
+        store: the passages' tokens.
         tasks: task -> queries to train on.
         config: how to draw.
         num_devices: devices that share a batch.
@@ -194,7 +194,7 @@ class TaskBatchStream:
                     num_negatives=config.num_negatives,
                     false_negatives=config.false_negatives,
                     positives=config.positives,
-                    # Tasks draw apart from one another.
+                    # Tasks draw independently.
                     seed=(config.seed << _SEED_BITS) + task_number(task),
                 ),
                 share=share,
@@ -214,7 +214,7 @@ class TaskBatchStream:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps until every task has been seen whole: those of the task with most batches."""
+        """Steps until every task has completed a pass: those of the task with most batches."""
         return max(stream.steps_per_epoch for stream in self._streams.values())
 
     @property
@@ -229,7 +229,7 @@ class TaskBatchStream:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of all that decides the rows and tokens of a step, apart from the number of hosts."""
+        """Fingerprint of what decides a step's rows and tokens; the number of hosts does not."""
         return fingerprint_json(
             {task: stream.fingerprint for task, stream in self._streams.items()}
         )

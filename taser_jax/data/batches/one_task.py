@@ -23,7 +23,7 @@ logger = logging.getLogger("taser")
 
 
 class FalseNegatives(enum.Enum):
-    """What to do with a passage of the batch that is a positive of another query, too.
+    """Treatment of a passage of the batch that is also a positive of another query.
 
     KEEP: it counts as that query's negative, as in DPR and TASER; so does one of the query's own
         positives that its hard negatives name and no step trains on (TASER's P2 may: it leaves out
@@ -36,7 +36,7 @@ class FalseNegatives(enum.Enum):
 
 
 class PositiveChoice(enum.Enum):
-    """Which of several positives a step trains on: the first (gold), or one at random."""
+    """Which of several positives a step trains on: the first (gold) or a random one."""
 
     FIRST = "first"
     SAMPLE = "sample"
@@ -48,11 +48,11 @@ class BatchingConfig:
 
     Attributes:
         batch_size: queries in a global batch.
-        num_negatives: hard negatives a query.
-        false_negatives: KEEP as the papers, or MASK.
-        positives: FIRST as the papers, or SAMPLE.
+        num_negatives: hard negatives per query.
+        false_negatives: KEEP as in the papers, or MASK.
+        positives: FIRST as in the papers, or SAMPLE.
         seed: 0 or more.
-        rates: task -> times its queries are seen in an epoch; 1 where absent.
+        rates: task -> times its queries are seen per epoch; 1 by default.
     """
 
     batch_size: int
@@ -73,13 +73,13 @@ class StepRows:
     """The rows of one global batch.
 
     Attributes:
-        task: the task all queries are of.
+        task: the task of all queries.
         query_rows: rows of the task's query set. [batch]
         passage_rows: rows of the store; query i's positive at i·(1+N), its negatives after it.
         positive_index: column of each query's positive. [batch]
         ignore: True where a passage does not count as a query's negative. [batch, passages]
-        random_negatives: how many negatives were drawn from the whole store, since the query's
-            own hard negatives did not suffice.
+        random_negatives: number of negatives drawn from the whole store, because queries had too
+            few hard negatives.
     """
 
     task: str
@@ -93,9 +93,9 @@ class StepRows:
 class BatchStream:
     """Batches of one task each, the same on every host and after every restart.
 
-    A pass over a task is a permutation of its queries, cut into batches; the last batch of a pass
-    is filled up from the pass's beginning, so that no batch has a query twice, and the next pass
-    shuffles again. A task with fewer queries than a batch repeats them within it (MASK only).
+    A pass over a task is a permutation of its queries, cut into batches. Queries from the pass's
+    beginning complete its last batch, so that no batch repeats a query; the next pass shuffles
+    again. A task with fewer queries than a batch repeats them within it (MASK only).
 
     A query's hard negatives are its pool without duplicates and without its positives (under KEEP:
     without those that may be trained on), shuffled anew each step, the first N taken; what the pool
@@ -107,13 +107,13 @@ class BatchStream:
         batch = stream.batch(step)
 
     Args:
-        store: where passages' tokens are.
+        store: the passages' tokens.
         tasks: task -> queries to train on.
         config: how to draw.
         share: the part of each batch that this host makes.
 
     Raises:
-        ConfigError: settings that no batch can be drawn from.
+        ConfigError: settings with which no batch can be drawn.
         DataError: a query without a positive, or a row that the store does not have.
         FingerprintError: queries of another collection than the store's.
     """
@@ -155,13 +155,13 @@ class BatchStream:
         for task, short in self.queries_short_of_negatives.items():
             if short:
                 logger.info(
-                    "%s: %d of %d queries have fewer than %d hard negatives; the rest is drawn "
+                    "%s: %d of %d queries have fewer than %d hard negatives; the others are drawn "
                     "from the whole store",
                     *(task, short, len(tasks[task]), config.num_negatives),
                 )
         self._all = np.arange(config.batch_size)
         self._share = share.rows(config.batch_size)
-        # The last orders of all tasks at hand, and of those whose pass has just ended.
+        # The current orders of all tasks, and those of passes that have just ended.
         self._order = functools.lru_cache(maxsize=2 * len(tasks))(self._make_order)
 
     @property
@@ -186,7 +186,7 @@ class BatchStream:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of all that decides the rows and tokens of a step, apart from the number of hosts."""
+        """Fingerprint of what decides a step's rows and tokens; the number of hosts does not."""
         config = self.config
         return fingerprint_json(
             {
@@ -288,7 +288,7 @@ class BatchStream:
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """What a step draws: passages [batch, 1 + N], and every positive of its queries."""
+    """The draws of a step: passages [batch, 1 + N], and all positives of its queries."""
 
     task: str
     queries: Int[np.ndarray, " batch"]
@@ -317,7 +317,7 @@ def _check_queries(
             "take queries and passages from one token store",
         )
     if not len(queries):
-        raise DataError("no queries", where=where, fix="leave the task out")
+        raise DataError("no queries", where=where, fix="leave out the task")
     empty = np.flatnonzero(queries.positives.lengths == 0)
     if len(empty):
         raise DataError(
@@ -325,7 +325,7 @@ def _check_queries(
             + (f" (nor have {len(empty) - 1} others)" if len(empty) > 1 else ""),
             where=where,
             expected="a positive for every query that is trained on",
-            fix="drop the queries without one as the collection is prepared",
+            fix="drop queries without a positive when preparing the collection",
         )
     for kind in ("positives", "hard_negatives"):
         rows: Ragged = getattr(queries, kind)
@@ -341,7 +341,7 @@ def _check_queries(
     most = int(queries.positives.lengths.max())
     if len(store) - most < config.num_negatives:
         raise ConfigError(
-            f"{config.num_negatives} negatives a query from {len(store)} passages",
+            f"{config.num_negatives} negatives per query from {len(store)} passages",
             where=where,
             expected=f"{len(store) - most} or fewer: a query has {most} positives",
         )
@@ -349,7 +349,7 @@ def _check_queries(
         raise ConfigError(
             f"{len(queries)} queries do not fill a batch of {config.batch_size}",
             where=where,
-            expected="as many queries as a batch has, or a query would be its own false negative",
-            fix=f"set batch_size to {len(queries)} or less, leave the task out, or set "
-            "false_negatives to MASK, which leaves a query's copies out of its loss",
+            expected="at least as many queries as a batch: repeated queries are false negatives",
+            fix=f"set batch_size to {len(queries)} or less, leave out the task, or set "
+            "false_negatives to MASK, which excludes a query's copies from its loss",
         )

@@ -1,4 +1,4 @@
-"""Which data set each training step's batch comes from.
+"""The task of each training step's batch.
 
 Source: DPR's multi-set iterator (Karpukhin et al., 2020, released code): every global batch comes
 from one data set, so that negatives are of the query's own kind.
@@ -21,7 +21,7 @@ from taser_jax.errors import ConfigError
 
 
 class Purpose(enum.IntEnum):
-    """Keeps random draws made for different ends from the same seed apart."""
+    """Separates random draws for different purposes from the same seed."""
 
     TASK_ORDER = 1
     QUERY_ORDER = 2
@@ -31,22 +31,22 @@ class Purpose(enum.IntEnum):
 
 
 def generator(seed: int, purpose: Purpose, *numbers: int) -> np.random.Generator:
-    """A generator that depends on its arguments alone."""
+    """A generator that depends only on its arguments."""
     return np.random.default_rng([seed, int(purpose), *numbers])
 
 
 def task_number(task: str) -> int:
-    """A number for a task that does not change as other tasks come and go."""
+    """A number for a task that does not depend on other tasks."""
     return zlib.crc32(task.encode("utf-8"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One step's place in the schedule.
+    """One step's position in the schedule.
 
     Attributes:
-        task: where the batch comes from.
-        batch: how many batches of that task came before, over all epochs.
+        task: the task of the batch.
+        batch: number of earlier batches of that task, over all epochs.
     """
 
     task: str
@@ -55,7 +55,7 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class _Order:
-    """One epoch: the task of each step, and how often it occurred before in the epoch."""
+    """One epoch: the task of each step, and the number of its earlier steps in the epoch."""
 
     tasks: Int[np.ndarray, " steps"]
     occurrences: Int[np.ndarray, " steps"]
@@ -66,7 +66,7 @@ class Schedule:
 
     An epoch has max(1, int(ceil(size / batch_size) * rate)) batches of each data set, in an order
     shuffled by seed and epoch. A set's batches are counted over all epochs, so that a set with a
-    rate above 1 goes round its queries more than once an epoch.
+    rate above 1 passes over its queries more than once per epoch.
 
     Example:
         sizes {"nq": 100, "trec": 10}, batch_size 10, rates {"trec": 4}: epochs of 10 batches of nq
@@ -75,11 +75,11 @@ class Schedule:
     Args:
         sizes: task -> number of its queries.
         batch_size: queries in a global batch.
-        rates: task -> how many times its queries are seen in an epoch; 1 where absent.
+        rates: task -> times its queries are seen per epoch; 1 by default.
         seed: 0 or more.
 
     Raises:
-        ConfigError: a rate of a task that is not there, or one that is not positive.
+        ConfigError: a rate of an unknown task, or a rate that is not positive.
     """
 
     def __init__(
@@ -101,7 +101,8 @@ class Schedule:
         }
         self.steps_per_epoch = sum(self.batches_per_epoch.values())
         self._seed = seed
-        # Neighbouring steps are of one epoch or two; its order is linear in the epoch's steps.
+        # Neighbouring steps are of at most two epochs; making an order is linear in the epoch's
+        # steps.
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
 
     def turn(self, step: int) -> Turn:
@@ -125,10 +126,10 @@ class Schedule:
 
 
 def rates_from_weights(weights: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:
-    """Rates under which each task gets its share of the batches.
+    """Rates that give each task its share of the batches.
 
-    SeqIO mixtures state weights, shares of the batches before normalisation; `Schedule` takes
-    rates, times a task's queries are seen in an epoch. rate_t = (w_t / Σw) · (Σn / n_t), which
+    SeqIO mixtures have weights, unnormalised shares of the batches; `Schedule` takes rates, the
+    times that a task's queries are seen per epoch. rate_t = (w_t / Σw) · (Σn / n_t), which
     keeps the epoch's length.
 
     Example:
@@ -140,7 +141,7 @@ def rates_from_weights(weights: Mapping[str, float], sizes: Mapping[str, int]) -
         sizes: task -> number of its queries.
 
     Raises:
-        ConfigError: a task with no weight, a weight of no task, or one that is not positive.
+        ConfigError: a task without a weight, a weight without a task, or one that is not positive.
     """
     _check_rates(weights, sizes)
     missing = sorted(sizes.keys() - weights.keys())

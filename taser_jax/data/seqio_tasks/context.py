@@ -1,4 +1,4 @@
-"""What SeqIO tasks are run on: set around their use, so that registering them needs no data."""
+"""The data that SeqIO tasks use: set around their use, so that registration needs no data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taser_jax.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class DataContext:
-    """What tasks are run on."""
+    """The data folder and vocabulary that tasks use."""
 
     data_dir: str
     vocabulary: Vocabulary
@@ -34,15 +34,15 @@ def use_data(*, data_dir: str, vocabulary: Vocabulary) -> Iterator[DataContext]:
 
 
 def data_in_use() -> DataContext | None:
-    """What the innermost `use_data` around the call has set; None outside of any."""
+    """The values of the innermost enclosing `use_data`; None outside of any."""
     return _CONTEXT.get()
 
 
 def require_data() -> DataContext:
-    """What the innermost `use_data` around the call has set.
+    """The values of the innermost enclosing `use_data`.
 
     Raises:
-        ConfigError: there is none around it.
+        ConfigError: there is no enclosing `use_data`.
     """
     context = data_in_use()
     if context is None:

@@ -43,21 +43,21 @@ def add_retrieval_task(
     prompt: TaskPrompt = TaskPrompt(),
     query_length: int | None = None,
 ) -> seqio.Task:
-    """Registers a task of a collection, and the collection's passages if nobody has yet.
+    """Registers a task of a collection, and the collection's passages if they are not registered.
 
     Its examples have `query` (token ids), `query_pretokenized`, `query_row`, `query_id`,
     `positives` and `hard_negatives` (rows of the passage store).
 
     Args:
         name: name in SeqIO's registry.
-        collection: the collection its queries point into.
+        collection: the collection that its queries refer to.
         task: the task's name in the collection (a folder under `queries/`); `name` if None.
-        normalization: what is done to its queries first.
-        query_preprocessors: functions from data set to data set, run on examples whose `query` is
-            still text: filters, other words before the query.
-        prompt: token ids put before its queries; a long query never pushes them out.
-        query_length: tokens its queries are cut and padded to in a token store, special tokens and
-            prompt included; None takes the store's.
+        normalization: normalisation of its queries, applied first.
+        query_preprocessors: functions from data set to data set for examples whose `query` is
+            still text, such as filters.
+        prompt: token ids before its queries; never truncated.
+        query_length: length in tokens of its queries in a token store, including special tokens and
+            prompt; None means the store's.
 
     Returns:
         The SeqIO task.
@@ -80,8 +80,8 @@ def add_retrieval_task(
 def add_passages_task(name: str, *, collection: str, titles: Titles = Titles.INCLUDE) -> seqio.Task:
     """Registers the passages of a collection, in row order: `passage` (token ids), `passage_row`.
 
-    `add_retrieval_task` does so with titles under the name `passages_task(collection)`; call this
-    for another form of the same passages, and name it to `tokenize_collection`.
+    `add_retrieval_task` does this with titles under the name `passages_task(collection)`. Call this
+    function for another form of the passages, and pass its name to `tokenize_collection`.
     """
     return seqio.TaskRegistry.add(
         name,
@@ -102,7 +102,7 @@ def add_retrieval_mixture(
     Args:
         name: name in SeqIO's registry.
         tasks: their names, or (name, rate).
-        default_rate: rate of the others; their number of queries unless told otherwise.
+        default_rate: rate of tasks without one; by default their number of queries.
 
     Returns:
         The SeqIO mixture.
@@ -129,10 +129,10 @@ def find_mixture_or_task(
 
     Args:
         name: name in SeqIO's registry.
-        where: what names it, for the message.
+        where: what refers to it, for the message.
 
     Raises:
-        ConfigError: there is none of that name; names the nearest.
+        ConfigError: the name is not registered; suggests the nearest.
     """
     registered = {*seqio.MixtureRegistry.names(), *seqio.TaskRegistry.names()}
     if name not in registered:
@@ -161,7 +161,7 @@ def retrieval_tasks(name: str) -> list[seqio.Task]:
     for task in tasks:
         if not isinstance(task.source, QuerySource):
             raise ConfigError(
-                f"{task.name!r} is no retrieval task",
+                f"{task.name!r} is not a retrieval task",
                 where=f"mixture or task {name!r}",
                 fix="register it with add_retrieval_task",
             )
@@ -184,10 +184,10 @@ def retrieval_tasks(name: str) -> list[seqio.Task]:
 
 
 def check_query_room(task: seqio.Task, length: int) -> None:
-    """Refuses a length that a task's prompt uses up; inside `use_data`.
+    """Refuses a length that leaves no room after a task's prompt; call it inside `use_data`.
 
     Raises:
-        ConfigError: naming the task.
+        ConfigError: names the task.
     """
     vocabulary = require_data().vocabulary
     for step in task.preprocessors:
@@ -204,7 +204,7 @@ def check_query_room(task: seqio.Task, length: int) -> None:
 
 
 def query_settings(task: seqio.Task) -> QuerySettings | None:
-    """How a task's queries become tokens, inside `use_data`; None where its own code does it."""
+    """Settings of a task's queries, inside `use_data`; None if its own code tokenises them."""
     for step in task.preprocessors:
         if isinstance(step, QueryTokenizer):
             return QuerySettings(
@@ -214,7 +214,7 @@ def query_settings(task: seqio.Task) -> QuerySettings | None:
 
 
 def passage_titles(task: seqio.Task) -> Titles | None:
-    """Whether the passages' tokens have titles; None where its own code makes them."""
+    """Whether the passages' tokens include titles; None if the task's own code makes them."""
     steps = [step for step in task.preprocessors if isinstance(step, PassageTokenizer)]
     return steps[0].titles if steps else None
 

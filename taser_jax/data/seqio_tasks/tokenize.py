@@ -1,4 +1,4 @@
-"""Runs SeqIO tasks once and writes what they yield into a token store."""
+"""Runs SeqIO tasks once and writes their output to a token store."""
 
 from __future__ import annotations
 
@@ -48,28 +48,28 @@ def tokenize_collection(
     splits: Sequence[str] = SPLITS,
     passages: str | None = None,
 ) -> TokenStore:
-    """Makes the token store of a mixture's collection and tasks, or reuses the one that is there.
+    """Makes the token store of a mixture's collection and tasks, or reuses an existing one.
 
-    A finished store made from the same passages, queries, vocabulary, lengths and preprocessors
-    (their source is compared) is opened as it is; anything else in `output_dir` is replaced.
+    A finished store from the same passages, queries, vocabulary, lengths and preprocessors
+    (compared by source) is reused; anything else in `output_dir` is replaced.
 
     Args:
         data_dir: folder that holds collections.
         mixture_or_task: name in SeqIO's registry; its tasks must be of one collection.
         vocabulary: a vocabulary, or the path of one.
-        query_length: tokens a query is padded and cut to, special tokens included, where its task
-            sets no length of its own.
-        passage_length: the same of passages.
-        output_dir: where the store goes.
-        splits: those of each task that are tokenised where the task has them.
-        passages: name of the passages in SeqIO's registry, where it is not the collection's usual.
+        query_length: length in tokens of queries, including special tokens, unless their task sets
+            one.
+        passage_length: length in tokens of passages.
+        output_dir: directory of the store.
+        splits: splits to tokenise, of the tasks that have them.
+        passages: name of the passages in SeqIO's registry, if not the collection's default.
 
     Returns:
         The store; its tasks are named as in the collection.
 
     Raises:
-        ConfigError: a name that is not registered, tasks of several collections, or a length that
-            leaves no room.
+        ConfigError: an unregistered name, tasks of several collections, or a length that leaves no
+            room for text.
         DataError: the collection or a task is not prepared.
         StorageError: the disk is full or `output_dir` cannot be written.
     """
@@ -100,7 +100,7 @@ def tokenize_collection(
                 for task, split in work
             },
         }
-        # Only where there are any, so that stores of tasks without remain as good as they were.
+        # Only if there are any, so that stores of tasks without them stay valid.
         if own := {task.name: n for task in tasks if (n := task.source.query_length) is not None}:
             inputs["query_lengths"] = own
         reused = _reuse(output_dir, inputs)
@@ -210,7 +210,7 @@ def _write_queries(
 
 
 def _reuse(output_dir: pathlib.Path, inputs: dict[str, Any]) -> TokenStore | None:
-    """The finished store that was made from these inputs, if it is there."""
+    """The finished store from these inputs, if it exists."""
     try:
         if json.loads((output_dir / INPUTS).read_text(encoding="utf-8")) != inputs:
             return None

@@ -93,8 +93,8 @@ class TokenizedQueries:
         query_ids: the source's own ids.
         task: the task's name.
         split: "train", "validation" or "test".
-        fingerprint: of all of the above.
-        collection_fingerprint: of the collection the rows belong to; empty where not known.
+        fingerprint: fingerprint of all of the above.
+        collection_fingerprint: that of the rows' collection; empty if unknown.
     """
 
     ids: Int[np.ndarray, "queries length"]
@@ -120,10 +120,10 @@ class TokenizedQueries:
         length: int,
         vocabulary_size: int,
     ) -> TokenizedQueries:
-        """Packs lists, one of each a query.
+        """Packs lists, one of each kind per query.
 
         Raises:
-            DataError: the lists differ in number, or a query's tokens do not fit.
+            DataError: numbers of lists differ, or a query's tokens do not fit.
         """
         where = f"task {task!r}, split {split!r}"
         array = pack_tokens(tokens, length, vocabulary_size, where, query_ids)
@@ -158,7 +158,7 @@ class TokenizedQueries:
         return TokenArray(self.ids, self.lengths).tokens(rows)
 
     def with_hard_negatives(self, hard_negatives: Ragged) -> TokenizedQueries:
-        """The same queries with other hard negatives (mined ones, say), and a new fingerprint."""
+        """The same queries with other hard negatives, such as mined ones, and a new fingerprint."""
         if len(hard_negatives) != len(self):
             raise DataError(
                 f"{len(hard_negatives)} lists of hard negatives for {len(self)} queries",
@@ -169,7 +169,7 @@ class TokenizedQueries:
 
 
 def id_dtype(vocabulary_size: int) -> np.dtype:
-    """The smallest stored type that holds every id of a vocabulary."""
+    """The smallest stored dtype for all ids of a vocabulary."""
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<i4")
 
 
@@ -180,7 +180,7 @@ def pack_tokens(
     where: str,
     names: Sequence[str],
 ) -> TokenArray:
-    """Pads lists of ids to [lists, length]; `names` tells which list an error is about."""
+    """Pads lists of ids to [lists, length]; `names` identifies lists in errors."""
     lengths = np.fromiter((len(ids) for ids in token_lists), np.int32, len(token_lists))
     bad = np.flatnonzero((lengths < 1) | (lengths > length))
     if len(bad):

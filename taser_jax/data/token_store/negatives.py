@@ -1,7 +1,7 @@
-"""Mined hard negatives on disk: one JSON line a query, readable in an editor.
+"""Mined hard negatives on disk: one JSON line per query, readable in an editor.
 
-A directory holds `<task>.<split>.jsonl`, lines {"query_id": str, "rows": [int], "scores": [float]}
-with the best passage first, and `metadata.json`, which says what they were mined from.
+A directory has `<task>.<split>.jsonl`, lines {"query_id": str, "rows": [int], "scores": [float]}
+with the best passage first, and `metadata.json`, which records their sources.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def write_negatives(
     """Writes one task's split; complete or not at all.
 
     Args:
-        directory: made where absent; other tasks' files in it stay.
+        directory: created if missing; other tasks' files in it stay.
         task: the task's name.
         split: the split's name.
-        query_ids: one a query.
-        rows: rows of the passage store for each query, best first; -1 (no result) is left out.
+        query_ids: one per query.
+        rows: rows of the passage store for each query, best first; -1 (no result) is skipped.
         scores: parallel to `rows`.
-        metadata: what holds for every file of the directory; must have `collection_fingerprint`
-            and `source`.
+        metadata: common to all files of the directory; must have `collection_fingerprint` and
+            `source`.
 
     Returns:
         The file written.
@@ -92,7 +92,7 @@ def write_negatives(
 
 
 def read_metadata(directory: FilePath) -> dict[str, Any]:
-    """What the negatives of a directory were mined from.
+    """The record of how a directory's negatives were mined.
 
     Raises:
         DataError: no such directory, or one of another format version.
@@ -113,17 +113,17 @@ def read_negatives(
     *,
     collection_fingerprint: str | None = None,
 ) -> Ragged:
-    """Mined rows, aligned with `query_ids`; a query the file lacks keeps an empty list.
+    """Mined rows, aligned with `query_ids`; a query that is not in the file has an empty list.
 
     Args:
         directory: where `write_negatives` wrote.
         task: the task's name.
         split: the split's name.
-        query_ids: the queries to read for; others in the file are passed over.
-        collection_fingerprint: of the collection they are to be used with; None does not check.
+        query_ids: the queries to read; others in the file are skipped.
+        collection_fingerprint: that of the collection to use them with; None skips the check.
 
     Raises:
-        DataError: a line that is not as written, a query twice, or none of `query_ids` found.
+        DataError: a malformed line, a repeated query, or none of `query_ids` in the file.
         FingerprintError: mined from another collection.
     """
     metadata = read_metadata(directory)
@@ -143,7 +143,7 @@ def read_negatives(
         for number, line in enumerate(file, start=1):
             query_id, rows = _parse(line, f"{path}:{number}")
             if query_id in found:
-                raise DataError(f"query {query_id!r} a second time", where=f"{path}:{number}")
+                raise DataError(f"query {query_id!r} is repeated", where=f"{path}:{number}")
             found[query_id] = rows
     if query_ids and found.keys().isdisjoint(query_ids):
         raise DataError(
@@ -181,14 +181,14 @@ def _write_metadata(directory: pathlib.Path, metadata: Mapping[str, Any]) -> Non
         for name in new.keys() & old.keys():
             if new[name] != old[name]:
                 raise DataError(
-                    f"holds negatives with {name} {old[name]!r}",
+                    f"it has negatives with {name} {old[name]!r}",
                     where=str(directory),
                     expected=f"{name} {new[name]!r}",
-                    fix="write into a new directory, so that two kinds do not mix",
+                    fix="write to a new directory, to keep the two kinds apart",
                 )
     write_json(directory / METADATA, new)
 
 
 def negatives_path(directory: FilePath, task: str, split: str) -> pathlib.Path:
-    """Where the negatives of one task's split lie."""
+    """The file with the negatives of one task's split."""
     return split_path(directory, task, split, ".jsonl")

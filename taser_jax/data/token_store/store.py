@@ -1,6 +1,6 @@
 """The token store: a tokenised collection as memory-mapped arrays, read with NumPy alone.
 
-A directory that a machine without TensorFlow trains from::
+Training needs only this directory, and no TensorFlow::
 
     passages/ids.npy        [passages, passage_length], uint16 where the vocabulary fits, else int32
     passages/lengths.npy    [passages], int32
@@ -33,15 +33,15 @@ _REMAKE = "make the token store again with `taser tokenize`"
 
 @dataclasses.dataclass(frozen=True)
 class QueriesEntry:
-    """What the metadata says of one task's split.
+    """The metadata of one task's split.
 
     Attributes:
         task: the task's name.
         split: "train", "validation" or "test".
         count: number of queries.
-        length: tokens they are padded to.
-        fingerprint: of their content.
-        normalization: value of a `QueryNormalization`; None where it is not known.
+        length: padded length in tokens.
+        fingerprint: fingerprint of their content.
+        normalization: value of a `QueryNormalization`; None if unknown.
         prompt: token ids between [CLS] and text.
     """
 
@@ -56,21 +56,21 @@ class QueriesEntry:
 
 @dataclasses.dataclass(frozen=True)
 class TokenStoreMetadata:
-    """What `metadata.json` holds.
+    """The content of `metadata.json`.
 
     Attributes:
         collection: name of the collection that was tokenised.
         collection_fingerprint: content fingerprint of its passages.
-        vocabulary_fingerprint: of the vocabulary the ids belong to.
+        vocabulary_fingerprint: fingerprint of the ids' vocabulary.
         vocabulary_size: ids are below it.
-        query_length: tokens a query is padded to, where its task sets none of its own.
-        passage_length: tokens a passage is padded to.
-        num_passages: rows of the store.
+        query_length: padded length of queries, unless their task sets another.
+        passage_length: padded length of passages.
+        num_passages: number of rows.
         passages_fingerprint: of the passages' token ids and lengths.
-        queries: one entry a task and split.
-        fingerprint: of everything in the store.
-        format_version: of the directory's layout.
-        titles: value of a `Titles`; None where it is not known.
+        queries: one entry per task and split.
+        fingerprint: fingerprint of everything in the store.
+        format_version: version of the directory's layout.
+        titles: value of a `Titles`; None if unknown.
     """
 
     collection: str
@@ -108,7 +108,7 @@ class TokenStore:
         """Opens a store that `TokenStoreWriter.finish` has completed.
 
         Raises:
-            DataError: the store is absent, unfinished, damaged or of another format version.
+            DataError: the store is missing, unfinished, damaged or of another format version.
         """
         directory = pathlib.Path(directory)
         metadata = _read_metadata(directory)
@@ -117,7 +117,7 @@ class TokenStore:
 
     @property
     def vocabulary_directory(self) -> pathlib.Path:
-        """Where the vocabulary of the ids is."""
+        """The directory of the ids' vocabulary."""
         return self.directory / "vocabulary"
 
     @property
@@ -158,7 +158,7 @@ class TokenStore:
 
 
 def queries_folder(directory: pathlib.Path, task: str, split: str) -> pathlib.Path:
-    """Where one task's split is, whatever characters its name has."""
+    """The folder of one task's split; escapes special characters of its name."""
     quote = urllib.parse.quote
     return directory / "queries" / quote(task, safe="") / quote(split, safe="")
 
@@ -193,7 +193,7 @@ def _damaged(path: pathlib.Path, error: Exception) -> DataError:
 
 
 def _open_tokens(folder: pathlib.Path, count: int) -> TokenArray:
-    # Lengths are touched at every step and small: read, not mapped.
+    # Lengths are small and used at every step: read, not mapped.
     array = TokenArray(_load(folder / "ids.npy", "r"), _load(folder / "lengths.npy"))
     if not len(array.ids) == len(array.lengths) == count:
         raise DataError(

@@ -1,6 +1,6 @@
-"""What is done to texts before they are tokenised; recorded, so that exports do the same.
+"""Settings for texts before tokenisation; recorded, so that exports apply them too.
 
-Without TensorFlow: training machines read and write these settings.
+This module needs no TensorFlow: training machines read and write these settings.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 
 
 class QueryNormalization(enum.Enum):
-    """What is done to a query before it is tokenised.
+    """Normalisation of a query before tokenisation.
 
     CURLY_APOSTROPHE: ’ becomes ', as in DPR's `normalize_question`.
     """
@@ -20,7 +20,7 @@ class QueryNormalization(enum.Enum):
 
 
 class Titles(enum.Enum):
-    """Whether a passage's title is put before its text."""
+    """Whether a passage's title precedes its text."""
 
     INCLUDE = "include"
     OMIT = "omit"
@@ -31,7 +31,7 @@ class QuerySettings:
     """How a task's queries become tokens, besides vocabulary and length.
 
     Attributes:
-        normalization: what is done to the text.
+        normalization: normalisation of the text.
         prompt: token ids between [CLS] and the text.
     """
 

@@ -1,4 +1,4 @@
-"""Writing a token store; `token_store` says what is in its directory, and reads it."""
+"""Writes a token store; `store` documents its directory and reads it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BLOCK_ROWS = 4096
 
 
 class TokenStoreWriter:
-    """Writes a token store; `finish` makes it one that `TokenStore.open` accepts.
+    """Writes a token store; after `finish`, `TokenStore.open` accepts it.
 
     Example:
         writer = TokenStoreWriter(directory, collection="squad", ..., passage_length=256)
@@ -42,7 +42,7 @@ class TokenStoreWriter:
         store = writer.finish()
 
     Args:
-        directory: made where absent; a finished store there becomes unfinished at once.
+        directory: created if missing; a finished store there becomes unfinished at once.
         collection: see `TokenStoreMetadata`, as all that follow.
         titles: whether passages have them; None where that is not known.
     """
@@ -87,7 +87,7 @@ class TokenStoreWriter:
 
     @property
     def vocabulary_directory(self) -> pathlib.Path:
-        """Where the vocabulary is to be saved."""
+        """The directory to save the vocabulary to."""
         return self.directory / "vocabulary"
 
     def write_passages(self, token_lists: Iterable[Sequence[int]], *, count: int) -> None:
@@ -95,7 +95,7 @@ class TokenStoreWriter:
 
         Args:
             token_lists: ids of each passage, special tokens included, at most `passage_length`.
-            count: how many there are.
+            count: their number.
 
         Raises:
             DataError: more or fewer than `count`; a passage that is empty or too long; an id
@@ -138,7 +138,7 @@ class TokenStoreWriter:
         length: int | None = None,
         settings: QuerySettings | None = None,
     ) -> None:
-        """Writes one task's split; one list of each kind a query.
+        """Writes one task's split, with one list of each kind per query.
 
         Args:
             task: the task's name.
@@ -147,15 +147,15 @@ class TokenStoreWriter:
             tokens: ids of each query, special tokens included.
             positives: rows of the passages, gold first; may be empty outside training.
             hard_negatives: rows of the passages; None means none.
-            length: tokens this task's queries are padded to; the store's `query_length` where None.
-            settings: how texts became tokens; None where that is not known.
+            length: padded length of this task's queries; None means the store's `query_length`.
+            settings: how texts became tokens; None if unknown.
 
         Raises:
             DataError: lists that do not match, or tokens that do not fit.
             StorageError: the disk is full or the directory cannot be written.
         """
         if any((entry.task, entry.split) == (task, split) for entry in self._entries):
-            raise DataError(f"task {task!r}, split {split!r} was written before")
+            raise DataError(f"task {task!r}, split {split!r} is already written")
         queries = TokenizedQueries.from_lists(
             task,
             split,

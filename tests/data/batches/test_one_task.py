@@ -350,7 +350,7 @@ def test_bad_data_is_named(toy, tmp_path):
     none = dataclasses.replace(nq, positives=Ragged.from_lists([[1]] * 3 + [[]] + [[1]] * 46))
     with pytest.raises(DataError, match=r"task 'nq', split 'train': query 'nq-3' has no positive"):
         BatchStream(store, {"nq": none}, with_config(rates={}))
-    with pytest.raises(ConfigError, match="50 negatives a query from 40 passages"):
+    with pytest.raises(ConfigError, match="50 negatives per query from 40 passages"):
         BatchStream(store, tasks, with_config(num_negatives=50))
     other, _ = write_store(tmp_path, {"t": ([[0]], None)})
     with pytest.raises(FingerprintError, match=r"task 'nq'.*was made from collection"):

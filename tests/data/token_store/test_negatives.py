@@ -47,7 +47,7 @@ def test_several_tasks_share_a_directory(tmp_path):
 
 def test_kinds_do_not_mix(tmp_path):
     write(tmp_path)
-    with pytest.raises(DataError, match="holds negatives with source 'bm25'"):
+    with pytest.raises(DataError, match="it has negatives with source 'bm25'"):
         write(tmp_path, metadata=METADATA | {"source": "model"})
     with pytest.raises(FingerprintError, match=r"collection c0\n  expected: collection c1"):
         read_negatives(tmp_path, "squad", "train", ["q0"], collection_fingerprint="c1")
@@ -71,7 +71,7 @@ def test_lists_that_do_not_match(tmp_path):
         ('{"query_id": "q2", "rows": [-1]}', "rows is not a list of rows"),
         ('{"query_id": "q2", "rows": [true]}', "rows is not a list of rows"),
         ('{"query_id": "q2", "rows": "7"}', "rows is not a list of rows"),
-        ('{"query_id": "q1", "rows": []}', "'q1' a second time"),
+        ('{"query_id": "q1", "rows": []}', "'q1' is repeated"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, message):
