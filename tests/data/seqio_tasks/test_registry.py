@@ -142,7 +142,7 @@ def test_mixtures_that_cannot_be_trained_on():
         retrieval.retrieval_tasks("two_collections")
     with pytest.raises(ConfigError, match="'a' and 'again' are the same queries"):
         retrieval.retrieval_tasks("twice")
-    with pytest.raises(ConfigError, match="is no retrieval task"):
+    with pytest.raises(ConfigError, match="is not a retrieval task"):
         retrieval.retrieval_tasks("x_passages")
 
 
