@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from taser_jax.analysis.config import AnalysisConfig
 from taser_jax.analysis.findings import OWN
 from taser_jax.analysis.tables import commitment_table
-from taser_jax.assembly.config import TrainingConfig
-from taser_jax.assembly.plans import MultitaskTraining
+from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.commands.analyze import analyze
@@ -39,7 +38,7 @@ from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.optim.tsage_options import TSageConfig
 from taser_jax.training.checkpoints import CheckpointConfig
 from taser_jax.training.loop import LoopConfig
-from taser_jax.training.step import ObjectiveConfig
+from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.validation import PoolConfig
 
 

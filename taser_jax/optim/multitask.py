@@ -138,7 +138,7 @@ def build_multitask_optimizer(
         total_steps: steps of the run.
 
     Returns:
-        An optimiser for `training.multitask_step`; its state is a `SkipState`.
+        An optimiser for `make_train_step`; its state is a `SkipState`.
     """
     after = build_optimizer(optimizer, params, total_steps=total_steps)
     if reads_task_gradients(config):
