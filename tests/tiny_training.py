@@ -109,10 +109,10 @@ def training_config(
 
 
 GIN_FILE = """\
+include 'runs/train.gin'
 include 'models/bert_tiny.gin'
 include 'models/taser.gin'
 include 'optim/adamw.gin'
-include 'runs/train.gin'
 
 MODEL = @DualEncoderConfig()
 OPTIMIZER = @OptimizerConfig()

@@ -16,8 +16,9 @@ from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.one_task import BatchingConfig, BatchStream
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.encoded import static_task
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.models.dual_encoder import DualEncoder, static_task
+from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
 from taser_jax.records import DevelopmentSets

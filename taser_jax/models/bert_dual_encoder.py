@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from taser_jax.batch import Role, Tokens
+from taser_jax.encoded import Encoded
 from taser_jax.errors import ConfigError
 from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertConfig, BertEncoder, EncoderOutput, block_output
 from taser_jax.models.dual_encoder import (
     Description,
-    Encoded,
     ModelConfig,
     Normalization,
     TowerInit,

@@ -6,8 +6,7 @@ import abc
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, no_type_check
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -15,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from taser_jax.batch import BatchShape, Role, Tokens
+from taser_jax.encoded import Encoded
 from taser_jax.errors import ConfigError
-from taser_jax.expert_use import RoutingStatistics
 from taser_jax.models.transformer import BlockCost, Remat, TransformerConfig
 
 Params = Any
@@ -49,22 +48,6 @@ class Normalization(enum.Enum):
 
     NONE = "none"
     L2 = "l2"
-
-
-# JAX rebuilds pytrees with leaves that are not arrays: shapes are documented here, not checked.
-@no_type_check
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Encoded:
-    """The result of `encode`.
-
-    Attributes:
-        embeddings: their dot products are the scores. [batch, dim], float32.
-        routing: statistics of learned routers; None with Det-R and without experts.
-    """
-
-    embeddings: Float[Array, "batch dim"]
-    routing: RoutingStatistics | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,16 +301,6 @@ class DualEncoder(nn.Module):
         """
         tower = getattr(self, self.config.tower_name(role, task))
         return self.config.embed(tower, tokens, role=role, train=train)
-
-
-def static_task(query_tasks: Sequence[str], task: str | None) -> str | None:
-    """What `encode` is told of a task: nothing where one program serves them all.
-
-    Args:
-        query_tasks: the model's.
-        task: of the queries.
-    """
-    return task if query_tasks else None
 
 
 def mean_over_tokens(

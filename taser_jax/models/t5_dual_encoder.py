@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from taser_jax.batch import Role, Tokens
+from taser_jax.encoded import Encoded
 from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import (
     Description,
-    Encoded,
     ModelConfig,
     Normalization,
     Params,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from taser_jax.batch import Batch, Role, Tokens
-from taser_jax.models.dual_encoder import Encoded, static_task
+from taser_jax.encoded import Encoded, static_task
 from taser_jax.training.grad_cache import encode_in_chunks
 from taser_jax.training.keys import named_key
 from taser_jax.training.objective import Objective, ObjectiveConfig, StepMetrics

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from taser_jax.batch import Batch
+from taser_jax.encoded import Encoded
 from taser_jax.errors import ConfigError
 from taser_jax.expert_use import RoutingStatistics, expert_shares, input_information
-from taser_jax.models.dual_encoder import Encoded
 from taser_jax.training.losses import contrastive_loss
 from taser_jax.training.routing_losses import (
     EntropyKind,

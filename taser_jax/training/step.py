@@ -19,8 +19,8 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from taser_jax.batch import Batch, Tokens
+from taser_jax.encoded import static_task
 from taser_jax.errors import ConfigError
-from taser_jax.models.dual_encoder import static_task
 from taser_jax.optim.skipping import SkipState
 from taser_jax.optim.task_gradients import check_tasks, find_report
 from taser_jax.training.batch_loss import Encoder, make_loss

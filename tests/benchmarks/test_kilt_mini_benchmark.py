@@ -14,11 +14,10 @@ import pytest
 import recipes
 from bert_checkpoints import write_checkpoint
 from small_world import SmallWorld, gin, succeed
-from taser_jax.optim.naive import NaiveConfig
 
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.evaluation import results
-from taser_jax.optim.multitask import Combiner
+from taser_jax.optim.multitask import Combiner, NaiveConfig
 from taser_jax.retrieval.mining import AnswerContaining, Excluded
 
 pytestmark = pytest.mark.slow

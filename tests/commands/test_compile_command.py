@@ -70,7 +70,7 @@ def test_a_small_recipe(tmp_path, capsys):
         (["--topology=v5e:7x9"], "v5e: 1x1, 2x2, 2x4"),
         (["--topology"], "--topology has no value"),
         ([], "--gin.TOPOLOGY=..."),
-        (["--topology=v5e:2x2", "--gin.MESH_FSDP=3"], "a mesh of the 4 devices there are"),
+        (["--topology=v5e:2x2", "--gin.MESH_FSDP=3"], "a mesh of all 4 devices"),
         (["--topology=v5e:2x4", "--gin.BATCH_SIZE=12"], "a multiple of 8"),
         (["--topology=v5e:2x4", "--gin.NUM_CHUNKS=4"], "16 rows in 4 chunks on 8 devices"),
         (["--topology=v5e:2x2", "--gin.TASK_FEATURE_LENGTHS=None"], "no lengths of queries"),
@@ -116,7 +116,7 @@ LARGE_MEMORY = dataclasses.replace(SMALL_MEMORY, arguments=2**34)
 
 
 def compiled(memory: Memory) -> CompiledStep:
-    return CompiledStep(memory, 1.0, 1.0, (), (), 0, ())
+    return CompiledStep(memory, 1.0, 1.0, (), (), ())
 
 
 @pytest.mark.parametrize("raises", [True, False])

@@ -138,7 +138,7 @@ def test_the_file_names_the_tasks_and_files_without_any_stay_as_they_were():
     ("changes", "message"),
     [
         ({"query_tasks": ("nq",)}, "query_tasks with tied towers"),
-        ({**TASKS, "query_tasks": ("nq", "nq")}, "each once"),
+        ({**TASKS, "query_tasks": ("nq", "nq")}, "distinct task names"),
         ({**TASKS, "query_tasks": ("nq/dev",)}, "without a slash"),
         ({**TASKS, "experts": ExpertConfig(num_experts=2)}, "separate towers with experts"),
     ],

@@ -166,7 +166,7 @@ def test_sharded_equals_unsharded():
     ("changes", "message"),
     [
         ({"query_tasks": ("nq",)}, "query_tasks with tied towers"),
-        ({**TASKS, "query_tasks": ("nq", "nq")}, "each once"),
+        ({**TASKS, "query_tasks": ("nq", "nq")}, "distinct task names"),
         ({**TASKS, "query_tasks": ("nq/dev",)}, "without a slash"),
         ({"projection_dim": 0}, "projection_dim is 0"),
         ({"t5": tiny_t5(num_decoder_layers=0)}, "(?s)num_decoder_layers is 0.*ENCODER_MEAN"),
