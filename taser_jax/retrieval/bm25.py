@@ -7,12 +7,12 @@ import enum
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import bm25s
 import numpy as np
 import Stemmer
-from bm25s.stopwords import STOPWORDS_EN
+from bm25s.tokenization import Tokenizer
 
 from taser_jax.artifacts import (
     METADATA,
@@ -107,7 +107,8 @@ class Bm25Index:
         self.config = from_plain(Bm25Config, metadata["config"], str(directory))
         self.fingerprints: dict[str, str] = metadata["fingerprints"]
         self._index = bm25s.BM25.load(directory, mmap=True)
-        self._words = _words_of(self.config)
+        self._tokenizer = _tokenizer(self.config)
+        self._tokenizer.get_vocab_dict().update(self._index.vocab_dict)
 
     def __len__(self) -> int:
         return int(self._index.scores["num_docs"])
@@ -148,12 +149,10 @@ class Bm25Index:
                 )
             return index
 
-        words_of = _words_of(config)
-        vocabulary: dict[str, int] = {}
-        rows = [
-            [vocabulary.setdefault(word, len(vocabulary)) for word in words_of(text)]
-            for text in track(texts, "BM25: words", unit="passage")
-        ]
+        tokenizer = _tokenizer(config)
+        shown = track(texts, "BM25: words", unit="passage")
+        rows = list(tokenizer.streaming_tokenize(shown, allow_empty=False))
+        vocabulary = tokenizer.get_vocab_dict()
         if not vocabulary:
             raise DataError(
                 f"{len(rows)} passages without a single word",
@@ -218,11 +217,11 @@ class Bm25Index:
         rows = np.full((len(texts), k), NO_ROW, np.int32)
         best = np.full((len(texts), k), -np.inf, np.float32)
         shown = track(texts, "BM25: search", unit="query") if len(texts) > _SHOWN else texts
-        for line, text in enumerate(shown):
-            words = sorted(self._index.get_tokens_ids(self._words(text)))
+        ids = self._tokenizer.streaming_tokenize(shown, update_vocab=False, allow_empty=False)
+        for line, words in enumerate(ids):
             if not words:
                 continue
-            scores = self._index.get_scores_from_ids(words)
+            scores = self._index.get_scores_from_ids(sorted(words))
             found = _best_rows(scores, k)
             rows[line, : len(found)] = found
             best[line, : len(found)] = scores[found]
@@ -238,29 +237,16 @@ def _best_rows(scores: np.ndarray, k: int) -> np.ndarray:
     return candidates[np.argsort(-scores[candidates], kind="stable")][:k]
 
 
-def _words_of(config: Bm25Config) -> Callable[[str], list[str]]:
-    """Text -> stems, in order; each distinct word is stemmed once."""
-    stem = (
-        (lambda word: word)
-        if config.stemming is Stemming.NONE
-        else Stemmer.Stemmer(config.stemming.value).stemWord
-    )
-    stopwords = set(STOPWORDS_EN) if config.stopwords is Stopwords.ENGLISH else set()
-    stems: dict[str, str | None] = {}
-
+def _tokenizer(config: Bm25Config) -> Tokenizer:
+    """Text -> ids of stems; each distinct word is stemmed once."""
     strips = config.possessives is Possessives.STRIP
+    stems = config.stemming is not Stemming.NONE
 
-    def words(text: str) -> list[str]:
-        text = text.lower()
-        if strips:
-            text = _POSSESSIVE.sub("", text)
-        found = []
-        for word in _WORD.findall(text):
-            if word not in stems:
-                stems[word] = None if word in stopwords else stem(word)
-            cut = stems[word]
-            if cut is not None:
-                found.append(cut)
-        return found
+    def split(text: str) -> list[str]:
+        return _WORD.findall(_POSSESSIVE.sub("", text) if strips else text)
 
-    return words
+    return Tokenizer(
+        splitter=split,
+        stopwords="en" if config.stopwords is Stopwords.ENGLISH else None,
+        stemmer=Stemmer.Stemmer(config.stemming.value) if stems else None,
+    )
