@@ -21,6 +21,7 @@ from taser_jax.data.prepare.kilt import gold_path
 from taser_jax.data.readers.kilt import KiltQuery, Outputs, read_queries
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.answers import AnswerMatch
+from taser_jax.evaluation.comparisons import compare_rows
 from taser_jax.evaluation.dpr_results import RetrievalResult, RetrievedPassage, write_dpr_results
 from taser_jax.evaluation.kilt import (
     evaluate_pages,
@@ -39,10 +40,12 @@ from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import (
     SystemResult,
     TaskResult,
+    per_query_path,
     read_results,
     write_per_query,
     write_result,
 )
+from taser_jax.evaluation.significance import SignificanceConfig
 from taser_jax.hosts import first_host_only
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.runs import Run
@@ -127,6 +130,7 @@ def evaluate(
     parameters: int | None = None,
     dpr_results: bool = False,
     details: Mapping[str, str] | None = None,
+    significance: SignificanceConfig | None = SignificanceConfig(),
 ) -> SystemResult:
     """Scores a system's runs and rebuilds the table of all systems in `output_dir`.
 
@@ -145,6 +149,7 @@ def evaluate(
         parameters: of the model, for the table.
         dpr_results: also write DPR's results JSON (FiD-ready) for every task.
         details: further columns of the row, name -> text.
+        significance: what the table's rows are tested against; None tests nothing.
 
     Returns:
         The system's row.
@@ -158,8 +163,9 @@ def evaluate(
         run = read_task_run(runs_dir, queries, store)
         with phase(f"evaluate {system} on {task} {split}"):
             evaluation = judge_run(run, queries, heads, config)
-        name = f"{system}.{task}.{split}".replace("/", "-").replace(" ", "_")
-        write_per_query(pathlib.Path(output_dir) / "per_query" / f"{name}.csv", evaluation)
+        per_query = per_query_path(output_dir, system, task, split)
+        write_per_query(per_query, evaluation)
+        name = per_query.stem
         if dpr_results:
             path = pathlib.Path(output_dir) / "dpr_results" / f"{name}.json"
             _write_dpr_results(path, run, queries, store, config)
@@ -182,7 +188,7 @@ def evaluate(
         for name in config.measures
         if any(name in found.values for found in evaluations.values())
     ]
-    write_table(output_dir, by_task=measures[-1])
+    write_table(output_dir, by_task=measures[-1], split=split, significance=significance)
     averages = {
         name: group_averages(
             {
@@ -290,10 +296,26 @@ def write_table(
     *,
     systems: Sequence[str] | None = None,
     by_task: str | None = None,
+    split: str = "test",
+    significance: SignificanceConfig | None = SignificanceConfig(),
 ) -> ResultsTable:
-    """Collects the result files of a directory into table.md, table.csv and table.png."""
+    """Collects the result files of a directory into table.md, table.csv and table.png.
+
+    Args:
+        output_dir: has results/ and per_query/.
+        systems: the rows, in order; None means all, by name.
+        by_task: the measure shown per task.
+        split: whose queries were evaluated.
+        significance: what the rows are tested against; None tests nothing.
+
+    Raises:
+        DataError: no result, or rows of different queries.
+    """
     found = read_results(pathlib.Path(output_dir) / "results", systems)
     table = ResultsTable.of(found, by_task=by_task)
+    if significance is not None:
+        compared = compare_rows(output_dir, found, split=split, config=significance)
+        table = dataclasses.replace(table, comparisons=compared)
     table.write(output_dir, name="table")
     return table
 
@@ -324,4 +346,4 @@ def _write_dpr_results(
     write_dpr_results(path, results())
 
 
-CONFIGURABLES = (EvaluationConfig,)
+CONFIGURABLES = (EvaluationConfig, SignificanceConfig)

@@ -88,23 +88,6 @@ class GroupAverages:
     micro: dict[str, float]
 
 
-@dataclasses.dataclass(frozen=True)
-class PairedComparison:
-    """Difference of two systems on the same queries.
-
-    Attributes:
-        difference: mean of the first minus mean of the second.
-        low: lower end of the interval; 2.5 % of the resamples lie below it.
-        high: upper end; 2.5 % lie above it.
-        p_value: two-sided; twice the share of resamples on the other side of zero.
-    """
-
-    difference: float
-    low: float
-    high: float
-    p_value: float
-
-
 def qrels_of(queries: Iterable[Query]) -> Qrels:
     """Qrels from the positives of queries; omits queries without one, as a qrels file does.
 
@@ -260,48 +243,6 @@ def group_averages(groups: Mapping[str, Evaluation]) -> GroupAverages:
         micro={
             m: float(np.concatenate([e.values[m] for e in evaluations]).mean()) for m in measures
         },
-    )
-
-
-def paired_bootstrap(
-    first: Evaluation,
-    second: Evaluation,
-    measure: str,
-    *,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> PairedComparison:
-    """Tests the difference of two systems by resampling the queries.
-
-    Source: Sakai, SIGIR 2006, "Evaluating evaluation metrics based on the bootstrap"; here the
-    percentile interval of the mean difference.
-
-    Args:
-        first: one system's evaluation.
-        second: the other's, on the same queries in the same order.
-        measure: the measure to compare.
-        resamples: bootstrap samples.
-        seed: seed of the resampling, which decides the result.
-
-    Raises:
-        DataError: the queries differ, or a system lacks the measure.
-    """
-    if first.query_ids != second.query_ids:
-        raise DataError(
-            "the two systems were evaluated on different queries",
-            where="paired bootstrap",
-            expected="the same queries in the same order",
-        )
-    if measure not in first.values or measure not in second.values:
-        raise DataError(f"no measure {measure!r} in both evaluations", where="paired bootstrap")
-    differences = first.values[measure] - second.values[measure]
-    count = len(differences)
-    rng = np.random.default_rng(seed)
-    means = np.array([differences[rng.integers(0, count, count)].mean() for _ in range(resamples)])
-    low, high = np.quantile(means, [0.025, 0.975])
-    other_side = min((means <= 0).mean(), (means >= 0).mean())
-    return PairedComparison(
-        float(differences.mean()), float(low), float(high), float(min(1.0, 2 * other_side))
     )
 
 

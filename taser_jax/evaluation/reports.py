@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from taser_jax.artifacts import FilePath, replacing, write_text
 from taser_jax.errors import DataError
+from taser_jax.evaluation.comparisons import AVERAGE, ComparedRows, Comparisons
 from taser_jax.evaluation.results import SystemResult
 
-AVERAGE = "average"
 LEGEND = (
     "In percent. R@k: queries with a relevant passage (by answers: one that contains an answer) "
     "among the first k."
@@ -44,12 +44,14 @@ class ResultsTable:
         measures: the measures to show, in order.
         tasks: the tasks to show and to average over, in order.
         by_task: the measure shown per task where there is no room for all measures.
+        comparisons: shown behind the figures; None shows none.
     """
 
     results: Sequence[SystemResult]
     measures: Sequence[str]
     tasks: Sequence[str]
     by_task: str
+    comparisons: Comparisons | None = None
 
     @classmethod
     def of(
@@ -134,6 +136,13 @@ class ResultsTable:
                 ],
                 width,
             )
+        if compared := self._compared(AVERAGE):
+            lines += [
+                "",
+                f"{compared.title}:",
+                "",
+                *_aligned(compared.header, compared.lines, width),
+            ]
         return "\n".join([*lines, "", LEGEND])
 
     def to_markdown(self) -> str:
@@ -147,6 +156,7 @@ class ResultsTable:
                 [[self.mean(r, measure) for measure in self.measures] for r in self.results],
                 [[r.details.get(name, _NONE) for name in details] for r in self.results],
             ),
+            *self._compared_block(AVERAGE),
         ]
         for task in self.tasks if len(self.tasks) > 1 else ():
             blocks += [
@@ -157,6 +167,7 @@ class ResultsTable:
                     [[r.value(measure, task) for measure in self.measures] for r in self.results],
                     [[] for _ in self.results],
                 ),
+                *self._compared_block(task),
             ]
         return "\n\n".join([*blocks, LEGEND]) + "\n"
 
@@ -165,16 +176,20 @@ class ResultsTable:
         details = self._detail_names()
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["system", "parameters", "task", "queries", *self.measures, *details])
+        names = ["system", "parameters", "task", "queries", *self.measures, *details]
+        compared = self.comparisons
+        writer.writerow([*names, *(compared.csv_names(self.measures) if compared else ())])
         for result in self.results:
             first = [result.system, "" if result.parameters is None else result.parameters]
             last = [result.details.get(name, "") for name in details]
             for task in self.tasks:
                 queries = result.tasks[task].num_queries if task in result.tasks else ""
                 values = [_fraction(result.value(measure, task)) for measure in self.measures]
-                writer.writerow([*first, task, queries, *values, *last])
+                tested = self._csv_values(result, task)
+                writer.writerow([*first, task, queries, *values, *last, *tested])
             values = [_fraction(self.mean(result, measure)) for measure in self.measures]
-            writer.writerow([*first, AVERAGE, "", *values, *last])
+            tested = self._csv_values(result, AVERAGE)
+            writer.writerow([*first, AVERAGE, "", *values, *last, *tested])
         return text.getvalue()
 
     def plot(self) -> Figure:
@@ -210,6 +225,23 @@ class ResultsTable:
         with replacing(base / f"{name}.png") as scratch:
             self.plot().savefig(scratch, format="png")
         return base / f"{name}.md"
+
+    def _compared(self, task: str) -> ComparedRows | None:
+        names = [result.system for result in self.results]
+        return self.comparisons.rows(names, task, self.measures) if self.comparisons else None
+
+    def _compared_block(self, task: str) -> list[str]:
+        """Markdown of the rows that are compared on a task; nothing where none is."""
+        compared = self._compared(task)
+        if compared is None:
+            return []
+        lines = [compared.header, ["---"] + ["---:"] * (len(compared.header) - 1), *compared.lines]
+        return [f"{compared.title}:", "\n".join(map(_markdown_line, lines))]
+
+    def _csv_values(self, result: SystemResult, task: str) -> list[str]:
+        if self.comparisons is None:
+            return []
+        return self.comparisons.csv_values(result.system, task, self.measures)
 
     def _average_title(self) -> str:
         if len(self.tasks) == 1:
@@ -275,9 +307,11 @@ def _markdown(
                 line[column] = f"**{line[column]}**"
     lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
     lines += [first + line + last for first, line, last in zip(before, shown, after, strict=True)]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
+    return "\n".join(map(_markdown_line, lines))
+
+
+def _markdown_line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _bars(

@@ -149,6 +149,12 @@ def read_results(directory: FilePath, systems: Sequence[str] | None = None) -> l
     return results
 
 
+def per_query_path(directory: FilePath, system: str, task: str, split: str) -> pathlib.Path:
+    """The file of a system's values by query, below the directory of a table."""
+    name = f"{system}.{task}.{split}".replace("/", "-").replace(" ", "_")
+    return pathlib.Path(directory) / "per_query" / f"{name}.csv"
+
+
 def write_per_query(path: FilePath, evaluation: Evaluation) -> None:
     """Writes one line per query: its id and each measure, as shortest exact decimals."""
     with replacing(path) as scratch, open(scratch, "w", encoding="utf-8", newline="") as file:

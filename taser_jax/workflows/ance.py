@@ -119,7 +119,12 @@ def pipeline_ance(
         retriever = _finished(pathlib.Path(warm_up_dir), branch_after, setting.second_mining)
     for episode in numbered:
         retriever = run.episode(episode, retriever, rows, is_last=episode is numbered[-1])
-    table = write_table(output_dir, systems=rows, by_task=setting.evaluation.measures[0])
+    table = write_table(
+        output_dir,
+        systems=rows,
+        by_task=setting.evaluation.measures[0],
+        significance=setting.significance,
+    )
     print("\n" + table.to_text())
     logger.info("table: %s (and .csv, .png)", output_dir / "table.md")
     return table

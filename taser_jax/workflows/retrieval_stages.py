@@ -166,6 +166,7 @@ class RetrievalStages:
                 config=setting.evaluation,
                 parameters=parameters,
                 details=details,
+                significance=setting.significance,
                 **self._common,
             )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.commands.inputs import check_known
+from taser_jax.evaluation.significance import SignificanceConfig
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import EncodeConfig
@@ -79,6 +80,7 @@ class Setting:
         bm25: its parameters.
         hybrid: depth and candidates for α.
         hybrid_measure: what α maximises on the development split.
+        significance: what the table's rows are tested against; None tests nothing.
         k: results a query.
         tasks: None means all.
         own_passage_tasks: tasks whose queries are passages, too, and never find themselves.
@@ -97,6 +99,7 @@ class Setting:
     bm25: Bm25Config = Bm25Config()
     hybrid: HybridConfig = HybridConfig()
     hybrid_measure: str = "R@20"
+    significance: SignificanceConfig | None = SignificanceConfig()
     k: int = 100
     tasks: Sequence[str] | None = None
     own_passage_tasks: Sequence[str] = ()

@@ -22,6 +22,7 @@ from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.evaluation.significance import SignificanceConfig
 from taser_jax.progress import logger
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import EncodeConfig
@@ -99,7 +100,12 @@ def pipeline_taser(
             order.append(comparison.round(name, system, number))
     for name in hybrid_systems:
         order.append(comparison.add_bm25(name, rounds))
-    table = write_table(output_dir, systems=order, by_task=setting.evaluation.measures[-1])
+    table = write_table(
+        output_dir,
+        systems=order,
+        by_task=setting.evaluation.measures[-1],
+        significance=setting.significance,
+    )
     print("\n" + table.to_text())
     logger.info("table: %s (and .csv, .png)", output_dir / "table.md")
     return table
@@ -336,6 +342,7 @@ CONFIGURABLES = (
     Bm25Config,
     EncodeConfig,
     EvaluationConfig,
+    SignificanceConfig,
     HybridConfig,
     MiningConfig,
     Setting,

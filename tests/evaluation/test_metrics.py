@@ -11,7 +11,6 @@ from taser_jax.evaluation.metrics import (
     evaluate_qrels,
     group_averages,
     hit_measures,
-    paired_bootstrap,
     qrels_of,
 )
 from taser_jax.records import Query
@@ -159,27 +158,6 @@ def test_macro_and_micro():
         group_averages({})
     with pytest.raises(DataError, match="measures differ or are missing"):
         group_averages({**groups, "P20": Evaluation(("e",), {"R@5": np.array([0.0])})})
-
-
-def test_paired_bootstrap():
-    rng = np.random.default_rng(0)
-    ids = tuple(map(str, range(200)))
-    first = Evaluation(ids, {"R@1": (rng.random(200) < 0.7).astype(float)})
-    second = Evaluation(ids, {"R@1": (rng.random(200) < 0.5).astype(float)})
-    result = paired_bootstrap(first, second, "R@1", resamples=2000)
-    difference = first.values["R@1"] - second.values["R@1"]
-    # The normal approximation is the oracle: 200 bounded differences are close to it.
-    half = 1.96 * difference.std() / np.sqrt(200)
-    assert result.difference == pytest.approx(difference.mean())
-    assert result.low == pytest.approx(difference.mean() - half, abs=0.02)
-    assert result.high == pytest.approx(difference.mean() + half, abs=0.02)
-    assert result.p_value < 0.01
-    assert paired_bootstrap(first, first, "R@1", resamples=100).p_value == 1
-    assert paired_bootstrap(first, second, "R@1", resamples=2000) == result
-    with pytest.raises(DataError, match="different queries"):
-        paired_bootstrap(first, Evaluation(ids[::-1], first.values), "R@1")
-    with pytest.raises(DataError, match="no measure 'MRR'"):
-        paired_bootstrap(first, second, "MRR")
 
 
 def test_qrels_of_queries():

@@ -1,0 +1,130 @@
+"""Paired tests of two systems: over queries against a loop, over seeds against SciPy's own test."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.evaluation.significance import (
+    SignificanceConfig,
+    bootstrap_over_tasks,
+    paired_bootstrap,
+    paired_over_seeds,
+    resampled_means,
+)
+
+
+def test_paired_bootstrap():
+    rng = np.random.default_rng(0)
+    ids = tuple(map(str, range(200)))
+    first = Evaluation(ids, {"R@1": (rng.random(200) < 0.7).astype(float)})
+    second = Evaluation(ids, {"R@1": (rng.random(200) < 0.5).astype(float)})
+    result = paired_bootstrap(first, second, "R@1", resamples=2000)
+    difference = first.values["R@1"] - second.values["R@1"]
+    # The normal approximation is the oracle: 200 bounded differences are close to it.
+    half = 1.96 * difference.std() / np.sqrt(200)
+    assert result.difference == pytest.approx(difference.mean())
+    assert result.low == pytest.approx(difference.mean() - half, abs=0.02)
+    assert result.high == pytest.approx(difference.mean() + half, abs=0.02)
+    assert result.p_value < 0.01
+    assert paired_bootstrap(first, first, "R@1", resamples=100).p_value == 1
+    assert paired_bootstrap(first, second, "R@1", resamples=2000) == result
+    with pytest.raises(DataError, match="different queries"):
+        paired_bootstrap(first, Evaluation(ids[::-1], first.values), "R@1")
+    with pytest.raises(DataError, match="no measure 'MRR'"):
+        paired_bootstrap(first, second, "MRR")
+
+
+def test_resampled_means_are_those_of_drawn_rows():
+    """Every sample by a loop over its rows, from the same generator; columns share samples."""
+    values = np.random.default_rng(1).normal(size=(23, 3))
+    found = resampled_means(values, 600, 7)
+    rng = np.random.default_rng(7)
+    expected = []
+    for size in (256, 256, 88):
+        expected += [values[rows].mean(axis=0) for rows in rng.integers(0, 23, (size, 23))]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def evaluation(values, measure="R@1", prefix="q"):
+    ids = tuple(f"{prefix}{number}" for number in range(len(values)))
+    return Evaluation(ids, {measure: np.asarray(values, np.float64)})
+
+
+def test_the_mean_over_tasks_counts_each_task_once():
+    """Variance of a mean of independent task means: the sum of theirs, by the number squared."""
+    rng = np.random.default_rng(2)
+    sizes = {"large": 900, "small": 40}
+    first, second = (
+        {task: evaluation(rng.random(size)) for task, size in sizes.items()} for _ in range(2)
+    )
+    tasks, averages = bootstrap_over_tasks(first, second, ["R@1"])
+    differences = {task: first[task].values["R@1"] - second[task].values["R@1"] for task in sizes}
+    for task, comparisons in tasks.items():
+        assert comparisons["R@1"].difference == pytest.approx(differences[task].mean())
+    means = [values.mean() for values in differences.values()]
+    variance = sum(values.var() / len(values) for values in differences.values()) / 4
+    found = averages["R@1"]
+    assert found.difference == pytest.approx(np.mean(means))
+    assert found.high - found.low == pytest.approx(2 * 1.96 * variance**0.5, rel=0.05)
+    # What a task draws does not depend on the tasks beside it.
+    alone, _ = bootstrap_over_tasks({"small": first["small"]}, {"small": second["small"]}, ["R@1"])
+    assert alone["small"] == tasks["small"]
+
+
+def test_a_task_without_a_measure_has_no_part_in_its_mean():
+    pages = evaluation([1.0, 0.0], "PageRprec")
+    both = Evaluation(("a",), {"R@1": np.ones(1), "PageRprec": np.zeros(1)})
+    zero = Evaluation(("a",), {"R@1": np.zeros(1), "PageRprec": np.zeros(1)})
+    tasks, averages = bootstrap_over_tasks(
+        {"aida": pages, "nq": both}, {"aida": pages, "nq": zero}, ["R@1", "PageRprec"]
+    )
+    assert set(tasks["aida"]) == {"PageRprec"}
+    assert averages["R@1"].difference == 1.0
+    assert averages["PageRprec"].difference == 0.0
+
+
+def test_no_difference_is_not_significant_and_a_sure_one_is():
+    ones, zeros = evaluation(np.ones(30)), evaluation(np.zeros(30))
+    assert paired_bootstrap(ones, ones, "R@1").p_value == 1.0
+    sure = paired_bootstrap(ones, zeros, "R@1")
+    assert (sure.difference, sure.low, sure.high, sure.p_value) == (1.0, 1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 7])
+def test_over_seeds_equals_scipys_paired_test(seeds):
+    rng = np.random.default_rng(seeds)
+    first, second = rng.normal(0.6, 0.02, seeds), rng.normal(0.58, 0.02, seeds)
+    found = paired_over_seeds(first.tolist(), second.tolist())
+    expected = stats.ttest_rel(first, second)
+    interval = expected.confidence_interval(0.95)
+    assert found.difference == pytest.approx((first - second).mean())
+    assert found.p_value == pytest.approx(expected.pvalue)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+
+
+def test_by_hand_over_two_seeds():
+    found = paired_over_seeds([0.5, 0.7], [0.4, 0.5])
+    assert found.difference == pytest.approx(0.15)
+    assert found.high == pytest.approx(0.15 + 12.7062 * 0.05, rel=1e-4)
+
+
+def test_equal_differences_under_every_seed():
+    assert paired_over_seeds([0.5, 0.75], [0.5, 0.75]).p_value == 1.0
+    sure = paired_over_seeds([0.5, 0.75], [0.25, 0.5])
+    assert (sure.low, sure.high, sure.p_value) == (0.25, 0.25, 0.0)
+
+
+def test_bad_input():
+    with pytest.raises(DataError, match=r"task 'nq'"):
+        bootstrap_over_tasks(
+            {"nq": evaluation([1.0])}, {"nq": evaluation([1.0], prefix="x")}, ["R@1"]
+        )
+    with pytest.raises(DataError, match="tasks nq and squad"):
+        bootstrap_over_tasks({"nq": evaluation([1.0])}, {"squad": evaluation([1.0])}, ["R@1"])
+    for first, second in (([0.5], [0.4]), ([0.5, 0.6], [0.4])):
+        with pytest.raises(DataError, match="the same seeds of both systems"):
+            paired_over_seeds(first, second)
+    with pytest.raises(ConfigError, match="0 resamples"):
+        SignificanceConfig(resamples=0)
