@@ -37,6 +37,7 @@ DATA = [
     "bm25s>=0.3.16,<0.4",
     "PyStemmer>=3.1,<4",
     "ir-measures>=0.4.3,<0.5",
+    "scipy>=1.13,<2",
     "tokenizers>=0.23,<0.24",
     "sentencepiece>=0.2.1,<0.3",
     "regex",

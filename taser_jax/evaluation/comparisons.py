@@ -20,6 +20,7 @@ from taser_jax.evaluation.significance import (
     bootstrap_over_tasks,
     paired_over_seeds,
 )
+from taser_jax.progress import logger
 
 AVERAGE = "average"
 _NONE = "-"
@@ -67,7 +68,7 @@ class Comparisons:
             cells = cells[: len(header) - 1]
             if any(cell != _NONE for cell in cells):
                 lines.append([system, *cells])
-        title = f"Difference to {self.baseline}, with its 95% interval over queries"
+        title = f"Difference from {self.baseline}, 95% interval and p over queries"
         title += " and over seeds" if over_seeds else ""
         return ComparedRows(title, header, lines) if lines else None
 
@@ -121,6 +122,10 @@ def compare_rows(
     """
     name = config.baseline or results[0].system
     baseline = next((result for result in results if result.system == name), None)
+    if baseline is None:
+        # Rows are evaluated one by one: the baseline's may be yet to come.
+        rows = ", ".join(result.system for result in results)
+        logger.warning("BASELINE %r is not a row (%s): no row is tested against it", name, rows)
     of_baseline = _by_task(directory, baseline, split) if baseline else {}
     if baseline is None or not of_baseline:
         return None
@@ -138,6 +143,7 @@ def compare_rows(
             {task: of_baseline[task] for task in shared},
             measures,
             config,
+            where=f"rows {result.system!r} and {baseline.system!r}",
         )
         for task, found in by_task.items():
             over_queries |= {(result.system, task, name): one for name, one in found.items()}
@@ -195,9 +201,9 @@ def _tasks_with(measure: str, tasks: Sequence[str], results: Sequence[SystemResu
 
 
 def _shown(value: PairedComparison | None) -> str:
-    """In points; a star where the interval leaves zero out."""
+    """The difference and its interval in points, and the p-value."""
     if value is None:
         return _NONE
-    star = "*" if value.low > 0 or value.high < 0 else ""
     points = [f"{100 * number:+.1f}" for number in (value.difference, value.low, value.high)]
-    return f"{points[0]} [{points[1]}, {points[2]}]{star}"
+    p_value = "p < 0.001" if value.p_value < 0.001 else f"p {value.p_value:.3f}"
+    return f"{points[0]} [{points[1]}, {points[2]}] {p_value}"

@@ -97,6 +97,8 @@ def bootstrap_over_tasks(
     second: Mapping[str, Evaluation],
     measures: Sequence[str],
     config: SignificanceConfig = SignificanceConfig(),
+    *,
+    where: str = "paired bootstrap",
 ) -> tuple[dict[str, dict[str, PairedComparison]], dict[str, PairedComparison]]:
     """Tests the differences of two systems on each task, and that of their means over tasks.
 
@@ -108,6 +110,7 @@ def bootstrap_over_tasks(
         second: the other's; the same tasks, and in each the same queries in the same order.
         measures: those to compare; a task without one has no part in its mean.
         config: resamples and seed.
+        where: what is compared, for messages.
 
     Returns:
         Task -> measure -> comparison; and measure -> comparison of the means.
@@ -118,7 +121,7 @@ def bootstrap_over_tasks(
     if first.keys() != second.keys():
         raise DataError(
             f"tasks {', '.join(first)} and {', '.join(second)}",
-            where="paired bootstrap",
+            where=where,
             expected="the same tasks",
         )
     tasks: dict[str, dict[str, PairedComparison]] = {}
@@ -129,8 +132,10 @@ def bootstrap_over_tasks(
         ]
         if not shared:
             continue
-        where = f"paired bootstrap, task {task!r}"
-        columns = [_differences(first[task], second[task], name, where=where) for name in shared]
+        columns = [
+            _differences(first[task], second[task], name, where=f"{where}, task {task!r}")
+            for name in shared
+        ]
         differences = np.stack(columns, axis=1)
         # Each task draws apart from the others, whatever else the table holds.
         task_seed = [config.seed, zlib.crc32(task.encode("utf-8"))]
@@ -204,7 +209,7 @@ def _differences(
 ) -> Float64[np.ndarray, " queries"]:
     if first.query_ids != second.query_ids:
         raise DataError(
-            "the two systems were evaluated on different queries",
+            f"the two systems were evaluated on different queries: {_unequal(first, second)}",
             where=where,
             expected="the same queries in the same order",
             fix="evaluate both on the same split of the same collection",
@@ -212,6 +217,16 @@ def _differences(
     if measure not in first.values or measure not in second.values:
         raise DataError(f"no measure {measure!r} in both evaluations", where=where)
     return first.values[measure] - second.values[measure]
+
+
+def _unequal(first: Evaluation, second: Evaluation) -> str:
+    """What only one of two evaluations has, with an example of each side."""
+    sides = []
+    for name, one, other in (("first", first, second), ("second", second, first)):
+        known = set(other.query_ids)
+        if only := [id for id in one.query_ids if id not in known]:
+            sides.append(f"{len(only):,} of the {name} alone, such as {only[0]!r}")
+    return "; ".join(sides) or "the same ids in another order"
 
 
 def _comparison(

@@ -166,7 +166,8 @@ class RetrievalStages:
                 config=setting.evaluation,
                 parameters=parameters,
                 details=details,
-                significance=setting.significance,
+                # Rows are tested once all are there.
+                significance=None,
                 **self._common,
             )
 

@@ -1,0 +1,141 @@
+"""Rows of a table against its baseline: which are compared, on what, and how it is shown."""
+
+import csv
+import io
+import pathlib
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from taser_jax.commands.evaluate import write_table
+from taser_jax.errors import DataError
+from taser_jax.evaluation.comparisons import AVERAGE, compare_rows
+from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.evaluation.results import (
+    SystemResult,
+    TaskResult,
+    per_query_path,
+    read_results,
+    write_per_query,
+    write_result,
+)
+from taser_jax.evaluation.significance import SignificanceConfig, paired_bootstrap
+
+MEASURES = ("R@1", "R@20")
+
+
+def evaluation(share: float, count: int, seed: int, prefix: str = "q") -> Evaluation:
+    rng = np.random.default_rng(seed)
+    values = {name: (rng.random(count) < share).astype(np.float64) for name in MEASURES}
+    return Evaluation(tuple(f"{prefix}{number}" for number in range(count)), values)
+
+
+def write(directory: pathlib.Path, system: str, tasks: dict[str, Evaluation]) -> None:
+    for task, found in tasks.items():
+        write_per_query(per_query_path(directory, system, task, "test"), found)
+    results = {task: TaskResult.of(found) for task, found in tasks.items()}
+    write_result(directory / "results", SystemResult(system, results))
+
+
+def compared(directory: pathlib.Path, **config):
+    results = read_results(directory / "results")
+    return compare_rows(directory, results, split="test", config=SignificanceConfig(**config))
+
+
+@pytest.fixture
+def rows(tmp_path: pathlib.Path) -> dict[str, dict[str, Evaluation]]:
+    """BM25 and TASER on two tasks, a model of one task on one of them; written to `tmp_path`."""
+    rows = {
+        "BM25": {"nq": evaluation(0.5, 300, 0), "squad": evaluation(0.7, 60, 1)},
+        "TASER": {"nq": evaluation(0.7, 300, 2), "squad": evaluation(0.7, 60, 3)},
+        "nq alone": {"nq": evaluation(0.6, 300, 4)},
+    }
+    for system, tasks in rows.items():
+        write(tmp_path, system, tasks)
+    return rows
+
+
+def test_every_row_is_tested_on_the_tasks_it_shares(rows, tmp_path):
+    found = compared(tmp_path)
+    assert found.baseline == "BM25"
+    assert {key[:2] for key in found.queries} == {
+        *(("TASER", task) for task in ("nq", "squad", AVERAGE)),
+        # Its average would be of other tasks than the baseline's.
+        ("nq alone", "nq"),
+    }
+    effect = found.queries["TASER", "nq", "R@1"]
+    by_hand = rows["TASER"]["nq"].values["R@1"].mean() - rows["BM25"]["nq"].values["R@1"].mean()
+    assert effect.difference == pytest.approx(by_hand)
+    # Another draw of the same distribution: the ends of an interval vary by its resampling alone.
+    again = paired_bootstrap(rows["TASER"]["nq"], rows["BM25"]["nq"], "R@1", seed=5)
+    assert effect.low == pytest.approx(again.low, abs=0.005)
+    assert effect.high == pytest.approx(again.high, abs=0.005)
+    reversed_rows = compared(tmp_path, baseline="TASER")
+    assert reversed_rows.queries["BM25", "nq", "R@1"].difference == pytest.approx(-by_hand)
+
+
+def test_over_seeds_of_the_same_comparison(rows, tmp_path):
+    others = [tmp_path / f"seed-{seed}" for seed in (1, 2)]
+    averages = {"BM25": [], "TASER": []}
+    for number, directory in enumerate(others):
+        for place, system in enumerate(averages):
+            tasks = {
+                "nq": evaluation(0.5 + 0.1 * place, 300, 10 * number + place + 20),
+                "squad": evaluation(0.7, 60, 10 * number + place + 40),
+            }
+            write(directory, system, tasks)
+    for directory in (tmp_path, *others):
+        for row in read_results(directory / "results"):
+            if row.system in averages:
+                averages[row.system].append(row.mean("R@20", ["nq", "squad"]))
+    found = compared(tmp_path, seed_dirs=tuple(map(str, others)))
+    expected = stats.ttest_rel(averages["TASER"], averages["BM25"])
+    assert found.seeds["TASER", "R@20"].p_value == pytest.approx(expected.pvalue)
+    # The other seeds lack the row.
+    assert not [key for key in found.seeds if key[0] == "nq alone"]
+    table = ResultsTable.of(read_results(tmp_path / "results"))
+    shown = found.rows([row.system for row in table.results], AVERAGE, MEASURES)
+    assert shown.header == ["system", *MEASURES, "R@1 (seeds)", "R@20 (seeds)"]
+    assert "over queries and over seeds" in shown.title
+
+
+def test_the_table_shows_difference_interval_and_p(rows, tmp_path):
+    table = write_table(tmp_path)
+    effect = compared(tmp_path).queries["TASER", "nq", "R@1"]
+    points = [f"{100 * value:+.1f}" for value in (effect.difference, effect.low, effect.high)]
+    assert effect.p_value < 0.001
+    cell = f"{points[0]} [{points[1]}, {points[2]}] p < 0.001"
+    markdown = (tmp_path / "table.md").read_text()
+    assert "Difference from BM25, 95% interval and p over queries:" in markdown
+    assert f"| TASER | {cell} |" in markdown
+    assert "Difference from BM25" in table.to_text()
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
+    by_row = {(line["system"], line["task"]): line for line in lines}
+    line = by_row["TASER", "nq"]
+    parts = ("difference", "low", "high", "p")
+    assert [float(line[f"R@1 vs baseline {part}"]) for part in parts] == pytest.approx(
+        [effect.difference, effect.low, effect.high, effect.p_value], abs=1e-6
+    )
+    assert by_row["BM25", "nq"]["R@1 vs baseline p"] == ""
+    assert by_row["nq alone", AVERAGE]["R@1 vs baseline p"] == ""
+    write_table(tmp_path, significance=None)
+    assert "Difference" not in (tmp_path / "table.md").read_text()
+
+
+def test_rows_of_other_queries_are_refused_by_name(rows, tmp_path):
+    write(tmp_path, "TASER", {"nq": evaluation(0.7, 299, 2), "squad": rows["TASER"]["squad"]})
+    with pytest.raises(DataError) as refused:
+        compared(tmp_path)
+    message = str(refused.value)
+    assert "rows 'TASER' and 'BM25', task 'nq'" in message
+    assert "1 of the second alone, such as 'q299'" in message
+    write(tmp_path, "TASER", {"nq": evaluation(0.7, 300, 2, prefix="x")})
+    with pytest.raises(DataError, match="300 of the first alone, such as 'x0'; 300 of the second"):
+        compared(tmp_path)
+
+
+def test_a_baseline_that_is_no_row_yet(rows, tmp_path, caplog):
+    assert compared(tmp_path, baseline="DPR") is None
+    assert "BASELINE 'DPR' is not a row (BM25, nq alone, TASER)" in caplog.text
