@@ -295,9 +295,10 @@ def _shared(
 ) -> Iterator[KiltQuery]:
     """Those whose hash falls into the split."""
     pattern = options.split_groups.get(task)
+    shares = options.task_shares.get(task, options.shares)
     for query in queries:
         group = group_of(query.id, pattern, query.where)
-        if split_of(group, task=task, splits=splits, shares=options.shares) == split:
+        if split_of(group, task=task, splits=splits, shares=shares) == split:
             yield query
 
 

@@ -28,6 +28,7 @@ class KiltOptions:
         left_words: words kept before the mention.
         dialogue_turns: task -> number of last turns that are kept.
         shares: shares of the splits if one file has several.
+        task_shares: task -> shares of its splits, in place of `shares`.
         validation_last: number of queries at the end of a file with several splits that are its
             validation split, instead of a share (TACO-DR: the last 500 of each training file); 0
             uses the shares.
@@ -46,6 +47,7 @@ class KiltOptions:
     left_words: int = 64
     dialogue_turns: Mapping[str, int] = dataclasses.field(default_factory=dict)
     shares: Mapping[str, float] = dataclasses.field(default_factory=lambda: dict(_SHARES))
+    task_shares: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     split_groups: Mapping[str, str] = dataclasses.field(default_factory=dict)
     train_samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
     validation_last: int = 0
@@ -68,4 +70,4 @@ class KiltOptions:
     def tasks(self) -> set[str]:
         """All tasks that the options name."""
         named = (self.page_gold_tasks, self.entity_tasks, self.dialogue_turns)
-        return set().union(*named, self.split_groups, self.train_samples)
+        return set().union(*named, self.task_shares, self.split_groups, self.train_samples)

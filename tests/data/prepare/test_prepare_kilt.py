@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import SPLITS, PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare import kilt
 from taser_jax.data.prepare.kilt import dialogue_input, entity_input, gold_path, prepare_kilt
 from taser_jax.data.prepare.kilt_gold import Gold
@@ -227,6 +227,19 @@ def test_what_is_not_validation_goes_by_shares_still(tmp_path):
     parts = {split: _ids(tmp_path, split) for split in ("train", "test")}
     assert sorted(parts["train"] + parts["test"]) == sorted(f"q{i}" for i in range(50))
     assert len(parts["train"]) > len(parts["test"]) > 0
+
+
+def test_a_task_may_have_shares_of_its_own(tmp_path):
+    path = _queries(tmp_path, *(_query(f"q{i}", _at("7")) for i in range(60)))
+    own = {"train": 1.0, "validation": 1.0, "test": 8.0}
+    _prepare(tmp_path, {"t": path}, task_shares={"t": own})
+    splits = {split: _ids(tmp_path, split) for split in own}
+    for number in range(60):
+        split = split_of(f"q{number}", task="t", splits=SPLITS, shares=own)
+        assert f"q{number}" in splits[split]
+    assert len(splits["test"]) > 30
+    with pytest.raises(ConfigError, match="options for other"):
+        _prepare(tmp_path, {"t": path}, task_shares={"other": own})
 
 
 def test_what_an_earlier_version_prepared_is_prepared_again(tmp_path, monkeypatch):
