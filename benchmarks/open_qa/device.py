@@ -41,7 +41,8 @@ from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import Embeddings, EncodeConfig
 from taser_jax.retrieval.exact import ExactSearcher
-from taser_jax.retrieval.mining import MiningConfig, mine_negatives
+from taser_jax.retrieval.mining import mine_negatives
+from taser_jax.retrieval.mining_options import MiningConfig
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.searcher import Searcher

@@ -10,12 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from taser_jax.batch import Batch
+from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.one_task import BatchingConfig
 from taser_jax.data.batches.prefetch import prefetch
 from taser_jax.data.batches.schedule import rates_from_weights
 from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
-from taser_jax.data.token_store.negatives import negatives_path, read_negatives
+from taser_jax.data.token_store.negatives import (
+    QueryNegatives,
+    negatives_path,
+    read_negatives,
+)
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import ModelConfig
@@ -34,6 +39,8 @@ def training_queries(
     split: str = "train",
 ) -> dict[str, TokenizedQueries]:
     """Queries of a split by task, with mined negatives in place of the store's own.
+
+    Training queries that mining dropped, for want of a negative, are left out.
 
     Args:
         store: the token store.
@@ -59,10 +66,11 @@ def training_queries(
             if negatives_path(directory, name, split).exists()
         ]
         if found:
-            joined = Ragged.from_lists(
-                np.concatenate([lists[i] for lists in found]) for i in range(len(queries))
-            )
+            lines = list(zip(*found, strict=True))
+            joined = Ragged.from_lists(np.concatenate([one.rows for one in line]) for line in lines)
             queries = queries.with_hard_negatives(joined)
+            if split == "train":
+                queries = _without_dropped(queries, lines)
         elif negatives_dirs and split == "train":
             raise ConfigError(
                 f"no negatives for task {name!r}",
@@ -72,6 +80,21 @@ def training_queries(
             )
         tasks[name] = queries
     return tasks
+
+
+def _without_dropped(
+    queries: TokenizedQueries, lines: Sequence[Sequence[QueryNegatives]]
+) -> TokenizedQueries:
+    """The queries but those that mining dropped and that no other directory has negatives for."""
+    dropped = np.array([any(one.is_dropped for one in line) for line in lines], bool)
+    kept = np.flatnonzero(~dropped | (queries.hard_negatives.lengths > 0))
+    if len(kept) == len(queries):
+        return queries
+    logger.info(
+        "%s: %d of %d queries are left out, as they have no negative",
+        *(queries.task, len(queries) - len(kept), len(queries)),
+    )
+    return queries_of(queries, kept)
 
 
 def with_mixture_rates(

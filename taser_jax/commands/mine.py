@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from taser_jax.artifacts import FilePath, split_path, write_text
 from taser_jax.commands.inputs import (
     PassageHeads,
     answer_matcher,
@@ -16,11 +19,27 @@ from taser_jax.commands.inputs import (
 )
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.negatives import write_negatives
+from taser_jax.errors import ConfigError
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
 from taser_jax.hosts import first_host_only
 from taser_jax.progress import logger, phase
-from taser_jax.retrieval.mining import AnswerContaining, Excluded, MiningConfig, mine_negatives
+from taser_jax.records import Passage, Query
+from taser_jax.retrieval.mining import MinedNegatives, mine_negatives
+from taser_jax.retrieval.mining_options import (
+    AnswerContaining,
+    Excluded,
+    MiningConfig,
+    WithoutNegatives,
+)
 from taser_jax.retrieval.runs import top_k
+from taser_jax.settings import to_plain
+
+# Keeps the draw of the sample apart from every other use of the same seed.
+_PURPOSE = 0x5A3D
+_SAMPLE_COLUMNS = (
+    *("query_id", "query", "answers", "positive_score", "positive", "negative_score"),
+    *("negative", "is_answered_by_negative"),
+)
 
 
 @first_host_only
@@ -35,11 +54,13 @@ def mine(
     config: MiningConfig = MiningConfig(),
     match: AnswerMatch = AnswerMatch.STRING,
     regex_tasks: Sequence[str] = (),
+    sample_size: int = 50,
 ) -> dict[str, int]:
     """Turns runs of training queries into hard negatives, as rows of the passage store.
 
     P1 of the TASER paper is a BM25 run with answer_containing='drop'; P2 is the first model's run
-    with its gold passages left out. Queries without answers lose their positives only.
+    with its gold passages left out. Queries without answers lose their positives only. What was
+    left out, and why, is printed and stored in `metadata.json`.
 
     Args:
         runs_dir: run files of the split, from `taser bm25` or `taser search`.
@@ -51,9 +72,14 @@ def mine(
         config: depth, count, by rank or sampled, what is left out.
         match: how answers are looked for.
         regex_tasks: tasks whose answers are regular expressions, whatever `match` says.
+        sample_size: pairs of query and negative drawn into `<task>.<split>.sample.tsv`, for a
+            person to read; its last column is for the reader's verdict. 0 writes none.
 
     Returns:
         Negatives found, by task.
+
+    Raises:
+        ConfigError: an unknown task, or settings under which no query has a negative.
     """
     store = PassageStore.open(data_dir, collection)
     heads = PassageHeads(store)
@@ -84,17 +110,25 @@ def mine(
                 config=task_config,
                 contains_answer=_answers_among(answers, matcher) if drops else None,
                 pages_of=heads.pages,
+                texts_of=lambda rows: [passage.text for passage in store.get_many(rows)],
             )
         logger.info("%s %s: %s", task, split, mined.statistics)
-        write_negatives(
-            output_dir,
-            task,
-            split,
-            query_ids=[query.id for query in queries],
-            rows=mined.rows,
-            scores=mined.scores,
-            metadata={"collection_fingerprint": store.fingerprint, "source": str(runs_dir)},
+        _write(
+            mined,
+            queries,
+            task_config,
+            write=functools.partial(
+                write_negatives,
+                output_dir,
+                task,
+                split,
+                metadata={"collection_fingerprint": store.fingerprint, "source": str(runs_dir)},
+            ),
+            where=f"{task} {split}",
         )
+        if sample_size:
+            path = split_path(output_dir, task, split, ".sample.tsv")
+            _write_sample(path, mined, queries, store, size=sample_size, seed=config.seed)
         found[task] = mined.statistics.negatives
     return found
 
@@ -106,6 +140,79 @@ def _answers_among(
         return matcher.hits(rows, [answers[query] for query in queries])
 
     return contains_answer
+
+
+def _write(
+    mined: MinedNegatives,
+    queries: Sequence[Query],
+    config: MiningConfig,
+    *,
+    write: Callable[..., Any],
+    where: str,
+) -> None:
+    """Writes negatives and counts; marks the queries that are to be dropped."""
+    statistics, dropped = mined.statistics, frozenset[str]()
+    if config.without_negatives is WithoutNegatives.DROP:
+        pairs = zip(queries, mined.rows, strict=True)
+        dropped = frozenset(query.id for query, rows in pairs if not rows)
+    if queries and len(dropped) == len(queries):
+        raise ConfigError(
+            f"none of {len(queries)} queries has a negative: {statistics}",
+            where=where,
+            expected="some queries to train on, where those without negatives are dropped",
+            fix="look deeper, lower the margins, or set WITHOUT_NEGATIVES='random'",
+        )
+    if statistics.queries_without:
+        fate = "training leaves them out" if dropped else "training draws random passages for them"
+        logger.info("%s: %d queries without negatives: %s", where, statistics.queries_without, fate)
+    counts = {reason.value: count for reason, count in statistics.left_out.items()}
+    write(
+        query_ids=[query.id for query in queries],
+        rows=mined.rows,
+        scores=mined.scores,
+        dropped=dropped,
+        facts={
+            "mining": to_plain(config),
+            "statistics": {**dataclasses.asdict(statistics), "left_out": counts},
+        },
+    )
+
+
+def _write_sample(
+    path: FilePath,
+    mined: MinedNegatives,
+    queries: Sequence[Query],
+    store: PassageStore,
+    *,
+    size: int,
+    seed: int,
+) -> None:
+    """Pairs of query and negative, drawn uniformly from all pairs."""
+    ends = np.cumsum([len(rows) for rows in mined.rows])
+    total = int(ends[-1]) if len(ends) else 0
+    rng = np.random.default_rng([_PURPOSE, seed])
+    lines = ["\t".join(_SAMPLE_COLUMNS)]
+    for pair in np.sort(rng.choice(total, min(size, total), replace=False)).tolist():
+        line = int(np.searchsorted(ends, pair, side="right"))
+        place = pair - int(ends[line])
+        query = queries[line]
+        gold = _one_line(store[query.positives[0]]) if query.positives else ""
+        fields = (
+            query.id,
+            query.text,
+            " | ".join(query.answers),
+            f"{mined.positive_scores[line]:.6g}",
+            gold,
+            f"{mined.scores[line][place]:.6g}",
+            _one_line(store[mined.rows[line][place]]),
+            "",
+        )
+        lines.append("\t".join(" ".join(field.split()) for field in fields))
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def _one_line(passage: Passage) -> str:
+    return f"{passage.title}: {passage.text}"
 
 
 CONFIGURABLES = (MiningConfig,)

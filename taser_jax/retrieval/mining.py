@@ -7,20 +7,35 @@ Two recipes (TASER, arXiv 2210.05156, section 4.1; DPR, arXiv 2004.04906, sectio
         `AnswerContaining.KEEP` and `Excluded.GOLD` (appendix B). TASER does not say that
         answer-containing passages are removed; keeping them keeps false negatives, so both are
         options here.
+
+Positive-aware mining (NV-Retriever, arXiv 2407.15831, section 3) leaves out what scores too high
+to be a negative, where s⁺ is the positive's score in the same run:
+
+    TopK-Abs        s > `max_score`
+    TopK-MarginPos  s > s⁺ - `absolute_margin`
+    TopK-PercPos    s > s⁺ - `relative_margin` · |s⁺|   (the paper's 95% is a margin of 0.05)
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float32, Int
 
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.progress import bar
+from taser_jax.retrieval.mining_options import (
+    AnswerContaining,
+    Choice,
+    EqualText,
+    Excluded,
+    MiningConfig,
+    MiningStatistics,
+    Reason,
+)
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
 
 # Keeps these draws apart from every other use of the same seed.
@@ -33,97 +48,7 @@ ContainsAnswer = Callable[
 ]
 
 PagesOf = Callable[[Sequence[int]], Sequence[str]]
-
-
-class Choice(enum.Enum):
-    """Which of a query's candidates are taken: the best ranked, or a sample without replacement."""
-
-    TOP = "top"
-    SAMPLE = "sample"
-
-
-class AnswerContaining(enum.Enum):
-    """Whether a candidate that contains an answer of its query may be a negative."""
-
-    KEEP = "keep"
-    DROP = "drop"
-
-
-class Excluded(enum.Enum):
-    """Which known passages are never negatives.
-
-    POSITIVES: all positives of the query.
-    GOLD: its first positive only.
-    PAGES: its positives and all else on their pages.
-    """
-
-    POSITIVES = "positives"
-    GOLD = "gold"
-    PAGES = "pages"
-
-
-@dataclasses.dataclass(frozen=True)
-class MiningConfig:
-    """What to take as hard negatives.
-
-    Attributes:
-        depth: ranks looked at, counted before anything is left out.
-        count: negatives to keep a query, at most.
-        choice: by rank or sampled.
-        answer_containing: keep or drop candidates with an answer; a query without answers loses
-            only its positives.
-        excluded: what of the known passages is never taken.
-        same_page_tasks: tasks for which it is `Excluded.PAGES` instead: where a page is the answer
-            (entity linking), no passage of it is wrong.
-        seed: of the sampling.
-    """
-
-    depth: int = 100
-    count: int = 30
-    choice: Choice = Choice.TOP
-    answer_containing: AnswerContaining = AnswerContaining.KEEP
-    excluded: Excluded = Excluded.POSITIVES
-    same_page_tasks: tuple[str, ...] = ()
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("depth", "count"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} = {getattr(self, name)}",
-                    where="MiningConfig",
-                    expected="1 or more",
-                )
-
-
-@dataclasses.dataclass(frozen=True)
-class MiningStatistics:
-    """What mining found and left out, over all queries.
-
-    Attributes:
-        queries: queries mined for.
-        negatives: negatives kept.
-        positives_excluded: candidates left out as known positives.
-        answers_dropped: candidates left out because they contain an answer.
-        queries_below_count: queries with fewer negatives than asked for.
-        queries_without: queries with none at all.
-    """
-
-    queries: int = 0
-    negatives: int = 0
-    positives_excluded: int = 0
-    answers_dropped: int = 0
-    queries_below_count: int = 0
-    queries_without: int = 0
-
-    def __str__(self) -> str:
-        mean = self.negatives / self.queries if self.queries else 0.0
-        return (
-            f"{self.negatives:,} negatives for {self.queries:,} queries ({mean:.1f} each); "
-            f"left out {self.positives_excluded:,} positives and {self.answers_dropped:,} passages "
-            f"with an answer; {self.queries_below_count:,} queries got fewer than asked for, "
-            f"{self.queries_without:,} none"
-        )
+TextsOf = Callable[[Sequence[int]], Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,11 +58,14 @@ class MinedNegatives:
     Attributes:
         rows: one list of rows a query, in the order of the queries.
         scores: their scores in the run.
+        positive_scores: the best score that a positive of the query has in the run; -inf where the
+            run has none. [queries]
         statistics: what was found and left out.
     """
 
     rows: list[list[int]]
     scores: list[list[float]]
+    positive_scores: Float32[np.ndarray, " queries"]
     statistics: MiningStatistics
 
 
@@ -157,81 +85,131 @@ def mine_negatives(
     config: MiningConfig,
     contains_answer: ContainsAnswer | None = None,
     pages_of: PagesOf | None = None,
+    texts_of: TextsOf | None = None,
 ) -> MinedNegatives:
     """Takes hard negatives from search results.
 
     Example:
-        Results ranked 8, 3, 5 with positive 3: count 1 gives [8]; if 8 contains an answer and such
-        passages are dropped, [5].
+        Results ranked 8, 3, 5 with scores .9, .8, .5 and positive 3: count 1 gives [8]; if 8
+        contains an answer and such passages are dropped, or with a margin, [5].
 
     Args:
-        result: top k of each training query; ranked here again, so the order does not matter.
-        positives: rows of each query's positives, gold first, parallel to the results.
+        result: top k of each training query; ranked here again, so the order does not matter. The
+            positive's score is looked for at all k ranks, negatives at the first `config.depth`.
+        positives: rows of each query's positives, gold first, parallel to the results. Of several
+            in the run the best score is the positive's.
         config: what to take.
         contains_answer: (indices of queries, their ranked rows) -> True where the passage contains
-            an answer of its query; called for blocks of queries, with -1 where there is no result.
+            an answer of its query; called for blocks of queries, with -1 where there is nothing to
+            look at.
         pages_of: rows -> the pages they are of, for `Excluded.PAGES`.
+        texts_of: rows -> their texts, for `EqualText.DROP`.
 
     Returns:
         Rows, scores and statistics; the same for the same results, config and query order.
 
     Raises:
-        ConfigError: results less deep than `config.depth`, answers to drop without
-            `contains_answer`, or pages to leave out without `pages_of`.
+        ConfigError: results less deep than `config.depth`, or answers, pages or texts to leave out
+            without the function that finds them.
         DataError: not one list of positives a query.
     """
-    _check(result, positives, config, contains_answer, pages_of)
-    drop = config.answer_containing is AnswerContaining.DROP
+    _check(result, positives, config, contains_answer, pages_of, texts_of)
     rows: list[list[int]] = []
     scores: list[list[float]] = []
-    positives_excluded = answers_dropped = 0
+    positive_scores = []
+    left_out = dict.fromkeys(Reason, 0)
     queries = np.arange(len(result.rows))
     with bar("mine negatives", total=len(queries), unit="query") as progress:
         for start in range(0, len(queries), _BLOCK):
             block = queries[start : start + _BLOCK]
-            ranked = top_k(result.rows[block], result.scores[block], config.depth)
-            if drop and contains_answer is not None:
-                answered = contains_answer(block, ranked.rows)
-            else:
-                answered = np.zeros(ranked.rows.shape, bool)
+            whole = top_k(result.rows[block], result.scores[block], result.rows.shape[1])
+            known = [np.asarray(positives[query], np.int64) for query in block.tolist()]
+            positive_scores.append(_positive_scores(whole, known))
+            depth = slice(None, config.depth)
+            ranked = SearchResult(whole.rows[:, depth], whole.scores[:, depth])
+            candidates = ranked.rows != NO_ROW
+            for reason, applies in _reasons(
+                ranked, known, positive_scores[-1], config, pages_of=pages_of
+            ):
+                left_out[reason] += int((candidates & applies).sum())
+                candidates &= ~applies
+            # Texts are read for what is still a candidate.
+            for reason, look_up in (
+                (Reason.TEXT, _text_look_up(known, config, texts_of)),
+                (Reason.ANSWER, _answer_look_up(block, config, contains_answer)),
+            ):
+                if look_up is not None:
+                    applies = candidates & look_up(np.where(candidates, ranked.rows, NO_ROW))
+                    left_out[reason] += int(applies.sum())
+                    candidates &= ~applies
             for offset, query in enumerate(block.tolist()):
-                found = ranked.rows[offset] != NO_ROW
-                known = found & np.isin(ranked.rows[offset], _excluded(positives[query], config))
-                if config.excluded is Excluded.PAGES and pages_of is not None:
-                    known |= found & _on_pages_of(positives[query], ranked.rows[offset], pages_of)
-                dropped = found & ~known & answered[offset]
-                kept = _choose(np.flatnonzero(found & ~known & ~dropped), config, query)
+                kept = _choose(np.flatnonzero(candidates[offset]), config, query)
                 rows.append(ranked.rows[offset, kept].tolist())
                 scores.append(ranked.scores[offset, kept].tolist())
-                positives_excluded += int(known.sum())
-                answers_dropped += int(dropped.sum())
             progress.update(len(block))
+    best = np.concatenate([np.zeros(0, np.float32), *positive_scores])
     lengths = np.array([len(line) for line in rows], int)
     statistics = MiningStatistics(
         queries=len(rows),
         negatives=int(lengths.sum()),
-        positives_excluded=positives_excluded,
-        answers_dropped=answers_dropped,
+        left_out=left_out,
         queries_below_count=int((lengths < config.count).sum()),
         queries_without=int((lengths == 0).sum()),
+        unranked_positives=int(np.isneginf(best).sum()),
     )
-    return MinedNegatives(rows, scores, statistics)
+    return MinedNegatives(rows, scores, best, statistics)
 
 
-def _excluded(
-    positives: Sequence[int] | Int[np.ndarray, " positives"], config: MiningConfig
-) -> Int[np.ndarray, " excluded"]:
-    known = np.asarray(positives, np.int64)
-    return known[:1] if config.excluded is Excluded.GOLD else known
+# Queries have different numbers of positives: the axis has no name.
+_Rows = Int[np.ndarray, "_"]
+_LookUp = Callable[[Int[np.ndarray, "queries depth"]], Bool[np.ndarray, "queries depth"]]
+
+
+def _positive_scores(
+    ranked: SearchResult, positives: Sequence[_Rows]
+) -> Float32[np.ndarray, " queries"]:
+    """The best score of each query's positives in the run; -inf where it has none of them."""
+    found = np.stack(
+        [np.isin(rows, known) for rows, known in zip(ranked.rows, positives, strict=True)]
+    )
+    return np.where(found, ranked.scores, -np.inf).max(axis=1, initial=-np.inf).astype(np.float32)
+
+
+def _reasons(
+    ranked: SearchResult,
+    positives: Sequence[_Rows],
+    positive_scores: Float32[np.ndarray, " queries"],
+    config: MiningConfig,
+    *,
+    pages_of: PagesOf | None,
+) -> Iterator[tuple[Reason, Bool[np.ndarray, "queries depth"]]]:
+    """What can be told without reading texts."""
+    pairs = list(zip(ranked.rows, positives, strict=True))
+    last = 1 if config.excluded is Excluded.GOLD else None
+    yield Reason.POSITIVE, np.stack([np.isin(rows, known[:last]) for rows, known in pairs])
+    if config.excluded is Excluded.PAGES and pages_of is not None:
+        yield Reason.PAGE, np.stack([_on_pages_of(known, rows, pages_of) for rows, known in pairs])
+    ranks = np.arange(1, ranked.rows.shape[1] + 1)
+    yield Reason.RANK, np.broadcast_to(ranks < config.min_rank, ranked.rows.shape)
+    if config.max_score is not None:
+        yield Reason.SCORE, ranked.scores > config.max_score
+    if config.absolute_margin is not None:
+        highest = positive_scores - np.float32(config.absolute_margin)
+        yield Reason.ABSOLUTE_MARGIN, ranked.scores > highest[:, None]
+    if config.relative_margin is not None:
+        # Of an unranked positive, 0 · inf would be NaN.
+        size = np.where(np.isneginf(positive_scores), 0, np.abs(positive_scores))
+        highest = positive_scores - np.float32(config.relative_margin) * size
+        yield Reason.RELATIVE_MARGIN, ranked.scores > highest[:, None]
 
 
 def _on_pages_of(
-    positives: Sequence[int] | Int[np.ndarray, " positives"],
+    positives: Int[np.ndarray, " positives"],
     rows: Int[np.ndarray, " depth"],
     pages_of: PagesOf,
 ) -> Bool[np.ndarray, " depth"]:
     """Which rows are on a page of a positive; where there is no result, no."""
-    pages = set(pages_of([int(row) for row in positives]))
+    pages = set(pages_of(positives.tolist()))
     if "" in pages:
         raise ConfigError(
             "passages of the positives' pages are to be left out, and a positive has no page",
@@ -242,6 +220,37 @@ def _on_pages_of(
     on_page = np.zeros(rows.shape, bool)
     on_page[found] = [page in pages for page in pages_of(rows[found].tolist())]
     return on_page
+
+
+def _text_look_up(
+    positives: Sequence[_Rows],
+    config: MiningConfig,
+    texts_of: TextsOf | None,
+) -> _LookUp | None:
+    if config.equal_text is EqualText.KEEP or texts_of is None:
+        return None
+
+    def forms(rows: Int[np.ndarray, " rows"]) -> list[str]:
+        return [" ".join(text.casefold().split()) for text in texts_of(rows.tolist())]
+
+    def look_up(rows: Int[np.ndarray, "queries depth"]) -> Bool[np.ndarray, "queries depth"]:
+        equal = np.zeros(rows.shape, bool)
+        for query, known in enumerate(positives):
+            wanted, there = set(forms(known)), np.flatnonzero(rows[query] != NO_ROW)
+            equal[query, there] = [form in wanted for form in forms(rows[query, there])]
+        return equal
+
+    return look_up
+
+
+def _answer_look_up(
+    queries: Int[np.ndarray, " queries"],
+    config: MiningConfig,
+    contains_answer: ContainsAnswer | None,
+) -> _LookUp | None:
+    if config.answer_containing is AnswerContaining.KEEP or contains_answer is None:
+        return None
+    return lambda rows: contains_answer(queries, rows)
 
 
 def _choose(
@@ -260,12 +269,19 @@ def _check(
     config: MiningConfig,
     contains_answer: ContainsAnswer | None,
     pages_of: PagesOf | None,
+    texts_of: TextsOf | None,
 ) -> None:
     if config.excluded is Excluded.PAGES and pages_of is None:
         raise ConfigError(
             "passages of the positives' pages are to be left out, but nothing tells pages",
             where="MiningConfig.excluded",
             fix="give pages_of",
+        )
+    if config.equal_text is EqualText.DROP and texts_of is None:
+        raise ConfigError(
+            "passages with a positive's text are to be dropped, but there are no texts",
+            where="MiningConfig.equal_text",
+            fix="give texts_of",
         )
     if config.depth > result.rows.shape[1]:
         raise ConfigError(

@@ -22,7 +22,7 @@ from taser_jax.errors import ConfigError
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.progress import logger
-from taser_jax.retrieval.mining import MiningConfig
+from taser_jax.retrieval.mining_options import MiningConfig
 from taser_jax.settings import flatten
 from taser_jax.workflows.episodes import Episode, Episodes, number_episodes
 from taser_jax.workflows.retrieval_stages import RetrievalStages

@@ -15,7 +15,7 @@ from taser_jax.commands.mine import mine
 from taser_jax.commands.search import search
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.retrieval.index import IndexConfig
-from taser_jax.retrieval.mining import MiningConfig
+from taser_jax.retrieval.mining_options import MiningConfig
 from taser_jax.settings import flatten, to_plain
 from taser_jax.workflows.setting import Setting, file_name
 from taser_jax.workflows.stages import Stages

@@ -16,7 +16,7 @@ from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import EncodeConfig
 from taser_jax.retrieval.hybrid import HybridConfig
 from taser_jax.retrieval.index import IndexConfig
-from taser_jax.retrieval.mining import AnswerContaining, Excluded, MiningConfig
+from taser_jax.retrieval.mining_options import AnswerContaining, Excluded, MiningConfig
 from taser_jax.training.objective import ObjectiveConfig
 
 BM25 = "BM25"

@@ -27,7 +27,7 @@ from taser_jax.progress import logger
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import EncodeConfig
 from taser_jax.retrieval.hybrid import HybridConfig
-from taser_jax.retrieval.mining import MiningConfig
+from taser_jax.retrieval.mining_options import MiningConfig
 from taser_jax.settings import flatten, to_plain
 from taser_jax.workflows.retrieval_stages import DEVELOPMENT, RetrievalStages
 from taser_jax.workflows.setting import (

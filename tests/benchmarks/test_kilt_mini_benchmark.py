@@ -18,7 +18,7 @@ from small_world import SmallWorld, gin, succeed
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.evaluation import results
 from taser_jax.optim.multitask import Combiner, NaiveConfig
-from taser_jax.retrieval.mining import AnswerContaining, Excluded
+from taser_jax.retrieval.mining_options import AnswerContaining, Excluded
 
 pytestmark = pytest.mark.slow
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import pathlib
 
@@ -11,7 +12,7 @@ from small_world import SmallWorld, gin, refused, succeed
 
 from taser_jax.assembly.data import training_queries
 from taser_jax.data.collections.store import PassageStore
-from taser_jax.data.token_store.negatives import write_negatives
+from taser_jax.data.token_store.negatives import read_facts, write_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import FingerprintError
 
@@ -66,6 +67,84 @@ def test_count_and_depth(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: p
         _mined(tmp_path / "few", "capital"), _mined(tmp_path / "all", "capital"), strict=True
     ):
         assert few < every
+
+
+def test_counts_are_stored_and_a_sample_is_written_to_read(
+    capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path
+):
+    arguments = ["mine", *capitals.where, *gin(RUNS_DIR=runs_dir, TASKS=["capital"])]
+    succeed(*arguments, *gin(NEGATIVES_DIR=tmp_path, ANSWER_CONTAINING="drop", SAMPLE_SIZE=4))
+    facts = read_facts(tmp_path, "capital", "train")
+    assert facts["mining"]["answer_containing"] == "drop"
+    statistics = facts["statistics"]
+    # Both positives, and p1, which names Paris.
+    assert statistics["left_out"]["positive"] == 2
+    assert statistics["left_out"]["answer"] == 1
+    assert statistics["queries"] == 2
+    assert statistics["negatives"] == 9
+    with open(tmp_path / "capital.train.sample.tsv", newline="") as file:
+        pairs = list(csv.DictReader(file, delimiter="\t"))
+    assert len(pairs) == 4
+    for pair in pairs:
+        country = pair["query"].rpartition(" ")[2]
+        assert pair["positive"].endswith(("Seine.", "Tiber."))
+        assert country in pair["positive"]
+        assert pair["negative"] != pair["positive"]
+        assert float(pair["negative_score"]) > 0
+        assert pair["is_answered_by_negative"] == ""
+    assert len({(pair["query_id"], pair["negative"]) for pair in pairs}) == 4
+
+
+def test_queries_left_without_negatives(
+    capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path, capsys
+):
+    """The best passage of "capital of France" is its positive, so a large margin leaves nothing."""
+    arguments = ["mine", *capitals.where, *gin(RUNS_DIR=runs_dir, TASKS=["capital"])]
+    succeed(*arguments, *gin(NEGATIVES_DIR=tmp_path / "random", ABSOLUTE_MARGIN=1000.0))
+    assert _mined(tmp_path / "random", "capital") == [set(), set()]
+    assert "dropped" not in (tmp_path / "random" / "capital.train.jsonl").read_text()
+    drop = gin(NEGATIVES_DIR=tmp_path / "drop", WITHOUT_NEGATIVES="drop")
+    message = refused(capsys, *arguments, *drop, *gin(ABSOLUTE_MARGIN=1000.0))
+    assert "none of 2 queries has a negative" in message
+    assert "absolute margin 10" in message
+    assert not (tmp_path / "drop").exists()
+
+
+def test_training_leaves_out_dropped_queries(small_world: SmallWorld, tmp_path: pathlib.Path):
+    tokens = TokenStore.open(small_world.token_store)
+    ids = tokens.queries("code", "train").query_ids
+    common = {
+        "query_ids": ids,
+        "metadata": {
+            "collection_fingerprint": tokens.metadata.collection_fingerprint,
+            "source": "by hand",
+        },
+    }
+    rows = [[]] + [[1]] * (len(ids) - 1)
+    scores = [[0.5] * len(line) for line in rows]
+    for name, dropped in (("drop", {ids[0]}), ("random", ())):
+        write_negatives(
+            *(tmp_path / name, "code", "train"),
+            rows=rows,
+            scores=scores,
+            dropped=dropped,
+            **common,
+        )
+    write_negatives(
+        *(tmp_path / "other", "code", "train"),
+        rows=[[2]] * len(ids),
+        scores=[[0.5]] * len(ids),
+        **common,
+    )
+
+    def read(*names: str) -> list[str]:
+        directories = [str(tmp_path / name) for name in names]
+        found = training_queries(tokens, task_names=["code"], negatives_dirs=directories)
+        return found["code"].query_ids
+
+    assert read("drop") == ids[1:]
+    assert read("random") == ids
+    assert read("drop", "other") == ids, "another directory has a negative for it"
 
 
 def test_refusals(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path, capsys):

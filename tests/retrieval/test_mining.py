@@ -8,13 +8,15 @@ import pytest
 from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.answers import AnswerMatcher
-from taser_jax.retrieval.mining import (
+from taser_jax.retrieval.mining import mine_negatives
+from taser_jax.retrieval.mining_options import (
     AnswerContaining,
     Choice,
+    EqualText,
     Excluded,
     MiningConfig,
     MiningStatistics,
-    mine_negatives,
+    Reason,
 )
 from taser_jax.retrieval.runs import SearchResult
 
@@ -60,7 +62,11 @@ def test_golden(options, rows, statistics, form):
     config = MiningConfig(**{"depth": 4, "count": 2, **options})
     mined = mine_negatives(RESULT, form(POSITIVES), config=config, contains_answer=contains_answer)
     assert mined.rows == rows
-    assert mined.statistics == MiningStatistics(*statistics)
+    queries, negatives, known, answered, below, without = statistics
+    left_out = dict.fromkeys(Reason, 0) | {Reason.POSITIVE: known, Reason.ANSWER: answered}
+    # Query 2 has no positive; the run has those of the others.
+    assert mined.statistics == MiningStatistics(queries, negatives, left_out, below, without, 1)
+    assert mined.positive_scores.tolist() == [4, 1, -INF]
     score_of = [
         dict(zip(r, s, strict=True)) for r, s in zip(RESULT.rows, RESULT.scores, strict=True)
     ]
@@ -184,11 +190,14 @@ def test_what_cannot_be_mined_is_refused():
 
 
 def test_statistics_are_told_in_words():
-    statistics = MiningStatistics(4, 6000, 12, 30, 2, 1)
+    left_out = {Reason.POSITIVE: 12, Reason.PAGE: 0, Reason.RELATIVE_MARGIN: 3000}
+    statistics = MiningStatistics(4, 6000, left_out, 2, 1, 1)
     assert str(statistics) == (
-        "6,000 negatives for 4 queries (1500.0 each); left out 12 positives and 30 passages with "
-        "an answer; 2 queries got fewer than asked for, 1 none"
+        "6,000 negatives for 4 queries (1500.0 each); candidates left out by reason: positive 12, "
+        "relative margin 3,000; 2 queries got fewer than asked for, 1 none; the run has no "
+        "positive of 1 queries"
     )
+    assert "by reason: none;" in str(MiningStatistics())
 
 
 PAGES = {8: "a", 3: "b", 5: "b", 4: "c", 9: "c", 1: "d", 2: "e", 6: "e", 7: "f", 0: "f"}
@@ -203,7 +212,9 @@ def test_passages_of_a_positives_page_are_left_out():
     config = MiningConfig(depth=4, count=9, excluded=Excluded.PAGES)
     mined = mine_negatives(RESULT, [[3, 4], [1], [7]], config=config, pages_of=pages_of)
     assert mined.rows == [[8], [], [2, 6]]
-    assert mined.statistics.positives_excluded == 3 + 1 + 2
+    # Query 0 loses 3, 4 and then 5; query 1 its positive; query 2 its positive 7 and then 0.
+    assert mined.statistics.left_out[Reason.POSITIVE] == 2 + 1 + 1
+    assert mined.statistics.left_out[Reason.PAGE] == 1 + 0 + 1
 
 
 @pytest.mark.parametrize("pages", [None, lambda rows: [""] * len(rows)])
@@ -211,3 +222,152 @@ def test_pages_must_be_known_to_be_left_out(pages):
     config = MiningConfig(depth=4, excluded=Excluded.PAGES)
     with pytest.raises(ConfigError, match="pages are to be left out"):
         mine_negatives(RESULT, [[3, 4], [1], [7]], config=config, pages_of=pages)
+
+
+# Powers of two, so that margins are exact: positive 3 scores 4, and 1 scores 1 at rank 4.
+SCORED = result_of([[8, 3, 5, 4, 9], [6, 7, 2, 1, -1]], [[5, 4, 3, 2, 1], [8, 4, 2, 1, -INF]])
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "left_out"),
+    [
+        # TopK-MarginPos: at most 4 - 1 = 3, and at most 1 - 1 = 0: nothing.
+        ({"absolute_margin": 1.0}, [[5, 4, 9], []], {Reason.ABSOLUTE_MARGIN: 1 + 3}),
+        ({"absolute_margin": 0.0}, [[5, 4, 9], []], {Reason.ABSOLUTE_MARGIN: 1 + 3}),
+        # TopK-PercPos at 50%: at most 2, and at most 0.5.
+        ({"relative_margin": 0.5}, [[4, 9], []], {Reason.RELATIVE_MARGIN: 2 + 3}),
+        # TopK-Abs.
+        ({"max_score": 2.0}, [[4, 9], [2]], {Reason.SCORE: 2 + 2}),
+        ({"min_rank": 3}, [[5, 4, 9], [2]], {Reason.RANK: 1 + 2}),
+        # Each candidate counts once: 8 for its rank, 5 for its score, the others for both margins.
+        (
+            {"min_rank": 2, "max_score": 2.5, "absolute_margin": 2.5, "relative_margin": 0.75},
+            [[9], []],
+            {Reason.RANK: 1 + 1, Reason.SCORE: 1 + 1, Reason.ABSOLUTE_MARGIN: 1 + 1},
+        ),
+    ],
+)
+def test_margins_by_hand(options, rows, left_out):
+    mined = mine_negatives(SCORED, [[3], [1]], config=MiningConfig(depth=5, count=9, **options))
+    assert mined.rows == rows
+    assert mined.positive_scores.tolist() == [4, 1]
+    expected = dict.fromkeys(Reason, 0) | {Reason.POSITIVE: 2} | left_out
+    assert mined.statistics.left_out == expected
+    assert mined.statistics.queries_without == sum(not line for line in rows)
+
+
+def test_the_best_of_several_positives_sets_the_margin_at_any_rank():
+    """Rows 4 (score 2) and 3 (score 4) are positives; mining looks at two ranks alone."""
+    config = MiningConfig(depth=2, count=9, absolute_margin=0.5)
+    mined = mine_negatives(SCORED, [[4, 3], [1]], config=config)
+    assert mined.positive_scores.tolist() == [4, 1], "also where the positive is at rank 4"
+    assert mined.rows == [[], []]
+
+
+@pytest.mark.parametrize("margin", [{"absolute_margin": 0.0}, {"relative_margin": 0.0}])
+def test_a_query_whose_positive_is_not_in_the_run_is_left_without(margin):
+    config = MiningConfig(depth=5, count=9, **margin)
+    mined = mine_negatives(SCORED, [[77], [1]], config=config)
+    assert mined.rows == [[], []]
+    assert mined.positive_scores.tolist() == [-INF, 1]
+    assert mined.statistics.unranked_positives == 1
+    assert mined.statistics.queries_without == 2
+    kept = mine_negatives(SCORED, [[77], [1]], config=MiningConfig(depth=5, count=9))
+    assert kept.rows == [[8, 3, 5, 4, 9], [6, 7, 2]]
+
+
+def test_a_relative_margin_lies_below_a_negative_score_too():
+    """Dot products may be negative: 25% below -4 is -5."""
+    result = result_of([[3, 8, 5, 6]], [[-4, -4.5, -5, -6]])
+    config = MiningConfig(depth=4, count=9, relative_margin=0.25)
+    assert mine_negatives(result, [[3]], config=config).rows == [[5, 6]]
+
+
+BODIES = {3: "The  Seine flows", 8: "the seine FLOWS", 5: "The Tiber", 4: "the seine", 9: "x"}
+
+
+def test_passages_with_the_text_of_a_positive_are_left_out():
+    config = MiningConfig(depth=5, count=9, equal_text=EqualText.DROP)
+    read = []
+
+    def texts_of(rows):
+        read.append(set(rows))
+        return [BODIES.get(row, "") for row in rows]
+
+    mined = mine_negatives(SCORED, [[3], [1]], config=config, texts_of=texts_of)
+    # Query 1's positive is empty, as are 6, 7 and 2.
+    assert mined.rows == [[5, 4, 9], []]
+    assert mined.statistics.left_out[Reason.TEXT] == 1 + 3
+    assert read == [{3}, {8, 5, 4, 9}, {1}, {6, 7, 2}], "texts of candidates and positives alone"
+    with pytest.raises(ConfigError, match="there are no texts"):
+        mine_negatives(SCORED, [[3], [1]], config=config)
+
+
+def test_answers_are_looked_for_in_what_is_still_a_candidate():
+    seen = []
+
+    def contains(queries, rows):
+        seen.append(rows.tolist())
+        return np.isin(rows, [5, 2])
+
+    config = MiningConfig(depth=5, count=9, max_score=4.0, answer_containing=AnswerContaining.DROP)
+    mined = mine_negatives(SCORED, [[3], [1]], config=config, contains_answer=contains)
+    assert seen == [[[-1, -1, 5, 4, 9], [-1, 7, 2, -1, -1]]]
+    assert mined.rows == [[4, 9], [7]]
+
+
+def margin_oracle(result, positives, config):
+    """The rules as a loop over candidates by rank, in float64."""
+    lists = []
+    for query, positive in enumerate(positives):
+        pairs = zip(result.scores[query].tolist(), result.rows[query].tolist(), strict=True)
+        ranked = [pair for pair in sorted(pairs, key=lambda p: (-p[0], p[1])) if pair[1] >= 0]
+        own = max((score for score, row in ranked if row in positive), default=-INF)
+        kept = []
+        for rank, (score, row) in enumerate(ranked[: config.depth], start=1):
+            if row in positive or rank < config.min_rank or score > config.max_score:
+                continue
+            if own == -INF or score > own - config.absolute_margin:
+                continue
+            if score > own - config.relative_margin * abs(own):
+                continue
+            kept.append(row)
+        lists.append(kept[: config.count])
+    return lists
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_margins_equal_the_oracle(seed):
+    result, positives, _ = random_case(seed)
+    config = MiningConfig(
+        depth=15, count=6, min_rank=3, max_score=5.0, absolute_margin=1.0, relative_margin=0.25
+    )
+    mined = mine_negatives(result, positives, config=config)
+    assert mined.rows == margin_oracle(result, positives, config)
+    statistics = mined.statistics
+    assert sum(statistics.left_out.values()) > 1000
+    assert 0 < statistics.queries_without < len(mined.rows)
+    # A wider margin never brings a candidate back.
+    whole = dataclasses.replace(config, count=15)
+    wider = dataclasses.replace(whole, relative_margin=0.5)
+    for narrow_line, wide_line in zip(
+        mine_negatives(result, positives, config=whole).rows,
+        mine_negatives(result, positives, config=wider).rows,
+        strict=True,
+    ):
+        assert set(wide_line) <= set(narrow_line)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"absolute_margin": -0.1}, "absolute_margin = -0.1"),
+        ({"relative_margin": INF}, "relative_margin = inf"),
+        ({"relative_margin": np.nan}, "relative_margin = nan"),
+        ({"min_rank": 0}, "min_rank = 0"),
+        ({"min_rank": 101}, "min_rank = 101 and depth = 100"),
+    ],
+)
+def test_margins_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        MiningConfig(**options)

@@ -6,7 +6,7 @@ import recipes
 
 from taser_jax.records import DevelopmentSets
 from taser_jax.retrieval.bm25 import Possessives
-from taser_jax.retrieval.mining import AnswerContaining, Excluded
+from taser_jax.retrieval.mining_options import AnswerContaining, Excluded
 from taser_jax.tasks.odqa import ENTITY_TASKS, TASKS
 from taser_jax.training.checkpoints import Selection
 from taser_jax.training.validation import PoolConfig

@@ -1,17 +1,25 @@
 """Mined hard negatives on disk: one JSON line per query, readable in an editor.
 
 A directory has `<task>.<split>.jsonl`, lines {"query_id": str, "rows": [int], "scores": [float]}
-with the best passage first, and `metadata.json`, which records their sources.
+with the best passage first, and `metadata.json`, which records their sources and the counts of each
+file. A line may also have
+
+    "dropped": true                                     training leaves out the query
+    "teacher": {"positives": [float], "negatives": [float]}   a teacher's scores of the query's
+                                                        positives, in their order, and of `rows`
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32, Int32
 
 from taser_jax.artifacts import (
     METADATA,
@@ -23,11 +31,40 @@ from taser_jax.artifacts import (
     write_json,
     write_text,
 )
-from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.errors import DataError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _REMAKE = "mine them again with `taser mine`, into a new directory"
+_RESCORE = "score them again with `taser score`, into a new directory"
+_FILES = "files"
+
+
+@dataclasses.dataclass(frozen=True)
+class TeacherLine:
+    """A teacher's scores of one query's passages.
+
+    Attributes:
+        positives: parallel to the query's positives in the collection.
+        negatives: parallel to its rows in the file.
+    """
+
+    positives: Float32[np.ndarray, " positives"]
+    negatives: Float32[np.ndarray, " negatives"]
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryNegatives:
+    """One line: the hard negatives of a query.
+
+    Attributes:
+        rows: rows of the passage store, best first.
+        is_dropped: whether training leaves out the query, for want of a negative.
+        teacher: a teacher's scores; None where the file has none.
+    """
+
+    rows: Int32[np.ndarray, " negatives"]
+    is_dropped: bool = False
+    teacher: TeacherLine | None = None
 
 
 def write_negatives(
@@ -39,6 +76,9 @@ def write_negatives(
     rows: Sequence[Sequence[int] | np.ndarray],
     scores: Sequence[Sequence[float] | np.ndarray],
     metadata: Mapping[str, Any],
+    facts: Mapping[str, Any] | None = None,
+    dropped: Collection[str] = (),
+    teacher: Sequence[TeacherLine] | None = None,
 ) -> pathlib.Path:
     """Writes one task's split; complete or not at all.
 
@@ -51,6 +91,9 @@ def write_negatives(
         scores: parallel to `rows`.
         metadata: common to all files of the directory; must have `collection_fingerprint` and
             `source`.
+        facts: of this file alone, such as counts; go to `metadata.json` under its name.
+        dropped: ids of the queries that training leaves out.
+        teacher: a teacher's scores of each query, whose rows then have no -1.
 
     Returns:
         The file written.
@@ -68,7 +111,8 @@ def write_negatives(
             expected="as many of each",
         )
     lines = []
-    for query_id, query_rows, query_scores in zip(query_ids, rows, scores, strict=True):
+    for number, query_id in enumerate(query_ids):
+        query_rows, query_scores = rows[number], scores[number]
         if len(query_rows) != len(query_scores):
             raise DataError(
                 f"{len(query_rows)} rows and {len(query_scores)} scores",
@@ -79,14 +123,21 @@ def write_negatives(
             for row, score in zip(query_rows, query_scores, strict=True)
             if row >= 0
         ]
-        record = {
+        record: dict[str, Any] = {
             "query_id": query_id,
             "rows": [row for row, _ in found],
             "scores": [score for _, score in found],
         }
+        if query_id in dropped:
+            record["dropped"] = True
+        if teacher is not None:
+            record["teacher"] = {
+                "positives": [float(score) for score in teacher[number].positives],
+                "negatives": [float(score) for score in teacher[number].negatives],
+            }
         lines.append(json.dumps(record) + "\n")
     path = negatives_path(directory, task, split)
-    _write_metadata(directory, metadata)
+    _write_metadata(directory, metadata, {path.name: dict(facts or {})})
     write_text(path, "".join(lines))
     return path
 
@@ -105,6 +156,12 @@ def read_metadata(directory: FilePath) -> dict[str, Any]:
     return metadata
 
 
+def read_facts(directory: FilePath, task: str, split: str) -> dict[str, Any]:
+    """What `metadata.json` says of one task's split alone; empty where it says nothing."""
+    files = read_metadata(directory).get(_FILES, {})
+    return files.get(negatives_path(directory, task, split).name, {})
+
+
 def read_negatives(
     directory: FilePath,
     task: str,
@@ -112,8 +169,8 @@ def read_negatives(
     query_ids: Sequence[str],
     *,
     collection_fingerprint: str | None = None,
-) -> Ragged:
-    """Mined rows, aligned with `query_ids`; a query that is not in the file has an empty list.
+) -> list[QueryNegatives]:
+    """The file's lines, aligned with `query_ids`; a query that is not in it has no rows.
 
     Args:
         directory: where `write_negatives` wrote.
@@ -123,7 +180,8 @@ def read_negatives(
         collection_fingerprint: that of the collection to use them with; None skips the check.
 
     Raises:
-        DataError: a malformed line, a repeated query, or none of `query_ids` in the file.
+        DataError: a malformed line, a repeated query, none of `query_ids` in the file, or a
+            teacher's scores of some queries only.
         FingerprintError: mined from another collection.
     """
     metadata = read_metadata(directory)
@@ -138,13 +196,13 @@ def read_negatives(
     if not path.is_file():
         there = ", ".join(sorted(file.name for file in path.parent.glob("*.jsonl")))
         raise DataError("no such file", where=str(path), expected=f"one of {there}", fix=_REMAKE)
-    found: dict[str, np.ndarray] = {}
+    found: dict[str, QueryNegatives] = {}
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
-            query_id, rows = _parse(line, f"{path}:{number}")
+            query_id, negatives = _parse(line, f"{path}:{number}")
             if query_id in found:
                 raise DataError(f"query {query_id!r} is repeated", where=f"{path}:{number}")
-            found[query_id] = rows
+            found[query_id] = negatives
     if query_ids and found.keys().isdisjoint(query_ids):
         raise DataError(
             f"none of the {len(query_ids)} queries is here",
@@ -152,15 +210,34 @@ def read_negatives(
             expected=f"query ids like {query_ids[0]!r}",
             fix=_REMAKE,
         )
-    empty = np.zeros(0, np.int32)
-    return Ragged.from_lists(found.get(query_id, empty) for query_id in query_ids)
+    absent = QueryNegatives(np.zeros(0, np.int32))
+    lines = [found.get(query_id, absent) for query_id in query_ids]
+    _check_teacher(lines, query_ids, str(path))
+    return lines
 
 
-def _parse(line: str, where: str) -> tuple[str, np.ndarray]:
+def _check_teacher(lines: Sequence[QueryNegatives], query_ids: Sequence[str], where: str) -> None:
+    unscored = [
+        query_id for query_id, line in zip(query_ids, lines, strict=True) if line.teacher is None
+    ]
+    if unscored and len(unscored) < len(lines):
+        raise DataError(
+            f"{len(unscored)} of {len(lines)} queries have no teacher scores, such as "
+            f"{unscored[0]!r}",
+            where=where,
+            expected="scores of every query, or of none",
+            fix=_RESCORE,
+        )
+
+
+def _parse(line: str, where: str) -> tuple[str, QueryNegatives]:
     try:
         record = json.loads(line)
         query_id, rows = record["query_id"], record["rows"]
-    except (ValueError, KeyError, TypeError) as error:
+        teacher = record.get("teacher")
+        if teacher is not None:
+            teacher = teacher["positives"], teacher["negatives"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"not a line of negatives ({error})", where=where, fix=_REMAKE) from error
     if not isinstance(query_id, str):
         raise DataError(f"query_id is {query_id!r}", where=where, expected="a string")
@@ -168,16 +245,43 @@ def _parse(line: str, where: str) -> tuple[str, np.ndarray]:
         raise DataError(
             "rows is not a list of rows", where=where, expected="whole numbers, 0 or more"
         )
-    return query_id, np.asarray(rows, np.int32)
+    if teacher is not None:
+        positives, negatives = (_scores(scores, query_id, where) for scores in teacher)
+        if len(negatives) != len(rows):
+            raise DataError(
+                f"{len(negatives)} teacher scores for {len(rows)} rows of query {query_id!r}",
+                where=where,
+                expected="one for each row",
+                fix=_RESCORE,
+            )
+        teacher = TeacherLine(positives, negatives)
+    is_dropped = record.get("dropped") is True
+    return query_id, QueryNegatives(np.asarray(rows, np.int32), is_dropped, teacher)
 
 
-def _write_metadata(directory: pathlib.Path, metadata: Mapping[str, Any]) -> None:
+def _scores(values: Any, query_id: str, where: str) -> Float32[np.ndarray, " scores"]:
+    numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
+    if not numbers or not all(map(math.isfinite, values)):
+        raise DataError(
+            f"teacher scores of query {query_id!r} that are not all finite numbers",
+            where=where,
+            expected="lists of finite numbers",
+            fix=_RESCORE,
+        )
+    return np.asarray(values, np.float32)
+
+
+def _write_metadata(
+    directory: pathlib.Path, metadata: Mapping[str, Any], files: Mapping[str, Any]
+) -> None:
     for name in ("collection_fingerprint", "source"):
         if name not in metadata:
             raise DataError(f"metadata without {name!r}", where=str(directory))
     new = {"format_version": FORMAT_VERSION, **metadata}
+    known: dict[str, Any] = {}
     if (directory / METADATA).exists():
         old = read_metadata(directory)
+        known = old.pop(_FILES, {})
         for name in new.keys() & old.keys():
             if new[name] != old[name]:
                 raise DataError(
@@ -186,7 +290,7 @@ def _write_metadata(directory: pathlib.Path, metadata: Mapping[str, Any]) -> Non
                     expected=f"{name} {new[name]!r}",
                     fix="write to a new directory, to keep the two kinds apart",
                 )
-    write_json(directory / METADATA, new)
+    write_json(directory / METADATA, {**new, _FILES: {**known, **files}})
 
 
 def negatives_path(directory: FilePath, task: str, split: str) -> pathlib.Path:

@@ -3,7 +3,13 @@ import json
 import numpy as np
 import pytest
 
-from taser_jax.data.token_store.negatives import read_metadata, read_negatives, write_negatives
+from taser_jax.data.token_store.negatives import (
+    TeacherLine,
+    read_facts,
+    read_metadata,
+    read_negatives,
+    write_negatives,
+)
 from taser_jax.errors import DataError, FingerprintError, StorageError
 
 METADATA = {"collection_fingerprint": "c0", "source": "bm25"}
@@ -26,23 +32,25 @@ def test_file_is_as_documented(tmp_path):
         {"query_id": "q0", "rows": [5, 3], "scores": [2.5, 1.0]},
         {"query_id": "q1", "rows": [7], "scores": [0.5]},
     ]
-    assert read_metadata(tmp_path) == {"format_version": 1, **METADATA}
+    files = {"squad.train.jsonl": {}}
+    assert read_metadata(tmp_path) == {"format_version": 2, **METADATA, "files": files}
 
 
 def test_reads_aligned_with_the_queries(tmp_path):
     write(tmp_path)
-    rows = read_negatives(
+    lines = read_negatives(
         tmp_path, "squad", "train", ["q1", "unseen", "q0"], collection_fingerprint="c0"
     )
-    assert [list(each) for each in rows] == [[7], [], [5, 3]]
+    assert [line.rows.tolist() for line in lines] == [[7], [], [5, 3]]
+    assert not any(line.is_dropped or line.teacher for line in lines)
 
 
 def test_several_tasks_share_a_directory(tmp_path):
     write(tmp_path)
     one = {"query_ids": ["a"], "rows": [[1]], "scores": [[1.0]], "metadata": METADATA}
     write_negatives(tmp_path, "kilt/nq", "train", **one)
-    assert read_negatives(tmp_path, "kilt/nq", "train", ["a"])[0].tolist() == [1]
-    assert read_negatives(tmp_path, "squad", "train", ["q1"])[0].tolist() == [7]
+    assert read_negatives(tmp_path, "kilt/nq", "train", ["a"])[0].rows.tolist() == [1]
+    assert read_negatives(tmp_path, "squad", "train", ["q1"])[0].rows.tolist() == [7]
 
 
 def test_kinds_do_not_mix(tmp_path):
@@ -51,6 +59,43 @@ def test_kinds_do_not_mix(tmp_path):
         write(tmp_path, metadata=METADATA | {"source": "model"})
     with pytest.raises(FingerprintError, match=r"collection c0\n  expected: collection c1"):
         read_negatives(tmp_path, "squad", "train", ["q0"], collection_fingerprint="c1")
+
+
+def test_each_file_has_facts_of_its_own(tmp_path):
+    write(tmp_path, facts={"left_out": 3})
+    one = {"query_ids": ["a"], "rows": [[1]], "scores": [[1.0]], "metadata": METADATA}
+    write_negatives(tmp_path, "nq", "train", **one, facts={"left_out": 5})
+    assert read_facts(tmp_path, "squad", "train") == {"left_out": 3}
+    write(tmp_path, facts={"left_out": 4})
+    assert read_facts(tmp_path, "squad", "train") == {"left_out": 4}
+    assert read_facts(tmp_path, "nq", "train") == {"left_out": 5}
+    assert read_facts(tmp_path, "trec", "train") == {}
+
+
+def test_dropped_queries_and_teacher_scores_come_back(tmp_path):
+    teacher = [
+        TeacherLine(np.array([2.0, 1.5], np.float32), np.array([0.25, -1.0], np.float32)),
+        TeacherLine(np.array([3.0], np.float32), np.zeros(0, np.float32)),
+    ]
+    path = write(
+        tmp_path, rows=[[5, 3], []], scores=[[2.0, 1.0], []], dropped={"q1"}, teacher=teacher
+    )
+    assert json.loads(path.read_text().splitlines()[1]) == {
+        "query_id": "q1",
+        "rows": [],
+        "scores": [],
+        "dropped": True,
+        "teacher": {"positives": [3.0], "negatives": []},
+    }
+    second, first = read_negatives(tmp_path, "squad", "train", ["q1", "q0"])
+    assert (first.is_dropped, second.is_dropped) == (False, True)
+    assert first.teacher.positives.tolist() == [2.0, 1.5]
+    assert first.teacher.negatives.tolist() == [0.25, -1.0]
+    assert second.teacher.positives.tolist() == [3.0]
+    with pytest.raises(
+        DataError, match=r"1 of 2 queries have no teacher scores, such as 'q9'(.|\n)*taser score"
+    ):
+        read_negatives(tmp_path, "squad", "train", ["q0", "q9"])
 
 
 def test_lists_that_do_not_match(tmp_path):
@@ -72,6 +117,20 @@ def test_lists_that_do_not_match(tmp_path):
         ('{"query_id": "q2", "rows": [true]}', "rows is not a list of rows"),
         ('{"query_id": "q2", "rows": "7"}', "rows is not a list of rows"),
         ('{"query_id": "q1", "rows": []}', "'q1' is repeated"),
+        ('{"query_id": "q2", "rows": [], "teacher": 1}', "not a line of negatives"),
+        ('{"query_id": "q2", "rows": [], "teacher": {"positives": []}}', "not a line"),
+        (
+            '{"query_id": "q2", "rows": [1], "teacher": {"positives": [], "negatives": []}}',
+            "0 teacher scores for 1 rows of query 'q2'",
+        ),
+        (
+            '{"query_id": "q2", "rows": [1], "teacher": {"positives": [], "negatives": [NaN]}}',
+            "not all finite",
+        ),
+        (
+            '{"query_id": "q2", "rows": [], "teacher": {"positives": ["1"], "negatives": []}}',
+            "not all finite",
+        ),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, message):
@@ -89,8 +148,8 @@ def test_what_is_not_there(tmp_path):
         read_negatives(tmp_path, "nq", "train", ["q0"])
     with pytest.raises(DataError, match="none of the 1 queries"):
         read_negatives(tmp_path, "squad", "train", ["x"])
-    (tmp_path / "metadata.json").write_text('{"format_version": 2}')
-    with pytest.raises(DataError, match="format version 2"):
+    (tmp_path / "metadata.json").write_text('{"format_version": 1}')
+    with pytest.raises(DataError, match=r"format version 1\n(.|\n)*mine them again"):
         read_negatives(tmp_path, "squad", "train", ["q0"])
 
 
