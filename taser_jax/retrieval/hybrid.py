@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.errors import ConfigError
 from taser_jax.records import DevelopmentSets
-from taser_jax.retrieval.runs import Run, SearchResult, top_k
+from taser_jax.retrieval.fusion import FusionConfig, Normalization, fuse_runs
+from taser_jax.retrieval.runs import Run
 
 ALPHAS = tuple(round(0.1 * step, 1) for step in range(5, 21))
-
-
-class Normalization(enum.Enum):
-    """What happens to each query's two lists of scores before they are added.
-
-    NONE: missing scores become the list's minimum, nothing else (TASER, appendix D; Ma et al. as
-    of April 2021). MIN_MAX: afterwards (s - (min + max)/2) / (max - min), 0 where max = min
-    (Pyserini's --normalization, since August 2021).
-    """
-
-    NONE = "none"
-    MIN_MAX = "min_max"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,13 +98,9 @@ def fuse(
     as minimum 0 as in Pyserini's HybridSearcher.
     """
     config = config or HybridConfig()
-    first = top_k(dense.rows, dense.scores, config.depth)
-    second = top_k(*_aligned(sparse, dense.query_ids), config.depth)
-    candidates = np.concatenate([first.rows, second.rows], axis=1)
-    total = _filled(first, candidates, config.normalization) + alpha * _filled(
-        second, candidates, config.normalization
-    )
-    return Run.of(dense.query_ids, top_k(candidates, total, k))
+    joined = FusionConfig(depth=config.depth, k=k, normalization=config.normalization)
+    weights = np.broadcast_to(np.array([1.0, alpha]), (len(dense.query_ids), 2))
+    return fuse_runs([dense, sparse], weights, joined)
 
 
 def choose_alpha(
@@ -153,42 +137,3 @@ def choose_alpha(
     best = max(metric)
     alpha = min(alpha for alpha, value in zip(config.alphas, metric, strict=True) if value == best)
     return AlphaChoice(alpha, config.alphas, metric)
-
-
-def _aligned(run: Run, query_ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and scores of `run` in the order of `query_ids`."""
-    line_of = {query_id: line for line, query_id in enumerate(run.query_ids)}
-    differing = set(query_ids) ^ line_of.keys()
-    if differing or len(query_ids) != len(line_of):
-        raise DataError(
-            f"{len(differing)} queries are in one run only, {min(differing, default='none')!r} say",
-            where="hybrid",
-            expected="a dense and a sparse run of the same queries",
-            fix="search both with the same query set; a query without results keeps its line",
-        )
-    order = np.array([line_of[query_id] for query_id in query_ids], np.int64)
-    return run.rows[order], run.scores[order]
-
-
-def _filled(
-    result: SearchResult, candidates: np.ndarray, normalization: Normalization
-) -> Float[np.ndarray, "queries candidates"]:
-    """The list's score of each candidate row, its minimum where it has none."""
-    found = result.rows >= 0
-    low = np.where(found, result.scores, np.inf).min(axis=1, keepdims=True)
-    low = np.where(found.any(axis=1, keepdims=True), low, 0.0).astype(np.float64)
-    scores = np.broadcast_to(low, candidates.shape).copy()
-    for line in range(len(candidates)):
-        order = np.argsort(result.rows[line])
-        position = np.searchsorted(result.rows[line], candidates[line], sorter=order)
-        match = order[np.minimum(position, len(order) - 1)]
-        known = (result.rows[line][match] == candidates[line]) & (candidates[line] >= 0)
-        scores[line][known] = result.scores[line][match[known]]
-    if normalization is Normalization.MIN_MAX:
-        high = np.where(found, result.scores, -np.inf).max(axis=1, keepdims=True)
-        high = np.where(found.any(axis=1, keepdims=True), high, 1.0)
-        spread = high - low
-        scores = np.where(
-            spread > 0, (scores - (low + high) / 2) / np.where(spread > 0, spread, 1.0), 0.0
-        )
-    return scores

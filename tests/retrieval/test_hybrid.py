@@ -5,11 +5,11 @@ import pytest
 
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.records import DevelopmentSets
+from taser_jax.retrieval.fusion import Normalization
 from taser_jax.retrieval.hybrid import (
     ALPHAS,
     DevelopmentSet,
     HybridConfig,
-    Normalization,
     choose_alpha,
     fuse,
 )
