@@ -31,6 +31,7 @@ RECIPES = {
         ("runs/open_qa.gin",),
         ("runs/open_qa_pretrained.gin",),
         ("runs/odqa.gin",),
+        ("runs/yardstick.gin",),
     ),
     "pipeline ance": (
         ("runs/kilt_mini_ance.gin",),

@@ -1,0 +1,123 @@
+"""The yardstick: what its command runs, what its table says, and its recipe on a small world."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+from bert_checkpoints import write_checkpoint
+from small_world import SmallWorld, figures, gin, succeed
+
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+TASKS = ("squad", "nq_qed", "fm2", "selqa", "climate_fever", "fewrel", "cmu_dog")
+# In place of `taser`: notes its arguments.
+TASER = """#!{python} -S
+import sys
+with open({calls!r}, "a") as file:
+    print(*sys.argv[1:], file=file)
+"""
+
+
+def run(folder: pathlib.Path, *options: str, **environment: str) -> tuple[list[str], str]:
+    """Runs the benchmark with a stand-in for `taser`: the commands it gave, and what it printed."""
+    calls = folder / "calls"
+    (folder / "bin").mkdir()
+    taser = folder / "bin" / "taser"
+    taser.write_text(TASER.format(python=sys.executable, calls=str(calls)))
+    taser.chmod(0o755)
+    path = os.pathsep.join([str(taser.parent), str(pathlib.Path(sys.executable).parent)])
+    ran = subprocess.run(
+        [
+            *(REPOSITORY / "benchmarks/yardstick/run.sh", "source", folder / "out", "minilm"),
+            *options,
+        ],
+        env=os.environ
+        | environment
+        | {"PATH": path + os.pathsep + os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return calls.read_text().splitlines(), ran.stdout
+
+
+def results(folder: pathlib.Path, **rows: tuple[float, ...]) -> None:
+    for number, (system, values) in enumerate(rows.items()):
+        metrics = {
+            task: TaskResult({"R@20": value}, 10) for task, value in zip(TASKS, values, strict=True)
+        }
+        write_result(folder, SystemResult(system, metrics, 1000 * number or None))
+
+
+def test_it_runs_the_recipe_and_prints_the_table(tmp_path: pathlib.Path):
+    results(
+        tmp_path / "out/comparison/results",
+        BM25=(0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3),
+        **{"TASER (mined negatives)": (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.3)},
+    )
+    calls, printed = run(tmp_path, "--gin.TRAIN_STEPS=20")
+    assert [call.split()[0] for call in calls] == ["prepare", "tokenize", "pipeline"]
+    assert "--gin.SOURCE_DIR=source/kilt_mini" in calls[0]
+    assert "'passage': 256" in calls[1]
+    assert "--gin_file=runs/yardstick.gin" in calls[2]
+    assert calls[2].endswith("--gin.PRETRAINED=minilm --gin.TRAIN_STEPS=20")
+    lines = (tmp_path / "out/yardstick.md").read_text().splitlines()
+    assert lines[2] == "| BM25 | - | 90.0 | 80.0 | 70.0 | 60.0 | 50.0 | 40.0 | 30.0 | 60.0 |"
+    assert lines[3].startswith("| TASER (mined negatives) | 1,000 | 100.0 |")
+    assert lines[3].endswith("| 30.0 | 90.0 |")
+    assert lines[4].endswith("| 62.0 | 90.0 |")
+    assert "\n".join(lines) in printed
+    assert f"{tmp_path}/out/comparison/taser-2/model" in printed
+
+
+def test_recipes_are_chosen_on_validation_queries(tmp_path: pathlib.Path):
+    results(tmp_path / "out/validation/results", BM25=(0.5,) * 7)
+    calls, _ = run(tmp_path, SPLIT="validation")
+    evaluated = [call for call in calls if call.startswith("evaluate")]
+    assert len(evaluated) == 6
+    assert all("--gin.SPLIT=validation" in call for call in evaluated)
+    assert f"{tmp_path}/out/comparison/taser-2/runs --gin.SYSTEM=TASER (mined" in evaluated[-1]
+    assert "| 50.0 |" in (tmp_path / "out/yardstick-validation.md").read_text()
+    assert not (tmp_path / "out/yardstick.md").exists()
+
+
+def test_its_recipe_trains_both_models_from_the_pretrained_one(
+    small_world: SmallWorld, compiled_once: None, tmp_path: pathlib.Path
+):
+    vocabulary = small_world.root / "vocabulary"
+    sizes = {"num_hidden_layers": 3, "max_position_embeddings": 32}
+    sizes["vocab_size"] = load_vocabulary(vocabulary).size
+    checkpoint, _ = write_checkpoint(tmp_path / "minilm", **sizes)
+    shutil.copy(vocabulary / "vocab.txt", checkpoint)
+    succeed(
+        *("pipeline", "taser", "--gin_file=runs/yardstick.gin"),
+        *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
+        *gin(OUTPUT_DIR=tmp_path / "out", PRETRAINED=checkpoint, TRAIN_STEPS=1, WARMUP_STEPS=0),
+        # Its rates are of other tasks.
+        *gin(BATCH_SIZE=16, SAMPLING_RATES={}),
+    )
+    assert [row["system"] for row in figures(tmp_path / "out") if row["task"] == "average"] == [
+        *("BM25", "MiniLM, untrained"),
+        *("Shared (BM25 negatives)", "TASER (BM25 negatives)"),
+        *("Shared (mined negatives)", "TASER (mined negatives)"),
+        *("Shared + BM25", "TASER + BM25"),
+    ]
+    for system in ("shared-2", "taser-2"):
+        facts = tmp_path / "out" / system / "model" / "run.json"
+        assert json.loads(facts.read_text())["pretrained"] == str(checkpoint)
+    shared, taser = (
+        load_model(tmp_path / "out" / system / "model") for system in ("shared-2", "taser-2")
+    )
+    assert taser.parameters > shared.parameters
