@@ -1,6 +1,11 @@
-"""Eight fake CPU devices for every test, and shapes in signatures checked as tests run."""
+"""Eight fake CPU devices, shapes of signatures checked as tests run, compiled programs kept."""
 
+import contextlib
+import gc
 import os
+import pathlib
+import platform
+import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -28,3 +33,36 @@ _CHECKED = (
 install_import_hook(_CHECKED, "beartype.beartype")
 
 pytest_plugins = ("file_times", "worlds")
+
+_KEEP_SECONDS = 30 * 24 * 3600
+
+
+def keep_compiled_programs() -> None:
+    """Compiles every program once per machine: other processes and later runs read it from disk.
+
+    JAX's key covers the program, the compiler's flags and its version, so nothing becomes stale;
+    programs older than 30 days are deleted. JAX_COMPILATION_CACHE_DIR names another directory.
+    """
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    if jax.config.jax_compilation_cache_dir is not None:
+        return
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    # Programs are machine code: a home directory may be shared by different processors.
+    directory = cache / "taser_jax" / "tests" / platform.node()
+    directory.mkdir(parents=True, exist_ok=True)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        for program in directory.iterdir():
+            # Another run may have deleted it meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                if program.stat().st_mtime < time.time() - _KEEP_SECONDS:
+                    program.unlink()
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+
+
+keep_compiled_programs()
+
+
+def pytest_collection_finish() -> None:
+    """Exempts imported modules, a million objects, from every later garbage collection."""
+    gc.collect()
+    gc.freeze()

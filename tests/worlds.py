@@ -6,13 +6,11 @@ import fcntl
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import jax
 import pytest
 import tiny_training
 from capitals import Capitals
-from jax.experimental.compilation_cache import compilation_cache
 from small_world import SmallWorld, succeed
 
 
@@ -48,26 +46,7 @@ def small_world(tmp_path_factory: pytest.TempPathFactory) -> SmallWorld:
 
 
 @pytest.fixture(scope="session")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What one training compiled, the next of the same shapes takes from disk."""
-    settings = {
-        "jax_compilation_cache_dir": str(made_once(tmp_path_factory, "compiled", lambda _: None)),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-    }
-    former = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in former.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-
-
-@pytest.fixture(scope="session")
-def compared(
-    small_world: SmallWorld, compiled_once: None, tmp_path_factory: pytest.TempPathFactory
-) -> pathlib.Path:
+def compared(small_world: SmallWorld, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A finished `taser pipeline taser`; tests read it, or work on a copy."""
     root = made_once(
         tmp_path_factory, "compared", lambda root: succeed(*small_world.compare(root / "out"))

@@ -133,7 +133,7 @@ def test_an_unknown_row_is_refused(tmp_path: pathlib.Path):
 
 
 def test_its_warm_up_starts_from_the_pretrained_weights(
-    small_world: SmallWorld, compiled_once: None, tmp_path: pathlib.Path
+    small_world: SmallWorld, tmp_path: pathlib.Path
 ):
     vocabulary = small_world.root / "vocabulary"
     # The recipe takes two of its blocks.

@@ -114,7 +114,7 @@ def start(model_dirs, store_dir, output_dir, **options):
 
 
 @pytest.fixture(scope="module")
-def analyzed(models, tiny_store_dir, compiled_once, tmp_path_factory):
+def analyzed(models, tiny_store_dir, tmp_path_factory):
     output_dir = tmp_path_factory.mktemp("analysis") / "out"
     findings = start([str(models / "bert"), str(models / "t5")], tiny_store_dir, output_dir)
     return findings, output_dir

@@ -109,7 +109,7 @@ class SmallKilt:
 
 
 @pytest.fixture(scope="module")
-def small_kilt(tmp_path_factory, compiled_once):
+def small_kilt(tmp_path_factory):
     made = SmallKilt(tmp_path_factory.mktemp("small_kilt"))
     made.make()
     made.train("tied", *gin(TRAIN_STEPS=6, LEARNING_RATE=3e-3))

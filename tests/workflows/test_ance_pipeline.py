@@ -54,9 +54,7 @@ def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> li
 
 
 @pytest.fixture(scope="module")
-def finished(
-    small_world: SmallWorld, compiled_once: None, tmp_path_factory: pytest.TempPathFactory
-) -> pathlib.Path:
+def finished(small_world: SmallWorld, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A finished run; tests read it, or work on a copy."""
     directory = tmp_path_factory.mktemp("ance") / "out"
     succeed(*arguments(small_world, directory))

@@ -15,7 +15,6 @@ ROWS = ("BM25", "TASER (BM25 negatives)", "TASER (mined negatives)", "TASER + BM
 
 
 def test_quickstart_and_again(
-    compiled_once: None,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
