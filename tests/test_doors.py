@@ -138,7 +138,8 @@ def test_only_the_command_line_knows_gin_files():
 
 
 def test_package_files_are_empty():
-    for path in sorted(PACKAGE.rglob("__init__.py")):
+    # The package's own offers public names, imported when used.
+    for path in sorted(set(PACKAGE.rglob("__init__.py")) - {PACKAGE / "__init__.py"}):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         assert all(isinstance(node, ast.Expr | ast.Assign) for node in tree.body), path
 

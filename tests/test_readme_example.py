@@ -18,7 +18,6 @@ def test_python_example_of_the_readme(capsys):
     directory = pathlib.Path(weights.__file__).parent / "model"
     exec(compile(example.replace(hub_id, repr(str(directory))), str(README), "exec"), {})
     assert capsys.readouterr().out.splitlines() == [
-        "24,930,048 parameters",
         "which river runs through the capital of France? -> Seine",
         "what is Python? -> Python",
     ]

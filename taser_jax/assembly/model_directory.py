@@ -123,17 +123,41 @@ def load_model(model_dir: FilePath, *, step: int | None = None) -> LoadedModel:
     step = checkpoints.best_step if step is None else step
     params = checkpoints.restore_params(placed, step=step)
     checkpoints.close()
-    total = Fingerprint().add(config_io.to_json(config))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        total.add(jax.tree_util.keystr(path)).add(np.asarray(leaf))
     return LoadedModel(
         model=model,
         params=params,
-        fingerprint=total.hex(),
+        fingerprint=_model_fingerprint(config, params),
         vocabulary_dir=_on_this_machine(epath.Path(model_dir) / VOCABULARY),
         step=int(step or 0),
         partitioner=partitioner,
     )
+
+
+def hold_model(model: DualEncoder, params: Any, *, vocabulary_dir: FilePath) -> LoadedModel:
+    """Parameters from elsewhere, such as a pretrained checkpoint, copied to this host's devices.
+
+    Args:
+        model: the module.
+        params: its parameters, NumPy or JAX arrays.
+        vocabulary_dir: the vocabulary they belong to.
+    """
+    partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()))
+    placed = jax.device_put(params, partitioner.replicated)
+    return LoadedModel(
+        model=model,
+        params=placed,
+        fingerprint=_model_fingerprint(model.config, placed),
+        vocabulary_dir=pathlib.Path(vocabulary_dir),
+        step=0,
+        partitioner=partitioner,
+    )
+
+
+def _model_fingerprint(config: ModelConfig, params: Any) -> str:
+    total = Fingerprint().add(config_io.to_json(config))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        total.add(jax.tree_util.keystr(path)).add(np.asarray(leaf))
+    return total.hex()
 
 
 def _checkpoints(model_dir: FilePath) -> Checkpoints:

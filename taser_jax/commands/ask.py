@@ -5,19 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-import numpy as np
-
-from taser_jax.assembly.model_directory import load_model, read_facts, text_settings
-from taser_jax.batch import Role
-from taser_jax.commands.inputs import search_devices
-from taser_jax.data.collections.store import PassageStore
-from taser_jax.data.text.preprocessors import encode_queries
-from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.errors import ConfigError
-from taser_jax.retrieval.index import open_index
-
-# For models that were trained before their lengths were recorded.
-DEFAULT_QUERY_LENGTH = 32
+from taser_jax.retriever import Retriever
 
 
 def ask(
@@ -58,35 +47,22 @@ def ask(
             expected="a list of questions, none of them empty",
             fix="""write --gin.QUESTIONS="['how do I sort a list']\"""",
         )
-    texts = text_settings(read_facts(model_dir), task)
-    store = PassageStore.open(data_dir, collection)
-    model = load_model(model_dir, step=step)
-    searcher = open_index(
-        index_dir,
-        fingerprints={"model": model.fingerprint, "collection": store.fingerprint},
-        devices=search_devices(),
+    retriever = Retriever.load(
+        model_dir,
+        index_dir=index_dir,
+        data_dir=data_dir,
+        collection=collection,
+        task=task,
+        query_length=query_length,
+        step=step,
     )
-    vocabulary = load_vocabulary(model.vocabulary_dir)
-    tokens = encode_queries(
-        questions,
-        vocabulary,
-        length=query_length or texts.query_length or DEFAULT_QUERY_LENGTH,
-        settings=texts.queries,
-    )
-    result = searcher.search(np.asarray(model.encode_fn(Role.QUERY, task=task)(tokens)), k)
-    found = []
-    for question, rows, scores in zip(questions, result.rows, result.scores, strict=True):
+    found = retriever.search(questions, k=k)
+    for question, hits in zip(questions, found, strict=True):
         print(f"\n? {question}")
-        ids = []
-        for rank, (row, score) in enumerate(zip(rows, scores, strict=True), start=1):
-            if row < 0:
-                continue
-            passage = store[int(row)]
-            ids.append(passage.id)
-            text = textwrap.shorten(passage.text, 150, placeholder=" ...")
-            print(f"  {rank}. {passage.title}  [{score:.2f}]\n     {text}")
-        found.append(ids)
-    return found
+        for rank, hit in enumerate(hits, start=1):
+            text = textwrap.shorten(hit.passage.text, 150, placeholder=" ...")
+            print(f"  {rank}. {hit.passage.title}  [{hit.score:.2f}]\n     {text}")
+    return [[hit.passage.id for hit in hits] for hits in found]
 
 
 CONFIGURABLES = ()

@@ -254,7 +254,7 @@ def encode_texts(
     began, computed = time.monotonic(), 0
     with bar("encode", total=total_tokens, initial=done_tokens, unit="token") as progress:
         for shard in todo:
-            array, positions = _encode_rows(
+            array, positions = encode_rows(
                 encode_fn,
                 tokens,
                 np.arange(*bounds[shard]),
@@ -291,15 +291,29 @@ def _shard_bounds(num_rows: int, shard_rows: int) -> list[tuple[int, int]]:
     return [(start, min(start + shard_rows, num_rows)) for start in range(0, num_rows, shard_rows)]
 
 
-def _encode_rows(
+def encode_rows(
     encode_fn: EncodeFn,
     tokens: TokenRows,
     rows: np.ndarray,
     *,
     config: EncodeConfig,
-    update: Callable[[int], Any],
+    update: Callable[[int], Any] = lambda _: None,
 ) -> tuple[np.ndarray, int]:
-    """Embeddings of `rows` in their order, float32, and the token positions computed for them."""
+    """Encodes some texts in memory.
+
+    Args:
+        encode_fn: tokens -> embeddings [batch, dim]; called with few different shapes.
+        tokens: the texts.
+        rows: which of them.
+        config: sizes of batches.
+        update: called with the tokens of every batch.
+
+    Returns:
+        Embeddings of `rows` in their order, float32, and the token positions computed for them.
+
+    Raises:
+        DataError: the model returned a number that is not finite.
+    """
     lengths = np.asarray(tokens.lengths)[rows]
     results: np.ndarray | None = None
     computed = 0

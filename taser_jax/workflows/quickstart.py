@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from taser_jax.assembly.retriever_parts import RetrieverParts, write_parts
 from taser_jax.commands.ask import ask
 from taser_jax.commands.prepare import prepare_pydocs
 from taser_jax.commands.tokenize import tokenize
@@ -99,14 +101,16 @@ def quickstart(
     )
     print(f"\nThree questions, answered by {ask_system} (mined negatives):")
     answers = root / f"{file_name(ask_system)}-2"
-    ask(
-        questions=questions,
+    parts = RetrieverParts(
         model_dir=str(answers / "model"),
         index_dir=str(answers / "index"),
         data_dir=setting.data_dir,
         collection=COLLECTION,
     )
+    ask(questions=questions, **dataclasses.asdict(parts))
+    write_parts(root, parts)
     print(f"\nAll of it is under {root}: table.md, table.csv, table.png, runs, models, stages.")
+    print(f"In Python: taser_jax.Retriever.load({str(root)!r}).search(['your question'])")
     return table
 
 

@@ -1,0 +1,125 @@
+"""What a sentence-transformers directory says of an encoder beside its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from taser_jax.artifacts import read_json
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.models.bert_dual_encoder import Pooling
+from taser_jax.models.dual_encoder import Normalization
+
+MODULES_FILE = "modules.json"
+_POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_QUERY_PROMPTS = ("query", "search_query")
+_PASSAGE_PROMPTS = ("passage", "document", "search_document")
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderSettings:
+    """From token states to an embedding.
+
+    Attributes:
+        pooling: how token states become one vector.
+        normalization: of that vector.
+        max_length: most tokens of a text; None where nothing says.
+        query_prompt: text put before every query.
+    """
+
+    pooling: Pooling
+    normalization: Normalization
+    max_length: int | None = None
+    query_prompt: str = ""
+
+
+def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
+    """Reads modules.json and the files that it names.
+
+    Args:
+        directory: of a checkpoint.
+
+    Returns:
+        The settings; None where the directory has no modules.json (a plain checkpoint).
+
+    Raises:
+        ConfigError: a module, pooling or prompt for passages that a dual encoder here does not
+            have.
+        DataError: a file is missing or damaged.
+    """
+    modules_path = directory / MODULES_FILE
+    if not modules_path.is_file():
+        return None
+    modules = {_name(module, modules_path): module for module in _modules(modules_path)}
+    unknown = sorted(set(modules) - {"Transformer", "Pooling", "Normalize"})
+    if unknown or "Pooling" not in modules:
+        raise ConfigError(
+            f"modules {', '.join(modules)}",
+            where=str(modules_path),
+            expected="Transformer, Pooling and perhaps Normalize",
+            fix="take a model without further layers",
+        )
+    pooling = _pooling(directory / str(modules["Pooling"]["path"]) / "config.json")
+    sizes = read_json(directory / "sentence_bert_config.json", absent={})
+    return EncoderSettings(
+        pooling=pooling,
+        normalization=Normalization.L2 if "Normalize" in modules else Normalization.NONE,
+        max_length=sizes.get("max_seq_length"),
+        query_prompt=_query_prompt(directory / "config_sentence_transformers.json"),
+    )
+
+
+def _modules(path: pathlib.Path) -> list[Mapping[str, Any]]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"not JSON: {error}", where=str(path)) from error
+    if not isinstance(value, list) or not all(isinstance(module, dict) for module in value):
+        raise DataError("no list of modules", where=str(path), expected="[{...}, ...]")
+    return value
+
+
+def _name(module: Mapping[str, Any], path: pathlib.Path) -> str:
+    """The class of a module; packages have moved the classes, their names stayed."""
+    if not isinstance(module.get("type"), str) or not isinstance(module.get("path"), str):
+        raise DataError(f"module {dict(module)}", where=str(path), expected="'type' and 'path'")
+    return module["type"].rpartition(".")[2]
+
+
+def _pooling(path: pathlib.Path) -> Pooling:
+    """The pooling of one mode; older files have one boolean per mode, newer ones name it."""
+    settings = read_json(path)
+    modes = [name for name in _POOLING_FLAGS if settings.get(name)]
+    mode = settings.get("pooling_mode", [_POOLING_FLAGS[name] for name in modes])
+    chosen = mode if isinstance(mode, list) else [mode]
+    if len(chosen) != 1 or chosen[0] not in {pooling.value for pooling in Pooling}:
+        raise ConfigError(
+            f"pooling by {', '.join(map(str, chosen)) or 'nothing'}",
+            where=str(path),
+            expected=f"one of {', '.join(pooling.value for pooling in Pooling)}",
+            fix="take a model that pools in one of these ways",
+        )
+    return Pooling(chosen[0])
+
+
+def _query_prompt(path: pathlib.Path) -> str:
+    prompts = read_json(path, absent={}).get("prompts") or {}
+    for name in _PASSAGE_PROMPTS:
+        if prompts.get(name):
+            raise ConfigError(
+                f"a prompt for passages, {prompts[name]!r}",
+                where=str(path),
+                expected="prompts for queries alone",
+                fix="take another model; passages are encoded as title and text",
+            )
+    return next((prompts[name] for name in _QUERY_PROMPTS if prompts.get(name)), "")

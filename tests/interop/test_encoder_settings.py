@@ -1,0 +1,94 @@
+"""What modules.json and the files beside it say of an encoder."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from taser_jax.errors import ConfigError, DataError, TaserError
+from taser_jax.interop.encoder_settings import EncoderSettings, read_encoder_settings
+from taser_jax.models.bert_dual_encoder import Pooling
+from taser_jax.models.dual_encoder import Normalization
+
+OLD, NEW = "sentence_transformers.models", "sentence_transformers.sentence_transformer.modules"
+
+
+def write(
+    directory: pathlib.Path,
+    *,
+    kinds: tuple[str, ...] = ("Transformer", "Pooling", "Normalize"),
+    package: str = OLD,
+    pooling: dict[str, Any] | None = None,
+    prompts: dict[str, str] | None = None,
+) -> pathlib.Path:
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"{package}.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    (directory / "1_Pooling").mkdir()
+    for name, value in {
+        "modules.json": modules,
+        "1_Pooling/config.json": pooling or {"pooling_mode_mean_tokens": True},
+        "sentence_bert_config.json": {"max_seq_length": 128},
+        "config_sentence_transformers.json": {"prompts": prompts or {}},
+    }.items():
+        (directory / name).write_text(json.dumps(value))
+    return directory
+
+
+def test_pooling_norm_length_and_prompt(tmp_path: pathlib.Path):
+    write(tmp_path, prompts={"query": "query: ", "document": ""})
+    assert read_encoder_settings(tmp_path) == EncoderSettings(
+        pooling=Pooling.MEAN,
+        normalization=Normalization.L2,
+        max_length=128,
+        query_prompt="query: ",
+    )
+
+
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+        {"pooling_mode": "cls"},
+    ],
+)
+def test_both_ways_to_name_the_pooling(tmp_path: pathlib.Path, pooling: dict[str, Any]):
+    write(tmp_path, kinds=("Transformer", "Pooling"), package=NEW, pooling=pooling)
+    found = read_encoder_settings(tmp_path)
+    assert found is not None
+    assert (found.pooling, found.normalization) == (Pooling.CLS, Normalization.NONE)
+
+
+def test_a_plain_checkpoint_says_nothing(tmp_path: pathlib.Path):
+    assert read_encoder_settings(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"kinds": ("Transformer", "Pooling", "Dense")}, "modules .*Dense"),
+        ({"kinds": ("Transformer",)}, "modules Transformer"),
+        ({"pooling": {"pooling_mode_max_tokens": True}}, "pooling by max"),
+        ({"pooling": {"pooling_mode": ["cls", "mean"]}}, "pooling by cls, mean"),
+        ({"pooling": {"word_embedding_dimension": 3}}, "pooling by nothing"),
+        ({"prompts": {"query": "query: ", "passage": "passage: "}}, "a prompt for passages"),
+    ],
+)
+def test_what_a_dual_encoder_does_not_have_is_refused(
+    tmp_path: pathlib.Path, wrong: dict[str, Any], message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        read_encoder_settings(write(tmp_path, **wrong))
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '["x"]', '[{"type": 3}]'])
+def test_damaged_modules_are_named(tmp_path: pathlib.Path, text: str):
+    (write(tmp_path) / "modules.json").write_text(text)
+    with pytest.raises(TaserError) as error:
+        read_encoder_settings(tmp_path)
+    assert isinstance(error.value, DataError)
+    assert "modules.json" in str(error.value)
