@@ -79,8 +79,9 @@ def run(argv: Sequence[str]) -> int:
         told = f"preempted{_this_host()}: {_message(error)}; run the same command to go on"
         print(told, file=sys.stderr)
         return EXIT_PREEMPTED
-    except KeyboardInterrupt:
-        print("interrupted; what was finished is kept", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        kept = str(error) or "finished work is kept"
+        print(f"interrupted: {kept}; rerun the command to resume", file=sys.stderr)
         return 130
 
 

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -143,6 +144,7 @@ def train(
 
     Raises:
         Preempted: SIGTERM arrived; everything done so far is saved.
+        KeyboardInterrupt: Ctrl-C; everything done so far is saved. A second one does not wait.
         NonFiniteLossError: a loss or gradient was not finite; no parameter has seen it.
     """
     saved = checkpoints.latest_step
@@ -156,6 +158,8 @@ def train(
         )
     if step:
         logger.info("training: resuming after step %d of %d", step, config.train_steps)
+    else:
+        logger.info("training: no checkpoint yet, beginning at step 0 of %d", config.train_steps)
     if saved:
         state = checkpoints.restore(jax.tree.map(_abstract, state), step=step, about=about)
 
@@ -166,7 +170,7 @@ def train(
     iterator = batches.iterate(step, config.train_steps)
     with (
         contextlib.ExitStack() as at_end,
-        _catch_sigterm() as sigterm,
+        _catch_signals() as stop,
         _finish_saving(checkpoints),
         progress.bar("train", total=config.train_steps, initial=step, unit="step") as bar,
     ):
@@ -200,11 +204,11 @@ def train(
                     judged = validation if validates else None
                     checkpoints.save(state, step=step, about=about, metrics=judged)
             # After validation, so that no checkpoint lacks the metrics an undisturbed run gives it.
-            if _agree_on_preemption(sigterm, step):
+            if _agree_to_stop(stop, step):
                 _require_finite(pending, batches)
                 checkpoints.save(state, step=step, about=about)
                 checkpoints.wait()
-                raise Preempted(f"saved after step {step} of {config.train_steps}")
+                raise stop.error(f"saved after step {step} of {config.train_steps}")
     return TrainResult(state=state, validation=validation, steps_per_second=meter.mean_rate)
 
 
@@ -256,26 +260,61 @@ def _write(writers: Sequence[MetricWriter], step: int, scalars: Mapping[str, flo
         writer.flush()
 
 
-def _agree_on_preemption(sigterm: threading.Event, step: int) -> bool:
+class _Stop:
+    """A signal that asks training to save and stop.
+
+    Attributes:
+        error: raised once all is saved.
+    """
+
+    def __init__(self) -> None:
+        self.error: type[BaseException] = Preempted
+        self._asked = threading.Event()
+
+    def is_asked(self) -> bool:
+        """Whether a signal has arrived."""
+        return self._asked.is_set()
+
+    def terminate(self, number: int, frame: FrameType | None) -> None:
+        """SIGTERM: whoever sent it is to run the command again."""
+        self._asked.set()
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """SIGINT, Ctrl-C: the first one waits for the step and the save, the second for nothing."""
+        if self.is_asked():
+            raise KeyboardInterrupt
+        self.error = KeyboardInterrupt
+        self._asked.set()
+        logger.info("training: saving after this step; press Ctrl-C again to stop without it")
+
+
+def _agree_to_stop(stop: _Stop, step: int) -> bool:
     """True on every host once any of them was told to stop."""
     if jax.process_count() == 1:
-        return sigterm.is_set()
+        return stop.is_asked()
     return multihost_utils.reached_preemption_sync_point(step)
 
 
 @contextlib.contextmanager
-def _catch_sigterm() -> Iterator[threading.Event]:
-    """Turns SIGTERM into an event while the loop runs; signals reach the main thread only."""
-    event = threading.Event()
+def _catch_signals() -> Iterator[_Stop]:
+    """Catches SIGTERM and SIGINT while the loop runs; signals reach the main thread only.
+
+    On several hosts JAX itself catches SIGTERM, and SIGINT stops at once.
+    """
+    stop = _Stop()
     one_host = jax.process_count() == 1
     if not one_host or threading.current_thread() is not threading.main_thread():
-        yield event
+        yield stop
         return
-    former = signal.signal(signal.SIGTERM, lambda number, frame: event.set())
+    former = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, stop.terminate),
+        signal.SIGINT: signal.signal(signal.SIGINT, stop.interrupt),
+    }
     try:
-        yield event
+        yield stop
     finally:
-        signal.signal(signal.SIGTERM, former)
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 class _Meter:

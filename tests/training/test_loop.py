@@ -227,6 +227,27 @@ def test_sigterm_saves_and_raises_preempted(tmp_path, validates):
     assert float(again.state.params["weight"]) == float(whole.state.params["weight"])
 
 
+def test_ctrl_c_saves_and_a_second_one_does_not_wait(tmp_path):
+    def send(step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    config = loop.LoopConfig(train_steps=8)
+    former = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="saved after step 3 of 8"):
+        run(tmp_path, config, batches=ToyBatches(send))
+    assert signal.getsignal(signal.SIGINT) is former
+    assert steps_saved(tmp_path) == [3]
+
+    def twice(step):
+        send(step)
+        send(step)
+
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        run(tmp_path / "twice", config, batches=ToyBatches(twice))
+    assert steps_saved(tmp_path / "twice") == []
+
+
 @pytest.mark.parametrize("log_period", [1, 100])
 @pytest.mark.parametrize("bad_step", [5, 7, 8])
 def test_a_loss_that_is_not_finite_stops_and_names_the_batch(tmp_path, bad_step, log_period):
