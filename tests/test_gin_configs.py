@@ -30,6 +30,7 @@ RECIPES = {
     "pipeline taser": (
         ("runs/open_qa.gin",),
         ("runs/open_qa_pretrained.gin",),
+        ("runs/open_qa_pretrained.gin", "runs/taser_claims.gin"),
         ("runs/odqa.gin",),
         ("runs/yardstick.gin",),
     ),

@@ -8,10 +8,11 @@
 # `taser pipeline taser` (runs/open_qa.gin), for example --gin.TRAIN_STEPS=20.
 # STAGES=data stops before training: OUTPUT_DIR/token_store is what device.py takes.
 # PASSAGE_LENGTH (64): tokens of a passage that encoders see.
+# COMPARISON (comparison): the folder in OUTPUT_DIR that the pipeline writes to.
 # PRETRAINED=DIR starts from a Hugging Face model, with its vocabulary (runs/open_qa_pretrained.gin).
 set -euo pipefail
 if [ $# -lt 2 ]; then
-  sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
   exit 2
 fi
 source_dir=$1 output_dir=$2
@@ -53,5 +54,5 @@ taser tokenize --gin.DATA_DIR="$data_dir" --gin.VOCABULARY="$vocabulary" \
 if [ "${STAGES:-all}" = data ]; then
   exit 0
 fi
-taser pipeline taser "${recipe[@]}" --gin.OUTPUT_DIR="$output_dir/comparison" \
+taser pipeline taser "${recipe[@]}" --gin.OUTPUT_DIR="$output_dir/${COMPARISON:-comparison}" \
   --gin.DATA_DIR="$data_dir" --gin.TOKEN_STORE="$output_dir/token_store" "$@"

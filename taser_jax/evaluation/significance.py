@@ -154,6 +154,33 @@ def bootstrap_over_tasks(
     return tasks, averages
 
 
+def mean_over_seeds(seeds: Sequence[Mapping[str, Evaluation]]) -> dict[str, Evaluation]:
+    """One system's values by query, averaged over its seeds: what a bootstrap over queries takes.
+
+    Args:
+        seeds: task -> evaluation of each seed; tasks that a seed lacks are left out.
+
+    Returns:
+        Task -> evaluation with the measures that all seeds have.
+
+    Raises:
+        DataError: no seed, or seeds with different queries.
+    """
+    if not seeds:
+        raise DataError("no seed", where="mean over seeds", expected="one or more")
+    means = {}
+    for task, first in seeds[0].items():
+        found = [one[task] for one in seeds if task in one]
+        if len(found) < len(seeds):
+            continue
+        for other in found:
+            _check_same_queries(first, other, where=f"mean over seeds, task {task!r}")
+        shared = [name for name in first.values if all(name in one.values for one in found)]
+        values = {name: np.mean([one.values[name] for one in found], axis=0) for name in shared}
+        means[task] = Evaluation(first.query_ids, values)
+    return means
+
+
 def paired_over_seeds(first: Sequence[float], second: Sequence[float]) -> PairedComparison:
     """Student's paired t-test: the differences under each seed, and their 95% interval.
 
@@ -207,16 +234,20 @@ def _weights(count: int, resamples: int, rng: np.random.Generator) -> Iterator[n
 def _differences(
     first: Evaluation, second: Evaluation, measure: str, *, where: str
 ) -> Float64[np.ndarray, " queries"]:
+    _check_same_queries(first, second, where=where)
+    if measure not in first.values or measure not in second.values:
+        raise DataError(f"no measure {measure!r} in both evaluations", where=where)
+    return first.values[measure] - second.values[measure]
+
+
+def _check_same_queries(first: Evaluation, second: Evaluation, *, where: str) -> None:
     if first.query_ids != second.query_ids:
         raise DataError(
-            f"the two systems were evaluated on different queries: {_unequal(first, second)}",
+            f"the two were evaluated on different queries: {_unequal(first, second)}",
             where=where,
             expected="the same queries in the same order",
             fix="evaluate both on the same split of the same collection",
         )
-    if measure not in first.values or measure not in second.values:
-        raise DataError(f"no measure {measure!r} in both evaluations", where=where)
-    return first.values[measure] - second.values[measure]
 
 
 def _unequal(first: Evaluation, second: Evaluation) -> str:

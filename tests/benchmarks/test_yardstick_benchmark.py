@@ -94,7 +94,7 @@ def test_recipes_are_chosen_on_validation_queries(tmp_path: pathlib.Path):
 
 
 def test_its_recipe_trains_both_models_from_the_pretrained_one(
-    small_world: SmallWorld, compiled_once: None, tmp_path: pathlib.Path
+    small_world: SmallWorld, tmp_path: pathlib.Path
 ):
     vocabulary = small_world.root / "vocabulary"
     sizes = {"num_hidden_layers": 3, "max_position_embeddings": 32}

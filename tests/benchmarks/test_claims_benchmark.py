@@ -1,0 +1,165 @@
+"""TASER's claims: what their command runs, and their intervals from values by query."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from bert_checkpoints import write_checkpoint
+from scipy import stats
+from small_world import SmallWorld, figures, gin, succeed
+
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.evaluation.results import (
+    SystemResult,
+    TaskResult,
+    per_query_path,
+    write_per_query,
+    write_result,
+)
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+MEASURES = ("R@1", "R@5", "R@20", "R@100")
+# Row -> probability that a query has a hit.
+ROWS = {
+    "BM25": 0.6,
+    "DPR (BM25 negatives)": 0.5,
+    "DPR (mined negatives)": 0.6,
+    "TASER Det-R (BM25 negatives)": 0.55,
+    "TASER Det-R (mined negatives)": 0.7,
+    "TASER Det-R + BM25": 0.85,
+}
+
+
+def write(directory: pathlib.Path, rows: dict[str, float], seed: int) -> dict[str, float]:
+    """Values by query and results of a seed; row -> mean over both sets."""
+    means = {}
+    for number, (system, share) in enumerate(rows.items()):
+        rng = np.random.default_rng([seed, number])
+        tasks = {}
+        for task, count in (("nq", 120), ("squad", 60)):
+            hits = (rng.random(count) < share).astype(np.float64)
+            ids = tuple(f"{task}{query}" for query in range(count))
+            tasks[task] = Evaluation(ids, dict.fromkeys(MEASURES, hits))
+            write_per_query(per_query_path(directory, system, task, "test"), tasks[task])
+        results = {task: TaskResult.of(one) for task, one in tasks.items()}
+        parameters = {"DPR": 1000, "TAS": 600}.get(system[:3])
+        write_result(directory / "results", SystemResult(system, results, parameters))
+        means[system] = float(np.mean([one.values["R@20"].mean() for one in tasks.values()]))
+    return means
+
+
+def run(folder: pathlib.Path, *, seeds: str) -> tuple[list[str], str]:
+    """Runs the benchmark with a stand-in for `taser`; the commands it gave and claims.md."""
+    calls = folder / "calls"
+    calls.unlink(missing_ok=True)
+    binaries = folder / "bin"
+    binaries.mkdir(exist_ok=True)
+    (binaries / "taser").write_text(f'#!/bin/sh\necho "$PASSAGE_LENGTH $@" >> {calls}\n')
+    (binaries / "taser").chmod(0o755)
+    source = folder / "source"
+    for name in ("squad/squad_split_train", "nq_qed/nq_qed_train"):
+        path = source / f"{name}.dpr.jsonl.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    (binaries / "python").write_text(
+        f'#!/bin/sh\ncase "$1" in *split_questions.py) exit 0;; esac\nexec {sys.executable} "$@"\n'
+    )
+    (binaries / "python").chmod(0o755)
+    ran = subprocess.run(
+        [REPOSITORY / "benchmarks/open_qa/claims.sh", source, folder / "out", "minilm"],
+        env=os.environ
+        | {"PATH": f"{binaries}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
+        | {"SEEDS": seeds},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    text = (folder / "out" / "claims.md").read_text()
+    assert text.strip() in ran.stdout
+    return calls.read_text().splitlines(), text
+
+
+def cells(text: str, block: str, claim: str) -> list[str]:
+    part = text.split(f"### {block}\n")[1].split("###")[0]
+    [line] = [line for line in part.splitlines() if line.startswith(f"| {claim} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_every_claim_has_its_effect_and_intervals(tmp_path: pathlib.Path):
+    means = [write(tmp_path / "out" / f"seed-{seed}", ROWS, seed) for seed in range(3)]
+    calls, text = run(tmp_path, seeds="0 2")
+    pipelines = [call for call in calls if " pipeline taser " in call]
+    assert [f"/seed-{seed} " in call for call, seed in zip(pipelines, (0, 2), strict=True)] == [
+        True,
+        True,
+    ]
+    for call, seed in zip(pipelines, (0, 2), strict=True):
+        assert call.startswith("128 ")
+        assert "--gin_file=runs/open_qa_pretrained.gin --gin.PRETRAINED=minilm" in call
+        assert "--gin_file=runs/taser_claims.gin" in call
+        assert call.endswith(f"--gin.PRETRAINED_LAYERS=3 --gin.RANDOM_SEED={seed}")
+    assert text.startswith("TASER Det-R has 600 parameters, 0.60 of DPR's 1,000.")
+    first, second = "TASER Det-R (mined negatives)", "DPR (mined negatives)"
+    expected = stats.ttest_rel(*([one[row] for one in means] for row in (first, second)))
+    interval = expected.confidence_interval(0.95)
+    found = cells(text, "R@20, average", "(a) TASER Det-R over DPR")
+    effect = 100 * np.mean([one[first] - one[second] for one in means])
+    assert found[0] == f"{effect:+.1f}"
+    assert found[3] == f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+    assert found[4] == f"{expected.pvalue:.3f}"
+    assert found[5] == "3"
+    low, high = (float(end) for end in found[1].strip("[]").split(", "))
+    assert low < effect < high
+    # 120 and 60 queries; the variance of a query's difference is 0.7 * 0.3 + 0.6 * 0.4, by 3 seeds.
+    error = (sum((0.21 + 0.24) / 3 / count for count in (120, 60)) / 4) ** 0.5
+    assert high - low == pytest.approx(2 * 196 * error, rel=0.15)
+    assert cells(text, "R@20, nq", "(c) TASER Det-R + BM25 over BM25")[5] == "3"
+    assert "(b) DPR: mined negatives over BM25's" in text
+    # Rows that are not there make no claim.
+    assert "Seq-R" not in text
+    assert "(c) DPR + BM25" not in text
+
+
+def test_one_seed_has_no_interval_over_seeds(tmp_path: pathlib.Path):
+    write(tmp_path / "out" / "seed-0", ROWS, 0)
+    _, text = run(tmp_path, seeds="0")
+    found = cells(text, "R@20, average", "(a) TASER Det-R over DPR")
+    assert found[3:] == ["-", "-", "1"]
+
+
+def test_its_recipe_trains_every_router(small_world: SmallWorld, tmp_path: pathlib.Path):
+    vocabulary = small_world.root / "vocabulary"
+    sizes = {"num_hidden_layers": 3, "max_position_embeddings": 32}
+    sizes["vocab_size"] = load_vocabulary(vocabulary).size
+    checkpoint, _ = write_checkpoint(tmp_path / "minilm", **sizes)
+    shutil.copy(vocabulary / "vocab.txt", checkpoint)
+    output = tmp_path / "out" / "seed-0"
+    succeed(
+        *("pipeline", "taser", "--gin_file=runs/open_qa_pretrained.gin"),
+        "--gin_file=runs/taser_claims.gin",
+        *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store, TASKS=["code"]),
+        *gin(OUTPUT_DIR=output, PRETRAINED=checkpoint, TRAIN_STEPS=1, WARMUP_STEPS=0),
+        *gin(BATCH_SIZE=16, EVAL_PERIOD=0, CHECKPOINT_PERIOD=100, JUDGE="qrels"),
+        "--gin.pipeline_taser.rounds=1",
+    )
+    rows = [row["system"] for row in figures(output) if row["task"] == "average"]
+    systems = ("DPR", "Shared", "TASER Det-R", "TASER Seq-R", "TASER Tok-R")
+    assert rows[2:7] == [f"{system} (BM25 negatives)" for system in systems]
+    ran = subprocess.run(
+        [sys.executable, REPOSITORY / "benchmarks/open_qa/claims.py", output.parent],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "(c) TASER Det-R + BM25 over BM25" in ran.stdout
