@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pathlib
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TASKS = ("squad", "nq_qed", "fm2", "selqa", "climate_fever", "fewrel", "cmu_dog")
+HELD_OUT = (9, 14, 24, 25)
 # In place of `taser`: notes its arguments.
 TASER = """#!{python} -S
 import sys
@@ -29,8 +31,10 @@ with open({calls!r}, "a") as file:
 """
 
 
-def run(folder: pathlib.Path, *options: str, **environment: str) -> tuple[list[str], str]:
-    """Runs the benchmark with a stand-in for `taser`: the commands it gave, and what it printed."""
+def run(
+    folder: pathlib.Path, *options: str, script: str = "run.sh", **environment: str
+) -> tuple[list[str], str]:
+    """Runs a script with a stand-in for `taser`: the commands it gave, and what it printed."""
     calls = folder / "calls"
     (folder / "bin").mkdir()
     taser = folder / "bin" / "taser"
@@ -39,7 +43,8 @@ def run(folder: pathlib.Path, *options: str, **environment: str) -> tuple[list[s
     path = os.pathsep.join([str(taser.parent), str(pathlib.Path(sys.executable).parent)])
     ran = subprocess.run(
         [
-            *(REPOSITORY / "benchmarks/yardstick/run.sh", "source", folder / "out", "minilm"),
+            *(REPOSITORY / "benchmarks/yardstick" / script, folder / "source"),
+            *(folder / "out", "minilm"),
             *options,
         ],
         env=os.environ
@@ -69,7 +74,7 @@ def test_it_runs_the_recipe_and_prints_the_table(tmp_path: pathlib.Path):
     )
     calls, printed = run(tmp_path, "--gin.TRAIN_STEPS=20")
     assert [call.split()[0] for call in calls] == ["prepare", "tokenize", "pipeline"]
-    assert "--gin.SOURCE_DIR=source/kilt_mini" in calls[0]
+    assert f"--gin.SOURCE_DIR={tmp_path}/source/kilt_mini" in calls[0]
     assert "'passage': 256" in calls[1]
     assert "--gin_file=runs/yardstick.gin" in calls[2]
     assert calls[2].endswith("--gin.PRETRAINED=minilm --gin.TRAIN_STEPS=20")
@@ -91,6 +96,40 @@ def test_recipes_are_chosen_on_validation_queries(tmp_path: pathlib.Path):
     assert f"{tmp_path}/out/comparison/taser-2/runs --gin.SYSTEM=TASER (mined" in evaluated[-1]
     assert "| 50.0 |" in (tmp_path / "out/yardstick-validation.md").read_text()
     assert not (tmp_path / "out/yardstick.md").exists()
+
+
+def test_beir_sets_are_parted_and_scored_as_the_models_are_and_trained(tmp_path: pathlib.Path):
+    source = tmp_path / "source/beir/scifact"
+    (source / "qrels").mkdir(parents=True)
+    for name in ("corpus.jsonl", "queries.jsonl"):
+        (source / name).write_text(f"{name}\n")
+    header = "query-id\tcorpus-id\tscore"
+    judged = [f"q{number}\tp{number}\t1" for number in range(40)]
+    train = "\n".join([header, *judged]) + "\n"
+    (source / "qrels" / "train.tsv.gz").write_bytes(gzip.compress(train.encode()))
+    (source / "qrels" / "test.tsv").write_text(f"{header}\nt0\tp0\t1\n")
+    comparison = tmp_path / "out/beir/scifact/comparison"
+    comparison.mkdir(parents=True)
+    (comparison / "table.md").write_text("the table\n")
+    calls, printed = run(tmp_path, script="beir.sh", SETS="scifact")
+    parted = tmp_path / "out/beir/scifact/source"
+    splits = {
+        split: (parted / "qrels" / f"{split}.tsv").read_text().splitlines()
+        for split in ("train", "dev", "test")
+    }
+    # sha256("qN"), first 8 bytes, divisible by 10; found with hashlib alone.
+    held_out = [judged[number] for number in HELD_OUT]
+    assert splits["dev"] == [header, *held_out]
+    assert splits["train"] == [header, *(line for line in judged if line not in held_out)]
+    assert splits["test"] == [header, "t0\tp0\t1"]
+    assert (parted / "corpus.jsonl").read_text() == "corpus.jsonl\n"
+    commands = ["prepare", "tokenize", "pipeline"]
+    commands += ["encode", "index", "search", "evaluate"] * 2
+    assert [call.split()[0] for call in calls] == commands
+    assert f"--gin.OUTPUT_DIR={comparison} " in calls[2]
+    assert f"--gin.MODEL_DIR={tmp_path}/out/comparison/shared-2/model" in calls[3]
+    assert calls[-1].endswith(f"--gin.SYSTEM=TASER, zero-shot --gin.EVAL_OUTPUT_DIR={comparison}")
+    assert "the table" in printed
 
 
 def test_its_recipe_trains_both_models_from_the_pretrained_one(
