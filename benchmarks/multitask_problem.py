@@ -26,7 +26,6 @@ from taser_jax.optim.multitask import (
     build_multitask_optimizer,
 )
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.optim.skipping import skip_non_finite
 from taser_jax.optim.tsage_options import AverageDtype, TSageConfig
 from taser_jax.training.state import TrainState, init_state
 from taser_jax.training.step import TaskGradients, TrainStep, make_train_step
@@ -146,7 +145,7 @@ class Problem:
         """AdamW with clipping, behind the method's combiner."""
         adam = OptimizerConfig(learning_rate=1e-5, clip_norm=1.0)
         if method == PLAIN:
-            return skip_non_finite(build_optimizer(adam, self.params, total_steps=1000))
+            return build_optimizer(adam, self.params, total_steps=1000)
         return build_multitask_optimizer(
             self._config(method), adam, self.params, tasks=tuple(self.batches), total_steps=1000
         )

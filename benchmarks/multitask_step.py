@@ -114,7 +114,7 @@ class Training:
         """One step."""
         self.state, metrics = self.compiled(self.state, tuple(self.batches.values()))
         jax.block_until_ready(self.state)
-        assert bool(metrics["finite"])
+        assert not metrics["skipped"]
         self.passes.append(float(metrics.get("median_passes", 0)))
         return self.state
 

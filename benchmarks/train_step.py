@@ -153,8 +153,8 @@ def our_variant(name: str, arguments: argparse.Namespace, batch: Batch) -> Varia
 
     def once() -> None:
         box[0], metrics = compiled(box[0], (batch,))
-        if not bool(metrics["finite"]):
-            raise FloatingPointError(f"{name}: the loss is not finite")
+        if metrics["skipped"]:
+            raise FloatingPointError(f"{name}: a loss or gradient is not finite")
         jax.block_until_ready(box[0])
 
     shape = BatchShape(

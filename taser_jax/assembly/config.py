@@ -83,11 +83,6 @@ class TrainingConfig:
         """Steps that schedules are laid out for."""
         return self.schedule_steps or self.loop.train_steps
 
-    @property
-    def max_skipped_steps(self) -> int:
-        """So many steps in a row whose gradients are not finite stop training."""
-        return 1 if self.multitask is None else self.multitask.combiner.max_skipped_steps
-
 
 # What a training is made of, for Gin.
 CONFIGURABLES = (

@@ -23,8 +23,14 @@ from taser_jax.models.dual_encoder import (
     init_params,
     logical_axes,
 )
-from taser_jax.optim.multitask import build_multitask_optimizer, reads_task_gradients
+from taser_jax.optim.median import MedianOver
+from taser_jax.optim.multitask import (
+    Combiner,
+    build_multitask_optimizer,
+    reads_task_gradients,
+)
 from taser_jax.optim.optimizers import build_optimizer, build_schedule, trainable
+from taser_jax.optim.tsage import check_median
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
 from taser_jax.training.state import TrainState, init_state, state_shardings
@@ -109,7 +115,7 @@ def make_program(
     copied = copied_axes(partitioner, axes, params)
     for axis in copied:
         logger.warning("%s", axis)
-    optimizer, gradients = _optimizer(training, params, tasks=plan.tasks)
+    optimizer, gradients = _optimizer(training, params, plan)
     initialise = functools.partial(
         init_params, model, query_length=query_length, passage_length=passage_length
     )
@@ -126,7 +132,6 @@ def make_program(
         schedule=build_schedule(training.optimizer, training.total_steps),
         trainable=trainable(training.optimizer, params),
         state_shardings=placed,
-        max_skipped_steps=training.max_skipped_steps,
     )
     return Program(
         model=model,
@@ -150,16 +155,19 @@ def make_program(
 
 
 def _optimizer(
-    training: TrainingConfig, params: Params, *, tasks: Sequence[str] | None
+    training: TrainingConfig, params: Params, plan: BatchPlan
 ) -> tuple[optax.GradientTransformationExtraArgs, TaskGradients]:
     """The optax chain, and what it takes of a step with several tasks."""
     steps = training.total_steps
-    if training.multitask is None or tasks is None:
+    if training.multitask is None or plan.tasks is None:
         chain = build_optimizer(training.optimizer, params, total_steps=steps)
         return chain, TaskGradients.SUMMED
     combiner = training.multitask.combiner
+    if combiner.combiner is Combiner.TSAGE and combiner.tsage.median_over is MedianOver.ALL:
+        tokens = {task: shape.tokens for task, shape in plan.shapes.items()}
+        check_median(params, tokens=tokens, trainable=trainable(training.optimizer, params))
     chain = build_multitask_optimizer(
-        combiner, training.optimizer, params, tasks=tasks, total_steps=steps
+        combiner, training.optimizer, params, tasks=plan.tasks, total_steps=steps
     )
     # A task axis costs one gradient's memory per task, so the naive sum does without.
     return chain, TaskGradients.STACKED if reads_task_gradients(combiner) else TaskGradients.SUMMED

@@ -14,7 +14,6 @@ from taser_jax.optim.cgd import CgdConfig, cgd
 from taser_jax.optim.gradnorm import GradNormConfig, gradnorm
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, trainable
 from taser_jax.optim.pcgrad import PCGradConfig, pcgrad
-from taser_jax.optim.skipping import skip_non_finite
 from taser_jax.optim.task_gradients import Reduction, check_combined, check_tasks
 from taser_jax.optim.tsage import tsage
 from taser_jax.optim.tsage_options import TSageConfig
@@ -52,7 +51,6 @@ class MultitaskConfig:
         cgd: options of CGD.
         gradnorm: options of GradNorm.
         tsage: options of T-SAGE.
-        max_skipped_steps: so many steps in a row with gradients that are not finite stop training.
     """
 
     combiner: Combiner = Combiner.TSAGE
@@ -61,16 +59,6 @@ class MultitaskConfig:
     cgd: CgdConfig = CgdConfig()
     gradnorm: GradNormConfig = GradNormConfig()
     tsage: TSageConfig = TSageConfig()
-    max_skipped_steps: int = 10
-
-    def __post_init__(self) -> None:
-        if self.max_skipped_steps < 1:
-            raise ConfigError(
-                f"max_skipped_steps {self.max_skipped_steps}",
-                where="MultitaskConfig",
-                expected="1 or more; 1 stops at the first gradient that is not finite",
-                fix="the default is 10",
-            )
 
 
 def build_combiner(
@@ -125,7 +113,7 @@ def build_multitask_optimizer(
     tasks: Sequence[str],
     total_steps: int,
 ) -> optax.GradientTransformationExtraArgs:
-    """The whole chain: combiner, shape check, then `build_optimizer`'s; bad steps are skipped.
+    """The whole chain: combiner, shape check, then `build_optimizer`'s.
 
     The naive sum has no combiner: its step adds up the tasks' gradients as it computes them, at the
     memory of one gradient (`TaskGradients.SUMMED`).
@@ -138,13 +126,13 @@ def build_multitask_optimizer(
         total_steps: steps of the run.
 
     Returns:
-        An optimiser for `make_train_step`; its state is a `SkipState`.
+        An optimiser for `make_train_step`.
     """
     after = build_optimizer(optimizer, params, total_steps=total_steps)
     if reads_task_gradients(config):
         trains = None if optimizer.updates is None else trainable(optimizer, params)
         combiner = build_combiner(config, tasks=tasks, total_steps=total_steps, trainable=trains)
-        after = optax.chain(combiner, check_combined(), after)
-    elif config.naive.reduction is Reduction.MEAN:
-        after = optax.chain(optax.scale(1.0 / len(check_tasks(tasks))), after)
-    return skip_non_finite(after)
+        return optax.chain(combiner, check_combined(), after)
+    if config.naive.reduction is Reduction.MEAN:
+        return optax.chain(optax.scale(1.0 / len(check_tasks(tasks))), after)
+    return after

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from taser_jax.errors import ConfigError
 from taser_jax.optim.parameter_rules import parameter_path
@@ -38,10 +38,13 @@ class Report(NamedTuple):
     Attributes:
         weights: the mean factor of each task's gradient.
         scalars: other figures by name.
+        usable: False where the combined gradient means nothing and the step is to be skipped;
+            None always is.
     """
 
     weights: Float[Array, " task"]
     scalars: dict[str, Any]
+    usable: Bool[Array, ""] | None = None
 
 
 def find_report(opt_state: Any) -> Report | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +15,10 @@ import optax
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from taser_jax.errors import ConfigError
 from taser_jax.optim.median import lower_median
 from taser_jax.optim.over_devices import Leaves, total
+from taser_jax.optim.parameter_rules import parameter_path
 from taser_jax.optim.stochastic_rounding import noise, round_at_random
 from taser_jax.optim.task_gradients import (
     Report,
@@ -33,6 +36,11 @@ from taser_jax.optim.tsage_options import (
     TSageConfig,
     temperature_of,
 )
+
+MEDIAN = "median/"
+"""What the names of medians in a report begin with; the task follows."""
+
+_TOKEN_TABLE = re.compile(r"(?:.*/)?(?:embeddings/token|token_embedder)/embedding")
 
 _LARGEST = 1e30
 """Bound of a normalised sensitivity: finite also where a median is 0 and epsilon tiny."""
@@ -54,8 +62,8 @@ class TSageState(NamedTuple):
             parameters. Arrays of their own let a step write them, and the combined gradient, in one
             pass.
         median_bits: the last medians' bit patterns, where the next search starts.
-        report: mean weights and `task_entropy` (nats), of large models over a sample of their
-            entries, and `median_passes`, of the last step.
+        report: of the last step: mean weights and `task_entropy` (nats), of large models over a
+            sample of their entries; `median_passes`; `median/<task>`.
     """
 
     step: Array
@@ -93,7 +101,10 @@ def tsage(
         u = softmax over t of I_t/τ
     and in the first ⌊burn_in_share · total_steps⌋ steps u_t = 1/T. The median is exact and the
     lower one. Weights act before clipping and Adam, so a task's gradient enters Adam's moments
-    weighted; Σ_t u_t = 1 makes the combined gradient an average, not a sum, of the tasks'.
+    weighted; Σ_t u_t = 1 makes the combined gradient an average, not a sum, of the tasks'. Where a
+    task has gradients and their median is 0, sensitivities cannot be divided by it: the report's
+    `median/<task>` is 0 and `usable` is False. A task without any gradient is insensitive to all
+    parameters alike, whatever it is divided by.
 
     Example:
         Two parameters θ = (1, 2), two tasks, β = 0, τ = 1, no burn-in. g_1 = (1, 2) and
@@ -110,7 +121,8 @@ def tsage(
             the median. None trains all.
 
     Returns:
-        The combiner; `key` is used where the average is stored in bfloat16. With
+        The combiner; `key` is used where the average is stored in bfloat16. `squared_norms` of the
+        tasks' gradients say which task has none; without them all tasks count as having some. With
         `param_shardings`, a tree of `NamedSharding`, devices exchange sums and nothing else.
 
     Source: "Unleash model capacity for universal dense retrieval by task specialty optimization",
@@ -135,7 +147,9 @@ def tsage(
                 scalars={
                     "task_entropy": jnp.float32(math.log(num_tasks)),
                     "median_passes": jnp.float32(0),
+                    **{f"{MEDIAN}{task}": jnp.float32(0) for task in tasks},
                 },
+                usable=jnp.bool_(True),
             ),
         )
 
@@ -144,8 +158,9 @@ def tsage(
         state: TSageState,
         params: Any | None = None,
         *,
-        losses: Any,
-        key: Any,
+        losses: jax.typing.ArrayLike,
+        key: jax.Array,
+        squared_norms: Float[Array, " task"] | None = None,
         param_shardings: Any | None = None,
         **extra: Any,
     ) -> tuple[Any, TSageState]:
@@ -167,20 +182,23 @@ def tsage(
             config, median.value, step=state.step, in_burn_in=state.step < burn_in_steps
         )
         averages = [jax.tree.leaves(state.average[task]) for task in tasks]
-        report = _report(
-            config, weighing, leaves, factors, averages, passes=median.passes, shardings=shardings
+        weights, task_entropy = _mean_weights(
+            config, weighing, leaves, factors, averages, shardings=shardings
+        )
+        has_gradient = True if squared_norms is None else squared_norms > 0
+        report = Report(
+            weights,
+            scalars={
+                "task_entropy": task_entropy,
+                "median_passes": median.passes.astype(jnp.float32),
+                **{f"{MEDIAN}{task}": median.value[t] for t, task in enumerate(tasks)},
+            },
+            usable=~jnp.any((median.value == 0) & has_gradient),
         )
         # The old averages are read here before a step writes over them, or they would be copied.
         report, weighing = jax.lax.optimization_barrier((report, weighing))
         salts = jax.random.bits(key, (len(leaves), num_tasks), jnp.uint32)
-        by_leaf = zip(leaves, factors, zip(*averages, strict=True), salts, strict=True)
-        found = [
-            _of_leaf(config, weighing, grads, param, old, salts=row)
-            for grads, param, old, row in by_leaf
-        ]
-        # Or its last division would be done again wherever the gradient is used, and the numerators
-        # kept for that.
-        new_gradients = jax.lax.optimization_barrier([new for new, _ in found])
+        new_gradients, moved = _combined(config, weighing, leaves, factors, averages, salts=salts)
         structure = jax.tree.structure(kept)
         combined = combine(
             lambda gradients, new: new,
@@ -190,12 +208,48 @@ def tsage(
             trainable=trainable,
         )
         average = {
-            task: jax.tree.unflatten(structure, [moved[t] for _, moved in found])
+            task: jax.tree.unflatten(structure, [of_leaf[t] for of_leaf in moved])
             for t, task in enumerate(tasks)
         }
         return combined, TSageState(state.step + 1, average, median.bits, report)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_median(params: Any, *, tokens: Mapping[str, int], trainable: Any | None = None) -> None:
+    """Refuses a median over all parameters that is 0 whatever the batch: too many are untouched.
+
+    A batch of n tokens touches at most n rows of the token table, so at least (V − n)·d of the P
+    trained parameters have no gradient; where that is more than half of them the lower median is 0.
+
+    Example:
+        Two blocks of MiniLM: V = 30,522, d = 384, P = 15.5 million. 1,280 tokens leave 11.2
+        million parameters without a gradient.
+
+    Args:
+        params: parameters, arrays or abstract.
+        tokens: task -> tokens in a batch of it, padding included.
+        trainable: tree of bool shaped as the parameters; None trains all.
+
+    Raises:
+        ConfigError: such a task.
+    """
+    kept = keep_trainable(params, trainable)
+    leaves = jax.tree_util.tree_leaves_with_path(kept)
+    total = sum(leaf.size for _, leaf in leaves)
+    tables = [leaf for path, leaf in leaves if _TOKEN_TABLE.fullmatch(parameter_path(path))]
+    for task, number in tokens.items():
+        # One row more is a T5 decoder's start.
+        untouched = sum(max(leaf.shape[0] - number - 1, 0) * leaf.shape[1] for leaf in tables)
+        if untouched > (total - 1) // 2:
+            raise ConfigError(
+                f"{untouched:,} of {total:,} parameters have no gradient in any batch of {task}: "
+                f"it has {number:,} tokens at most",
+                where="MEDIAN_OVER='all'",
+                expected="a gradient for more than half of the parameters, or their median is 0 "
+                "and T-SAGE cannot divide by it",
+                fix="set MEDIAN_OVER='nonzero', raise TOTAL_BATCH_SIZE, or freeze the token table",
+            )
 
 
 def _weighing(
@@ -217,6 +271,27 @@ def _weighing(
         sharpness=jnp.where(in_burn_in, 0.0, 1.0 / temperature_of(config)) * correction,
         factor=jnp.where(in_burn_in, burn_in_factor * scale, scale),
     )
+
+
+def _combined(
+    config: TSageConfig,
+    weighing: _Weighing,
+    gradients: Sequence[Float[Array, "task ..."]],
+    params: Sequence[Float[Array, "..."]],
+    averages: Sequence[Sequence[Float[Array, "..."]]],
+    *,
+    salts: UInt32[Array, "leaf task"],
+) -> tuple[list[Float[Array, "..."]], list[list[Float[Array, "..."]]]]:
+    """Every parameter's combined gradient, and its new averages by task."""
+    by_leaf = zip(gradients, params, zip(*averages, strict=True), salts, strict=True)
+    found = [
+        _of_leaf(config, weighing, of_tasks, param, old, salts=row)
+        for of_tasks, param, old, row in by_leaf
+    ]
+    # Or its last division would be done again wherever the gradient is used, and the numerators
+    # kept for that.
+    combined = jax.lax.optimization_barrier([new for new, _ in found])
+    return combined, [moved for _, moved in found]
 
 
 def _of_leaf(
@@ -262,17 +337,16 @@ def _softmax_parts(scores: Sequence[Float[Array, "..."]]) -> list[Float[Array, "
     return [jnp.exp(score - highest) for score in scores]
 
 
-def _report(
+def _mean_weights(
     config: TSageConfig,
     weighing: _Weighing,
     gradients: Sequence[Float[Array, "task ..."]],
     params: Sequence[Float[Array, "..."]],
     averages: Sequence[Sequence[Float[Array, "..."]]],
     *,
-    passes: Int[Array, ""],
     shardings: Sequence[NamedSharding] | None,
-) -> Report:
-    """Mean weights and entropy; of large models over some rows of some parameters."""
+) -> tuple[Float[Array, " task"], Float[Array, ""]]:
+    """Mean weights and their mean entropy; of large models over some rows of some parameters."""
     sizes = [param.size for param in params]
     places, every = list(range(len(sizes))), 1
     if sum(sizes) >= _WHOLE:
@@ -286,8 +360,7 @@ def _report(
         shardings=shardings and [shardings[place] for place in places],
     )
     *weights, task_entropy = totals[:-1] / jnp.maximum(totals[-1], 1)
-    scalars = {"task_entropy": task_entropy, "median_passes": passes.astype(jnp.float32)}
-    return Report(jnp.stack(weights), scalars)
+    return jnp.stack(weights), task_entropy
 
 
 def _reported_totals(

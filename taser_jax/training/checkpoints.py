@@ -21,7 +21,7 @@ from taser_jax.artifacts import check_version, is_remote
 from taser_jax.errors import ConfigError, FingerprintError, StorageError
 from taser_jax.training.state import TrainState
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _PREFIX = "checkpoint"
 _PINNED = "PINNED"
 _STATE = "state"
@@ -385,4 +385,4 @@ def _check_same_tree(saved: Any, expected: Any, *, where: str) -> None:
 
 
 def _as_dict(state: TrainState) -> dict[str, Any]:
-    return {"step": state.step, "params": state.params, "opt_state": state.opt_state}
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}

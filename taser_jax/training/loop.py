@@ -17,8 +17,9 @@ from jax.experimental import multihost_utils
 
 from taser_jax import progress
 from taser_jax.batch import Batch
-from taser_jax.errors import ConfigError, NonFiniteLossError, Preempted
+from taser_jax.errors import ConfigError, Preempted
 from taser_jax.training.checkpoints import Checkpoints
+from taser_jax.training.skipped_steps import SkipWatch
 from taser_jax.training.state import TrainState
 
 logger = logging.getLogger("taser")
@@ -50,26 +51,32 @@ class Batches(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LoopConfig:
-    """How long to train and when to look up.
+    """Training length; validation, checkpoint and logging periods; when to give up.
 
     Attributes:
         train_steps: optimiser steps of this run, all restarts together.
         evaluation_period: steps between validations; 0 validates at the end only.
         checkpoint_period: steps between checkpoints; 0 saves with each validation only.
         log_period: steps between lines in the metrics files.
+        max_skipped_steps: after so many skipped steps in a row training stops with an error; 1
+            stops at the first. Where a run has fewer steps, skipping all of them stops it.
     """
 
     train_steps: int
     evaluation_period: int = 0
     checkpoint_period: int = 0
     log_period: int = 20
+    max_skipped_steps: int = 10
 
     def __post_init__(self) -> None:
-        if self.train_steps < 1 or self.log_period < 1:
+        if min(self.train_steps, self.log_period, self.max_skipped_steps) < 1:
             raise ConfigError(
-                f"TRAIN_STEPS {self.train_steps}, log period {self.log_period}",
+                f"TRAIN_STEPS {self.train_steps}, log period {self.log_period}, "
+                f"max_skipped_steps {self.max_skipped_steps}",
+                where="LoopConfig",
                 expected="at least 1",
-                fix="set TRAIN_STEPS and LOG_PERIOD to positive numbers",
+                fix="set TRAIN_STEPS, LOG_PERIOD and LoopConfig.max_skipped_steps to positive "
+                "numbers",
             )
 
     def validates_after(self, step: int) -> bool:
@@ -145,7 +152,9 @@ def train(
     Raises:
         Preempted: SIGTERM arrived; everything done so far is saved.
         KeyboardInterrupt: Ctrl-C; everything done so far is saved. A second one does not wait.
-        NonFiniteLossError: a loss or gradient was not finite; no parameter has seen it.
+        NonFiniteLossError: `max_skipped_steps` in a row had a loss or gradient that is not finite;
+            no parameter has seen it.
+        DataError: likewise, T-SAGE's median sensitivity to a task was 0.
     """
     saved = checkpoints.latest_step
     step = int(state.step) if saved is None else saved
@@ -166,7 +175,9 @@ def train(
     # A finished training, run again, reports what its last checkpoint was judged to be.
     validation = checkpoints.metrics(step) if saved else {}
     meter = _Meter(cost)
-    pending: tuple[int, dict[str, jax.Array]] | None = None
+    skips = SkipWatch(
+        allowed=min(config.max_skipped_steps, config.train_steps), describe=batches.describe
+    )
     iterator = batches.iterate(step, config.train_steps)
     with (
         contextlib.ExitStack() as at_end,
@@ -178,17 +189,17 @@ def train(
             at_end.callback(iterator.close)
         for index, batch in iterator:
             state, metrics = train_step(state, batch)
-            # The step before is checked while this one computes. A non-finite step leaves the
-            # state untouched, so nothing is lost by learning of it one step late.
-            _require_finite(pending, batches)
-            pending = (index, metrics)
+            # The step before is checked while this one computes. A skipped step leaves parameters
+            # and optimiser untouched, so nothing is lost by learning of it one step late.
+            skips.check()
+            skips.pending = (index, metrics)
             step = index + 1
             meter.tick()
             bar.update(1)
             validates = config.validates_after(step)
             saves = config.saves_after(step)
             if validates or saves or step % config.log_period == 0:
-                _require_finite(pending, batches)
+                skips.check()
                 scalars = {name: float(value) for name, value in metrics.items()} | meter.read()
                 bar.set_postfix(loss=f"{scalars['loss']:.3f}", refresh=False)
                 lines = {f"train/{name}": value for name, value in scalars.items()}
@@ -205,7 +216,7 @@ def train(
                     checkpoints.save(state, step=step, about=about, metrics=judged)
             # After validation, so that no checkpoint lacks the metrics an undisturbed run gives it.
             if _agree_to_stop(stop, step):
-                _require_finite(pending, batches)
+                skips.check()
                 checkpoints.save(state, step=step, about=about)
                 checkpoints.wait()
                 raise stop.error(f"saved after step {step} of {config.train_steps}")
@@ -231,22 +242,6 @@ def _divides(period: int, step: int) -> bool:
 
 def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-
-def _require_finite(pending: tuple[int, Mapping[str, jax.Array]] | None, batches: Batches) -> None:
-    if pending is None:
-        return
-    step, metrics = pending
-    if not bool(metrics["finite"]):
-        raise NonFiniteLossError(
-            f"loss {float(metrics['loss'])}, gradient norm {float(metrics['grad_norm'])}",
-            where=f"step {step}, {batches.describe(step)}",
-            expected="finite numbers",
-            fix=(
-                "the last good checkpoint is kept; lower the learning rate, clip harder, use "
-                "float32 or bfloat16 activations, or look at the queries named above"
-            ),
-        )
 
 
 def _validation_line(step: int, validation: Mapping[str, float]) -> str:

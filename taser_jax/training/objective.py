@@ -21,7 +21,7 @@ from taser_jax.training.routing_losses import (
 )
 
 StepMetrics = dict[str, jax.Array]
-"""Scalars by name; `finite` is a bool, the others are float32."""
+"""Scalars by name, float32."""
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,22 @@ Params = Any
 """A nested dictionary of arrays, as Flax makes it."""
 
 
+class SkippedSteps(NamedTuple):
+    """Counts of steps that changed no parameter (`step.apply_gradients`); int32 scalars.
+
+    Attributes:
+        in_a_row: those since the last step that did.
+        total: all of them.
+    """
+
+    in_a_row: Any
+    total: Any
+
+
+def _none_skipped() -> SkippedSteps:
+    return SkippedSteps(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
@@ -25,14 +41,16 @@ class TrainState:
     The fields are `Any` because trees of this shape also carry shardings and abstract arrays.
 
     Attributes:
-        step: steps done so far, int32 scalar.
+        step: steps done so far, skipped ones included, int32 scalar.
         params: float32 parameters.
         opt_state: state of the optax chain.
+        skipped: steps that changed neither of the two.
     """
 
     step: Any
     params: Any
     opt_state: Any
+    skipped: SkippedSteps = dataclasses.field(default_factory=_none_skipped)
 
 
 def init_state(
@@ -114,4 +132,5 @@ def state_shardings(state: TrainState, param_shardings: Any) -> TrainState:
         step=replicated,
         params=param_shardings,
         opt_state=jax.tree_util.tree_map_with_path(of_leaf, state.opt_state),
+        skipped=SkippedSteps(replicated, replicated),
     )

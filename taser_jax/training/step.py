@@ -17,16 +17,16 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
 
 from taser_jax.batch import Batch, Tokens
 from taser_jax.encoded import static_task
 from taser_jax.errors import ConfigError
-from taser_jax.optim.skipping import SkipState
-from taser_jax.optim.task_gradients import check_tasks, find_report
+from taser_jax.optim.task_gradients import Report, check_tasks, find_report
 from taser_jax.training.batch_loss import Encoder, make_loss
 from taser_jax.training.keys import named_key
 from taser_jax.training.objective import Objective, StepMetrics
-from taser_jax.training.state import Params, TrainState
+from taser_jax.training.state import Params, SkippedSteps, TrainState
 
 _TASK_METRICS = ("nll", "accuracy", "mrr")
 
@@ -104,7 +104,6 @@ def make_train_step(
     schedule: optax.Schedule | None = None,
     trainable: Any | None = None,
     state_shardings: TrainState | None = None,
-    max_skipped_steps: int = 10,
 ) -> TrainStep:
     """The jitted training step.
 
@@ -113,13 +112,13 @@ def make_train_step(
     alive at a time. The arithmetic is that of the tasks' single steps together.
 
     Dropout and routing draws are functions of (seed, side, `state.step`), and of the task's name
-    where `tasks` are given. Gradients that are not finite: see `apply_gradients`.
+    where `tasks` are given. A step that cannot be taken is skipped: see `apply_gradients`.
 
     Args:
         model: the dual encoder.
-        optimizer: optax chain; extra arguments `losses`, `key`, `is_finite` and `param_shardings`
-            are offered to it. With `tasks` it is wrapped by `skip_non_finite`, a combiner of the
-            same tasks first, as `build_multitask_optimizer` makes it (SUMMED: without one).
+        optimizer: optax chain; is offered the extra arguments of `apply_gradients`. With `tasks` it
+            begins with a combiner of the same tasks, as `build_multitask_optimizer` makes it
+            (SUMMED: without one).
         tasks: names of the tasks that every step has a batch of, in the order of the task axis.
             None: a step has a batch of one task, whichever.
         gradients: of `tasks`: with a task axis, or summed.
@@ -132,7 +131,6 @@ def make_train_step(
         state_shardings: where the new state lives; task gradients are then kept as the parameters
             are, [tasks, ...] by (None, ...). None leaves it to the compiler, which on a mesh may
             choose otherwise than the state came, and then compiles a second time.
-        max_skipped_steps: see `apply_gradients`.
 
     Returns:
         The step. Metrics: `loss`, those of `apply_gradients`, and `learning_rate` where a schedule
@@ -141,8 +139,8 @@ def make_train_step(
         combiner `weight/<task>` and its own figures.
 
     Raises:
-        ConfigError: (when a step is traced) batches of other tasks, an optimiser of several tasks
-            that does not count skipped steps, or no combiner for stacked gradients.
+        ConfigError: (when a step is traced) batches of other tasks, or no combiner for stacked
+            gradients.
     """
     fixed = None if tasks is None else check_tasks(tasks)
     seeds = [seed] if fixed is None else [task_seed(seed, task) for task in fixed]
@@ -171,7 +169,6 @@ def make_train_step(
     def train_step(
         state: TrainState, batches: tuple[Batch, ...], names: tuple[str | None, ...]
     ) -> tuple[TrainState, StepMetrics]:
-        _check_counts(state.opt_state, fixed)
         grads: Params | None = None
         found: list[_TaskResult] = []
         zero = jnp.zeros((), jnp.int32)
@@ -191,23 +188,21 @@ def make_train_step(
             zero = (square < 0).astype(jnp.int32)
             found.append(_TaskResult(value, square, metrics))
         losses = jnp.stack([each.loss for each in found])
-        new_state, metrics = apply_gradients(
+        new_state, metrics, report = apply_gradients(
             state,
             grads,
             optimizer=optimizer,
             losses=losses,
+            squared_norms=jnp.stack([each.square for each in found]),
             key=jax.random.fold_in(named_key(seed, "optimizer"), state.step),
-            grad_norm=jnp.sqrt(jnp.sum(jnp.stack([each.square for each in found]))),
             param_shardings=param_shardings,
-            max_skipped_steps=max_skipped_steps,
         )
         metrics["loss"] = jnp.sum(losses)
-        if fixed is None:
-            metrics |= found[0].metrics
-        else:
-            metrics |= _by_task(fixed, found, new_state.opt_state)
+        metrics |= found[0].metrics if fixed is None else _by_task(fixed, found, report)
         if schedule is not None:
-            metrics["learning_rate"] = jnp.asarray(schedule(_steps_taken(state)), jnp.float32)
+            # The optimiser counts the steps that were taken.
+            taken = state.step - state.skipped.total
+            metrics["learning_rate"] = jnp.asarray(schedule(taken), jnp.float32)
         return new_state, metrics
 
     out_shardings = None if state_shardings is None else (state_shardings, None)
@@ -225,64 +220,71 @@ def task_seed(seed: int, task: str) -> int:
 
 def apply_gradients(
     state: TrainState,
-    gradients: Any,
+    gradients: Params,
     *,
     optimizer: optax.GradientTransformation,
-    losses: jax.Array,
+    losses: Float[Array, " task"],
+    squared_norms: Float[Array, " task"],
     key: jax.Array,
-    grad_norm: jax.Array | None = None,
-    param_shardings: Any | None = None,
-    max_skipped_steps: int = 1,
-) -> tuple[TrainState, StepMetrics]:
-    """Updates the state, unless a loss or gradient is not finite.
+    param_shardings: Params | None = None,
+) -> tuple[TrainState, StepMetrics, Report | None]:
+    """Updates the state, unless the step cannot be taken: then it is skipped and counted.
 
-    Then parameters and optimiser state stay as they are. An optimiser wrapped by `skip_non_finite`
-    counts the step, and `finite` is False once `max_skipped_steps` were skipped in a row. Without
-    it nothing changes, `state.step` included, and `finite` is False at once. The training loop
-    stops where `finite` is False.
+    A step is skipped where a loss is not finite, where the gradients' global norm is not (a norm
+    that overflows float32 included), and where a combiner reports that it could not weigh the tasks
+    (`Report.usable`). Parameters and optimiser state, schedules and moving averages included, then
+    stay as they are; only `state.step` and `state.skipped` grow. The training loop decides how many
+    skipped steps in a row are too many.
 
     Args:
         state: the state the gradients were taken at.
         gradients: shaped as the parameters, or with a leading task axis where the optimizer
             starts with a multi-task combiner.
-        optimizer: optax chain; is offered `losses`, `key`, `is_finite` and `param_shardings`.
-        losses: the loss, or one loss a task.
+        optimizer: optax chain; is offered `losses`, `squared_norms`, `key` and `param_shardings`.
+        losses: one loss per task.
+        squared_norms: of each task's gradients, before clipping and combining.
         key: for combiners that draw.
-        grad_norm: global norm of all gradients, before clipping and combining; None computes it.
-            One that overflows float32 counts as not finite.
         param_shardings: where parameters live.
-        max_skipped_steps: see above.
 
     Returns:
-        The new state, and `grad_norm`, `param_norm` (before the update) and `finite`; where skipped
-        steps are counted, `skipped`, `skipped_in_a_row` and `skipped_total`.
+        The new state; `grad_norm`, `param_norm` (before the update), `skipped` (0 or 1),
+        `skipped_in_a_row` and `skipped_total`; the combiner's report on this step.
 
     Raises:
         ConfigError: an update is not shaped as its parameter.
     """
-    grad_norm = optax.global_norm(gradients) if grad_norm is None else grad_norm
-    finite = jnp.isfinite(grad_norm) & jnp.all(jnp.isfinite(losses))
+    grad_norm = jnp.sqrt(jnp.sum(squared_norms))
     updates, opt_state = optax.with_extra_args_support(optimizer).update(
         gradients,
         state.opt_state,
         state.params,
         losses=losses,
+        squared_norms=squared_norms,
         key=key,
-        is_finite=finite,
         param_shardings=param_shardings,
     )
     _check_updates(updates, state.params)
-    new_state = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
-    metrics = {"grad_norm": grad_norm, "param_norm": optax.global_norm(state.params)}
-    if not isinstance(opt_state, SkipState):
-        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new_state, state)
-        return kept, metrics | {"finite": finite}
-    return new_state, metrics | {
-        "skipped": (~finite).astype(jnp.float32),
-        "skipped_in_a_row": opt_state.in_a_row.astype(jnp.float32),
-        "skipped_total": opt_state.total.astype(jnp.float32),
-        "finite": opt_state.in_a_row < max_skipped_steps,
+    report = find_report(opt_state)
+    is_taken = jnp.isfinite(grad_norm) & jnp.all(jnp.isfinite(losses))
+    if report is not None and report.usable is not None:
+        is_taken &= report.usable
+    params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(is_taken, new, old),
+        (optax.apply_updates(state.params, updates), opt_state),
+        (state.params, state.opt_state),
+    )
+    skipped = (~is_taken).astype(jnp.int32)
+    counts = SkippedSteps(
+        in_a_row=(state.skipped.in_a_row + skipped) * skipped, total=state.skipped.total + skipped
+    )
+    metrics = {
+        "grad_norm": grad_norm,
+        "param_norm": optax.global_norm(state.params),
+        "skipped": skipped.astype(jnp.float32),
+        "skipped_in_a_row": counts.in_a_row.astype(jnp.float32),
+        "skipped_total": counts.total.astype(jnp.float32),
     }
+    return TrainState(state.step + 1, params, opt_state, counts), metrics, report
 
 
 class _TaskResult(NamedTuple):
@@ -294,14 +296,13 @@ class _TaskResult(NamedTuple):
 
 
 def _by_task(
-    tasks: Sequence[str], found: Sequence[_TaskResult], opt_state: optax.OptState
+    tasks: Sequence[str], found: Sequence[_TaskResult], report: Report | None
 ) -> StepMetrics:
     metrics: StepMetrics = {}
     for task, each in zip(tasks, found, strict=True):
         metrics[f"loss/{task}"] = each.loss
         metrics[f"grad_norm/{task}"] = jnp.sqrt(each.square)
         metrics |= {f"{name}/{task}": each.metrics[name] for name in _TASK_METRICS}
-    report = find_report(opt_state)
     if report is None:
         return metrics
     weights = {f"weight/{task}": report.weights[place] for place, task in enumerate(tasks)}
@@ -310,12 +311,6 @@ def _by_task(
 
 def _square(grads: Params) -> jax.Array:
     return jnp.sum(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(grads)]))
-
-
-def _steps_taken(state: TrainState) -> jax.Array:
-    """The optimiser's own count, which stands still in steps that are skipped."""
-    skips = state.opt_state
-    return state.step - skips.total if isinstance(skips, SkipState) else state.step
 
 
 def _freeze(params: Params, trainable: Any | None) -> Params:
@@ -333,16 +328,6 @@ def _after(zero: jax.Array, batch: Batch) -> Batch:
         return Tokens(ids=tokens.ids + zero, mask=tokens.mask & (zero == 0))
 
     return dataclasses.replace(batch, queries=wait(batch.queries), passages=wait(batch.passages))
-
-
-def _check_counts(opt_state: optax.OptState, tasks: Sequence[str] | None) -> None:
-    if tasks is not None and not isinstance(opt_state, SkipState):
-        raise ConfigError(
-            f"the optimiser's state is a {type(opt_state).__name__}",
-            where="training step",
-            expected="a SkipState, which counts steps with gradients that are not finite",
-            fix="make the optimiser by build_multitask_optimizer, or wrap it by skip_non_finite",
-        )
 
 
 def _check_updates(updates: Params, params: Params) -> None:

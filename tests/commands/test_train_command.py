@@ -109,7 +109,9 @@ def test_a_loss_that_is_not_finite_names_the_queries(trained, tiny_store_dir, tm
     training = tiny_training.training_config(train_steps=12, checkpoint_period=1, log_period=100)
     # A rate that warms up to infinity: a few good steps, then none.
     training = dataclasses.replace(
-        training, optimizer=OptimizerConfig(learning_rate=1e37, warmup_steps=4, clip_norm=None)
+        training,
+        loop=dataclasses.replace(training.loop, max_skipped_steps=3),
+        optimizer=OptimizerConfig(learning_rate=1e37, warmup_steps=4, clip_norm=None),
     )
     with pytest.raises(NonFiniteLossError) as error:
         start(tmp_path / "model", tiny_store_dir, training=training)

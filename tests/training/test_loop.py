@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import signal
 import time
@@ -15,10 +16,10 @@ import pytest
 
 from taser_jax.assembly.metric_writers import JsonlWriter
 from taser_jax.batch import Batch, Tokens
-from taser_jax.errors import ConfigError, NonFiniteLossError, Preempted
+from taser_jax.errors import ConfigError, DataError, NonFiniteLossError, Preempted
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
-from taser_jax.training.state import TrainState
+from taser_jax.training.state import SkippedSteps, TrainState
 
 ABOUT = {"data": "abc"}
 COST = loop.StepCost(tokens=10, flops=100.0, peak_flops=1e6)
@@ -63,20 +64,24 @@ def toy_step(state: TrainState, batch: Batch):
     """Order matters: the weight is a polynomial in the steps' numbers."""
     number = batch.queries.ids[0, 0].astype(jnp.float32)
     weight = state.params["weight"] * 1.25 + number
-    new = TrainState(step=state.step + 1, params={"weight": weight}, opt_state=state.opt_state)
-    metrics = {"loss": weight, "grad_norm": weight, "finite": jnp.bool_(True)}
-    return new, metrics
+    skipped = SkippedSteps(jnp.int32(0), state.skipped.total)
+    new = TrainState(state.step + 1, {"weight": weight}, state.opt_state, skipped)
+    metrics = {"loss": weight, "grad_norm": weight, "skipped_in_a_row": jnp.float32(0)}
+    return new, metrics | {"skipped_total": skipped.total}
 
 
-def nan_at(bad_step: int):
-    """As training.step: a step that is not finite leaves the state as it was."""
+def nan_at(*bad_steps: int, **reported: float):
+    """As training.step: a step that is not finite leaves parameters as they were."""
 
     def step(state: TrainState, batch: Batch):
-        new, metrics = toy_step(state, batch)
-        if int(batch.queries.ids[0, 0]) != bad_step:
-            return new, metrics
+        if int(batch.queries.ids[0, 0]) not in bad_steps:
+            return toy_step(state, batch)
+        skipped = SkippedSteps(*(count + 1 for count in state.skipped))
         nan = jnp.float32(np.nan)
-        return state, {"loss": nan, "grad_norm": nan, "finite": jnp.bool_(False)}
+        metrics = {"loss": nan, "grad_norm": nan}
+        metrics |= {name: jnp.float32(value) for name, value in reported.items()}
+        metrics |= {"skipped_in_a_row": skipped.in_a_row, "skipped_total": skipped.total}
+        return dataclasses.replace(state, step=state.step + 1, skipped=skipped), metrics
 
     return step
 
@@ -251,7 +256,9 @@ def test_ctrl_c_saves_and_a_second_one_does_not_wait(tmp_path):
 @pytest.mark.parametrize("log_period", [1, 100])
 @pytest.mark.parametrize("bad_step", [5, 7, 8])
 def test_a_loss_that_is_not_finite_stops_and_names_the_batch(tmp_path, bad_step, log_period):
-    config = loop.LoopConfig(train_steps=9, checkpoint_period=4, log_period=log_period)
+    config = loop.LoopConfig(
+        train_steps=9, checkpoint_period=4, log_period=log_period, max_skipped_steps=1
+    )
     batches = ToyBatches()
     with pytest.raises(NonFiniteLossError, match=rf"step {bad_step}, task 'toy', query") as error:
         run(tmp_path, config, batches=batches, train_step=nan_at(bad_step))
@@ -272,14 +279,74 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_batch(tmp_path, bad_step,
     assert float(restored.params["weight"]) == pytest.approx(weight, rel=1e-6)
 
 
-def test_sigterm_after_a_step_that_is_not_finite_saves_nothing(tmp_path):
-    """The state then is one step older than its number says."""
+def weight_without(*skipped: int, steps: int) -> float:
+    weight = 1.0
+    for step in sorted(set(range(steps)) - set(skipped)):
+        weight = weight * 1.25 + step
+    return weight
+
+
+@pytest.mark.parametrize("log_period", [1, 100])
+def test_skipped_steps_are_logged_and_training_goes_on(tmp_path, log_period, caplog):
+    """Never three in a row, but four in all, the last one at the end."""
+    config = loop.LoopConfig(train_steps=9, log_period=log_period, max_skipped_steps=3)
+    with caplog.at_level(logging.WARNING, logger="taser"):
+        result = run(tmp_path, config, train_step=nan_at(2, 3, 5, 8))
+    weight = weight_without(2, 3, 5, 8, steps=9)
+    assert float(result.state.params["weight"]) == pytest.approx(weight, rel=1e-6)
+    assert steps_saved(tmp_path) == [9]
+    told = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
+    assert [line.partition(": step")[0] for line in told] == [
+        "step skipped, 1 in a row and 1 in all",
+        "step skipped, 2 in a row and 2 in all",
+        "step skipped, 1 in a row and 3 in all",
+        "step skipped, 1 in a row and 4 in all",
+    ]
+    assert "step 5, task 'toy', query 'q5': loss nan, gradient norm nan" in told[2]
+
+
+def test_too_many_skipped_steps_in_a_row_stop_training_also_across_a_restart(tmp_path):
+    config = loop.LoopConfig(train_steps=9, checkpoint_period=2, max_skipped_steps=4)
+    bad = nan_at(2, 3, 4, 5)
+
+    def fail(step):
+        if step == 4:
+            raise RuntimeError("the machine is gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        run(tmp_path, config, batches=ToyBatches(fail), train_step=bad)
+    batches = ToyBatches()
+    with pytest.raises(NonFiniteLossError, match=r"step 5, .*4 steps in a row") as error:
+        run(tmp_path, config, batches=batches, train_step=bad)
+    assert batches.asked[0] == 4
+    assert "'q5'" in str(error.value)
+    assert steps_saved(tmp_path) == [2, 4]
+
+
+def test_a_run_that_skips_all_its_steps_is_an_error_however_short(tmp_path):
+    config = loop.LoopConfig(train_steps=3)
+    with pytest.raises(NonFiniteLossError, match=r"step 2, .*3 steps in a row"):
+        run(tmp_path, config, train_step=nan_at(0, 1, 2))
+    assert steps_saved(tmp_path) == []
+
+
+def test_a_median_of_zero_names_its_task_and_the_way_out(tmp_path):
+    """Finite numbers; fever's median is at fault, wow has no gradient at all."""
+    reported = {"median/nq": 0.5, "median/fever": 0.0, "median/wow": 0.0}
+    reported |= {"grad_norm/nq": 1.0, "grad_norm/fever": 1.0, "grad_norm/wow": 0.0}
+    bad = nan_at(2, 3, **reported, loss=1.0, grad_norm=1.4)
+    config = loop.LoopConfig(train_steps=8, max_skipped_steps=2)
+    with pytest.raises(DataError, match=r"(?s)step 3.*sensitivity to fever is 0; 2.*'nonzero'"):
+        run(tmp_path, config, train_step=bad)
+
+
+def test_sigterm_while_training_stops_with_an_error_saves_nothing(tmp_path):
 
     def send(step):
         if step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    config = loop.LoopConfig(train_steps=8, log_period=100)
+    config = loop.LoopConfig(train_steps=8, log_period=100, max_skipped_steps=1)
     with pytest.raises(NonFiniteLossError, match="step 2"):
         run(tmp_path, config, batches=ToyBatches(send), train_step=nan_at(2))
     assert steps_saved(tmp_path) == []
@@ -316,7 +383,7 @@ def test_utilisation_is_left_out_where_the_peak_is_unknown():
     assert "model_flops_utilisation" not in meter.read()
 
 
-@pytest.mark.parametrize("sizes", [{"train_steps": 0}, {"train_steps": 1, "log_period": 0}])
+@pytest.mark.parametrize("sizes", [{"train_steps": 0}, {"log_period": 0}, {"max_skipped_steps": 0}])
 def test_lengths_below_one_are_refused(sizes):
     with pytest.raises(ConfigError, match="at least 1"):
-        loop.LoopConfig(**sizes)
+        loop.LoopConfig(**{"train_steps": 1} | sizes)

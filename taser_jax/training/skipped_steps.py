@@ -1,0 +1,89 @@
+"""What happens to skipped steps: a warning, and an error where there are too many in a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+
+from taser_jax.errors import DataError, NonFiniteLossError, TaserError
+from taser_jax.optim.tsage import MEDIAN
+from taser_jax.progress import logger
+
+
+class SkipWatch:
+    """Reports skipped steps, and stops training where there are too many in a row.
+
+    In a row and not in all: a batch that overflows now and then harms nobody, however long the run
+    is, whereas batch after batch means that the parameters or settings are at fault. Parameters do
+    not change meanwhile, so going on would only repeat it.
+
+    Args:
+        allowed: the number of skipped steps in a row that is an error.
+        describe: step -> its task and queries, for messages.
+
+    Attributes:
+        pending: number and metrics of the step to be checked next.
+    """
+
+    def __init__(self, *, allowed: int, describe: Callable[[int], str]) -> None:
+        self._allowed, self._describe = allowed, describe
+        self.pending: tuple[int, Mapping[str, jax.Array]] | None = None
+
+    def check(self) -> None:
+        """Warns of a step that was skipped.
+
+        Raises:
+            NonFiniteLossError: it is one too many, with a loss or gradient that is not finite.
+            DataError: it is one too many, with a median of 0.
+        """
+        if self.pending is None:
+            return
+        (step, metrics), self.pending = self.pending, None
+        in_a_row = int(metrics["skipped_in_a_row"])
+        if not in_a_row:
+            return
+        error = _skip_error(metrics, where=f"step {step}, {self._describe(step)}")
+        if in_a_row >= self._allowed:
+            raise error
+        logger.warning(
+            "step skipped, %d in a row and %d in all: %s: %s",
+            in_a_row,
+            int(metrics["skipped_total"]),
+            error.where,
+            error.found,
+        )
+
+
+def _skip_error(metrics: Mapping[str, jax.Array], *, where: str) -> TaserError:
+    """Why a step was skipped."""
+    loss, norm = float(metrics["loss"]), float(metrics["grad_norm"])
+    also = ""
+    if (in_a_row := int(metrics["skipped_in_a_row"])) > 1:
+        also = f"; {in_a_row} steps in a row were skipped"
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        return NonFiniteLossError(
+            f"loss {loss}, gradient norm {norm}{also}",
+            where=where,
+            expected="finite numbers",
+            fix=(
+                "no parameter has seen them, and the newest checkpoint is good; lower the learning "
+                "rate, clip harder, use float32 or bfloat16 activations, or look at the queries "
+                "named above"
+            ),
+        )
+    medians = {
+        name.removeprefix(MEDIAN): float(value)
+        for name, value in metrics.items()
+        if name.startswith(MEDIAN)
+    }
+    tasks = [t for t, median in medians.items() if not median and metrics[f"grad_norm/{t}"] > 0]
+    return DataError(
+        f"the median sensitivity to {', '.join(tasks)} is 0{also}",
+        where=where,
+        expected="gradients that are not 0 for more than half of the trained parameters: T-SAGE "
+        "divides by the median",
+        fix="set MEDIAN_OVER='nonzero' (of a small model most parameters are vocabulary rows that "
+        "no batch touches), or raise TOTAL_BATCH_SIZE",
+    )
