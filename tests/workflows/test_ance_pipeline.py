@@ -45,7 +45,7 @@ def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> li
         *gin(DATA_DIR=world.data_dir, TOKEN_STORE=world.token_store, OUTPUT_DIR=output_dir),
         *gin(EMBED_DIM=16, NUM_LAYERS=1, NUM_HEADS=2, HEAD_DIM=8, MLP_DIM=32, DROPOUT_RATE=0.0),
         *gin(WARM_UP_STEPS=3, TRAIN_STEPS=3, WARMUP_STEPS=1, TOTAL_BATCH_SIZE=16, EVAL_STEPS=1),
-        *gin(INDEX_KIND="exact", MINING_CHOICE="sample", MINING_COUNT=20),
+        *gin(INDEX_KIND="exact", MINING_CHOICE="sample", MINING_COUNT=20, MEDIAN_OVER="nonzero"),
         "--gin.TaskBatchingConfig.num_negatives=1",
         "--gin.ValidationConfig.pool=None",
         "--gin.ValidationConfig.batch_size=8",
