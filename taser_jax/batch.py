@@ -8,7 +8,7 @@ from typing import Any, no_type_check
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 Array = jax.Array | np.ndarray
 
@@ -64,6 +64,21 @@ class Tokens:
 @no_type_check
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class TeacherEmbeddings:
+    """What a teacher made of a batch's texts; inner products are its scores.
+
+    Attributes:
+        queries: shape [batch, teacher_dim], float32.
+        passages: shape [batch·(1+N), teacher_dim], float32.
+    """
+
+    queries: Float[Array, "batch teacher_dim"]
+    passages: Float[Array, "passages teacher_dim"]
+
+
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Batch:
     """Queries and passages of one training step; all of one task.
 
@@ -80,6 +95,9 @@ class Batch:
             its positives, or the same passage again); never True at the positive. [batch, passages]
         query_rows: row of each query in its task's query set. [batch]
         passage_rows: row of each passage in the store. [batch·(1+N)]
+        teacher_scores: a teacher's scores of each query's positive and hard negatives, NaN where it
+            has none; None without a teacher. [batch, 1+N], float32
+        teacher_embeddings: a teacher's embeddings of the same texts; None without.
     """
 
     queries: Tokens
@@ -88,6 +106,8 @@ class Batch:
     ignore: Bool[Array, "batch passages"]
     query_rows: Int[Array, " batch"]
     passage_rows: Int[Array, " all_passages"]
+    teacher_scores: Float[Array, "batch candidates"] | None = None
+    teacher_embeddings: TeacherEmbeddings | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,12 +119,16 @@ class BatchShape:
         query_length: tokens of each, padding included.
         passages: positives and hard negatives.
         passage_length: tokens of each, padding included.
+        teacher_candidates: passages of a query that a teacher scores; 0 without such scores.
+        teacher_dim: dimensions of a teacher's embeddings; 0 without.
     """
 
     queries: int
     query_length: int
     passages: int
     passage_length: int
+    teacher_candidates: int = 0
+    teacher_dim: int = 0
 
     @property
     def sides(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -137,4 +161,13 @@ class BatchShape:
             ignore=array(np.bool_, self.queries, self.passages),
             query_rows=array(np.int32, self.queries),
             passage_rows=array(np.int32, self.passages),
+            teacher_scores=array(np.float32, self.queries, self.teacher_candidates)
+            if self.teacher_candidates
+            else None,
+            teacher_embeddings=TeacherEmbeddings(
+                queries=array(np.float32, self.queries, self.teacher_dim),
+                passages=array(np.float32, self.passages, self.teacher_dim),
+            )
+            if self.teacher_dim
+            else None,
         )

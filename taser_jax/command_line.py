@@ -105,7 +105,10 @@ COMMANDS: dict[str, Command] = {
         "commands.hybrid", "hybrid", "fuse a dense and a BM25 run", "runs/hybrid.gin"
     ),
     "mine": Command("commands.mine", "mine", "mine hard negatives", "runs/mine.gin"),
-    "evaluate": Command("commands.evaluate", "evaluate", "score a run file", "runs/evaluate.gin"),
+    "score": Command(
+        "commands.score", "score", "add a teacher's scores to negatives", "runs/score.gin"
+    ),
+    "evaluate": Command("commands.evaluate", "evaluate", "evaluate runs", "runs/evaluate.gin"),
     "analyze": Command(
         "commands.analyze", "analyze", "which parameters serve which task", "runs/analyze.gin"
     ),

@@ -1,15 +1,40 @@
-"""What a dual encoder returns, and which task it is told of: shared by models and training."""
+"""What a dual encoder returns, how it is normalised, and which task it is told of.
+
+Shared by models and training.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Sequence
 from typing import no_type_check
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from taser_jax.expert_use import RoutingStatistics
+
+# The smallest squared norm divided by: a zero vector stays zero, and so does its gradient.
+_SMALLEST_SQUARE = 1e-24
+
+
+class Normalization(enum.Enum):
+    """Whether embeddings are divided by their L2 norm, which makes the dot product the cosine."""
+
+    NONE = "none"
+    L2 = "l2"
+
+
+def normalize(
+    embeddings: Float[Array, "batch dim"], normalization: Normalization
+) -> Float[Array, "batch dim"]:
+    """Divides embeddings by their L2 norms, if configured; zeros stay zeros."""
+    if normalization is Normalization.NONE:
+        return embeddings
+    square = jnp.square(embeddings).sum(-1, keepdims=True)
+    return embeddings * jax.lax.rsqrt(jnp.maximum(square, _SMALLEST_SQUARE))
 
 
 # JAX rebuilds pytrees with leaves that are not arrays: shapes are documented here, not checked.

@@ -23,6 +23,7 @@ from taser_jax.optim.pcgrad import PCGradConfig
 from taser_jax.optim.tsage_options import TSageConfig
 from taser_jax.partitioning import LogicalRules, MeshConfig
 from taser_jax.training.checkpoints import CheckpointConfig
+from taser_jax.training.distillation import Distillation, Guide
 from taser_jax.training.loop import LoopConfig
 from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.routing_losses import RoutingRegularizer
@@ -50,7 +51,7 @@ class TrainingConfig:
         loop: steps and periods.
         batching: how batches are drawn.
         optimizer: AdamW, schedule, decay, freezing.
-        objective: temperature and routing regulariser.
+        objective: what is minimised: labels, a teacher, Matryoshka dimensions, routing.
         checkpoints: what is kept, and which checkpoint counts as best.
         validation: how checkpoints are judged; None validates nothing.
         mesh: devices along each mesh axis.
@@ -59,6 +60,8 @@ class TrainingConfig:
         pretrained: weights that encoders start from; None draws them.
         multitask: a batch of every task in each step, and how their gradients become one, in place
             of `batching`; None gives each batch to one task.
+        teacher_embeddings: a directory that `taser encode` wrote with a teacher, of the same
+            collection and queries; for objectives that read it.
         schedule_steps: steps that learning rate and T-SAGE's burn-in are laid out for; None means
             those of the loop. Larger where a later training goes on from this one's state.
         seed: of weights, dropout and routing; batches have `batching.seed`.
@@ -75,6 +78,7 @@ class TrainingConfig:
     num_chunks: int = 1
     pretrained: Pretrained | None = None
     multitask: MultitaskTraining | None = None
+    teacher_embeddings: str | None = None
     schedule_steps: int | None = None
     seed: int = 0
 
@@ -90,9 +94,11 @@ CONFIGURABLES = (
     BertConfig,
     CgdConfig,
     CheckpointConfig,
+    Distillation,
     DualEncoderConfig,
     ExpertConfig,
     GradNormConfig,
+    Guide,
     LogicalRules,
     MeshConfig,
     MultitaskConfig,

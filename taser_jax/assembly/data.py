@@ -15,14 +15,14 @@ from taser_jax.data.batches.one_task import BatchingConfig
 from taser_jax.data.batches.prefetch import prefetch
 from taser_jax.data.batches.schedule import rates_from_weights
 from taser_jax.data.batches.stream import Stream
-from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
+from taser_jax.data.token_store.arrays import Ragged, TeacherScores, TokenizedQueries
 from taser_jax.data.token_store.negatives import (
     QueryNegatives,
     negatives_path,
     read_negatives,
 )
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, DataError
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
@@ -68,7 +68,8 @@ def training_queries(
         if found:
             lines = list(zip(*found, strict=True))
             joined = Ragged.from_lists(np.concatenate([one.rows for one in line]) for line in lines)
-            queries = queries.with_hard_negatives(joined)
+            where = ", ".join(negatives_dirs)
+            queries = queries.with_hard_negatives(joined, _teacher_scores(queries, lines, where))
             if split == "train":
                 queries = _without_dropped(queries, lines)
         elif negatives_dirs and split == "train":
@@ -80,6 +81,31 @@ def training_queries(
             )
         tasks[name] = queries
     return tasks
+
+
+def _teacher_scores(
+    queries: TokenizedQueries, lines: Sequence[Sequence[QueryNegatives]], where: str
+) -> TeacherScores | None:
+    """A teacher's scores, if all directories have them."""
+    positives, negatives = [], []
+    for number, line in enumerate(lines):
+        found = [one.teacher for one in line if one.teacher is not None]
+        if not found:
+            return None
+        wanted = queries.positives.lengths[number]
+        if len(found) < len(line) or any(len(one.positives) != wanted for one in found):
+            counts = ", ".join(str(len(one.positives)) for one in found)
+            raise DataError(
+                f"{len(found)} of {len(line)} directories have teacher scores of query "
+                f"{queries.query_ids[number]!r}, of {counts} positives",
+                where=f"{where}, task {queries.task!r}",
+                expected=f"of its {wanted} positives, in every directory",
+                fix="score all directories with one teacher (`taser score`), or none",
+            )
+        positives.append(found[0].positives)
+        negatives += [one.negatives for one in found]
+    empty = np.zeros(0, np.float32)
+    return TeacherScores(np.concatenate([empty, *positives]), np.concatenate([empty, *negatives]))
 
 
 def _without_dropped(

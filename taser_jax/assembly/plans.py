@@ -10,6 +10,7 @@ import jax
 
 from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.assembly.data import with_mixture_rates
+from taser_jax.assembly.teacher import EncodedTeacher, open_teacher
 from taser_jax.batch import Batch, BatchShape
 from taser_jax.data.batches.every_task import TaskBatchStream, step_batch_sizes
 from taser_jax.data.batches.one_task import BatchStream
@@ -19,6 +20,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.optim.multitask import Combiner
 from taser_jax.partitioning import Partitioner
+from taser_jax.training.distillation import TeacherInput
 from taser_jax.training.grad_cache import check_chunks
 
 
@@ -73,10 +75,14 @@ def make_plan(
         ConfigError: batches that the devices or chunks cannot share, or a batch of every task
             with neither a token store nor sizes to tell the tasks.
     """
+    teacher = open_teacher(
+        training.objective, training.teacher_embeddings, store=store, queries=queries
+    )
     if training.multitask is not None:
         return _every_task(
             training.multitask,
-            num_chunks=training.num_chunks,
+            training,
+            teacher=teacher,
             query_length=query_length,
             passage_length=passage_length,
             partitioner=partitioner,
@@ -90,10 +96,15 @@ def make_plan(
     stream = None
     if store is not None:
         rated = with_mixture_rates(batching, store, queries)
-        stream = BatchStream(store, queries, rated, share=partitioner.host_share)
+        share = partitioner.host_share
+        stream = BatchStream(store, queries, rated, share=share, teacher=teacher)
     passages = 1 + batching.num_negatives
     shape = BatchShape(
-        batching.batch_size, query_length, batching.batch_size * passages, passage_length
+        batching.batch_size,
+        query_length,
+        batching.batch_size * passages,
+        passage_length,
+        **_teacher_sizes(training, passages, teacher),
     )
     return BatchPlan(
         shapes={next(iter((*query_tasks, *queries, "any"))): shape},
@@ -111,8 +122,9 @@ def make_plan(
 
 def _every_task(
     multitask: MultitaskTraining,
+    training: TrainingConfig,
     *,
-    num_chunks: int,
+    teacher: EncodedTeacher | None,
     query_length: int,
     passage_length: int,
     partitioner: Partitioner,
@@ -121,6 +133,7 @@ def _every_task(
     task_sizes: Mapping[str, int],
 ) -> BatchPlan:
     batching, devices = multitask.batching, partitioner.batch_devices
+    num_chunks = training.num_chunks
     facts: dict[str, Any] = {}
     stream = None
     if store is not None:
@@ -131,6 +144,7 @@ def _every_task(
             num_devices=devices,
             num_chunks=num_chunks,
             share=partitioner.host_share,
+            teacher=teacher,
         )
         sizes, lengths = stream.batch_sizes, stream.query_lengths
         combiner = multitask.combiner
@@ -141,6 +155,7 @@ def _every_task(
             "queries_per_step": f"{stream.batch_size}, {_devices()}",
             "batch_sizes": sizes,
             "negatives_per_query": stream.negatives_per_query,
+            "hard_negatives_per_query": batching.negatives_of(sizes),
             "padded_query_lengths": lengths,
             "false_negatives": batching.false_negatives.value,
         }
@@ -154,12 +169,28 @@ def _every_task(
             expected="a token store, which says what the tasks are",
             fix="run `taser tokenize` first; for `taser compile`, set TASK_SIZES",
         )
-    passages = 1 + batching.num_negatives
     shapes = {
-        task: BatchShape(size, lengths[task], size * passages, passage_length)
-        for task, size in sizes.items()
+        task: BatchShape(
+            sizes[task],
+            lengths[task],
+            sizes[task] * (1 + negatives),
+            passage_length,
+            **_teacher_sizes(training, 1 + negatives, teacher),
+        )
+        for task, negatives in batching.negatives_of(sizes).items()
     }
     return BatchPlan(shapes=shapes, tasks=tuple(sizes), stream=stream, facts=facts)
+
+
+def _teacher_sizes(
+    training: TrainingConfig, candidates: int, teacher: EncodedTeacher | None
+) -> dict[str, int]:
+    """What the batches' shapes say of the teacher."""
+    scored = TeacherInput.SCORES in training.objective.reads
+    return {
+        "teacher_candidates": candidates if scored else 0,
+        "teacher_dim": 0 if teacher is None else teacher.dim,
+    }
 
 
 def _devices() -> str:

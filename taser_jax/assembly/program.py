@@ -126,7 +126,9 @@ def make_program(
         optimizer,
         tasks=plan.tasks,
         gradients=gradients,
-        objective=training.objective,
+        objective=training.objective.for_model(
+            dim=model.config.embedding_dim, normalization=model.config.normalization
+        ),
         num_chunks=training.num_chunks,
         seed=training.seed,
         schedule=build_schedule(training.optimizer, training.total_steps),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from taser_jax.batch import Role
+from taser_jax.encoded import Normalization
 from taser_jax.errors import ConfigError
 from taser_jax.interop.bert import config_to_json, encoder_to_tensors
 from taser_jax.interop.export_source import ExportSource
@@ -19,7 +20,6 @@ from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.sentence_transformers import check_plain, length_of, plain_paths
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import Normalization
 
 MODEL = "model.onnx"
 _FORMAT = "onnx"

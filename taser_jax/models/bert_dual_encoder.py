@@ -9,18 +9,16 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from taser_jax.batch import Role, Tokens
-from taser_jax.encoded import Encoded
+from taser_jax.encoded import Encoded, Normalization, normalize
 from taser_jax.errors import ConfigError
 from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertConfig, BertEncoder, EncoderOutput, block_output
 from taser_jax.models.dual_encoder import (
     Description,
     ModelConfig,
-    Normalization,
     TowerInit,
     Towers,
     mean_over_tokens,
-    normalize,
 )
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.transformer import BlockCost, Remat

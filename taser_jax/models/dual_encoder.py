@@ -14,15 +14,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from taser_jax.batch import BatchShape, Role, Tokens
-from taser_jax.encoded import Encoded
+from taser_jax.encoded import Encoded, Normalization
 from taser_jax.errors import ConfigError
 from taser_jax.models.transformer import BlockCost, Remat, TransformerConfig
 
 Params = Any
 
 _ANY_LENGTH = 1
-# Keeps the gradient of a zero embedding finite.
-_SMALLEST_SQUARE = 1e-24
 
 
 class Towers(enum.Enum):
@@ -41,13 +39,6 @@ class TowerInit(enum.Enum):
 
     COPIED = "copied"
     INDEPENDENT = "independent"
-
-
-class Normalization(enum.Enum):
-    """Whether embeddings are divided by their L2 norm, which makes the dot product the cosine."""
-
-    NONE = "none"
-    L2 = "l2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,16 +301,6 @@ def mean_over_tokens(
     weight = jnp.asarray(tokens.mask)[..., None].astype(jnp.float32)
     total = (hidden.astype(jnp.float32) * weight).sum(1)
     return total / jnp.maximum(weight.sum(1), 1.0)
-
-
-def normalize(
-    embeddings: Float[Array, "batch dim"], normalization: Normalization
-) -> Float[Array, "batch dim"]:
-    """Divides embeddings by their L2 norms, if configured; zeros stay zeros."""
-    if normalization is Normalization.NONE:
-        return embeddings
-    square = jnp.square(embeddings).sum(-1, keepdims=True)
-    return embeddings * jax.lax.rsqrt(jnp.maximum(square, _SMALLEST_SQUARE))
 
 
 def init_params(

@@ -11,17 +11,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from taser_jax.batch import Role, Tokens
-from taser_jax.encoded import Encoded
+from taser_jax.encoded import Encoded, Normalization, normalize
 from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import (
     Description,
     ModelConfig,
-    Normalization,
     Params,
     TowerInit,
     Towers,
     mean_over_tokens,
-    normalize,
 )
 from taser_jax.models.t5 import T5, T5Config, rescale
 from taser_jax.models.t5_layers import Kernel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -95,7 +94,7 @@ def make_loss(
 def make_eval_step(
     model: Encoder, *, objective: ObjectiveConfig | None = None, num_chunks: int = 1
 ) -> Callable[..., StepMetrics]:
-    """The jitted evaluation of one batch: no dropout, no routing noise, no regulariser.
+    """The jitted evaluation of one batch on labels alone: no dropout, no routing noise.
 
     Args:
         model: the dual encoder.
@@ -106,7 +105,7 @@ def make_eval_step(
         `step(params, batch, *, task=None) -> metrics`, those of the objective; `nll` is DPR's
         validation loss of this batch.
     """
-    plain = dataclasses.replace(objective or ObjectiveConfig(), regularizer=None)
+    plain = ObjectiveConfig(temperature=(objective or ObjectiveConfig()).temperature)
     loss_fn = make_loss(model, objective=plain, num_chunks=num_chunks, train=False)
 
     @functools.partial(jax.jit, static_argnames="name")

@@ -45,9 +45,6 @@ def contrastive_loss(
     with sharded inputs the compiler gathers what each device needs, and neither loss nor
     gradient depends on the number of devices.
 
-    Logits are float32 products at `Precision.HIGHEST`: TPUs would otherwise round the inputs to
-    bfloat16, and the product is small beside the encoder's.
-
     Example:
         2 queries, 4 passages, positives 0 and 2, logits [[2, 1, 0, 0], [0, 0, 1, 3]]:
         loss_0 = ln(e² + e + 2) − 2 = 0.493812, rank 1; loss_1 = ln(2 + e + e³) − 1 = 2.210998,
@@ -65,14 +62,36 @@ def contrastive_loss(
         Loss, per-query losses, ranks and accuracy. On ties the earlier passage ranks first:
         rank = 1 + #{j: s_j > s_pos} + #{j < pos: s_j = s_pos}.
     """
-    logits = (
-        jnp.matmul(
-            query_embeddings.astype(jnp.float32),
-            passage_embeddings.astype(jnp.float32).T,
-            precision=jax.lax.Precision.HIGHEST,
-        )
-        / temperature
+    logits = similarities(query_embeddings, passage_embeddings, temperature=temperature)
+    return query_to_passage_loss(logits, positive_index=positive_index, ignore=ignore)
+
+
+def similarities(
+    query_embeddings: Float[Array, "queries dim"],
+    passage_embeddings: Float[Array, "passages dim"],
+    *,
+    temperature: float = 1.0,
+) -> Float[Array, "queries passages"]:
+    """Inner products of all pairs, divided by the temperature.
+
+    They are float32 products at `Precision.HIGHEST`: TPUs would otherwise round the inputs to
+    bfloat16, and the product is small beside the encoder's.
+    """
+    product = jnp.matmul(
+        query_embeddings.astype(jnp.float32),
+        passage_embeddings.astype(jnp.float32).T,
+        precision=jax.lax.Precision.HIGHEST,
     )
+    return product / temperature
+
+
+def query_to_passage_loss(
+    logits: Float[Array, "queries passages"],
+    *,
+    positive_index: Int[Array, " queries"],
+    ignore: Bool[Array, "queries passages"] | None = None,
+) -> ContrastiveLoss:
+    """`contrastive_loss` of given similarities: the softmax is over passages."""
     columns = jnp.arange(logits.shape[1], dtype=positive_index.dtype)
     is_positive = columns[None, :] == positive_index[:, None]
     if ignore is not None:
@@ -87,6 +106,41 @@ def contrastive_loss(
         rank=rank,
         accuracy=jnp.mean((rank == 1).astype(jnp.float32)),
     )
+
+
+def passage_to_query_loss(
+    logits: Float[Array, "queries passages"],
+    *,
+    positive_index: Int[Array, " queries"],
+    ignore: Bool[Array, "queries passages"] | None = None,
+) -> Float[Array, " queries"]:
+    """Negative log-likelihood of each query given its positive, among all queries of the batch.
+
+    loss_i = logsumexp_k(s_{k, positive(i)}) − s_{i, positive(i)}: the softmax of
+    `query_to_passage_loss` along the other axis, for positives alone. Together they are the
+    symmetric loss (CLIP, Radford et al. 2021, arXiv 2103.00020, figure 3).
+
+    Example:
+        Logits [[2, 1, 0, 0], [0, 0, 1, 3]], positives 0 and 2: ln(e² + 1) − 2 = 0.126928 and
+        ln(1 + e) − 1 = 0.313262.
+
+    Args:
+        logits: similarities of all pairs of the global batch.
+        positive_index: column of each query's positive.
+        ignore: True where a passage is no negative of a query: neither is the query the passage's.
+            A True at a query's own positive has no effect.
+
+    Returns:
+        One loss for each query's positive.
+    """
+    columns = jnp.arange(logits.shape[1], dtype=positive_index.dtype)
+    is_positive = columns[None, :] == positive_index[:, None]
+    if ignore is not None:
+        # Not in columns of hard negatives: one that all ignore would have the gradient 0 · inf.
+        ignore = ignore & ~is_positive & is_positive.any(axis=0)
+        logits = jnp.where(ignore, -jnp.inf, logits)
+    total = jax.nn.logsumexp(logits, axis=0)
+    return jnp.sum(jnp.where(is_positive, total[None, :] - logits, 0.0), axis=1)
 
 
 def positive_rank(

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from taser_jax.batch import Batch
-from taser_jax.encoded import Encoded
+from taser_jax.encoded import Encoded, Normalization, normalize
 from taser_jax.errors import ConfigError
 from taser_jax.expert_use import RoutingStatistics, expert_shares, input_information
-from taser_jax.training.losses import contrastive_loss
+from taser_jax.training.distillation import Distillation, Guide, TeacherInput
+from taser_jax.training.losses import (
+    passage_to_query_loss,
+    query_to_passage_loss,
+    similarities,
+)
 from taser_jax.training.routing_losses import (
     EntropyKind,
     RoutingRegularizer,
@@ -34,17 +41,47 @@ class Objective(Protocol):
         """The loss to differentiate, and metrics."""
 
 
+class SoftmaxOver(enum.Enum):
+    """Which softmax the positive stands in.
+
+    PASSAGES: of each query over the passages (DPR).
+    BOTH: the mean of that loss and of each positive's over the queries (symmetric, CLIP).
+    """
+
+    PASSAGES = "passages"
+    BOTH = "both"
+
+
 @dataclasses.dataclass(frozen=True)
 class ObjectiveConfig:
-    """Contrastive loss over the batch, and an entropy term where routing is learned.
+    """Contrastive loss over the batch, and what may be added to it.
+
+        L = Σ_d (label_weight · L_labels(d) + distillation.weight · L_teacher(d)) + L_routing
+
+    over the `matryoshka_dims` d, or the whole embeddings alone.
 
     Attributes:
         temperature: divides the similarities.
         regularizer: entropy of learned routing; None adds nothing.
+        label_weight: of the cross entropy on labels; 0 learns from the teacher alone.
+        softmax_over: passages, or passages and queries.
+        distillation: draws scores to a teacher's; None without a teacher.
+        guide: leaves out of the cross entropy what a teacher scores above the positive; None keeps
+            all passages of the batch.
+        matryoshka_dims: the loss is summed over embeddings cut to their first so many dimensions
+            (Matryoshka representation learning, Kusupati et al. 2022, arXiv 2205.13147, equation
+            1 with weights 1); name the whole dimension too. None: the whole embedding.
+        normalization: of cut embeddings; `for_model` sets the model's.
     """
 
     temperature: float = 1.0
     regularizer: RoutingRegularizer | None = None
+    label_weight: float = 1.0
+    softmax_over: SoftmaxOver = SoftmaxOver.PASSAGES
+    distillation: Distillation | None = None
+    guide: Guide | None = None
+    matryoshka_dims: tuple[int, ...] = ()
+    normalization: Normalization = Normalization.NONE
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -54,6 +91,45 @@ class ObjectiveConfig:
                 expected="a positive number; it divides the similarities",
                 fix="1.0 is DPR's and TASER's",
             )
+        if not self.label_weight >= 0 or (self.label_weight == 0 and self.distillation is None):
+            raise ConfigError(
+                f"label_weight {self.label_weight}",
+                where="ObjectiveConfig",
+                expected="0 or more, and above 0 without a teacher",
+                fix="set LABEL_WEIGHT = 1, or DISTILLATION",
+            )
+        dims = self.matryoshka_dims
+        if len(set(dims)) < len(dims) or any(dim < 1 for dim in dims):
+            raise ConfigError(
+                f"matryoshka_dims {list(dims)}",
+                where="ObjectiveConfig",
+                expected="different numbers of dimensions, 1 or more",
+            )
+
+    @property
+    def reads(self) -> frozenset[TeacherInput]:
+        """What of a teacher batches must bring."""
+        found = set() if self.distillation is None else {self.distillation.reads}
+        return frozenset(found if self.guide is None else found | {TeacherInput.EMBEDDINGS})
+
+    def for_model(self, *, dim: int, normalization: Normalization) -> ObjectiveConfig:
+        """The objective with the model's normalisation for cut embeddings.
+
+        Args:
+            dim: of the model's embeddings.
+            normalization: of the model's embeddings.
+
+        Raises:
+            ConfigError: a Matryoshka dimension above the model's.
+        """
+        if self.matryoshka_dims and max(self.matryoshka_dims) > dim:
+            raise ConfigError(
+                f"matryoshka_dims {list(self.matryoshka_dims)}",
+                where="MATRYOSHKA_DIMS",
+                expected=f"at most the model's {dim} dimensions",
+                fix=f"leave out what is above {dim}",
+            )
+        return dataclasses.replace(self, normalization=normalization)
 
     def __call__(
         self, queries: Encoded, passages: Encoded, batch: Batch
@@ -63,31 +139,38 @@ class ObjectiveConfig:
         Args:
             queries: embeddings [batch, dim] and routing of the queries.
             passages: embeddings [passages, dim] and routing of the passages.
-            batch: tells positives, and what does not count as a negative.
+            batch: tells positives, what does not count as a negative, and a teacher's scores.
 
         Returns:
-            The loss, and `nll`, `accuracy`, `mean_rank`, `mrr`; where the model routes by learning,
-            `routing/entropy` (per input), `routing/mutual_information` and
-            `routing/<side>/expert_<i>_share`; `regularization` where it is on.
+            The loss, and of the whole embeddings `nll`, `accuracy`, `mean_rank`, `mrr`; with
+            Matryoshka dimensions `nll/dim_<d>`; with both softmaxes `nll_of_queries`; with a
+            teacher `distillation`; with a guide `guided_out`, passages left out per query; where
+            the model routes by learning, `routing/entropy` (per input),
+            `routing/mutual_information` and `routing/<side>/expert_<i>_share`; `regularization`
+            where it is on.
 
         Raises:
-            ConfigError: a regulariser is set and the model has no learned routing.
+            ConfigError: a regulariser is set and the model has no learned routing, or the batch
+                does not bring what is read of a teacher.
         """
-        result = contrastive_loss(
-            queries.embeddings,
-            passages.embeddings,
-            positive_index=jnp.asarray(batch.positive_index),
-            ignore=jnp.asarray(batch.ignore),
-            temperature=self.temperature,
-        )
-        rank = result.rank.astype(jnp.float32)
-        loss = result.loss
-        metrics = {
-            "nll": result.loss,
-            "accuracy": result.accuracy,
-            "mean_rank": jnp.mean(rank),
-            "mrr": jnp.mean(1.0 / rank),
+        ignore = jnp.asarray(batch.ignore)
+        guided: StepMetrics = {}
+        if self.guide is not None:
+            left_out = self.guide.ignored(batch)
+            guided["guided_out"] = jnp.mean(jnp.sum(left_out & ~ignore, axis=1, dtype=jnp.float32))
+            ignore |= left_out
+        whole = queries.embeddings.shape[1]
+        terms = {
+            dim: self._similarity_loss(queries.embeddings, passages.embeddings, batch, ignore, dim)
+            for dim in dict.fromkeys((*self.matryoshka_dims, whole))
         }
+        # Whether or not it is listed, metrics are those of the whole embedding.
+        metrics = terms[whole][1] | guided
+        if self.matryoshka_dims:
+            metrics |= {f"nll/dim_{dim}": terms[dim][1]["nll"] for dim in self.matryoshka_dims}
+        loss = sum(
+            (terms[dim][0] for dim in self.matryoshka_dims or (whole,)), start=jnp.float32(0)
+        )
         if queries.routing is not None and passages.routing is not None:
             metrics |= _routing_metrics(queries.routing, passages.routing)
             if self.regularizer is not None:
@@ -100,6 +183,40 @@ class ObjectiveConfig:
                 expected="sequence or token routing, or no regulariser",
                 fix="set ROUTING to one of these, or the regulariser to None",
             )
+        return loss, metrics
+
+    def _similarity_loss(
+        self,
+        queries: Float[Array, "queries whole"],
+        passages: Float[Array, "passages whole"],
+        batch: Batch,
+        ignore: Bool[Array, "queries passages"],
+        dim: int,
+    ) -> tuple[jax.Array, StepMetrics]:
+        """Labels' and teacher's terms of embeddings cut to `dim` dimensions."""
+        if dim < queries.shape[1]:
+            queries, passages = (
+                normalize(side[:, :dim], self.normalization) for side in (queries, passages)
+            )
+        logits = similarities(queries, passages, temperature=self.temperature)
+        positive_index = jnp.asarray(batch.positive_index)
+        result = query_to_passage_loss(logits, positive_index=positive_index, ignore=ignore)
+        rank = result.rank.astype(jnp.float32)
+        labels = result.loss
+        metrics = {
+            "nll": result.loss,
+            "accuracy": result.accuracy,
+            "mean_rank": jnp.mean(rank),
+            "mrr": jnp.mean(1.0 / rank),
+        }
+        if self.softmax_over is SoftmaxOver.BOTH:
+            backward = passage_to_query_loss(logits, positive_index=positive_index, ignore=ignore)
+            metrics["nll_of_queries"] = jnp.mean(backward)
+            labels = 0.5 * (labels + metrics["nll_of_queries"])
+        loss = self.label_weight * labels
+        if self.distillation is not None:
+            metrics["distillation"] = self.distillation.loss(logits, batch)
+            loss += self.distillation.weight * metrics["distillation"]
         return loss, metrics
 
 

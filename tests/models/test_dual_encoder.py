@@ -5,19 +5,18 @@ import pytest
 from tiny_bert import encode, quick_jit, random_params, tiny_bert, tiny_model, tiny_tokens
 
 from taser_jax.batch import Role, Tokens
+from taser_jax.encoded import Normalization, normalize
 from taser_jax.errors import ConfigError
 from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import (
     DualEncoder,
-    Normalization,
     TowerInit,
     Towers,
     abstract_params,
     init_params,
     logical_axes,
-    normalize,
     parameter_count,
 )
 from taser_jax.models.layers import Activation, activate

@@ -8,20 +8,33 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from taser_jax.artifacts import fingerprint
-from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
+from taser_jax.data.token_store.arrays import Ragged, TeacherScores, TokenizedQueries
 
 
 def take(lists: Ragged, rows: Int[np.ndarray, " queries"]) -> Ragged:
     """The lists of the given rows, packed again."""
+    offsets, at = _places(lists, rows)
+    return Ragged(offsets, lists.values[at])
+
+
+def _places(
+    lists: Ragged, rows: Int[np.ndarray, " queries"]
+) -> tuple[Int[np.ndarray, " offsets"], Int[np.ndarray, " total"]]:
+    """Offsets of the packed lists of the given rows, and where their values are."""
     starts, lengths = lists.offsets[rows], lists.offsets[rows + 1] - lists.offsets[rows]
     offsets = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    at = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-    return Ragged(offsets, lists.values[at])
+    return offsets, np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
 
 
 def queries_of(queries: TokenizedQueries, rows: Int[np.ndarray, " kept"]) -> TokenizedQueries:
     """The given queries, in the order of the rows, with their own fingerprint."""
+    teacher = queries.teacher
+    if teacher is not None:
+        teacher = TeacherScores(
+            positives=teacher.positives[_places(queries.positives, rows)[1]],
+            negatives=teacher.negatives[_places(queries.hard_negatives, rows)[1]],
+        )
     return dataclasses.replace(
         queries,
         ids=queries.ids[rows],
@@ -30,6 +43,7 @@ def queries_of(queries: TokenizedQueries, rows: Int[np.ndarray, " kept"]) -> Tok
         hard_negatives=take(queries.hard_negatives, rows),
         query_ids=[queries.query_ids[row] for row in rows],
         fingerprint=fingerprint([queries.fingerprint, rows]),
+        teacher=teacher,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from taser_jax.data.batches.one_task import (
     PositiveChoice,
 )
 from taser_jax.data.batches.schedule import task_number
+from taser_jax.data.batches.teacher import TeacherRows
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
@@ -45,7 +46,7 @@ class TaskBatchingConfig:
         total: queries of all tasks in a step.
         counted: over all devices or on each.
         temperature: c of `task_batch_sizes`; 1 follows the sizes of the sets, large ones even out.
-        num_negatives: hard negatives per query.
+        num_negatives: hard negatives per query: of every task, or task -> number.
         false_negatives: KEEP as in the papers, or MASK.
         positives: FIRST as in the papers, or SAMPLE.
         seed: 0 or more.
@@ -54,10 +55,32 @@ class TaskBatchingConfig:
     total: int = 120
     counted: BatchTotal = BatchTotal.GLOBAL
     temperature: float = 4.0
-    num_negatives: int = 2
+    num_negatives: int | Mapping[str, int] = 2
     false_negatives: FalseNegatives = FalseNegatives.KEEP
     positives: PositiveChoice = PositiveChoice.FIRST
     seed: int = 0
+
+    def negatives_of(self, tasks: Iterable[str]) -> dict[str, int]:
+        """Task -> hard negatives per query.
+
+        Example:
+            >>> TaskBatchingConfig(num_negatives={"b": 4, "a": 1}).negatives_of(["a", "b"])
+            {'a': 1, 'b': 4}
+
+        Raises:
+            ConfigError: the configuration names other tasks.
+        """
+        wanted = list(tasks)
+        if isinstance(self.num_negatives, int):
+            return dict.fromkeys(wanted, self.num_negatives)
+        if self.num_negatives.keys() != set(wanted):
+            raise ConfigError(
+                f"numbers of hard negatives of {', '.join(sorted(self.num_negatives))}",
+                where="TaskBatchingConfig.num_negatives",
+                expected=f"of each of {', '.join(sorted(wanted))}, or one number for all",
+                fix="name every task that is trained on",
+            )
+        return {task: self.num_negatives[task] for task in wanted}
 
 
 def task_batch_sizes(
@@ -156,6 +179,7 @@ class TaskBatchStream:
         num_devices: devices that share a batch.
         num_chunks: GradCache chunks of each task's batch.
         share: the part of each task's batch that this host makes.
+        teacher: embeddings that batches bring along.
 
     Raises:
         ConfigError: as `task_batch_sizes` and `BatchStream`.
@@ -170,6 +194,7 @@ class TaskBatchStream:
         num_devices: int = 1,
         num_chunks: int = 1,
         share: HostShare = HostShare(),
+        teacher: TeacherRows | None = None,
     ) -> None:
         self.config = config
         self.batch_sizes = step_batch_sizes(
@@ -185,19 +210,21 @@ class TaskBatchStream:
             )
             for task, queries in tasks.items()
         }
+        negatives = config.negatives_of(tasks)
         self._streams = {
             task: BatchStream(
                 store,
                 {task: queries},
                 BatchingConfig(
                     batch_size=self.batch_sizes[task],
-                    num_negatives=config.num_negatives,
+                    num_negatives=negatives[task],
                     false_negatives=config.false_negatives,
                     positives=config.positives,
                     # Tasks draw independently.
                     seed=(config.seed << _SEED_BITS) + task_number(task),
                 ),
                 share=share,
+                teacher=teacher,
             )
             for task, queries in tasks.items()
         }

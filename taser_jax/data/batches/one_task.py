@@ -12,9 +12,10 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from taser_jax.artifacts import fingerprint_json, require_equal
-from taser_jax.batch import Batch, HostShare
+from taser_jax.batch import Batch, HostShare, TeacherEmbeddings
 from taser_jax.data.batches import draws as sampling
 from taser_jax.data.batches.schedule import Purpose, Schedule, generator, task_number
+from taser_jax.data.batches.teacher import ScoreTable, TeacherRows
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
@@ -111,6 +112,8 @@ class BatchStream:
         tasks: task -> queries to train on.
         config: how to draw.
         share: the part of each batch that this host makes.
+        teacher: embeddings that batches bring along. A teacher's scores of hard negatives come
+            with the queries that have them.
 
     Raises:
         ConfigError: settings with which no batch can be drawn.
@@ -125,6 +128,7 @@ class BatchStream:
         config: BatchingConfig,
         *,
         share: HostShare = HostShare(),
+        teacher: TeacherRows | None = None,
     ) -> None:
         if config.batch_size % share.count:
             raise ConfigError(
@@ -147,6 +151,12 @@ class BatchStream:
                 queries.hard_negatives, _never_negative(queries, config), len(store)
             )
             for task, queries in tasks.items()
+        }
+        self._teacher = teacher
+        self._scores = {
+            task: ScoreTable(queries, len(store))
+            for task, queries in tasks.items()
+            if queries.teacher is not None
         }
         self.queries_short_of_negatives = {
             task: int((pools.lengths < config.num_negatives).sum())
@@ -198,6 +208,7 @@ class BatchStream:
                 "positives": config.positives.value,
                 "seed": config.seed,
                 "rates": dict(config.rates),
+                **({} if self._teacher is None else {"teacher": self._teacher.fingerprint}),
             }
         )
 
@@ -238,6 +249,17 @@ class BatchStream:
             ignore=self._ignore(rows, share),
             query_rows=rows.queries[share],
             passage_rows=passage_rows,
+            teacher_scores=self._scores[rows.task].look_up(
+                rows.queries[share], rows.passages[share]
+            )
+            if rows.task in self._scores
+            else None,
+            teacher_embeddings=TeacherEmbeddings(
+                queries=self._teacher.queries(rows.task, rows.queries[share]),
+                passages=self._teacher.passages(passage_rows),
+            )
+            if self._teacher is not None
+            else None,
         )
 
     def _draw(self, step: int) -> tuple[_Rows, int]:

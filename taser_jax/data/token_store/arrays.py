@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float32, Int
 
 from taser_jax.artifacts import fingerprint
 from taser_jax.batch import Tokens
@@ -57,6 +57,19 @@ class Ragged:
 
 
 @dataclasses.dataclass(frozen=True)
+class TeacherScores:
+    """A teacher's scores of queries' passages.
+
+    Attributes:
+        positives: parallel to the values of `positives`.
+        negatives: parallel to the values of `hard_negatives`.
+    """
+
+    positives: Float32[np.ndarray, " positives"]
+    negatives: Float32[np.ndarray, " negatives"]
+
+
+@dataclasses.dataclass(frozen=True)
 class TokenArray:
     """Token ids of many texts, padded at the end to one length.
 
@@ -95,6 +108,7 @@ class TokenizedQueries:
         split: "train", "validation" or "test".
         fingerprint: fingerprint of all of the above.
         collection_fingerprint: that of the rows' collection; empty if unknown.
+        teacher: a teacher's scores of positives and hard negatives; None without.
     """
 
     ids: Int[np.ndarray, "queries length"]
@@ -106,6 +120,7 @@ class TokenizedQueries:
     split: str
     fingerprint: str
     collection_fingerprint: str = ""
+    teacher: TeacherScores | None = None
 
     @classmethod
     def from_lists(
@@ -157,15 +172,45 @@ class TokenizedQueries:
         """Ids and mask of the given queries. Shape [rows, query_length]."""
         return TokenArray(self.ids, self.lengths).tokens(rows)
 
-    def with_hard_negatives(self, hard_negatives: Ragged) -> TokenizedQueries:
-        """The same queries with other hard negatives, such as mined ones, and a new fingerprint."""
+    def with_hard_negatives(
+        self, hard_negatives: Ragged, teacher: TeacherScores | None = None
+    ) -> TokenizedQueries:
+        """The same queries with other hard negatives, such as mined ones, and a new fingerprint.
+
+        Args:
+            hard_negatives: a list for each query.
+            teacher: a teacher's scores of the positives and of these hard negatives.
+
+        Raises:
+            DataError: lists or scores that do not match.
+        """
+        where = f"task {self.task!r}, split {self.split!r}"
         if len(hard_negatives) != len(self):
             raise DataError(
                 f"{len(hard_negatives)} lists of hard negatives for {len(self)} queries",
-                where=f"task {self.task!r}, split {self.split!r}",
+                where=where,
             )
-        changed = fingerprint([self.fingerprint, hard_negatives.offsets, hard_negatives.values])
-        return dataclasses.replace(self, hard_negatives=hard_negatives, fingerprint=changed)
+        parts: list[str | np.ndarray] = [
+            self.fingerprint,
+            hard_negatives.offsets,
+            hard_negatives.values,
+        ]
+        if teacher is not None:
+            found = len(teacher.positives), len(teacher.negatives)
+            wanted = len(self.positives.values), len(hard_negatives.values)
+            if found != wanted:
+                raise DataError(
+                    f"teacher scores of {found[0]} positives and {found[1]} hard negatives",
+                    where=where,
+                    expected=f"of {wanted[0]} and {wanted[1]}",
+                )
+            parts += [teacher.positives, teacher.negatives]
+        return dataclasses.replace(
+            self,
+            hard_negatives=hard_negatives,
+            teacher=teacher,
+            fingerprint=fingerprint(parts),
+        )
 
 
 def id_dtype(vocabulary_size: int) -> np.dtype:

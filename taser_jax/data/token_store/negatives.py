@@ -58,11 +58,13 @@ class QueryNegatives:
 
     Attributes:
         rows: rows of the passage store, best first.
+        scores: what they were mined by, parallel to the rows.
         is_dropped: whether training leaves out the query, for want of a negative.
         teacher: a teacher's scores; None where the file has none.
     """
 
     rows: Int32[np.ndarray, " negatives"]
+    scores: Float32[np.ndarray, " negatives"]
     is_dropped: bool = False
     teacher: TeacherLine | None = None
 
@@ -210,7 +212,7 @@ def read_negatives(
             expected=f"query ids like {query_ids[0]!r}",
             fix=_REMAKE,
         )
-    absent = QueryNegatives(np.zeros(0, np.int32))
+    absent = QueryNegatives(np.zeros(0, np.int32), np.zeros(0, np.float32))
     lines = [found.get(query_id, absent) for query_id in query_ids]
     _check_teacher(lines, query_ids, str(path))
     return lines
@@ -233,7 +235,7 @@ def _check_teacher(lines: Sequence[QueryNegatives], query_ids: Sequence[str], wh
 def _parse(line: str, where: str) -> tuple[str, QueryNegatives]:
     try:
         record = json.loads(line)
-        query_id, rows = record["query_id"], record["rows"]
+        query_id, rows, scores = record["query_id"], record["rows"], record["scores"]
         teacher = record.get("teacher")
         if teacher is not None:
             teacher = teacher["positives"], teacher["negatives"]
@@ -245,28 +247,32 @@ def _parse(line: str, where: str) -> tuple[str, QueryNegatives]:
         raise DataError(
             "rows is not a list of rows", where=where, expected="whole numbers, 0 or more"
         )
+    mined = _numbers(scores, f"scores of query {query_id!r}", where, fix=_REMAKE, count=len(rows))
     if teacher is not None:
-        positives, negatives = (_scores(scores, query_id, where) for scores in teacher)
-        if len(negatives) != len(rows):
-            raise DataError(
-                f"{len(negatives)} teacher scores for {len(rows)} rows of query {query_id!r}",
-                where=where,
-                expected="one for each row",
-                fix=_RESCORE,
-            )
-        teacher = TeacherLine(positives, negatives)
+        what = f"teacher scores of query {query_id!r}"
+        teacher = TeacherLine(
+            _numbers(teacher[0], what, where, fix=_RESCORE),
+            _numbers(teacher[1], what, where, fix=_RESCORE, count=len(rows)),
+        )
     is_dropped = record.get("dropped") is True
-    return query_id, QueryNegatives(np.asarray(rows, np.int32), is_dropped, teacher)
+    return query_id, QueryNegatives(np.asarray(rows, np.int32), mined, is_dropped, teacher)
 
 
-def _scores(values: Any, query_id: str, where: str) -> Float32[np.ndarray, " scores"]:
+def _numbers(
+    values: Any, what: str, where: str, *, fix: str, count: int | None = None
+) -> Float32[np.ndarray, " numbers"]:
+    """A list of finite numbers, `count` of them where that is known."""
     numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
     if not numbers or not all(map(math.isfinite, values)):
         raise DataError(
-            f"teacher scores of query {query_id!r} that are not all finite numbers",
+            f"{what} that are not all finite numbers",
             where=where,
             expected="lists of finite numbers",
-            fix=_RESCORE,
+            fix=fix,
+        )
+    if count is not None and len(values) != count:
+        raise DataError(
+            f"{len(values)} {what}", where=where, expected=f"{count}, one for each row", fix=fix
         )
     return np.asarray(values, np.float32)
 

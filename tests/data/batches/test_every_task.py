@@ -181,3 +181,24 @@ def test_queries_are_as_long_as_their_own_tasks_longest(store):
 def test_what_cannot_be_is_refused(sizes, options, message):
     with pytest.raises(ConfigError, match=message):
         task_batch_sizes(sizes, **options)
+
+
+def test_each_task_may_have_its_own_number_of_negatives(store):
+    config = TaskBatchingConfig(total=12, num_negatives={"second": 3, "first": 0})
+    batches = stream(store, config=config)
+    assert batches.negatives_per_query == {"first": 5, "second": 6 * 4 - 1}
+    for step in range(3):
+        found = batches.batches(step)
+        assert list(found) == ["first", "second"]
+        assert found["first"].ignore.shape == (6, 6)
+        assert found["second"].ignore.shape == (6, 24)
+        np.testing.assert_array_equal(found["second"].positive_index, np.arange(6) * 4)
+    alike = stream(store, config=TaskBatchingConfig(total=12, num_negatives=3))
+    assert alike.fingerprint != batches.fingerprint
+    both = stream(
+        store, config=TaskBatchingConfig(total=12, num_negatives={"first": 3, "second": 3})
+    )
+    assert both.fingerprint == alike.fingerprint
+    for wrong in ({"first": 1}, {"first": 1, "second": 1, "third": 1}):
+        with pytest.raises(ConfigError, match="of each of first, second"):
+            stream(store, config=TaskBatchingConfig(total=12, num_negatives=wrong))

@@ -107,30 +107,29 @@ def test_lists_that_do_not_match(tmp_path):
         write(tmp_path, metadata={"collection_fingerprint": "c0"})
 
 
+def scored(rows, teacher):
+    return f'{{"query_id": "q2", "rows": {rows}, "scores": {rows}, "teacher": {teacher}}}'
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("{", "not a line of negatives"),
-        ('{"query_id": "q2"}', "not a line of negatives"),
-        ('{"query_id": 2, "rows": []}', "query_id is 2"),
-        ('{"query_id": "q2", "rows": [-1]}', "rows is not a list of rows"),
-        ('{"query_id": "q2", "rows": [true]}', "rows is not a list of rows"),
-        ('{"query_id": "q2", "rows": "7"}', "rows is not a list of rows"),
-        ('{"query_id": "q1", "rows": []}', "'q1' is repeated"),
-        ('{"query_id": "q2", "rows": [], "teacher": 1}', "not a line of negatives"),
-        ('{"query_id": "q2", "rows": [], "teacher": {"positives": []}}', "not a line"),
+        ('{"query_id": "q2", "rows": []}', "not a line of negatives"),
+        ('{"query_id": 2, "rows": [], "scores": []}', "query_id is 2"),
+        ('{"query_id": "q2", "rows": [-1], "scores": [1]}', "rows is not a list of rows"),
+        ('{"query_id": "q2", "rows": [true], "scores": [1]}', "rows is not a list of rows"),
+        ('{"query_id": "q2", "rows": "7", "scores": [1]}', "rows is not a list of rows"),
+        ('{"query_id": "q1", "rows": [], "scores": []}', "'q1' is repeated"),
+        ('{"query_id": "q2", "rows": [1], "scores": []}', "0 scores of query 'q2'"),
+        (scored("[]", "1"), "not a line of negatives"),
+        (scored("[]", '{"positives": []}'), "not a line of negatives"),
+        (scored("[1]", '{"positives": [], "negatives": []}'), "0 teacher scores of query 'q2'"),
         (
-            '{"query_id": "q2", "rows": [1], "teacher": {"positives": [], "negatives": []}}',
-            "0 teacher scores for 1 rows of query 'q2'",
+            scored("[1]", '{"positives": [], "negatives": [NaN]}'),
+            "teacher scores of .* finite",
         ),
-        (
-            '{"query_id": "q2", "rows": [1], "teacher": {"positives": [], "negatives": [NaN]}}',
-            "not all finite",
-        ),
-        (
-            '{"query_id": "q2", "rows": [], "teacher": {"positives": ["1"], "negatives": []}}',
-            "not all finite",
-        ),
+        (scored("[]", '{"positives": ["1"], "negatives": []}'), "teacher scores of .* finite"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, message):

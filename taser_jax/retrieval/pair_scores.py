@@ -1,0 +1,94 @@
+"""Scores of given (query, passage) pairs: a teacher's, whatever it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float64, Int
+
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.runs import NO_ROW, SearchResult
+
+_PAIRS_AT_ONCE = 1 << 14
+
+
+@runtime_checkable
+class PairScorer(Protocol):
+    """Scores pairs of one task's split."""
+
+    def __call__(
+        self, queries: Int[np.ndarray, " pairs"], rows: Int[np.ndarray, " pairs"]
+    ) -> Float64[np.ndarray, " pairs"]:
+        """Scores of (number of the query in its split, row of the passage)."""
+
+
+class RunScorer:
+    """Scores from a run; a passage that the run does not have gets its query's lowest score.
+
+    That is the rule of hybrid search (TASER, appendix D); the lowest score of an empty list is 0.
+
+    Example:
+        A run of one query with rows 7 and 4 and scores 3 and 1: row 7 scores 3, row 9 scores 1.
+
+    Args:
+        result: aligned with the queries.
+
+    Attributes:
+        missing: pairs scored so far that the run does not have.
+    """
+
+    def __init__(self, result: SearchResult) -> None:
+        found = result.rows != NO_ROW
+        # Rows of one query never reach the next one's keys.
+        self._stride = int(result.rows.max(initial=0)) + 1
+        query, _ = np.nonzero(found)
+        keys = query.astype(np.int64) * self._stride + result.rows[found]
+        order = np.argsort(keys)
+        self._keys, self._scores = keys[order], result.scores[found][order].astype(np.float64)
+        lowest = np.where(found, result.scores, np.inf).min(axis=1, initial=np.inf)
+        self._lowest = np.where(np.isfinite(lowest), lowest, 0.0)
+        self.missing = 0
+
+    def __call__(
+        self, queries: Int[np.ndarray, " pairs"], rows: Int[np.ndarray, " pairs"]
+    ) -> Float64[np.ndarray, " pairs"]:
+        """Scores of the pairs."""
+        scores = self._lowest[queries].astype(np.float64)
+        if len(self._keys):
+            wanted = np.asarray(queries, np.int64) * self._stride + rows
+            place = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+            found = (self._keys[place] == wanted) & (np.asarray(rows) < self._stride)
+            scores[found] = self._scores[place[found]]
+        else:
+            found = np.zeros(len(scores), bool)
+        self.missing += int((~found).sum())
+        return scores
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingScorer:
+    """Inner products of a model's embeddings.
+
+    Attributes:
+        queries: of the split, row by row.
+        passages: of the collection.
+    """
+
+    queries: Embeddings
+    passages: Embeddings
+
+    def __call__(
+        self, queries: Int[np.ndarray, " pairs"], rows: Int[np.ndarray, " pairs"]
+    ) -> Float64[np.ndarray, " pairs"]:
+        """Scores of the pairs."""
+        scores = np.empty(len(queries))
+        for start in range(0, len(queries), _PAIRS_AT_ONCE):
+            block = slice(start, start + _PAIRS_AT_ONCE)
+            first, second = (
+                side.take(wanted[block]).astype(np.float64)
+                for side, wanted in ((self.queries, queries), (self.passages, rows))
+            )
+            scores[block] = np.einsum("pd,pd->p", first, second)
+        return scores

@@ -1,0 +1,247 @@
+"""What a student learns from a teacher's scores: KL divergence, margin-MSE, and guided masks."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from taser_jax.batch import Batch, TeacherEmbeddings
+from taser_jax.errors import ConfigError
+
+T = TypeVar("T")
+
+# Takes no part in a softmax; unlike -inf, differences of two stay finite.
+_LEFT_OUT = -1e30
+
+
+class TeacherInput(enum.Enum):
+    """What of a teacher a batch must bring.
+
+    SCORES: of each query's positive and hard negatives, from the negatives' files.
+    EMBEDDINGS: of its queries and passages, which score every pair.
+    """
+
+    SCORES = "scores"
+    EMBEDDINGS = "embeddings"
+
+
+class Distance(enum.Enum):
+    """How far the student is from its teacher.
+
+    KL: KL(teacher ‖ student) of the softmaxes over the candidates.
+    MARGIN_MSE: mean squared difference of the margins s(positive) - s(candidate).
+    """
+
+    KL = "kl"
+    MARGIN_MSE = "margin_mse"
+
+
+class Candidates(enum.Enum):
+    """Which passages are compared for a query.
+
+    OWN: its positive and its hard negatives, by scores in the negatives' files.
+    BATCH: all passages of the batch, by the teacher's embeddings.
+    """
+
+    OWN = "own"
+    BATCH = "batch"
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation:
+    """A term that draws the student's scores to a teacher's.
+
+    Attributes:
+        distance: KL or margin-MSE.
+        candidates: each query's own passages, or the whole batch.
+        weight: of the term in the objective.
+        temperature: divides the teacher's scores; the student's are divided by the objective's.
+    """
+
+    distance: Distance = Distance.KL
+    candidates: Candidates = Candidates.OWN
+    weight: float = 1.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("weight", "temperature"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(
+                    f"{name} {getattr(self, name)}",
+                    where="Distillation",
+                    expected="a positive number",
+                    fix="to do without a teacher, set DISTILLATION = None",
+                )
+
+    @property
+    def reads(self) -> TeacherInput:
+        """What of the teacher batches must bring."""
+        own = self.candidates is Candidates.OWN
+        return TeacherInput.SCORES if own else TeacherInput.EMBEDDINGS
+
+    def loss(self, logits: Float[Array, "queries passages"], batch: Batch) -> Float[Array, ""]:
+        """The distance on a batch, without its weight.
+
+        Args:
+            logits: the student's scores, divided by its temperature.
+            batch: brings the teacher's scores, and tells positives.
+
+        Raises:
+            ConfigError: the batch does not bring what is read.
+        """
+        positive_index = jnp.asarray(batch.positive_index)
+        if self.candidates is Candidates.OWN:
+            scores = jnp.asarray(require(batch.teacher_scores, TeacherInput.SCORES))
+            student = own_logits(logits, positive_index=positive_index, count=scores.shape[1])
+            # A query's candidates begin with its positive.
+            positive_index = jnp.zeros_like(positive_index)
+        else:
+            embeddings = require(batch.teacher_embeddings, TeacherInput.EMBEDDINGS)
+            student, scores = logits, pair_scores(embeddings)
+        known = jnp.isfinite(scores)
+        teacher = jnp.where(known, scores, 0.0) / self.temperature
+        if self.distance is Distance.KL:
+            return kl_divergence(student, teacher, known)
+        return margin_mse(student, teacher, known, positive_index=positive_index)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guide:
+    """Leaves out of a query's negatives what the teacher scores too high to be one.
+
+    Source: GISTEmbed (Solatorio 2024, arXiv 2402.16829), its masks of query-passage pairs.
+
+    Attributes:
+        margin: a passage is left out that scores above the positive's score minus this.
+    """
+
+    margin: float = 0.0
+
+    def ignored(self, batch: Batch) -> Bool[Array, "queries passages"]:
+        """True where the teacher scores a passage above the query's positive.
+
+        Example:
+            Teacher scores [0.5, 0.6, 0.5, 0.4] with the positive first: only the second is left
+            out; with margin 0.05 the third too.
+
+        Raises:
+            ConfigError: the batch brings no teacher embeddings.
+        """
+        scores = pair_scores(require(batch.teacher_embeddings, TeacherInput.EMBEDDINGS))
+        positive_index = jnp.asarray(batch.positive_index)
+        columns = jnp.arange(scores.shape[1], dtype=positive_index.dtype)
+        too_high = scores > _at(scores, positive_index)[:, None] - self.margin
+        return too_high & (columns[None, :] != positive_index[:, None])
+
+
+def require(found: T | None, kind: TeacherInput) -> T:
+    """What the batch brings of the teacher, or an error that says how to give it.
+
+    Raises:
+        ConfigError: it is None.
+    """
+    if found is not None:
+        return found
+    fix = {
+        TeacherInput.SCORES: "score the negatives with `taser score`, and train with the directory "
+        "it writes as NEGATIVES_DIRS",
+        TeacherInput.EMBEDDINGS: "encode the collection and the training queries with the teacher "
+        "(`taser encode`), and set TEACHER_EMBEDDINGS_DIR",
+    }[kind]
+    raise ConfigError(
+        f"the objective reads a teacher's {kind.value}, and batches have none",
+        where="ObjectiveConfig",
+        expected=f"a teacher's {kind.value}",
+        fix=fix,
+    )
+
+
+def pair_scores(teacher: TeacherEmbeddings) -> Float[Array, "queries passages"]:
+    """The teacher's score of every pair of the batch, by inner product in float32."""
+    queries, passages = (
+        jnp.asarray(side).astype(jnp.float32) for side in (teacher.queries, teacher.passages)
+    )
+    return jnp.matmul(queries, passages.T, precision=jax.lax.Precision.HIGHEST)
+
+
+def own_logits(
+    logits: Float[Array, "queries passages"],
+    *,
+    positive_index: Int[Array, " queries"],
+    count: int,
+) -> Float[Array, "queries count"]:
+    """Each query's scores of its own passages: the positive and those that follow it.
+
+    Example:
+        Logits [[1, 2, 3, 4], [5, 6, 7, 8]] with positives 0 and 2, count 2: [[1, 2], [7, 8]].
+    """
+    columns = jnp.arange(logits.shape[1], dtype=positive_index.dtype)
+    place = columns[None, :] - positive_index[:, None]
+    # Masked sums, not gathers: they stay local when the passages are sharded.
+    picks = place[:, None, :] == jnp.arange(count, dtype=place.dtype)[None, :, None]
+    return jnp.sum(jnp.where(picks, logits[:, None, :], 0.0), axis=2)
+
+
+def kl_divergence(
+    student: Float[Array, "queries candidates"],
+    teacher: Float[Array, "queries candidates"],
+    known: Bool[Array, "queries candidates"],
+) -> Float[Array, ""]:
+    """KL(teacher ‖ student) over the known candidates, mean over queries, in nats.
+
+    With p = softmax(t) and q = softmax(s), Σ_j p_j (ln p_j − ln q_j).
+
+    Example:
+        Teacher (ln 3, 0), student (0, 0): p = (3/4, 1/4), q = (1/2, 1/2);
+        3/4 ln(3/2) + 1/4 ln(1/2) = 0.130812.
+
+    Args:
+        student: its scores, divided by its temperature.
+        teacher: its scores, likewise.
+        known: False where the teacher has no score: the candidate is in neither softmax.
+    """
+    log_p, log_q = (
+        jax.nn.log_softmax(jnp.where(known, scores, _LEFT_OUT), axis=1)
+        for scores in (jax.lax.stop_gradient(teacher), student)
+    )
+    return jnp.mean(jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=1))
+
+
+def margin_mse(
+    student: Float[Array, "queries candidates"],
+    teacher: Float[Array, "queries candidates"],
+    known: Bool[Array, "queries candidates"],
+    *,
+    positive_index: Int[Array, " queries"],
+) -> Float[Array, ""]:
+    """Mean of ((s_pos − s_j) − (t_pos − t_j))² over all known pairs of a query and a negative j.
+
+    Source: Hofstätter et al. 2020, arXiv 2010.02666, equation 6.
+
+    Example:
+        Student (3, 1), teacher (5, 2), the positive first: ((3 − 1) − (5 − 2))² = 1.
+
+    Args:
+        student: its scores.
+        teacher: its scores.
+        known: False where the teacher has no score: the pair does not count.
+        positive_index: column of each query's positive.
+    """
+    gap = student - jax.lax.stop_gradient(teacher)
+    columns = jnp.arange(gap.shape[1], dtype=positive_index.dtype)
+    counts = known & (columns[None, :] != positive_index[:, None])
+    square = jnp.square(_at(gap, positive_index)[:, None] - gap)
+    return jnp.sum(jnp.where(counts, square, 0.0)) / jnp.maximum(jnp.sum(counts), 1)
+
+
+def _at(
+    scores: Float[Array, "queries passages"], index: Int[Array, " queries"]
+) -> Float[Array, " queries"]:
+    """The score at each row's index, by a masked sum."""
+    columns = jnp.arange(scores.shape[1], dtype=index.dtype)
+    return jnp.sum(jnp.where(columns[None, :] == index[:, None], scores, 0.0), axis=1)

@@ -1,0 +1,258 @@
+"""`taser score` on passages checked by hand, and training with what it writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import tiny_training
+from capitals import IDS, Capitals
+from small_world import gin, refused, succeed
+
+from taser_jax.assembly.data import training_queries
+from taser_jax.batch import Tokens
+from taser_jax.commands.train import train
+from taser_jax.data.collections.store import QuerySet
+from taser_jax.data.token_store.negatives import (
+    TeacherLine,
+    read_facts,
+    read_negatives,
+    write_negatives,
+)
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError, DataError, FingerprintError
+from taser_jax.retrieval.embeddings import encode_texts
+from taser_jax.retrieval.query_embeddings import encode_queries
+from taser_jax.training.distillation import Candidates, Distance, Distillation, Guide
+from taser_jax.training.objective import ObjectiveConfig
+
+
+@pytest.fixture(scope="module")
+def mined(capitals: Capitals, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """BM25's run of task "capital", negatives from it, and a second run by hand."""
+    root = tmp_path_factory.mktemp("score")
+    capitals.bm25(root / "bm25", SPLIT="train")
+    succeed(
+        *("mine", *capitals.where),
+        *gin(RUNS_DIR=root / "bm25", NEGATIVES_DIR=root / "negatives", TASKS=["capital"]),
+    )
+    queries = QuerySet.open(capitals.root / "data", "capitals", "capital", "train")
+    france, italy = [query.id for query in queries]
+    (root / "hand").mkdir()
+    (root / "hand" / "capital.train.trec").write_text(
+        f"{france} Q0 p0 1 3.0 x\n{france} Q0 p1 2 2.5 x\n{france} Q0 p7 3 -1.0 x\n"
+        f"{italy} Q0 p4 1 0.5 x\n{italy} Q0 p3 2 0.25 x\n"
+    )
+    return root
+
+
+def run_scores(directory: pathlib.Path) -> list[dict[str, float]]:
+    """Passage id -> score of each query, in the run's order of queries."""
+    found: dict[str, dict[str, float]] = {}
+    for line in (directory / "capital.train.trec").read_text().splitlines():
+        query_id, _, passage, _, score, _ = line.split()
+        found.setdefault(query_id, {})[passage] = float(score)
+    return list(found.values())
+
+
+def scored_lines(capitals: Capitals, directory: pathlib.Path):
+    queries = QuerySet.open(capitals.root / "data", "capitals", "capital", "train")
+    return read_negatives(directory, "capital", "train", [query.id for query in queries])
+
+
+def test_two_runs_by_weight(capitals: Capitals, mined: pathlib.Path, tmp_path: pathlib.Path):
+    """hand + 0.5 · BM25; p0 is the positive of France, p3 that of Italy."""
+    teachers = {str(mined / "hand"): 1.0, str(mined / "bm25"): 0.5}
+    succeed(
+        *("score", *capitals.where),
+        *gin(NEGATIVES_DIR=mined / "negatives", OUTPUT_DIR=tmp_path / "scored"),
+        *gin(TEACHERS=teachers, TASKS=["capital"]),
+    )
+    bm25 = run_scores(mined / "bm25")
+    hand = [{"p0": 3.0, "p1": 2.5}, {"p4": 0.5, "p3": 0.25}]
+    lowest = [-1.0, 0.25]
+    for number, line in enumerate(scored_lines(capitals, tmp_path / "scored")):
+
+        def total(passage: str, number: int = number) -> float:
+            own = hand[number].get(passage, lowest[number])
+            least = min(bm25[number].values())
+            return own + 0.5 * bm25[number].get(passage, least)
+
+        expected = [total(IDS[row]) for row in line.rows]
+        np.testing.assert_allclose(line.teacher.negatives, expected, rtol=1e-6)
+        np.testing.assert_allclose(line.teacher.positives, [total(["p0", "p3"][number])], rtol=1e-6)
+    unscored = scored_lines(capitals, mined / "negatives")
+    assert [line.rows.tolist() for line in scored_lines(capitals, tmp_path / "scored")] == [
+        line.rows.tolist() for line in unscored
+    ]
+    facts = read_facts(tmp_path / "scored", "capital", "train")
+    assert facts["statistics"] == read_facts(mined / "negatives", "capital", "train")["statistics"]
+    assert 0 <= facts["positive_first"] <= 1
+    metadata = json.loads((tmp_path / "scored" / "metadata.json").read_text())
+    assert metadata["teachers"] == teachers
+
+
+def test_refusals(capitals: Capitals, mined: pathlib.Path, tmp_path: pathlib.Path, capsys):
+    score = ["score", *capitals.where, *gin(NEGATIVES_DIR=mined / "negatives", TASKS=["capital"])]
+    out = gin(OUTPUT_DIR=tmp_path / "out")
+    hand = gin(TEACHERS={str(mined / "hand"): 1.0})
+    assert "no teacher" in refused(capsys, *score, *out, *gin(TEACHERS={}))
+    message = refused(capsys, *score, *out, *gin(TEACHERS={str(tmp_path): 1.0}))
+    assert "capital.train.trec, or a cross-encoder" in message
+    message = refused(capsys, *score, *hand, *gin(OUTPUT_DIR=mined / "negatives"))
+    assert "another directory" in message
+    assert "no teacher in 'hand'" in refused(capsys, *score, *out, *gin(TEACHERS="hand"))
+    message = refused(capsys, *score, *out, *gin(TEACHERS={str(mined / "hand"): 1e39}))
+    assert "score inf of query" in message
+    assert "finite scores" in message
+    assert not (tmp_path / "out").exists()
+
+
+class Encoder:
+    """A fixed random vector for each token id, summed over a text."""
+
+    TABLE = np.random.default_rng(3).normal(size=(96, 6)).astype(np.float32)
+
+    def __call__(self, tokens: Tokens) -> np.ndarray:
+        return (self.TABLE[tokens.ids] * tokens.mask[..., None]).sum(axis=1)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory, tiny_store_dir) -> pathlib.Path:
+    """Embeddings of the tiny store by another model, and negatives with its scores."""
+    root = tmp_path_factory.mktemp("teacher")
+    store = TokenStore.open(tiny_store_dir)
+    fingerprints = {"model": "t", "collection": store.metadata.collection_fingerprint}
+    encode_texts(Encoder(), store.passages, root / "embeddings", fingerprints=fingerprints)
+    passages = Encoder()(store.passages.tokens(np.arange(len(store))))
+    for task in store.tasks:
+        queries = store.queries(task, "train")
+        encode_queries(Encoder(), queries, root / "embeddings", fingerprints=fingerprints)
+        scores = Encoder()(queries.tokens(np.arange(len(queries)))) @ passages.T
+        lists = queries.positives, queries.hard_negatives
+        for name, teacher in {
+            "scored": [
+                TeacherLine(*(scores[number, rows[number]] for rows in lists))
+                for number in range(len(queries))
+            ],
+            "unscored": None,
+        }.items():
+            write_negatives(
+                *(root / name, task, "train"),
+                query_ids=queries.query_ids,
+                rows=list(queries.hard_negatives),
+                scores=[[1.0] * len(rows) for rows in queries.hard_negatives],
+                metadata={
+                    "collection_fingerprint": store.metadata.collection_fingerprint,
+                    "source": "test",
+                },
+                teacher=teacher,
+            )
+    return root
+
+
+def start(model_dir, store_dir, objective, *, negatives=None, embeddings=None, **changes):
+    training = dataclasses.replace(
+        tiny_training.training_config(train_steps=20, validates=False),
+        objective=objective,
+        teacher_embeddings=None if embeddings is None else str(embeddings),
+    )
+    train(
+        model_dir=str(model_dir),
+        token_store=str(store_dir),
+        model=tiny_training.model_config(dropout_rate=0.0),
+        training=training,
+        negatives_dirs=() if negatives is None else (str(negatives),),
+        **changes,
+    )
+    lines = (pathlib.Path(model_dir) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_training_comes_closer_to_its_teacher(teacher, tiny_store_dir, tmp_path):
+    """Own passages by scores and the whole batch by embeddings, with all that may be added."""
+    own = ObjectiveConfig(label_weight=0.0, distillation=Distillation(temperature=4.0))
+    lines = start(tmp_path / "own", tiny_store_dir, own, negatives=teacher / "scored")
+    losses = [line["train/distillation"] for line in lines]
+    assert np.mean(losses[-4:]) < 0.8 * np.mean(losses[:4])
+    assert lines[-1]["train/loss"] == losses[-1]
+    batch = ObjectiveConfig(
+        distillation=Distillation(Distance.KL, Candidates.BATCH, temperature=4.0),
+        guide=Guide(),
+        matryoshka_dims=(4, 16),
+    )
+    lines = start(tmp_path / "batch", tiny_store_dir, batch, embeddings=teacher / "embeddings")
+    assert lines[-1]["train/distillation"] < lines[0]["train/distillation"]
+    assert lines[-1]["train/guided_out"] > 0
+    assert {"train/nll/dim_4", "train/nll/dim_16"} <= lines[0].keys()
+    assert lines[0]["train/nll/dim_16"] == lines[0]["train/nll"]
+
+
+def test_a_missing_teacher_is_told_before_anything_is_computed(teacher, tiny_store_dir, tmp_path):
+    reads_scores = ObjectiveConfig(distillation=Distillation())
+    reads_embeddings = ObjectiveConfig(guide=Guide())
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=r"a teacher's scores, and batches have none(.|\n)*score"):
+        start(out, tiny_store_dir, reads_scores, negatives=teacher / "unscored")
+    with pytest.raises(ConfigError, match="a teacher's embeddings, and batches have none"):
+        start(out, tiny_store_dir, reads_embeddings)
+    with pytest.raises(ConfigError, match="the objective reads none"):
+        start(out, tiny_store_dir, ObjectiveConfig(), embeddings=teacher / "embeddings")
+    with pytest.raises(ConfigError, match="at most the model's 16 dimensions"):
+        start(out, tiny_store_dir, ObjectiveConfig(matryoshka_dims=(8, 32)))
+    other = tiny_training.write_token_store(tmp_path / "tokens", seed=1)
+    with pytest.raises(FingerprintError, match="collection"):
+        start(out, other.directory, reads_embeddings, embeddings=teacher / "embeddings")
+    assert not out.exists()
+
+
+def test_teacher_scores_of_other_positives_are_refused(teacher, tiny_store_dir, tmp_path):
+    store = TokenStore.open(tiny_store_dir)
+    path = teacher / "scored" / "first.train.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records[3]["teacher"]["positives"] = [1.0, 2.0]
+    (tmp_path / "wrong").mkdir()
+    (tmp_path / "wrong" / "metadata.json").write_text(
+        (teacher / "scored" / "metadata.json").read_text()
+    )
+    wrong = tmp_path / "wrong" / "first.train.jsonl"
+    wrong.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    def read(*directories):
+        return training_queries(
+            store, task_names=["first"], negatives_dirs=[str(one) for one in directories]
+        )["first"]
+
+    with pytest.raises(DataError, match=rf"of query {records[3]['query_id']!r}, of 2 positives"):
+        read(tmp_path / "wrong")
+    with pytest.raises(DataError, match="1 of 2 directories have teacher scores"):
+        read(teacher / "scored", teacher / "unscored")
+    joined = read(teacher / "scored", teacher / "scored")
+    assert len(joined.teacher.negatives) == len(joined.hard_negatives.values) == 64
+    np.testing.assert_array_equal(
+        joined.teacher.positives, read(teacher / "scored").teacher.positives
+    )
+
+
+def test_a_dry_run_traces_the_teachers_inputs(teacher, tiny_store_dir, capsys):
+    objective = ObjectiveConfig(distillation=Distillation(), guide=Guide())
+    training = dataclasses.replace(
+        tiny_training.training_config(train_steps=4, validates=False),
+        objective=objective,
+        teacher_embeddings=str(teacher / "embeddings"),
+    )
+    summary = train(
+        model_dir="",
+        token_store=str(tiny_store_dir),
+        model=tiny_training.model_config(),
+        training=training,
+        negatives_dirs=[str(teacher / "scored")],
+        dry_run=True,
+    )
+    assert summary is None
+    assert "embeddings" in capsys.readouterr().out
+    assert jax.device_count() == 8

@@ -1,0 +1,168 @@
+"""A teacher's scores and embeddings on their way into batches."""
+
+import dataclasses
+import zlib
+
+import jax
+import numpy as np
+import pytest
+import tiny_training
+
+from taser_jax.batch import BatchShape, HostShare
+from taser_jax.data.batches.draws import queries_of
+from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
+from taser_jax.data.batches.one_task import BatchingConfig, BatchStream
+from taser_jax.data.token_store.arrays import Ragged, TeacherScores
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import DataError
+
+
+def score(task, query_id, row):
+    """A number that tells query and passage."""
+    return np.float32(zlib.crc32(f"{task}/{query_id}".encode()) % 997 + row / 64)
+
+
+def with_teacher(queries, *, seed=0):
+    """One to four hard negatives a query, some twice; all scored."""
+    rng = np.random.default_rng(seed)
+    hard = Ragged.from_lists(rng.integers(0, 48, rng.integers(1, 5)) for _ in queries.query_ids)
+
+    def of(lists):
+        return np.array(
+            [
+                score(queries.task, query_id, row)
+                for query_id, rows in zip(queries.query_ids, lists, strict=True)
+                for row in rows
+            ],
+            np.float32,
+        )
+
+    return queries.with_hard_negatives(hard, TeacherScores(of(queries.positives), of(hard)))
+
+
+@pytest.fixture(scope="module")
+def store(tiny_store_dir):
+    return TokenStore.open(tiny_store_dir)
+
+
+@pytest.fixture(scope="module")
+def tasks(store):
+    return {task: with_teacher(store.queries(task, "train")) for task in ("first", "second")}
+
+
+class Rows:
+    """Embeddings that tell their row: (row, 1)."""
+
+    fingerprint = "rows"
+
+    def queries(self, task, rows):
+        return np.stack([rows, np.full(len(rows), len(task))], axis=1).astype(np.float32)
+
+    def passages(self, rows):
+        return np.stack([rows, np.zeros(len(rows))], axis=1).astype(np.float32)
+
+
+CONFIG = BatchingConfig(batch_size=8, num_negatives=3)
+
+
+def test_scores_are_those_of_the_pairs_and_nan_for_random_passages(store, tasks):
+    stream = BatchStream(store, tasks, CONFIG, teacher=Rows())
+    unscored = scored = 0
+    for step in range(8):
+        batch, rows = stream.batch(step), stream.rows(step)
+        queries = tasks[rows.task]
+        passages = rows.passage_rows.reshape(8, 4)
+        for i, query in enumerate(rows.query_rows):
+            known = {*queries.positives[query].tolist(), *queries.hard_negatives[query].tolist()}
+            for j, row in enumerate(passages[i].tolist()):
+                found = batch.teacher_scores[i, j]
+                if row in known:
+                    assert found == score(rows.task, queries.query_ids[query], row)
+                    scored += 1
+                else:
+                    assert np.isnan(found)
+                    assert j > 0
+                    unscored += 1
+        assert batch.teacher_scores.dtype == np.float32
+        embeddings = batch.teacher_embeddings
+        np.testing.assert_array_equal(embeddings.queries[:, 0], rows.query_rows)
+        np.testing.assert_array_equal(embeddings.passages[:, 0], rows.passage_rows)
+    assert scored > 100
+    assert unscored > 20
+
+
+def test_hosts_together_make_the_batch_of_one(store, tasks):
+    whole = BatchStream(store, tasks, CONFIG, teacher=Rows()).batch(3)
+    parts = [
+        BatchStream(store, tasks, CONFIG, teacher=Rows(), share=HostShare((part,), 4)).batch(3)
+        for part in range(4)
+    ]
+    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    jax.tree.map(np.testing.assert_array_equal, joined, whole)
+
+
+def test_a_batch_of_every_task_has_each_tasks_scores(store, tasks):
+    config = TaskBatchingConfig(total=16, num_negatives=1)
+    stream = TaskBatchStream(store, tasks, config, teacher=Rows())
+    for task, batch in stream.batches(0).items():
+        ids = [tasks[task].query_ids[row] for row in batch.query_rows]
+        positives = batch.passage_rows[batch.positive_index]
+        expected = [score(task, *pair) for pair in zip(ids, positives.tolist(), strict=True)]
+        np.testing.assert_array_equal(batch.teacher_scores[:, 0], expected)
+        assert (batch.teacher_embeddings.queries[:, 1] == len(task)).all()
+
+
+def test_without_a_teacher_batches_have_none(store):
+    plain = {"first": store.queries("first", "train")}
+    batch = BatchStream(store, plain, CONFIG).batch(0)
+    assert batch.teacher_scores is None
+    assert batch.teacher_embeddings is None
+
+
+def test_some_of_the_queries_keep_their_scores(store, tasks):
+    queries = tasks["first"]
+    rows = np.array([7, 2, 30])
+    kept = queries_of(queries, rows)
+    stream = BatchStream(store, {"first": kept}, dataclasses.replace(CONFIG, batch_size=3))
+    batch = stream.batch(0)
+    ids = [kept.query_ids[row] for row in batch.query_rows]
+    assert {queries.query_ids[row] for row in rows} == set(ids)
+    positives = batch.passage_rows[batch.positive_index]
+    expected = [score("first", *pair) for pair in zip(ids, positives.tolist(), strict=True)]
+    np.testing.assert_array_equal(batch.teacher_scores[:, 0], expected)
+
+
+def test_the_teacher_is_part_of_the_fingerprint(store, tasks):
+    queries = tasks["first"]
+    louder = TeacherScores(queries.teacher.positives + 1, queries.teacher.negatives)
+    others = [
+        BatchStream(store, {"first": queries}, CONFIG),
+        BatchStream(store, {"first": queries}, CONFIG, teacher=Rows()),
+        BatchStream(store, {"first": queries.with_hard_negatives(queries.hard_negatives)}, CONFIG),
+        BatchStream(
+            store, {"first": queries.with_hard_negatives(queries.hard_negatives, louder)}, CONFIG
+        ),
+    ]
+    assert len({stream.fingerprint for stream in others}) == 4
+
+
+def test_scores_must_match_the_lists(store):
+    queries = store.queries("first", "train")
+    short = TeacherScores(np.zeros(3, np.float32), np.zeros(4, np.float32))
+    with pytest.raises(DataError, match=r"of 3 positives and 4 hard(.|\n)*of 32 and 32"):
+        queries.with_hard_negatives(queries.hard_negatives, short)
+
+
+def test_the_abstract_batch_has_the_shapes_of_a_batch(store, tasks):
+    batch = BatchStream(store, tasks, CONFIG, teacher=Rows()).batch(0)
+    shape = BatchShape(
+        8,
+        tiny_training.QUERY_LENGTH,
+        32,
+        tiny_training.PASSAGE_LENGTH,
+        teacher_candidates=4,
+        teacher_dim=2,
+    )
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, np.dtype(leaf.dtype)), batch)
+    abstract = jax.tree.map(lambda leaf: (leaf.shape, np.dtype(leaf.dtype)), shape.abstract())
+    assert shapes == abstract

@@ -1,0 +1,346 @@
+"""The objective's options: by hand, against float64 loops, sharded, and what holds of any batch."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from taser_jax.batch import Batch, TeacherEmbeddings, Tokens
+from taser_jax.encoded import Encoded, Normalization
+from taser_jax.errors import ConfigError
+from taser_jax.training.distillation import (
+    Candidates,
+    Distance,
+    Distillation,
+    Guide,
+    TeacherInput,
+    kl_divergence,
+    margin_mse,
+    own_logits,
+)
+from taser_jax.training.losses import passage_to_query_loss
+from taser_jax.training.objective import ObjectiveConfig, SoftmaxOver
+
+DIM, TEACHER_DIM, NEGATIVES = 8, 5, 2
+
+
+def make_batch(queries=8, seed=0):
+    """Embeddings, and a batch with false negatives to ignore and unscored random negatives."""
+    rng = np.random.default_rng(seed)
+    width = 1 + NEGATIVES
+    passages = queries * width
+    ignore = rng.random((queries, passages)) < 0.15
+    positive = np.arange(queries, dtype=np.int32) * width
+    ignore[np.arange(queries), positive] = False
+    scores = rng.normal(size=(queries, width)).astype(np.float32)
+    scores[:, 1:][rng.random((queries, NEGATIVES)) < 0.3] = np.nan
+    tokens = Tokens(np.zeros((queries, 1), np.int32), np.ones((queries, 1), bool))
+
+    def normal(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    batch = Batch(
+        queries=tokens,
+        passages=tokens,
+        positive_index=positive,
+        ignore=ignore,
+        query_rows=np.arange(queries, dtype=np.int32),
+        passage_rows=np.arange(passages, dtype=np.int32),
+        teacher_scores=scores,
+        teacher_embeddings=TeacherEmbeddings(
+            normal(queries, TEACHER_DIM), normal(passages, TEACHER_DIM)
+        ),
+    )
+    return normal(queries, DIM), normal(passages, DIM), batch
+
+
+def objective_of(config):
+    def loss(queries, passages, batch):
+        sides = (Encoded(jnp.asarray(side), None) for side in (queries, passages))
+        return config(*sides, batch)
+
+    return loss
+
+
+def softmax(values):
+    exponentials = [np.exp(value - max(values)) for value in values]
+    return [value / sum(exponentials) for value in exponentials]
+
+
+def labels_oracle(scores, positive, ignore, over):
+    queries, passages = scores.shape
+
+    def counts(i, j):
+        return j == positive[i] or not ignore[i, j]
+
+    forward, backward = [], []
+    for i in range(queries):
+        kept = [scores[i, j] for j in range(passages) if counts(i, j)]
+        forward.append(np.log(np.sum(np.exp(kept))) - scores[i, positive[i]])
+        others = [scores[k, positive[i]] for k in range(queries) if counts(k, positive[i])]
+        backward.append(np.log(np.sum(np.exp(others))) - scores[i, positive[i]])
+    if over is SoftmaxOver.PASSAGES:
+        return np.mean(forward)
+    return (np.mean(forward) + np.mean(backward)) / 2
+
+
+def teacher_oracle(scores, pair_scores, batch, config):
+    """One candidate after another."""
+    divergences, squares = [], []
+    for i, positive in enumerate(batch.positive_index):
+        if config.candidates is Candidates.BATCH:
+            pairs = [(j, pair_scores[i, j]) for j in range(scores.shape[1])]
+        else:
+            own = enumerate(batch.teacher_scores[i].astype(np.float64), start=positive)
+            pairs = [(j, score) for j, score in own if not np.isnan(score)]
+        student = [scores[i, j] for j, _ in pairs]
+        teacher = [score / config.temperature for _, score in pairs]
+        divergences.append(
+            sum(
+                p * (np.log(p) - np.log(q))
+                for p, q in zip(softmax(teacher), softmax(student), strict=True)
+            )
+        )
+        gold = [j for j, _ in pairs].index(positive)
+        squares += [
+            ((student[gold] - student[n]) - (teacher[gold] - teacher[n])) ** 2
+            for n in range(len(pairs))
+            if n != gold
+        ]
+    return np.mean(divergences) if config.distance is Distance.KL else np.mean(squares)
+
+
+def oracle(queries, passages, batch, config):
+    """The objective, term by term, in float64."""
+    teacher = batch.teacher_embeddings
+    pair_scores = teacher.queries.astype(np.float64) @ teacher.passages.astype(np.float64).T
+    ignore = batch.ignore.copy()
+    if config.guide is not None:
+        for i, positive in enumerate(batch.positive_index):
+            ignore[i] |= pair_scores[i] > pair_scores[i, positive] - config.guide.margin
+    total = 0.0
+    for dim in config.matryoshka_dims or (DIM,):
+        sides = [side[:, :dim].astype(np.float64) for side in (queries, passages)]
+        if dim < DIM and config.normalization is Normalization.L2:
+            sides = [side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides]
+        scores = sides[0] @ sides[1].T / config.temperature
+        labels = labels_oracle(scores, batch.positive_index, ignore, config.softmax_over)
+        total += config.label_weight * labels
+        if config.distillation is not None:
+            distance = teacher_oracle(scores, pair_scores, batch, config.distillation)
+            total += config.distillation.weight * distance
+    return total
+
+
+OWN_KL = Distillation(weight=0.7, temperature=0.5)
+EVERYTHING = ObjectiveConfig(
+    temperature=0.5,
+    label_weight=0.6,
+    softmax_over=SoftmaxOver.BOTH,
+    distillation=Distillation(Distance.KL, Candidates.BATCH, weight=1.3, temperature=2.0),
+    guide=Guide(margin=0.1),
+    matryoshka_dims=(2, 5, DIM),
+    normalization=Normalization.L2,
+)
+CONFIGS = {
+    "plain": ObjectiveConfig(),
+    "symmetric": ObjectiveConfig(softmax_over=SoftmaxOver.BOTH),
+    "kl": ObjectiveConfig(distillation=OWN_KL),
+    "kl alone": ObjectiveConfig(label_weight=0.0, distillation=OWN_KL, temperature=2.0),
+    "kl of the batch": ObjectiveConfig(distillation=Distillation(candidates=Candidates.BATCH)),
+    "margin-mse": ObjectiveConfig(distillation=Distillation(Distance.MARGIN_MSE, weight=0.1)),
+    "margin-mse of the batch": ObjectiveConfig(
+        distillation=Distillation(Distance.MARGIN_MSE, Candidates.BATCH, temperature=0.5)
+    ),
+    "guide": ObjectiveConfig(guide=Guide(margin=0.2)),
+    "matryoshka": ObjectiveConfig(matryoshka_dims=(3, DIM)),
+    "matryoshka, cosines": ObjectiveConfig(
+        matryoshka_dims=(3, 4), normalization=Normalization.L2, temperature=0.1
+    ),
+    "everything": EVERYTHING,
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_equals_the_float64_oracle(name):
+    queries, passages, batch = make_batch()
+    loss, metrics = jax.jit(objective_of(CONFIGS[name]))(queries, passages, batch)
+    expected = oracle(queries, passages, batch, CONFIGS[name])
+    assert float(loss) == pytest.approx(expected, rel=2e-5)
+    assert all(np.isfinite(value) for value in metrics.values())
+    others = {other: oracle(queries, passages, batch, CONFIGS[other]) for other in CONFIGS}
+    assert len(set(others.values())) == len(others), "every option changes the loss"
+
+
+def test_eight_devices_give_the_loss_and_gradients_of_one():
+    queries, passages, batch = make_batch(queries=16)
+    function = jax.jit(jax.value_and_grad(lambda *a: objective_of(EVERYTHING)(*a)[0], (0, 1)))
+    loss, gradients = function(queries, passages, batch)
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    placed = jax.device_put((queries, passages, batch), sharding)
+    sharded_loss, sharded_gradients = function(*placed)
+    assert len(placed[0].sharding.device_set) == 8
+    np.testing.assert_allclose(sharded_loss, loss, rtol=1e-6)
+    for one, eight in zip(gradients, sharded_gradients, strict=True):
+        assert np.abs(one).max() > 1e-3
+        np.testing.assert_allclose(eight, one, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_those_of_the_oracle():
+    """Central differences of the float64 loop, in a few coordinates."""
+    queries, passages, batch = make_batch()
+    function = jax.jit(jax.grad(lambda *a: objective_of(EVERYTHING)(*a)[0], (0, 1)))
+    gradients = function(queries, passages, batch)
+    rng, step = np.random.default_rng(1), 1e-5
+    for side in (0, 1):
+        for _ in range(4):
+            place = tuple(rng.integers(size) for size in gradients[side].shape)
+            values = []
+            for sign in (1, -1):
+                moved = [queries.astype(np.float64), passages.astype(np.float64)]
+                moved[side][place] += sign * step
+                values.append(oracle(*moved, batch, EVERYTHING))
+            slope = (values[0] - values[1]) / (2 * step)
+            assert float(gradients[side][place]) == pytest.approx(slope, rel=1e-3, abs=1e-5)
+
+
+def test_worked_examples_of_the_docstrings():
+    logits = jnp.array([[2.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 3.0]])
+    positive = jnp.array([0, 2])
+    backward = passage_to_query_loss(logits, positive_index=positive)
+    np.testing.assert_allclose(backward, [0.126928, 0.313262], atol=2e-6)
+    numbers = jnp.array([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
+    own = own_logits(numbers, positive_index=positive, count=2)
+    assert own.tolist() == [[1, 2], [7, 8]]
+    teacher, student = jnp.array([[np.log(3.0), 0.0]]), jnp.zeros((1, 2))
+    every = jnp.ones((1, 2), bool)
+    assert kl_divergence(student, teacher, every) == pytest.approx(0.130812, abs=2e-6)
+    first = jnp.array([0])
+    found = margin_mse(
+        jnp.array([[3.0, 1.0]]), jnp.array([[5.0, 2.0]]), every, positive_index=first
+    )
+    assert found == 1.0
+    scored = TeacherEmbeddings(np.array([[1.0]]), np.array([[0.5], [0.6], [0.5], [0.4]]))
+    _, _, batch = make_batch(queries=1)
+    batch = dataclasses.replace(batch, positive_index=np.array([0]), teacher_embeddings=scored)
+    assert Guide().ignored(batch).tolist() == [[False, True, False, False]]
+    assert Guide(margin=0.05).ignored(batch)[0, 2]
+
+
+def test_a_student_that_agrees_with_its_teacher_loses_nothing():
+    _, _, batch = make_batch()
+    rng = np.random.default_rng(2)
+    student = rng.normal(size=batch.teacher_scores.shape).astype(np.float32)
+    shift = rng.normal(size=(len(student), 1)).astype(np.float32)
+    known = jnp.isfinite(batch.teacher_scores)
+    student, shift = jnp.asarray(student), jnp.asarray(shift)
+    zeros = jnp.zeros(len(student), jnp.int32)
+    for distance in (
+        lambda s, t: kl_divergence(s, t, known),
+        lambda s, t: margin_mse(s, t, known, positive_index=zeros),
+    ):
+        # Neither sees what all of a query's scores have in common.
+        assert distance(student, student + shift) == pytest.approx(0, abs=1e-6)
+        other = student + rng.normal(size=student.shape).astype(np.float32)
+        assert distance(student, other) > 0.1
+        # An unscored candidate counts in neither.
+        moved = jnp.where(known, student, student + 100)
+        np.testing.assert_allclose(distance(moved, other), distance(student, other), rtol=1e-5)
+        gradient = jax.grad(distance)(student, other)
+        assert np.isfinite(gradient).all()
+        assert not gradient[~known].any()
+
+
+def test_the_teacher_gets_no_gradient():
+    queries, passages, batch = make_batch()
+    loss = objective_of(dataclasses.replace(EVERYTHING, guide=None))
+    embeddings = batch.teacher_embeddings
+
+    def of_teacher(embeddings):
+        return loss(queries, passages, dataclasses.replace(batch, teacher_embeddings=embeddings))[0]
+
+    gradients = jax.grad(of_teacher)(embeddings)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
+
+
+def test_an_unbounded_guide_leaves_the_positive_alone():
+    queries, passages, batch = make_batch()
+    config = ObjectiveConfig(guide=Guide(margin=np.inf), softmax_over=SoftmaxOver.BOTH)
+    loss, metrics = objective_of(config)(queries, passages, batch)
+    assert float(loss) == 0.0
+    # Every passage that was not ignored before, but the positive.
+    expected = (~batch.ignore).sum(axis=1).mean() - 1
+    assert float(metrics["guided_out"]) == pytest.approx(expected)
+    gradient = jax.grad(lambda q: objective_of(config)(q, passages, batch)[0])(queries)
+    assert np.isfinite(gradient).all()
+
+
+def test_metrics_are_those_of_the_whole_embedding():
+    queries, passages, batch = make_batch()
+    _, plain = objective_of(ObjectiveConfig())(queries, passages, batch)
+    _, cut = objective_of(ObjectiveConfig(matryoshka_dims=(4, 2)))(queries, passages, batch)
+    assert {name: float(cut[name]) for name in plain} == {
+        name: float(value) for name, value in plain.items()
+    }
+    assert {"nll/dim_4", "nll/dim_2"} == cut.keys() - plain.keys()
+    for dim in (4, 2):
+        _, alone = objective_of(ObjectiveConfig())(queries[:, :dim], passages[:, :dim], batch)
+        assert float(cut[f"nll/dim_{dim}"]) == pytest.approx(float(alone["nll"]), rel=1e-6)
+
+
+def test_what_is_not_listed_is_not_trained():
+    queries, passages, batch = make_batch()
+    config = ObjectiveConfig(matryoshka_dims=(3,))
+    gradient = jax.grad(lambda q: objective_of(config)(q, passages, batch)[0])(queries)
+    assert gradient[:, :3].any()
+    assert not gradient[:, 3:].any()
+
+
+def test_normalisation_is_the_models():
+    config = ObjectiveConfig(matryoshka_dims=(4, 8))
+    fitted = config.for_model(dim=8, normalization=Normalization.L2)
+    assert fitted == dataclasses.replace(config, normalization=Normalization.L2)
+    with pytest.raises(ConfigError, match=r"\[4, 8\]\n(.|\n)*at most the model's 6 dimensions"):
+        config.for_model(dim=6, normalization=Normalization.L2)
+
+
+@pytest.mark.parametrize(
+    ("config", "missing", "message"),
+    [
+        (CONFIGS["kl"], "teacher_scores", "taser score"),
+        (CONFIGS["kl of the batch"], "teacher_embeddings", "TEACHER_EMBEDDINGS_DIR"),
+        (CONFIGS["guide"], "teacher_embeddings", "TEACHER_EMBEDDINGS_DIR"),
+    ],
+)
+def test_a_batch_without_its_teacher_is_refused(config, missing, message):
+    queries, passages, batch = make_batch()
+    batch = dataclasses.replace(batch, **{missing: None})
+    with pytest.raises(ConfigError, match=message):
+        objective_of(config)(queries, passages, batch)
+
+
+def test_what_is_read_of_a_teacher():
+    assert CONFIGS["symmetric"].reads == frozenset()
+    assert CONFIGS["kl"].reads == {TeacherInput.SCORES}
+    assert EVERYTHING.reads == {TeacherInput.EMBEDDINGS}
+    both = ObjectiveConfig(distillation=Distillation(), guide=Guide())
+    assert both.reads == {TeacherInput.SCORES, TeacherInput.EMBEDDINGS}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ObjectiveConfig(label_weight=0.0), "label_weight 0.0"),
+        (lambda: ObjectiveConfig(label_weight=-1.0), "label_weight -1.0"),
+        (lambda: ObjectiveConfig(matryoshka_dims=(4, 4)), r"matryoshka_dims \[4, 4\]"),
+        (lambda: ObjectiveConfig(matryoshka_dims=(0,)), r"matryoshka_dims \[0\]"),
+        (lambda: Distillation(weight=0.0), "weight 0.0"),
+        (lambda: Distillation(temperature=np.nan), "temperature nan"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
