@@ -37,10 +37,6 @@ RECIPES = {
     "pipeline ance": (
         ("runs/kilt_mini_ance.gin",),
         ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin"),
-        (
-            *("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin"),
-            "runs/kilt_mini_taco_dr.gin",
-        ),
         ("runs/taco_dr_kilt.gin",),
         *(
             ("runs/kilt_mini_ance.gin", f"optim/{other}.gin")

@@ -1,10 +1,12 @@
-"""Joins the rows of benchmarks/kilt_mini/run.sh into tables and a figure.
+"""Joins the rows of benchmarks/kilt_mini/run.sh into tables, claims and a figure.
 
     python benchmarks/kilt_mini/table.py OUTPUT_DIR
+    python benchmarks/kilt_mini/table.py --best-temperature OUTPUT_DIR
 
-reads OUTPUT_DIR/seed-*/*/results/*.json and writes {pages,passages}.md, .csv and .png beside them:
-page and passage R-precision by task and on average, as in the paper's Tables 2 and 3. Rows of
-several seeds have their mean and standard deviation.
+The first reads what is in OUTPUT_DIR/seed-*/ and writes {pages,passages}.md, .csv and .png: page
+and passage R-precision by task and on average, as in the paper's Tables 2 and 3, and below them the
+claims. Rows of several seeds have their mean and standard deviation. The second prints the
+temperature of T-SAGE that is best on the validation queries; nothing where none was run.
 """
 
 from __future__ import annotations
@@ -21,79 +23,113 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from taser_jax.evaluation.results import SystemResult, read_results
+from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.evaluation.results import read_results
 
-# Folder -> row, in the order of the table; per-task models are one row of several folders.
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from claims import Claim, Row, read_row
+from claims import markdown as claims_markdown
+
+TASKS = ("squad", "nq_qed", "selqa", "fm2", "climate_fever", "fewrel", "cmu_dog")
+T_SAGE = "t-sage-"
+# Row -> folder, system's label in it, title; in the order of the table.
 ROWS = {
-    "bm25": "BM25",
-    "warm-up": "Warm-up (BM25 negatives)",
-    "per-task": "Per-task models",
-    "qspec": "Task-specific query encoders",
-    "naive": "Naive multi-task",
-    "marker": "Naive, with marker",
-    "prompts": "Naive, with prompts",
-    "pcgrad": "PCGrad",
-    "cgd": "CGD",
-    "gradnorm": "GradNorm",
-    "t-sage": "T-SAGE, without prompts",
-    "t-sage-prompts": "T-SAGE, with prompts",
-    "taco-dr": "TACO-DR (prompts; equal weights, then T-SAGE)",
+    "bm25": ("naive", None, "BM25"),
+    "warm-up": ("naive", "warm-up", "Warm-up (BM25 negatives)"),
+    "episode-1": ("naive", "episode-1", "Naive, first episode"),
+    "naive": ("naive", "episode-2", "Naive multi-task"),
+    "no-prompts": ("no-prompts", "episode-2", "Naive, without prompts"),
+    "marker": ("marker", "episode-2", "Naive, with markers"),
+    "per-task": ("per-task", "episode-2", "Per-task models"),
+    "qspec": ("qspec", "episode-2", "Task-specific query encoders"),
+    "pcgrad": ("pcgrad", "episode-2", "PCGrad"),
+    "cgd": ("cgd", "episode-2", "CGD"),
+    "gradnorm": ("gradnorm", "episode-2", "GradNorm"),
+    **{
+        f"{T_SAGE}{tau}": (f"{T_SAGE}{tau}", "episode-2", f"TACO-DR: T-SAGE, temperature {tau}")
+        for tau in ("2.0", "0.5", "0.25")
+    },
 }
-# A row that has fewer has not finished.
-EPISODES = {"bm25": 0, "warm-up": 0, "taco-dr": 2}
 MEASURES = {"pages": "PageRprec", "passages": "Rprec"}
 Values = Mapping[str, float]
 
 
 def main() -> None:
     """Reads the finished rows and writes what they come to."""
+    if len(sys.argv) == 3 and sys.argv[1] == "--best-temperature":
+        print(best_temperature(pathlib.Path(sys.argv[2])))
+        return
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         sys.exit(2)
     root = pathlib.Path(sys.argv[1])
+    found = {row: read(root, row) for row in ROWS}
+    claims = all_claims(found, best_temperature(root))
     for name, measure in MEASURES.items():
         by_seed = {
-            title: {
-                int(seed.name.removeprefix("seed-")): found
-                for seed in sorted(root.glob("seed-*"))
-                if (found := read(seed, row, measure))
-            }
-            for row, title in ROWS.items()
+            ROWS[row][2]: {seed: averages(tasks, measure) for seed, tasks in seeds.items()}
+            for row, seeds in found.items()
+            if seeds
         }
-        rows = {title: list(seeds.values()) for title, seeds in by_seed.items() if seeds}
-        tasks = list(next(iter(rows.values()))[0])
-        (root / f"{name}.md").write_text(markdown(rows, tasks), encoding="utf-8")
-        (root / f"{name}.csv").write_text(comma_separated(by_seed, tasks), encoding="utf-8")
-        plot(rows, tasks, measure).savefig(root / f"{name}.png", dpi=150, bbox_inches="tight")
-        print(f"{measure}\n\n{(root / f'{name}.md').read_text(encoding='utf-8')}")
+        rows = {title: list(seeds.values()) for title, seeds in by_seed.items()}
+        text = f"{markdown(rows, TASKS)}\n{claims_markdown(claims, measure)}"
+        (root / f"{name}.md").write_text(text, encoding="utf-8")
+        (root / f"{name}.csv").write_text(comma_separated(by_seed, TASKS), encoding="utf-8")
+        plot(rows, TASKS, measure).savefig(root / f"{name}.png", dpi=150, bbox_inches="tight")
+        print(f"{measure}\n\n{text}")
 
 
-def read(seed: pathlib.Path, row: str, measure: str) -> Values:
-    """Task -> value of one row and seed; empty where it has not finished."""
-    if row == "per-task":
-        found = [result_of(folder, 1) for folder in sorted(seed.glob("per-task-*"))]
-        values = {
-            task: one.tasks[task].metrics[measure] for one in found if one for task in one.tasks
-        }
-        return values if len(values) == len(read(seed, "bm25", measure)) else {}
-    folder = seed / ("warm-up" if row == "bm25" else row)
-    result = (
-        _results(folder).get("BM25") if row == "bm25" else result_of(folder, EPISODES.get(row, 1))
+def read(root: pathlib.Path, row: str) -> Row:
+    """Seed -> task -> values by query, of the seeds whose row is finished."""
+    seeds = {int(one.name.removeprefix("seed-")): one for one in sorted(root.glob("seed-*"))}
+    found = {seed: read_seed(directory, row) for seed, directory in seeds.items()}
+    return {seed: tasks for seed, tasks in found.items() if len(tasks) == len(TASKS)}
+
+
+def read_seed(seed: pathlib.Path, row: str) -> Mapping[str, Evaluation]:
+    """Task -> values by query; not all tasks where the row has not finished."""
+    folder, label, _ = ROWS[row]
+    names = [f"{folder}-{task}" for task in TASKS] if row == "per-task" else [folder]
+    found: dict[str, Evaluation] = {}
+    for name in names:
+        found |= read_row(seed / name, f"{name} ({label})" if label else "BM25")
+    return {task: found[task] for task in TASKS if task in found}
+
+
+def best_temperature(root: pathlib.Path) -> str:
+    """T-SAGE's, of the highest PageRprec on the validation queries; empty where none was run."""
+    results = root / "validation" / "results"
+    found = read_results(results) if results.is_dir() else []
+    means = {
+        one.system.removeprefix(T_SAGE): one.mean("PageRprec", TASKS) or 0.0
+        for one in found
+        if one.system.startswith(T_SAGE)
+    }
+    return max(means, key=lambda temperature: means[temperature]) if means else ""
+
+
+def all_claims(rows: Mapping[str, Row], temperature: str) -> list[Claim]:
+    """The paper's claims, and what stands beside them."""
+    best = rows.get(f"{T_SAGE}{temperature}", {})
+    named = (
+        ("T-SAGE over naive", best, rows["naive"]),
+        ("T-SAGE over per-task models", best, rows["per-task"]),
+        ("naive over per-task models", rows["naive"], rows["per-task"]),
+        ("prompts over none", rows["naive"], rows["no-prompts"]),
+        ("prompts over markers", rows["naive"], rows["marker"]),
+        ("first episode over the warm-up", rows["episode-1"], rows["warm-up"]),
+        ("second episode over the first", rows["naive"], rows["episode-1"]),
+        ("PCGrad over naive", rows["pcgrad"], rows["naive"]),
+        ("CGD over naive", rows["cgd"], rows["naive"]),
+        ("GradNorm over naive", rows["gradnorm"], rows["naive"]),
+        ("task-specific query encoders over naive", rows["qspec"], rows["naive"]),
     )
-    return {} if result is None else {t: one.metrics[measure] for t, one in result.tasks.items()}
+    return [Claim(text, first, second) for text, first, second in named]
 
 
-def result_of(folder: pathlib.Path, episode: int) -> SystemResult | None:
-    """The result after an episode; 0 is the warm-up."""
-    label = f"episode-{episode}" if episode else "warm-up"
-    found = [one for name, one in _results(folder).items() if f"({label})" in name]
-    return found[0] if found else None
-
-
-def _results(folder: pathlib.Path) -> Mapping[str, SystemResult]:
-    """System -> result of a run; empty before its first evaluation."""
-    directory = folder / "results"
-    return {one.system: one for one in read_results(directory)} if directory.is_dir() else {}
+def averages(tasks: Mapping[str, Evaluation], measure: str) -> Values:
+    """Task -> mean over its queries."""
+    return {task: float(one.values[measure].mean()) for task, one in tasks.items()}
 
 
 def average(values: Values) -> float:

@@ -9,11 +9,12 @@ import pathlib
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import recipes
 from bert_checkpoints import write_checkpoint
-from small_world import SmallWorld, gin, succeed
+from small_world import SmallWorld, figures, gin, succeed
 
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.evaluation import results
@@ -24,28 +25,51 @@ pytestmark = pytest.mark.slow
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TASKS = ("squad", "nq_qed", "selqa", "fm2", "climate_fever", "fewrel", "cmu_dog")
-# In place of `taser`: notes its arguments; a pipeline leaves results that its name and seed decide.
+# In place of `taser`: notes its arguments; values of what is evaluated depend on its name and seed.
 TASER = """#!{python} -S
 import json, os, re, sys
 with open({calls!r}, "a") as file:
     print(*sys.argv[1:], file=file)
 flags = dict(one.split("=", 1) for one in sys.argv[1:] if "=" in one)
+flag = lambda name: flags["--gin." + name]
+BATCHES = dict.fromkeys({tasks!r}, 32) | dict(selqa=24)
+
+def write(out, system, split, tasks, values):
+    # Four queries: of the last one the row finds nothing.
+    os.makedirs(out + "/results", exist_ok=True)
+    os.makedirs(out + "/per_query", exist_ok=True)
+    measures = {{"PageRprec": [*values, 0.0], "Rprec": [*(v / 2 for v in values), 0.0]}}
+    means = {{name: sum(one) / 4 for name, one in measures.items()}}
+    task = {{"metrics": means, "num_queries": 4}}
+    result = {{"system": system, "tasks": dict.fromkeys(tasks, task)}}
+    result |= {{"parameters": None, "fingerprint": "", "details": {{}}}}
+    result["format_version"] = {version}
+    with open(out + "/results/" + system.replace(" ", "_") + ".json", "w") as file:
+        json.dump(result, file)
+    for task in tasks:
+        name = (system + "." + task + "." + split + ".csv").replace(" ", "_")
+        with open(out + "/per_query/" + name, "w") as file:
+            file.write("query_id,PageRprec,Rprec\\n")
+            for n in range(4):
+                file.write(f"q{{n}},{{measures['PageRprec'][n]}},{{measures['Rprec'][n]}}\\n")
+
 if sys.argv[1:3] == ["pipeline", "ance"]:
-    out, name, seed = (flags["--gin." + key] for key in ("OUTPUT_DIR", "NAME", "RANDOM_SEED"))
+    out, name, seed = flag("OUTPUT_DIR"), flag("NAME"), int(flag("RANDOM_SEED"))
     tasks = re.findall(r"'(\\w+)'", flags.get("--gin.TASKS", str({tasks!r})))
-    systems = ["BM25", name + " (warm-up)"] if name == "warm-up" else [name + " (episode-1)"]
-    if name == "taco-dr" and seed != "2":
-        systems.append(name + " (episode-2)")
-    os.makedirs(out + "/results")
-    for place, system in enumerate(systems):
-        value = (1 + int(seed)) / 10 + place / 100
-        task = {{"metrics": {{"PageRprec": value, "Rprec": value / 2}}, "num_queries": 10}}
-        result = {{"system": system, "tasks": dict.fromkeys(tasks, task), "parameters": None}}
-        result |= {{"fingerprint": "", "details": {{}}, "format_version": {version}}}
-        with open(out + "/results/" + str(place) + ".json", "w") as file:
-            json.dump(result, file)
-        if "episode" in system:
-            os.makedirs(out + "/" + system.split("(")[1][:-1] + "/model")
+    labels = ["episode-2"]
+    if "--gin.BRANCH_AFTER" not in flags:
+        write(out, "BM25", "test", tasks, [0.2, 0.2, 0.2])
+        labels = ["warm-up", "episode-1", "episode-2"]
+    ahead = (0.1 + 0.01 * seed) * ("t-sage" in name)
+    values = [0.4 + ahead + 0.1 * seed, 0.4 + ahead, 0.4]
+    for label in labels:
+        write(out, name + " (" + label + ")", "test", tasks, values)
+        os.makedirs(out + "/" + label + "/model", exist_ok=True)
+        with open(out + "/" + label + "/model/run.json", "w") as file:
+            json.dump({{"batch_sizes": BATCHES}}, file)
+elif sys.argv[1] == "evaluate":
+    system = flag("SYSTEM")
+    write(flag("EVAL_OUTPUT_DIR"), system, "validation", {tasks!r}, [0.9 - float(system[7:])] * 3)
 """
 
 
@@ -83,7 +107,12 @@ def table(folder: pathlib.Path, name: str) -> dict[tuple[str, str], list[str]]:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, list[str]]:
     folder = tmp_path_factory.mktemp("kilt_mini")
-    return folder, run(folder, SEEDS="0 2", ROWS="prompts taco-dr per-task")
+    return folder, run(folder, SEEDS="0 2", ROWS="t-sage-2.0 t-sage-0.5 per-task pcgrad")
+
+
+def value(call: str, name: str) -> str:
+    """Of a binding, as given."""
+    return call.split(f"--gin.{name}=")[1].split()[0]
 
 
 def test_which_commands_it_gives(ran: tuple[pathlib.Path, list[str]]):
@@ -91,40 +120,72 @@ def test_which_commands_it_gives(ran: tuple[pathlib.Path, list[str]]):
     names = [call.split()[0] for call in calls]
     assert names[:4] == ["prepare", "tokenize", "tokenize", "tokenize"]
     pipelines = [call for call in calls if call.startswith("pipeline ance")]
-    # Two warm-ups; two rows and seven per-task models, and the two rows of the other seed.
-    assert len(pipelines) == 2 + 9 + 2
-    for call in pipelines:
+    rows = [(value(call, "RANDOM_SEED"), value(call, "NAME")) for call in pipelines]
+    per_task = [f"per-task-{task}" for task in TASKS]
+    assert rows == [
+        *(("0", row) for row in ("naive", "t-sage-2.0", "t-sage-0.5", *per_task, "pcgrad")),
+        # The other seed: the rows of the claims, with the temperature of the first one's choice.
+        *(("2", row) for row in ("naive", "t-sage-0.5", *per_task)),
+    ]
+    for call, (seed, name) in zip(pipelines, rows, strict=True):
         assert "--gin_file=runs/kilt_mini_ance.gin" in call
-        if "--gin.NAME=warm-up" not in call:
-            seed = call.split("--gin.RANDOM_SEED=")[1].split()[0]
-            assert f"--gin.WARM_UP_DIR={folder}/out/seed-{seed}/warm-up" in call
-    [taco_dr] = [call for call in pipelines if "seed-0/taco-dr " in call]
-    assert "--gin_file=runs/kilt_mini_taco_dr.gin" in taco_dr
-    assert "tokens/kilt_mini_name" in taco_dr
+        # Prompts from the warm-up on.
+        assert value(call, "TOKEN_STORE").endswith("tokens/kilt_mini_name")
+        if name != "naive":
+            # The same checkpoint, negatives and batches as the last episode of naive.
+            naive = f"{folder}/out/seed-{seed}/naive"
+            assert value(call, "WARM_UP_DIR") == naive
+            assert value(call, "BRANCH_AFTER") == "1"
+            assert value(call, "NUM_EPISODES") == "1"
+        if name.startswith("per-task"):
+            # As many queries per step as the task has beside the others.
+            queries = "24" if name.endswith("selqa") else "32"
+            assert value(call, "TOTAL_BATCH_SIZE") == queries
+    assert [value(call, "SYSTEM") for call in calls if call.startswith("evaluate")] == [
+        "t-sage-2.0",
+        "t-sage-0.5",
+    ]
     assert calls[-1].startswith("analyze")
-    assert "taco-dr/episode-2/model" in calls[-1]
+    assert "t-sage-0.5/episode-2/model" in calls[-1]
 
 
 def test_the_tables_have_every_finished_row_and_its_seed(ran: tuple[pathlib.Path, list[str]]):
     folder, _ = ran
     rows = table(folder, "pages")
     assert rows.pop(("system", "seed")) == [*TASKS, "average"]
+    naive = {"0": "0.300000", "2": "0.350000"}
     assert {key: row[-1] for key, row in rows.items()} == {
-        ("BM25", "0"): "0.100000",
-        ("BM25", "2"): "0.300000",
-        ("Warm-up (BM25 negatives)", "0"): "0.110000",
-        ("Warm-up (BM25 negatives)", "2"): "0.310000",
-        ("Per-task models", "0"): "0.100000",
-        ("Naive, with prompts", "0"): "0.100000",
-        ("Naive, with prompts", "2"): "0.300000",
-        # Of the other seed there is no second episode yet.
-        ("TACO-DR (prompts; equal weights, then T-SAGE)", "0"): "0.110000",
+        **{("BM25", seed): "0.150000" for seed in naive},
+        **{("Warm-up (BM25 negatives)", seed): mean for seed, mean in naive.items()},
+        **{("Naive, first episode", seed): mean for seed, mean in naive.items()},
+        **{("Naive multi-task", seed): mean for seed, mean in naive.items()},
+        **{("Per-task models", seed): mean for seed, mean in naive.items()},
+        ("PCGrad", "0"): "0.300000",
+        ("TACO-DR: T-SAGE, temperature 2.0", "0"): "0.350000",
+        ("TACO-DR: T-SAGE, temperature 0.5", "0"): "0.350000",
+        ("TACO-DR: T-SAGE, temperature 0.5", "2"): "0.410000",
     }
     text = (folder / "out" / "pages.md").read_text()
-    # Of 0.1 and 0.3: mean 0.2, standard deviation 0.1414.
-    assert "| 20.0 ± 14.1 | 2 |" in text
-    assert table(folder, "passages")["BM25", "0"][-1] == "0.050000"
+    # Of 0.30 and 0.35: mean 0.325, standard deviation 0.0354.
+    assert "| 32.5 ± 3.5 | 2 |" in text
+    assert table(folder, "passages")["BM25", "0"][-1] == "0.075000"
     assert (folder / "out" / "passages.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_claims_have_effects_with_intervals(ran: tuple[pathlib.Path, list[str]]):
+    folder, _ = ran
+    lines = (folder / "out" / "pages.md").read_text().splitlines()
+    claims = {line.split(" | ")[0].removeprefix("| "): line for line in lines if " over " in line}
+    # Under seed 0 two of four queries gain 0.1, under seed 2 two gain 0.12: 5.5 points on average.
+    effect = claims["T-SAGE over naive"].split(" | ")
+    assert (effect[1], effect[-1]) == ("+5.5", "2 |")
+    low, high = (float(end) for end in effect[2].strip("[]").split(", "))
+    # Seven tasks of four queries, of which half gain 0.11: standard error 0.055 / 28 ** 0.5.
+    assert (low, high) == pytest.approx((5.5 - 2.04, 5.5 + 2.04), abs=0.3)
+    # Differences of 5 and 6 points: t = 11 at one degree of freedom.
+    assert effect[5] == "0.058"
+    assert claims["PCGrad over naive"].split(" | ")[4:6] == ["-", "-"]
+    assert "prompts over none" not in claims
 
 
 def test_an_unknown_row_is_refused(tmp_path: pathlib.Path):
@@ -132,7 +193,7 @@ def test_an_unknown_row_is_refused(tmp_path: pathlib.Path):
         run(tmp_path, SEEDS="0", ROWS="taco")
 
 
-def test_its_warm_up_starts_from_the_pretrained_weights(
+def test_its_recipes_start_from_the_pretrained_weights_and_branch(
     small_world: SmallWorld, tmp_path: pathlib.Path
 ):
     vocabulary = small_world.root / "vocabulary"
@@ -141,16 +202,31 @@ def test_its_warm_up_starts_from_the_pretrained_weights(
     sizes["vocab_size"] = load_vocabulary(vocabulary).size
     checkpoint, _ = write_checkpoint(tmp_path / "minilm", **sizes)
     shutil.copy(vocabulary / "vocab.txt", checkpoint)
-    succeed(
-        *("pipeline", "ance", "--gin_file=runs/kilt_mini_ance.gin"),
-        *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
-        *gin(OUTPUT_DIR=tmp_path / "out", PRETRAINED=checkpoint, JUDGE="qrels", MEASURES=["R@1"]),
-        *gin(WARM_UP_STEPS=1, TRAIN_STEPS=1, WARMUP_STEPS=0, TOTAL_BATCH_SIZE=16, EVAL_STEPS=0),
-        # Episodes start from the warm-up's checkpoint.
-        *gin(EPISODES=[]),
+
+    def run(name: str, *flags: str) -> pathlib.Path:
+        succeed(
+            *("pipeline", "ance", "--gin_file=runs/kilt_mini_ance.gin", *flags),
+            *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store, NAME=name),
+            *gin(OUTPUT_DIR=tmp_path / name, PRETRAINED=checkpoint, JUDGE="qrels"),
+            *gin(MEASURES=["R@1"], WARM_UP_STEPS=1, TRAIN_STEPS=1, WARMUP_STEPS=0, EVAL_STEPS=0),
+            *gin(TOTAL_BATCH_SIZE=16),
+        )
+        return tmp_path / name
+
+    def facts(root: pathlib.Path, label: str) -> dict[str, Any]:
+        return json.loads((root / label / "model" / "run.json").read_text())
+
+    naive = run("naive")
+    assert facts(naive, "warm-up")["pretrained"] == str(checkpoint)
+    branch = run(
+        "t-sage",
+        *("--gin_file=optim/tsage.gin", "--gin_file=runs/kilt_mini_tsage.gin"),
+        *gin(WARM_UP_DIR=naive, BRANCH_AFTER=1, NUM_EPISODES=1),
     )
-    record = tmp_path / "out" / "warm-up" / "model" / "run.json"
-    assert json.loads(record.read_text())["pretrained"] == str(checkpoint)
+    last, branched = facts(naive, "episode-2"), facts(branch, "episode-2")
+    assert (last["combiner"], branched["combiner"]) == ("naive", "tsage")
+    assert branched["batch_sizes"] == last["batch_sizes"] == {"summary": 8, "code": 8}
+    assert [row["system"] for row in figures(branch)] == ["t-sage (episode-2)"] * 3
 
 
 TSAGE = ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin")
@@ -160,7 +236,6 @@ TSAGE = ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin
     "recipe",
     [
         TSAGE,
-        (*TSAGE, "runs/kilt_mini_taco_dr.gin"),
         ("runs/kilt_mini_ance.gin", "optim/pcgrad.gin"),
         ("runs/taco_dr_kilt.gin",),
     ],
