@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,7 +14,13 @@ from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.errors import ConfigError
 from taser_jax.hosts import first_host_only
 from taser_jax.progress import logger, phase
-from taser_jax.retrieval.hybrid import DevelopmentSet, HybridConfig, choose_alpha, fuse
+from taser_jax.retrieval.hybrid import (
+    ChosenFor,
+    DevelopmentSet,
+    HybridConfig,
+    choose_alpha,
+    fuse,
+)
 from taser_jax.retrieval.runs import Run, write_trec_run
 
 
@@ -34,7 +40,7 @@ def hybrid(
     measure: str = "R@20",
     config: HybridConfig = HybridConfig(),
     evaluation: EvaluationConfig = EvaluationConfig(),
-) -> float:
+) -> dict[str, float]:
     """Joins runs: score = dense + α·BM25, missing scores at each list's minimum.
 
     Args:
@@ -44,7 +50,7 @@ def hybrid(
         collection: the collection.
         output_dir: joined runs of the split go there.
         split: whose queries.
-        development_split: where α is chosen: one α for all tasks.
+        development_split: where α is chosen.
         tasks: which tasks; None means all that have the split.
         alpha: weight of BM25; None chooses it.
         k: results a query.
@@ -53,46 +59,90 @@ def hybrid(
         evaluation: how the measure is judged.
 
     Returns:
-        α.
+        Task -> α.
+
+    Raises:
+        ConfigError: α is to be chosen, and there is no development set, or a task has none.
     """
     store = PassageStore.open(data_dir, collection)
     names = tasks_with(data_dir, collection, split=split, tasks=tasks)
     if alpha is None:
-        judged = dataclasses.replace(evaluation, measures=(measure,), page_only_tasks=())
-        sets, heads = [], PassageHeads(store)
-        development = config.tasks or tasks
-        for task in tasks_with(data_dir, collection, split=development_split, tasks=development):
-            queries = QuerySet.open(data_dir, collection, task, development_split)
-            sets.append(
-                DevelopmentSet(
-                    dense=read_task_run(dense_dir, queries, store),
-                    sparse=read_task_run(sparse_dir, queries, store),
-                    evaluate=functools.partial(
-                        _values, measure=measure, queries=queries, heads=heads, config=judged
-                    ),
-                )
-            )
-        if not sets:
-            raise ConfigError("no development set", where="DEVELOPMENT_SPLIT", fix="set ALPHA")
-        with phase("choose alpha"):
-            choice = choose_alpha(sets, k=k, config=config)
-        curve = ", ".join(
-            f"{a}: {m:.4f}" for a, m in zip(choice.alphas, choice.metric, strict=True)
+        development = tasks_with(
+            data_dir, collection, split=development_split, tasks=config.tasks or tasks
         )
-        logger.info("%s by alpha: %s", measure, curve)
-        alpha = choice.alpha
-    logger.info("alpha: %s", alpha)
+        heads = PassageHeads(store)
+        judged = dataclasses.replace(evaluation, measures=(measure,), page_only_tasks=())
+        sets = {
+            task: _development_set(
+                dense_dir, sparse_dir, queries, heads, measure=measure, config=judged
+            )
+            for task in development
+            for queries in [QuerySet.open(data_dir, collection, task, development_split)]
+        }
+        alphas = _choose(sets, names, measure=measure, k=k, config=config)
+    else:
+        alphas = dict.fromkeys(names, alpha)
     for task in names:
         queries = QuerySet.open(data_dir, collection, task, split)
         fused = fuse(
             read_task_run(dense_dir, queries, store),
             read_task_run(sparse_dir, queries, store),
-            alpha=alpha,
+            alpha=alphas[task],
             k=k,
             config=config,
         )
         write_trec_run(run_path(output_dir, task, split), fused, ids=store.ids, tag="hybrid")
-    return alpha
+    return alphas
+
+
+def _development_set(
+    dense_dir: str,
+    sparse_dir: str,
+    queries: QuerySet,
+    heads: PassageHeads,
+    *,
+    measure: str,
+    config: EvaluationConfig,
+) -> DevelopmentSet:
+    return DevelopmentSet(
+        dense=read_task_run(dense_dir, queries, heads.store),
+        sparse=read_task_run(sparse_dir, queries, heads.store),
+        evaluate=functools.partial(
+            _values, measure=measure, queries=queries, heads=heads, config=config
+        ),
+    )
+
+
+def _choose(
+    sets: Mapping[str, DevelopmentSet],
+    names: Sequence[str],
+    *,
+    measure: str,
+    k: int,
+    config: HybridConfig,
+) -> dict[str, float]:
+    """Task -> α: chosen on all sets together, or on each task's own."""
+    missing = [task for task in names if task not in sets]
+    if not sets or (missing and config.chosen_for is ChosenFor.EACH_TASK):
+        raise ConfigError(
+            f"no development set of {', '.join(missing)}",
+            where="DEVELOPMENT_SPLIT",
+            fix="set ALPHA, or choose one alpha for all tasks",
+        )
+
+    def choose(named: str, chosen: Sequence[DevelopmentSet]) -> float:
+        with phase(f"choose alpha for {named}"):
+            choice = choose_alpha(chosen, k=k, config=config)
+        curve = ", ".join(
+            f"{a}: {m:.4f}" for a, m in zip(choice.alphas, choice.metric, strict=True)
+        )
+        logger.info("%s by alpha: %s", measure, curve)
+        logger.info("alpha for %s: %s", named, choice.alpha)
+        return choice.alpha
+
+    if config.chosen_for is ChosenFor.EACH_TASK:
+        return {task: choose(task, [sets[task]]) for task in names}
+    return dict.fromkeys(names, choose("all tasks", list(sets.values())))
 
 
 def _values(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,6 +17,13 @@ from taser_jax.retrieval.runs import Run
 ALPHAS = tuple(round(0.1 * step, 1) for step in range(5, 21))
 
 
+class ChosenFor(enum.Enum):
+    """What one α is for: all tasks (the paper), or each task by its own development queries."""
+
+    ALL_TASKS = "all_tasks"
+    EACH_TASK = "each_task"
+
+
 @dataclasses.dataclass(frozen=True)
 class HybridConfig:
     """How lists are joined.
@@ -26,6 +34,7 @@ class HybridConfig:
         alphas: candidates for α, the weight of the sparse scores.
         tasks: whose development queries choose α; none named means all.
         sets: whether tasks or queries count the same in that choice.
+        chosen_for: one α for all tasks, or one for each.
     """
 
     depth: int = 100
@@ -33,6 +42,7 @@ class HybridConfig:
     alphas: tuple[float, ...] = ALPHAS
     tasks: tuple[str, ...] = ()
     sets: DevelopmentSets = DevelopmentSets.APART
+    chosen_for: ChosenFor = ChosenFor.ALL_TASKS
 
     def __post_init__(self) -> None:
         if self.depth < 1 or not self.alphas:
@@ -40,6 +50,13 @@ class HybridConfig:
                 f"depth {self.depth}, {len(self.alphas)} alphas",
                 where="HybridConfig",
                 expected="a depth and a number of alphas of at least 1",
+            )
+        if self.tasks and self.chosen_for is ChosenFor.EACH_TASK:
+            raise ConfigError(
+                f"tasks {', '.join(self.tasks)} and an alpha for each task",
+                where="HybridConfig",
+                expected="some tasks that choose for all, or each task for itself",
+                fix="leave HybridConfig.tasks empty, or set chosen_for to 'all_tasks'",
             )
 
 

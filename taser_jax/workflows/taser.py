@@ -238,8 +238,8 @@ class Comparison:
             "k": setting.k,
         }
 
-        def fuse_stage() -> dict[str, float]:
-            alpha = hybrid(
+        def fuse_stage() -> dict[str, Any]:
+            alphas = hybrid(
                 dense_dir=str(self._root / label / "runs"),
                 sparse_dir=str(self._root / "bm25" / "runs"),
                 output_dir=str(root / "runs"),
@@ -250,9 +250,10 @@ class Comparison:
                 evaluation=setting.evaluation,
                 **self._common,
             )
-            return {"alpha": alpha}
+            return {"alphas": alphas}
 
         fused = self._stages.run(f"{label}-hybrid", fuse_stage, inputs=inputs)
+        low, high = min(fused["alphas"].values()), max(fused["alphas"].values())
         return self._retrieval.evaluate(
             f"{name} + BM25",
             root / "runs",
@@ -260,7 +261,7 @@ class Comparison:
             parameters=trained["parameters"],
             details={
                 "false negatives": setting.training.batching.false_negatives.value,
-                "alpha": f"{fused['alpha']:.1f}",
+                "alpha": f"{low:.1f}" if low == high else f"{low:.1f} to {high:.1f}",
             },
         )
 

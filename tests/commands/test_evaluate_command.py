@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import pathlib
+import shutil
 
 import pytest
 from capitals import IDS, PASSAGES, Capitals
 from small_world import gin, refused, succeed
 
-from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.commands.evaluate import EvaluationConfig, Judge
+from taser_jax.commands.hybrid import hybrid
+from taser_jax.data.collections.store import PassageStore, QuerySet, write_queries
+from taser_jax.errors import ConfigError
+from taser_jax.retrieval.hybrid import ChosenFor, HybridConfig
 from taser_jax.retrieval.runs import read_trec_run
 
 
@@ -184,6 +190,51 @@ def test_hybrid_takes_alpha_from_development_data(capitals: Capitals, tmp_path: 
     run = read_trec_run(tmp_path / "given" / "capital.test.trec", store.row_of)
     assert [IDS[row] for row in run.rows[first][:2]] == ["p0", "p6"]
     assert run.scores[first][0] == pytest.approx(2.25 + 0.5 * 2.0, abs=1e-5)
+
+
+def test_each_task_may_have_an_alpha_of_its_own(capitals: Capitals, tmp_path: pathlib.Path, capsys):
+    """Bern needs 1.3 to lead, as above; the same question of another task is best without BM25."""
+    data_dir = tmp_path / "data"
+    shutil.copytree(capitals.root / "data", data_dir)
+    bern, *_ = QuerySet.open(data_dir, "capitals", "capital", "test")
+    [other] = [dataclasses.replace(bern, id="other", task="other")]
+    write_queries(data_dir, "capitals", "other", "test", [other])
+    found, lost = {"p0": 2.25, "p6": 1.0}, {"p6": 3.0, "p0": 2.0}
+    runs = {
+        "dense": {"capital": {bern.id: found}, "other": {"other": lost}},
+        "sparse": {"capital": {bern.id: lost}, "other": {"other": {"p0": 9.0, "p6": 8.5}}},
+    }
+    for kind, tasks in runs.items():
+        for task, ranked in tasks.items():
+            _write_run(tmp_path / kind / f"{task}.test.trec", ranked)
+
+    def join(output: str, config: HybridConfig) -> dict[str, float]:
+        return hybrid(
+            dense_dir=str(tmp_path / "dense"),
+            sparse_dir=str(tmp_path / "sparse"),
+            data_dir=str(data_dir),
+            collection="capitals",
+            output_dir=str(tmp_path / output),
+            development_split="test",
+            tasks=["capital", "other"],
+            measure="R@1",
+            config=config,
+            evaluation=EvaluationConfig(judge=Judge.ANSWERS),
+        )
+
+    each = join("each", HybridConfig(chosen_for=ChosenFor.EACH_TASK))
+    assert each == {"capital": 1.3, "other": 0.5}
+    # One for both: at 1.3 the first is won and the other kept, whose margin is 2 - 0.5 alpha.
+    assert join("all", HybridConfig()) == {"capital": 1.3, "other": 1.3}
+    message = refused(
+        capsys,
+        *("hybrid", *capitals.where, *gin(DENSE_DIR=tmp_path / "dense", MEASURE="R@1")),
+        *gin(SPARSE_DIR=tmp_path / "sparse", RUNS_DIR=tmp_path / "joined", TASKS=["rivers"]),
+        "--gin.HybridConfig.chosen_for=each_task",
+    )
+    assert "rivers" in message
+    with pytest.raises(ConfigError, match="tasks nq and an alpha for each task"):
+        HybridConfig(tasks=("nq",), chosen_for=ChosenFor.EACH_TASK)
 
 
 def test_refusals(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path, capsys):
