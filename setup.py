@@ -72,7 +72,7 @@ setuptools.setup(
         "taser_jax.gin_configs": "gin_configs",
         "taser_jax.tasks": "tasks",
     },
-    package_data={"taser_jax.gin_configs": ["**/*.gin"]},
+    package_data={"taser_jax.gin_configs": ["**/*.gin", "former_macros.txt"]},
     install_requires=CORE + DATA,
     extras_require={
         "tpu": TPU,

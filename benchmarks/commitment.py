@@ -48,8 +48,7 @@ def model_config(options: argparse.Namespace, store: TokenStore) -> DualEncoderC
         bert = pretrained_bert(
             source=options.pretrained,
             num_layers=options.layers,
-            dropout_rate=0.0,
-            attention_dropout_rate=0.0,
+            numerics=BertConfig(dropout_rate=0.0, attention_dropout_rate=0.0),
         )
         return DualEncoderConfig(bert=bert, pooling=Pooling.MEAN, normalization=Normalization.L2)
     bert = BertConfig(

@@ -5,10 +5,10 @@ r"""What the TPU compiler says of TASER base and DPR base on pods: a table, one 
 
 Needs libtpu (the extra `tpu`), no TPU. A row is one run of `taser compile` in a process of its own,
 and its report one directory of --results: what is there is not compiled again, and has to be of the
-same --effort. A batch that would not fit starts with the NUM_CHUNKS that the memory estimate asks
-for; what the compiler refuses all the same is compiled again with the chunks that the command's
-message names. The compiler works with quick effort; `--effort full`, in another directory, takes
-four times as long. Prints Markdown.
+same --effort. A batch that would not fit starts with the number of chunks that the memory estimate
+asks for; what the compiler refuses all the same is compiled again with the chunks that the
+command's message names. The compiler works with quick effort; `--effort full`, in another
+directory, takes four times as long. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -118,12 +118,12 @@ def compile_row(row: Row, results: pathlib.Path, *, effort: str) -> None:
             *(sys.executable, "-m", "taser_jax.cli", "compile", f"--topology={row.topology}"),
             f"--gin_file=runs/{row.model}_base.gin",
             f"--gin.BATCH_SIZE={row.batch}",
-            f"--gin.NUM_CHUNKS={chunks}",
-            "--gin.ENCODING=None",
-            f"--gin.COMPILER_EFFORT={effort}",
-            f"--gin.OUTPUT_DIR={directory}",
+            f"--gin.TrainingConfig.num_chunks={chunks}",
+            "--gin.compile_recipe.encoding=None",
+            f"--gin.compile_recipe.compiler_effort={effort}",
+            f"--gin.compile_recipe.output_dir={directory}",
         ]
-        print(row.name, f"NUM_CHUNKS={chunks}", flush=True)
+        print(row.name, f"num_chunks={chunks}", flush=True)
         # A report that is there afterwards is this run's.
         (directory / REPORT_JSON).unlink(missing_ok=True)
         start = time.monotonic()
@@ -134,7 +134,7 @@ def compile_row(row: Row, results: pathlib.Path, *, effort: str) -> None:
         if done.returncode != (0 if fits else EXIT_USER_ERROR) or fits is None:
             raise SystemExit(f"{' '.join(command)}\n{done.stderr[-4000:]}")
         tried.append({"num_chunks": chunks, "fits": fits, "seconds": seconds})
-        advice = re.search(r"NUM_CHUNKS=(\d+)", done.stderr)
+        advice = re.search(r"num_chunks=(\d+)", done.stderr)
         if fits or advice is None:
             break
         chunks = int(advice.group(1))

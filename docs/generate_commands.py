@@ -20,6 +20,8 @@ from typing import Any
 from taser_jax import command_line, gin_files
 
 PATH = pathlib.Path(__file__).resolve().parent / "commands.md"
+# Parameters that the command line fills in.
+_NOT_OPTIONS = ("config_text", "dry_run")
 HEAD = f"""\
 # Commands
 
@@ -36,9 +38,9 @@ A command ends with status 0 when it has finished, 2 for a problem that its mess
 mend, 75 when SIGTERM preempted it (run the same command again and it goes on), and 130 for Ctrl-C.
 
 Below, **Option** is what to write after `--gin.`; options that are **required** have no default.
-Options in capitals are macros of the command's default Gin file. Everything else that a command
-takes is a field of an [object](#objects), set by its full name, for example
-`--gin.EncodeConfig.length_multiple=16`.
+Options in capitals are macros of the command's default Gin file; options with a dot are parameters
+of its function. Everything else that a command takes is a field of an [object](#objects), set by
+its full name, for example `--gin.EncodeConfig.length_multiple=16`.
 """
 
 
@@ -91,6 +93,12 @@ def _command(
         meaning = about.get(owner, {}).get(parameter, "")
         shown = f" (`{option.parameter}`)" if option.parameter else ""
         lines.append(f"| `{option.name}` | {_default(option.value)} | {_cell(meaning)}{shown} |")
+    bound = dict(_bindings(command.gin_file))
+    for parameter, described in inspect.signature(function).parameters.items():
+        full = f"{function.__name__}.{parameter}"
+        if full not in bound and parameter not in _NOT_OPTIONS:
+            meaning = about[function.__name__].get(parameter, "")
+            lines.append(f"| `{full}` | {_field_default(described.default)} | {_cell(meaning)} |")
     if configurables:
         links = sorted(f"[{c.__name__}](#{c.__name__.lower()})" for c in configurables)
         lines += ["", f"Objects: {', '.join(links)}."]

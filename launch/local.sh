@@ -37,6 +37,7 @@ if [ ! -e "$directory/tokens/metadata.json" ]; then
 fi
 step env JAX_PLATFORMS=cpu "JAX_NUM_CPU_DEVICES=$devices" taser train \
   --gin_file=runs/train.gin --gin_file=models/bert_tiny.gin --gin_file=models/taser.gin \
-  --gin_file=optim/adamw.gin "--gin.MODEL_DIR=$directory/model" \
+  "--gin.MODEL_DIR=$directory/model" \
   "--gin.TOKEN_STORE=$directory/tokens" "--gin.TRAIN_STEPS=$steps" --gin.BATCH_SIZE=32 \
-  "--gin.WARMUP_STEPS=$((steps / 10))" --gin.LOG_PERIOD=5 --gin.EVAL_STEPS=2 ${rest[@]+"${rest[@]}"}
+  "--gin.WARMUP_STEPS=$((steps / 10))" --gin.LoopConfig.log_period=5 \
+  --gin.ValidationConfig.num_batches=2 ${rest[@]+"${rest[@]}"}

@@ -8,6 +8,7 @@ import importlib.metadata
 import inspect
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -148,12 +149,19 @@ def _require_same_start(arguments: Arguments, configuration_text: str) -> None:
 
 
 def _help(name: str, command: Command, function: Callable[..., None]) -> str:
-    path = gin_directory() / command.gin_file
     own = [f"  {flag}=VALUE  sets {macro}\n" for flag, macro in command.flags.items()]
     reads = " and then ".join(command.gin_files())
     return (
         f"taser {name}: {command.summary}\n\n{inspect.getdoc(function)}\n\n{''.join(own)}"
-        f"Without --gin_file it reads {reads}:\n\n{path.read_text(encoding='utf-8')}"
+        f"Without --gin_file it reads {reads}:\n\n{_with_includes(command.gin_file)}"
+    )
+
+
+def _with_includes(gin_file: str) -> str:
+    """A packaged file's text, with that of the files that it includes in their places."""
+    text = (gin_directory() / gin_file).read_text(encoding="utf-8")
+    return re.sub(
+        r"^include '(.*)'$", lambda found: _with_includes(found[1]).rstrip(), text, flags=re.M
     )
 
 

@@ -31,9 +31,9 @@ class Command:
         summary: one line for the list of commands.
         gin_file: the Gin file read when none is given.
         recipe: for a command that works on another's configuration, the Gin file read when none
-            is given; `gin_file` is then always read after it.
+            is given; `gin_file` is then always read before it.
         recipe_of: that other command's function.
-        flags: flags of its own, each for a macro.
+        flags: flags of its own, each for a binding.
     """
 
     module: str
@@ -48,7 +48,7 @@ class Command:
         """Files to read, in order, where those given stand on the command line."""
         if self.recipe is None:
             return tuple(given) or (self.gin_file,)
-        return (*(given or (self.recipe,)), self.gin_file)
+        return (self.gin_file, *(given or (self.recipe,)))
 
 
 COMMANDS: dict[str, Command] = {
@@ -93,7 +93,7 @@ COMMANDS: dict[str, Command] = {
         "runs/compile.gin",
         recipe="runs/taser_base.gin",
         recipe_of="train",
-        flags={"--topology": "TOPOLOGY"},
+        flags={"--topology": "compile_recipe.topology"},
     ),
     "encode": Command("commands.encode", "encode", "embed the passages", "runs/encode.gin"),
     "index": Command("commands.index", "index", "build an exact or ScaNN index", "runs/index.gin"),

@@ -14,16 +14,17 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import gin
 
 from taser_jax.errors import ConfigError
-from taser_jax.gin_files import GinReader, did_you_mean
+from taser_jax.gin_files import MACRO, GinReader, did_you_mean, former_macros, references
 
-_MACRO = "gin.macro"
 _PRETRAINED = "PRETRAINED"
+# The object that loads what it names.
+_WEIGHTS = "Pretrained"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _is_union(hint: Any) -> bool:
 def resolve(
     function: Callable[..., Any],
     *,
-    configurables: Iterable[Callable[..., Any]],
+    configurables: Collection[Callable[..., Any]],
     flags: GinFlags,
     allow_unset: bool = False,
     recipe_of: str | None = None,
@@ -138,8 +139,8 @@ def resolve(
         reader.read_binding(name, value)
     bindings = _all_bindings()
     used = _reachable(function.__name__, bindings)
-    _check_macros(bindings)
-    _check_pretrained(bindings, used)
+    _check_macros(bindings, reader.referenced, [function, *configurables])
+    _check_pretrained(bindings, used, configurables)
     _check_command_line(flags.bindings, bindings, used, function.__name__)
     unset = _required(bindings, used)
     if unset and not allow_unset:
@@ -189,12 +190,6 @@ def _all_bindings() -> _Bindings:
     return {key: dict(values) for key, values in gin.config._CONFIG.items()}
 
 
-def _references(value: Any) -> Iterator[_Key]:
-    """(scope, selector) of every reference inside a binding's value."""
-    for reference in gin.config.iterate_references({"value": value}):
-        yield reference.config_key
-
-
 def _reachable(root: str, bindings: _Bindings) -> set[_Key]:
     """Keys of the bindings that calling the root may read, following references and macros.
 
@@ -216,47 +211,53 @@ def _reachable(root: str, bindings: _Bindings) -> set[_Key]:
                 continue
             used.add(key)
             for value in bindings[key].values():
-                for scope, target in _references(value):
+                for scope, target in references(value):
                     calls.append((scope or active, target))
     return used
 
 
-def _check_macros(bindings: _Bindings) -> None:
-    bound = [scope for scope, selector in bindings if selector == _MACRO]
-    referenced = {
-        scope
-        for values in bindings.values()
-        for scope, selector in _references(values)
-        if selector == _MACRO
-    }
-    for name in sorted(referenced - set(bound)):
+def _check_macros(
+    bindings: _Bindings, referenced: set[str], targets: Iterable[Callable[..., Any]]
+) -> None:
+    bound = {scope for scope, selector in bindings if selector == MACRO}
+    known = referenced | {target.__name__ for target in targets}
+    for name in sorted(referenced - bound):
         raise ConfigError(
             f"%{name} is referred to but never given a value",
-            fix=did_you_mean(name, bound) or f"set --gin.{name}=...",
+            where=f"%{name}",
+            fix=_in_place_of(name, known) or did_you_mean(name, bound) or f"set --gin.{name}=...",
         )
-    for name in bound:
-        if name not in referenced:
-            raise ConfigError(
-                f"macro {name} is set, but nothing refers to it",
-                where=name,
-                expected=f"one of {', '.join(sorted(referenced))}",
-                fix=did_you_mean(name, referenced) or "check the spelling, or remove it",
-            )
+    for name in sorted(bound - referenced):
+        raise ConfigError(
+            f"macro {name} is set, but nothing refers to it",
+            where=name,
+            expected=f"one of {', '.join(sorted(referenced))}",
+            fix=_in_place_of(name, known)
+            or did_you_mean(name, referenced)
+            or "check the spelling, or remove it",
+        )
 
 
-def _check_pretrained(bindings: _Bindings, used: set[_Key]) -> None:
+def _in_place_of(macro: str, known: Collection[str]) -> str | None:
+    """How to set what a macro that is gone set, of what the command knows."""
+    bindings = former_macros().get(macro, [])
+    possible = [name for name in bindings if name.split("/")[-1].split(".")[0] in known]
+    return f"set {' or '.join(possible)} instead" if possible else None
+
+
+def _check_pretrained(
+    bindings: _Bindings, used: set[_Key], configurables: Iterable[Callable[..., Any]]
+) -> None:
     """Refuses a configuration that names pretrained weights and would not load them."""
-    reference = (_PRETRAINED, _MACRO)
-    for key, values in bindings.items():
-        for parameter, value in values.items():
-            if key not in used and reference in _references(value):
-                raise ConfigError(
-                    f"{_PRETRAINED} is set, but nothing reads {_binding_name(key, parameter)}: "
-                    "this would start from random weights",
-                    where=_PRETRAINED,
-                    fix="include the file of the pretrained model after the recipe's defaults, "
-                    f"or leave {_PRETRAINED} out",
-                )
+    loads = any(target.__name__ == _WEIGHTS for target in configurables)
+    loaded = any(selector.split(".")[-1] == _WEIGHTS for _, selector in used)
+    if (_PRETRAINED, MACRO) in bindings and loads and not loaded:
+        raise ConfigError(
+            f"{_PRETRAINED} is set, but nothing loads it: this would start from random weights",
+            where=_PRETRAINED,
+            fix=f"include models/bert_pretrained.gin or models/t5_pretrained.gin after what sets "
+            f"TrainingConfig.pretrained otherwise, or leave {_PRETRAINED} out",
+        )
 
 
 def _check_command_line(
@@ -275,7 +276,7 @@ def _check_command_line(
                 and parts[2] in bindings[key]
             ]
         else:
-            hits = [key for key in used if key == (name, _MACRO)]
+            hits = [key for key in used if key == (name, MACRO)]
         if not hits:
             raise ConfigError(
                 f"`{command}` never uses {name}",
@@ -297,7 +298,7 @@ def _required(bindings: _Bindings, used: set[_Key]) -> list[str]:
 
 def _binding_name(key: _Key, parameter: str) -> str:
     scope, selector = key
-    if selector == _MACRO:
+    if selector == MACRO:
         return scope
     name = f"{selector.split('.')[-1]}.{parameter}"
     return f"{scope}/{name}" if scope else name

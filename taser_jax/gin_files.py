@@ -12,8 +12,8 @@ import pathlib
 import re
 import tokenize
 import types
-from collections.abc import Iterable, Sequence
-from typing import TextIO
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TextIO
 
 import gin
 from gin import config_parser
@@ -21,7 +21,7 @@ from gin import config_parser
 from taser_jax.errors import ConfigError
 
 _GIN_ERRORS = (ValueError, SyntaxError, AttributeError, TypeError, tokenize.TokenError)
-_MACRO = "gin.macro"
+MACRO = "gin.macro"
 
 
 def gin_directory() -> pathlib.Path:
@@ -59,11 +59,15 @@ class GinReader:
     Args:
         search_paths: folders searched for files after the working directory and before the
             packaged ones.
+
+    Attributes:
+        referenced: macros that a binding has named, whether or not a later one took its place.
     """
 
     def __init__(self, search_paths: Sequence[str] = ()) -> None:
         self._folders = ("", *search_paths, str(gin_directory()))
         self._bindings: dict[tuple[str, str, str], _Binding] = {}
+        self.referenced: set[str] = set()
 
     def read_file(self, path: str, included_by: tuple[str, ...] = ()) -> None:
         """Reads a file and what it includes.
@@ -113,7 +117,7 @@ class GinReader:
             name = f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}"
         else:
             name = f"{scope}/{selector}" if scope else selector
-            key = (name, _MACRO, "value")
+            key = (name, MACRO, "value")
         binding = _Binding(repr(value), files, location.line_num)
         former = self._bindings.get(key)
         if former and _contradicts(binding, former):
@@ -125,6 +129,20 @@ class GinReader:
             )
         gin.bind_parameter(key, value)
         self._bindings[key] = binding
+        self.referenced |= {scope for scope, kind in references(value) if kind == MACRO}
+
+
+def references(value: Any) -> Iterator[tuple[str, str]]:
+    """(scope, selector) of every reference inside a value; a macro's scope is its name."""
+    for reference in gin.config.iterate_references({"value": value}):
+        yield reference.config_key
+
+
+def former_macros() -> dict[str, list[str]]:
+    """Macros that are gone -> the bindings, or macros, that set the same."""
+    text = (gin_directory() / "former_macros.txt").read_text(encoding="utf-8")
+    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    return {name: bindings for name, *bindings in rows}
 
 
 def _contradicts(binding: _Binding, former: _Binding) -> bool:

@@ -29,6 +29,7 @@ from taser_jax.interop.encoder_settings import EncoderSettings, read_encoder_set
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.interop.tokenizer_files import checkpoint_vocabulary
+from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, abstract_params
 from taser_jax.records import Passage
@@ -207,7 +208,8 @@ class Retriever:
             ConfigError: an architecture that is not supported.
         """
         directory = fetch(source)
-        bert = pretrained_bert(directory, dropout_rate=0.0, attention_dropout_rate=0.0)
+        without_dropout = BertConfig(dropout_rate=0.0, attention_dropout_rate=0.0)
+        bert = pretrained_bert(directory, numerics=without_dropout)
         settings = settings or read_encoder_settings(directory)
         config = DualEncoderConfig(bert=bert)
         vocabulary = checkpoint_vocabulary(directory)

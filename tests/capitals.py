@@ -61,12 +61,12 @@ class Capitals:
             f"--gin_file={self.root}/questions.gin",
             *self.where,
             *gin(PASSAGES=self.root / "passages.tsv"),
-            f"--gin.QUESTIONS={{'capital': {capital}, 'rivers': {{{splits}}}}}",
+            f"--gin.QUERIES={{'capital': {capital}, 'rivers': {{{splits}}}}}",
         ]
 
     def bm25(self, runs_dir: pathlib.Path, **more: object) -> None:
         index_dir = self.root / "bm25"
-        succeed("bm25", *self.where, *gin(RUNS_DIR=runs_dir, INDEX_DIR=index_dir, **more))
+        succeed("bm25", *self.where, *gin(BM25_RUNS_DIR=runs_dir, BM25_INDEX_DIR=index_dir, **more))
 
     def _passages(self, file) -> None:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")

@@ -20,9 +20,10 @@ ROWS = (
 )
 
 
-def gin(**values: object) -> list[str]:
-    """Bindings of macros, as typed on the command line."""
-    return [f"--gin.{name}={value}" for name, value in values.items()]
+def gin(target: str = "", /, **values: object) -> list[str]:
+    """Bindings of a target's parameters, or of macros, as typed on the command line."""
+    prefix = f"{target}." if target else ""
+    return [f"--gin.{prefix}{name}={value}" for name, value in values.items()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class SmallWorld:
         run(
             *("prepare", "pydocs"),
             *gin(DATA_DIR=self.data_dir, COLLECTION="small", TASKS=list(TASKS)),
-            *gin(PACKAGES=["json", "statistics", "optax"]),
+            *gin("prepare_pydocs", packages=["json", "statistics", "optax"]),
         )
         collection = gin(DATA_DIR=self.data_dir, VOCABULARY=self.root / "vocabulary")
         run("vocab", *collection, *gin(COLLECTION="small", VOCAB_SIZE=1000))
@@ -72,9 +73,12 @@ class SmallWorld:
                 "--gin.dpr/DualEncoderConfig.bert=@dpr/BertConfig()",
                 "--gin.dpr/BertConfig.num_layers=1",
             ),
-            *gin(EMBED_DIM=32, NUM_LAYERS=2, NUM_HEADS=2, HEAD_DIM=16, MLP_DIM=64),
-            *gin(DROPOUT_RATE=0.0, TRAIN_STEPS=6, BATCH_SIZE=16, WARMUP_STEPS=2, EVAL_STEPS=0),
-            *gin(INDEX_KIND="exact", TOP_K=100),
+            *gin("BertConfig", embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64),
+            *gin(TRAIN_STEPS=6, BATCH_SIZE=16, WARMUP_STEPS=2),
+            *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),
+            *gin("ValidationConfig", num_batches=0),
+            *gin(TOP_K=100),
+            *gin("IndexConfig", kind="exact"),
             *bindings,
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taser_jax import configuration
+from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.configuration import GinFlags
 from taser_jax.errors import ConfigError
 
@@ -21,7 +22,7 @@ def resolve(tmp_path, monkeypatch):
         for name, text in texts.items():
             (tmp_path / f"{name}.gin").write_text(text)
         flags = GinFlags(files=tuple(f"{name}.gin" for name in files))
-        return configuration.resolve(bake, configurables=(), flags=flags).function()
+        return configuration.resolve(bake, configurables=(Pretrained,), flags=flags).function()
 
     return call
 
@@ -79,10 +80,13 @@ def test_a_file_that_includes_itself_is_refused(resolve):
         resolve("a", a="include 'b.gin'\n", b="include 'a.gin'\n")
 
 
-def test_pretrained_weights_that_nothing_reads_are_refused(resolve):
-    text = "PRETRAINED = 'bert'\nbake.bread = %PRETRAINED\nhot/bake.tin = %PRETRAINED\n"
+def test_pretrained_weights_that_nothing_loads_are_refused(resolve):
+    weights = "PRETRAINED = 'bert'\nbake.tin = @Pretrained()\nPretrained.source = %PRETRAINED\n"
+    assert resolve("recipe", recipe=weights)[2] == Pretrained("bert")
     with pytest.raises(ConfigError) as error:
-        resolve("recipe", recipe=text)
-    assert "nothing reads hot/bake.tin: this would start from random weights" in str(error.value)
-    text = "PRETRAINED = 'bert'\nbake.bread = %PRETRAINED\n"
-    assert resolve("recipe", recipe=text)[0] == "bert"
+        resolve("recipe", "over", recipe=weights, over="bake.tin = None\n")
+    assert "nothing loads it: this would start from random weights" in str(error.value)
+
+
+def test_a_macro_is_referred_to_even_where_a_later_line_binds_directly(resolve):
+    assert resolve("recipe", recipe=f"{DEFAULTS}bake.minutes = 5\n")[1] == 5

@@ -112,21 +112,19 @@ GIN_FILE = """\
 include 'runs/train.gin'
 include 'models/bert_tiny.gin'
 include 'models/taser.gin'
-include 'optim/adamw.gin'
 
 MODEL = @DualEncoderConfig()
-OPTIMIZER = @OptimizerConfig()
-EMBED_DIM = 16
-NUM_LAYERS = 1
-NUM_HEADS = 2
-HEAD_DIM = 8
-MLP_DIM = 32
-MAX_LENGTH = 12
+BertConfig.embed_dim = 16
+BertConfig.num_layers = 1
+BertConfig.num_heads = 2
+BertConfig.head_dim = 8
+BertConfig.mlp_dim = 32
+BertConfig.max_length = 12
 LEARNING_RATE = 3e-3
 WARMUP_STEPS = 2
 BATCH_SIZE = 8
-LOG_PERIOD = 1
-EVAL_STEPS = 1
+LoopConfig.log_period = 1
+ValidationConfig.num_batches = 1
 EVAL_PERIOD = 10
 CHECKPOINT_PERIOD = 5
 ExpertConfig.blocks = [1]

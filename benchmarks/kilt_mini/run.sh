@@ -49,7 +49,7 @@ ance() {
   shift 2
   echo "== $name, seed $seed"
   taser pipeline ance --gin_file=runs/kilt_mini_ance.gin "$@" \
-    --gin.OUTPUT_DIR="$output_dir/seed-$seed/$name" --gin.NAME="$name" \
+    --gin.OUTPUT_DIR="$output_dir/seed-$seed/$name" --gin.pipeline_ance.name="$name" \
     --gin.DATA_DIR="$data_dir" --gin.TOKEN_STORE="$output_dir/tokens/$mixture" \
     --gin.PRETRAINED="$pretrained" --gin.RANDOM_SEED="$seed" "${options[@]}"
 }
@@ -57,8 +57,8 @@ ance() {
 branch() {
   local name=$1
   shift
-  ance "$name" kilt_mini_name "$@" --gin.WARM_UP_DIR="$output_dir/seed-$seed/naive" \
-    --gin.BRANCH_AFTER=1 --gin.NUM_EPISODES=1
+  ance "$name" kilt_mini_name "$@" --gin.pipeline_ance.warm_up_dir="$output_dir/seed-$seed/naive" \
+    --gin.pipeline_ance.branch_after=1 --gin.Episodes.count=1
 }
 # validate NAME: the row's PageRprec on the validation queries, in OUTPUT_DIR/validation.
 validate() {
@@ -68,7 +68,7 @@ validate() {
     --gin.RUNS_DIR="$episode/runs"
   taser evaluate --gin.RUNS_DIR="$episode/runs" --gin.DATA_DIR="$data_dir" --gin.COLLECTION=kilt_mini \
     --gin.SPLIT=validation --gin.SYSTEM="$1" --gin.EVAL_OUTPUT_DIR="$output_dir/validation" \
-    --gin.JUDGE=kilt --gin.MEASURES="['PageRprec']"
+    --gin.EvaluationConfig.judge=kilt --gin.EvaluationConfig.measures="['PageRprec']"
 }
 
 for seed in "${seeds[@]}"; do
@@ -83,19 +83,19 @@ for seed in "${seeds[@]}"; do
       marker) ance marker kilt_mini_marker ;;
       qspec)
         # Towers that no passage trains move apart from the passages' at the others' rate.
-        branch qspec --gin_file=models/query_specific.gin --gin.QUERY_TASKS="($query_tasks)" \
-          --gin.LEARNING_RATE=2e-5 ;;
+        branch qspec --gin.DualEncoderConfig.towers=separate --gin.LEARNING_RATE=2e-5 \
+          --gin.DualEncoderConfig.query_tasks="($query_tasks)" ;;
       pcgrad | cgd | gradnorm) branch "$row" --gin_file="optim/$row.gin" ;;
       t-sage-*)
         branch "$row" --gin_file=optim/tsage.gin --gin_file=runs/kilt_mini_tsage.gin \
-          --gin.TSAGE_TEMPERATURE="${row#t-sage-}"
+          --gin.TSageConfig.temperature="${row#t-sage-}"
         if [ "$seed" = "${seeds[0]}" ]; then validate "$row"; fi ;;
       per-task)
         # As many queries per step as the task has in the other rows.
         for task in $tasks; do
           queries=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["batch_sizes"][sys.argv[2]])' \
             "$output_dir/seed-$seed/naive/episode-2/model/run.json" "$task")
-          branch "per-task-$task" --gin.TASKS="['$task']" --gin.TOTAL_BATCH_SIZE="$queries"
+          branch "per-task-$task" --gin.TASKS="['$task']" --gin.TaskBatchingConfig.total="$queries"
         done ;;
       *)
         echo "error: no row $row" >&2
@@ -112,10 +112,10 @@ best=$(python "$here/table.py" --best-temperature "$output_dir")
 if [ -n "$best" ]; then
   taser analyze --gin.TOKEN_STORE="$output_dir/tokens/kilt_mini_name" \
     --gin.OUTPUT_DIR="$output_dir/analysis" --gin.NEGATIVES_DIRS="['$models/naive/episode-1/negatives']" \
-    --gin.MODEL_DIRS="{'naive': '$models/naive/$last', 'T-SAGE': '$models/t-sage-$best/$last'}" \
-    --gin.RANDOM_SEED="${seeds[0]}" --gin.TOTAL_BATCH_SIZE=448 \
-    --gin.SIZE_TEMPERATURE=1e9 --gin.NUM_NEGATIVES=1 \
-    --gin.TEMPERATURE=0.05 --gin.MEDIAN_OVER=nonzero \
-    --gin.TSAGE_BETAS="[0.0, 0.9, 0.99]" \
-    --gin.NUM_BATCHES="${ANALYZED_BATCHES:-8}"
+    --gin.analyze.model_dirs="{'naive': '$models/naive/$last', 'T-SAGE': '$models/t-sage-$best/$last'}" \
+    --gin.RANDOM_SEED="${seeds[0]}" --gin.TaskBatchingConfig.total=448 \
+    --gin.TaskBatchingConfig.temperature=1e9 --gin.TaskBatchingConfig.num_negatives=1 \
+    --gin.ObjectiveConfig.temperature=0.05 --gin.AnalysisConfig.median_over=nonzero \
+    --gin.AnalysisConfig.betas="[0.0, 0.9, 0.99]" \
+    --gin.AnalysisConfig.num_batches="${ANALYZED_BATCHES:-8}"
 fi

@@ -26,15 +26,14 @@ python "$here/split_questions.py" \
   "$source_dir/nq_qed/nq_qed_train.dpr.jsonl.gz" "$questions"
 
 taser prepare dpr --gin_file=runs/open_qa_prepare.gin --gin.DATA_DIR="$data_dir" \
-  --gin.SQUAD_PASSAGES="$source_dir/squad/psgs_squad_dev.tsv.gz" \
-  --gin.NQ_PASSAGES="$source_dir/nq_qed/psgs_nq_qed.tsv.gz" \
-  --gin.KILT_PASSAGES="$source_dir/kilt_mini/passages.tsv.gz" \
-  --gin.SQUAD_TRAIN="$questions/squad_split_train.train.jsonl" \
-  --gin.SQUAD_VALIDATION="$questions/squad_split_train.validation.jsonl" \
-  --gin.SQUAD_TEST="$source_dir/squad/squad_split_dev.dpr.jsonl.gz" \
-  --gin.NQ_TRAIN="$questions/nq_qed_train.train.jsonl" \
-  --gin.NQ_VALIDATION="$questions/nq_qed_train.validation.jsonl" \
-  --gin.NQ_TEST="$source_dir/nq_qed/nq_qed_dev.dpr.jsonl.gz"
+  --gin.PASSAGES="{'squad': '$source_dir/squad/psgs_squad_dev.tsv.gz',
+    'nq': '$source_dir/nq_qed/psgs_nq_qed.tsv.gz', 'kilt': '$source_dir/kilt_mini/passages.tsv.gz'}" \
+  --gin.squad_train/QuestionFiles.questions="$questions/squad_split_train.train.jsonl" \
+  --gin.squad_validation/QuestionFiles.questions="$questions/squad_split_train.validation.jsonl" \
+  --gin.squad_test/QuestionFiles.questions="$source_dir/squad/squad_split_dev.dpr.jsonl.gz" \
+  --gin.nq_train/QuestionFiles.questions="$questions/nq_qed_train.train.jsonl" \
+  --gin.nq_validation/QuestionFiles.questions="$questions/nq_qed_train.validation.jsonl" \
+  --gin.nq_test/QuestionFiles.questions="$source_dir/nq_qed/nq_qed_dev.dpr.jsonl.gz"
 
 if [ -n "${PRETRAINED:-}" ]; then
   vocabulary=$PRETRAINED

@@ -29,7 +29,7 @@ for set in ${SETS:-scifact medquad}; do
     --gin.MIXTURE_OR_TASK_NAME="$set" --gin.MIXTURE_OR_TASK_MODULE=beir_tasks \
     --gin.TASK_FEATURE_LENGTHS="{'query': 64, 'passage': 256}"
   taser pipeline taser --gin_file=runs/yardstick.gin "${common[@]}" --gin.PRETRAINED="$pretrained" \
-    --gin.OUTPUT_DIR="$root/comparison" --gin.SAMPLING_RATES="{}" --gin.TRAIN_STEPS=200 \
+    --gin.OUTPUT_DIR="$root/comparison" --gin.BatchingConfig.rates="{}" --gin.TRAIN_STEPS=200 \
     --gin.WARMUP_STEPS=20 "$@"
   for system in Shared TASER; do
     zero_shot=$root/zero-shot-${system,,}

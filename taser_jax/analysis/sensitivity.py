@@ -231,8 +231,8 @@ def check_medians(
             f"the median sensitivity to {', '.join(zero)} is 0",
             where=where,
             expected="gradients that are not 0 for more than half of the parameters",
-            fix="average over more batches (NUM_BATCHES), or set MEDIAN_OVER=nonzero: of a small "
-            "model most parameters are vocabulary rows that no batch touches"
+            fix="average over more batches (num_batches), or set median_over='nonzero': most "
+            "parameters of a small model are vocabulary rows that no batch touches"
             if over is MedianOver.ALL
             else "leave the task out: its loss does not depend on the parameters",
         )

@@ -206,8 +206,8 @@ def check_query_towers(config: ModelConfig, tasks: Iterable[str], *, where: str)
         raise ConfigError(
             f"no query tower for {', '.join(missing)}",
             where=where,
-            expected=f"tasks of QUERY_TASKS: {', '.join(config.query_tasks)}",
-            fix="name these tasks in QUERY_TASKS, or leave them out of TASKS",
+            expected=f"tasks of query_tasks: {', '.join(config.query_tasks)}",
+            fix="name these tasks in query_tasks, or leave them out of TASKS",
         )
 
 

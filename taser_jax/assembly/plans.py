@@ -167,7 +167,7 @@ def _every_task(
             "no token store, and a batch of every task in each step",
             where="TOKEN_STORE",
             expected="a token store, which says what the tasks are",
-            fix="run `taser tokenize` first; for `taser compile`, set TASK_SIZES",
+            fix="run `taser tokenize` first; for `taser compile`, set compile_recipe.task_sizes",
         )
     shapes = {
         task: BatchShape(

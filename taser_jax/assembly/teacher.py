@@ -97,9 +97,9 @@ def open_teacher(
         if directory is not None:
             raise ConfigError(
                 "a teacher's embeddings are given, and the objective reads none",
-                where="TEACHER_EMBEDDINGS_DIR",
-                expected="GUIDE, or DISTILLATION with candidates = 'batch'",
-                fix="set one of these, or leave out TEACHER_EMBEDDINGS_DIR",
+                where="TrainingConfig.teacher_embeddings",
+                expected="a guide, or a distillation with candidates = 'batch'",
+                fix="set one of these, or leave the embeddings out",
             )
         return None
     given = require(directory, TeacherInput.EMBEDDINGS)

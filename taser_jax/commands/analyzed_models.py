@@ -91,12 +91,12 @@ def _named(model_dirs: Mapping[str, str] | Sequence[str] | str) -> dict[str, str
         if len(named) < len(directories):
             raise ConfigError(
                 "two model directories of the same name",
-                where="MODEL_DIRS",
+                where="MODEL_DIR",
                 expected="names that tell them apart",
                 fix="give names: {'naive': 'first/model', 'T-SAGE': 'second/model'}",
             )
     if not named:
-        raise ConfigError("no model directory", where="MODEL_DIRS", fix="name at least one")
+        raise ConfigError("no model directory", where="MODEL_DIR", fix="name at least one")
     return named
 
 
@@ -138,7 +138,7 @@ def _steps(directory: epath.Path, wanted: Sequence[int] | None) -> tuple[int, ..
             f"no checkpoint of step {', '.join(map(str, missing))}",
             where=str(directory),
             expected=f"some of {', '.join(map(str, there))}",
-            fix="correct STEPS; `--gin.CheckpointConfig.keep_latest=1000` makes `taser train` keep "
-            "all checkpoints, one every CHECKPOINT_PERIOD steps",
+            fix="correct analyze.steps; `--gin.CheckpointConfig.keep_latest=1000` makes "
+            "`taser train` keep all checkpoints, one every CHECKPOINT_PERIOD steps",
         )
     return tuple(sorted(set(wanted))) if wanted else tuple(there)

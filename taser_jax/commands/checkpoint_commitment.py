@@ -40,9 +40,9 @@ def steps_to_compare(model: AnalyzedModel, config: AnalysisConfig) -> list[tuple
     if not found:
         raise ConfigError(
             f"no two checkpoints {config.period} steps apart",
-            where=f"PERIOD, {model.directory}",
+            where=f"AnalysisConfig.period, {model.directory}",
             expected=f"a distance between two of {', '.join(map(str, model.steps))}",
-            fix="correct PERIOD, or set it to None to compare each checkpoint with the one before",
+            fix="correct it, or set it to None to compare each checkpoint with the one before",
         )
     return found
 

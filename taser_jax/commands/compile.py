@@ -235,7 +235,7 @@ def _encoding_report(
             model_flops=model.config.forward_flops(batch_size=size, length=length) / devices,
         ),
         advise=lambda *_: (
-            f"lower BATCH_TOKENS, now {encoding.batch_tokens:,}; it decides the batch"
+            f"lower EncodeConfig.batch_tokens, now {encoding.batch_tokens:,}; it decides the batch"
         ),
     )
 
@@ -321,7 +321,10 @@ def what_would_fit(
     activations = needed - state_bytes
     if activations > available - min(state_bytes, room):
         if model.transformer.remat is Remat.NONE:
-            fixes.append("REMAT=block recomputes each block in the backward pass")
+            fixes.append(
+                f"{type(model.transformer).__name__}.remat=block recomputes each block in the "
+                "backward pass"
+            )
         rows = smallest_batch // partitioner.batch_devices
         factor = activations / max(available - min(state_bytes, room), 1)
         chunks = [
@@ -330,7 +333,9 @@ def what_would_fit(
             if rows % size == 0 and size >= factor * training.num_chunks
         ]
         if chunks:
-            fixes.append(f"NUM_CHUNKS={chunks[0]} encodes a part of the batch at a time")
+            fixes.append(
+                f"TrainingConfig.num_chunks={chunks[0]} encodes a part of the batch at a time"
+            )
     fixes.append("more chips, over which the batch is split")
     return "; or ".join(fixes)
 

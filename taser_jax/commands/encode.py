@@ -104,7 +104,8 @@ def _queries(
                 f"no {what} {unknown[0]!r}",
                 where=str(store.directory),
                 expected=f"some of {', '.join(there) or '(the store has no queries)'}",
-                fix=f"correct {'TASKS' if what == 'task' else 'QUERY_SPLITS'}, or tokenize it",
+                fix="tokenize it, or correct "
+                + ("TASKS" if what == "task" else "encode.query_splits"),
             )
     chosen = [
         store.queries(entry.task, entry.split)

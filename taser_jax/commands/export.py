@@ -157,9 +157,9 @@ def _formats(formats: Sequence[str | ExportFormat]) -> list[ExportFormat]:
     if unknown or not values:
         raise ConfigError(
             f"{unknown[0]!r} is no format" if unknown else "no format",
-            where="FORMATS",
+            where="export_model.formats",
             expected=f"some of {', '.join(choices)}",
-            fix="write --gin.FORMATS=\"['sentence_transformers']\"",
+            fix="write --gin.export_model.formats=\"['sentence_transformers']\"",
         )
     return [ExportFormat(value) for value in dict.fromkeys(values)]
 

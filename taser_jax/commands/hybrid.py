@@ -126,8 +126,8 @@ def _choose(
     if not sets or (missing and config.chosen_for is ChosenFor.EACH_TASK):
         raise ConfigError(
             f"no development set of {', '.join(missing)}",
-            where="DEVELOPMENT_SPLIT",
-            fix="set ALPHA, or choose one alpha for all tasks",
+            where="hybrid.development_split",
+            fix="set hybrid.alpha, or choose one alpha for all tasks",
         )
 
     def choose(named: str, chosen: Sequence[DevelopmentSet]) -> float:

@@ -160,7 +160,7 @@ def _write(
             f"none of {len(queries)} queries has a negative: {statistics}",
             where=where,
             expected="some queries to train on, where those without negatives are dropped",
-            fix="look deeper, lower the margins, or set WITHOUT_NEGATIVES='random'",
+            fix="look deeper, lower the margins, or set without_negatives = 'random'",
         )
     if statistics.queries_without:
         fate = "training leaves them out" if dropped else "training draws random passages for them"

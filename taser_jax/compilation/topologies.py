@@ -101,7 +101,7 @@ def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
     if generation not in KNOWN_SHAPES or not all(size.isdecimal() for size in shape.split("x")):
         raise _unknown(name)
     if num_slices < 1:
-        raise ConfigError(f"{num_slices} slices", where="NUM_SLICES", expected="1 or more")
+        raise ConfigError(f"{num_slices} slices", where="num_slices", expected="1 or more")
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError(
             "libtpu is not installed, and it has the TPU compiler",

@@ -125,7 +125,7 @@ def compare_rows(
     if baseline is None:
         # Rows are evaluated one by one: the baseline's may be yet to come.
         rows = ", ".join(result.system for result in results)
-        logger.warning("BASELINE %r is not a row (%s): no row is tested against it", name, rows)
+        logger.warning("baseline %r is not a row (%s): no row is tested against it", name, rows)
     of_baseline = _by_task(directory, baseline, split) if baseline else {}
     if baseline is None or not of_baseline:
         return None

@@ -116,9 +116,9 @@ def check_task(config: ModelConfig, task: str | None) -> None:
     if tasks and task not in tasks:
         raise ConfigError(
             "no task" if task is None else f"task {task!r}",
-            where="TASK",
+            where="export_model.task",
             expected=f"one of {', '.join(tasks)}: each has a query encoder, an export has one",
-            fix=f"--gin.TASK={tasks[0]!r}",
+            fix=f"--gin.export_model.task={tasks[0]!r}",
         )
 
 

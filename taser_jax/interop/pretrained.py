@@ -13,10 +13,8 @@ from taser_jax.interop.hub import fetch
 from taser_jax.interop.plain import from_plain_encoders
 from taser_jax.interop.sizes import check_sizes
 from taser_jax.interop.tensors import read_tensors
-from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.transformer import Remat
 
 Params = Any
 Source = str | os.PathLike[str]
@@ -33,11 +31,7 @@ def pretrained_bert(
     *,
     num_layers: int | None = None,
     layers: Sequence[int] | None = None,
-    dropout_rate: float = 0.1,
-    attention_dropout_rate: float = 0.1,
-    dtype: str = "float32",
-    remat: Remat = Remat.NONE,
-    attention: AttentionKernel = AttentionKernel.EINSUM,
+    numerics: BertConfig = BertConfig(),
 ) -> BertConfig:
     """The configuration of a checkpoint's encoder: its sizes, with the given training numerics.
 
@@ -45,11 +39,7 @@ def pretrained_bert(
         source: a Hugging Face directory, or an id on its hub.
         num_layers: number of first blocks to keep; None keeps all.
         layers: blocks to keep, numbered from 0, in this order; instead of `num_layers`.
-        dropout_rate: dropout after embeddings, attention and feed-forward.
-        attention_dropout_rate: dropout of attention probabilities.
-        dtype: dtype of activations.
-        remat: rematerialisation.
-        attention: attention kernel.
+        numerics: where dropout rates, dtype, rematerialisation and attention kernel come from.
 
     Raises:
         DataError: the source does not exist or is damaged.
@@ -59,11 +49,11 @@ def pretrained_bert(
     return dataclasses.replace(
         checkpoint,
         num_layers=len(_kept(checkpoint, num_layers, layers, where=str(source))),
-        dropout_rate=dropout_rate,
-        attention_dropout_rate=attention_dropout_rate,
-        dtype=dtype,
-        remat=remat,
-        attention=attention,
+        dropout_rate=numerics.dropout_rate,
+        attention_dropout_rate=numerics.attention_dropout_rate,
+        dtype=numerics.dtype,
+        remat=numerics.remat,
+        attention=numerics.attention,
     )
 
 

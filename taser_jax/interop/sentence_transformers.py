@@ -69,7 +69,7 @@ def check_plain(config: ModelConfig, *, format: str) -> DualEncoderConfig:
     if config.kind != DualEncoderConfig.kind:
         raise ConfigError(
             f"format {format!r} of a {type(config).__name__.removesuffix('DualEncoderConfig')}",
-            where="FORMATS",
+            where="export_model.formats",
             expected="a BERT: this format supports nothing else",
             fix="export it as saved_model or stablehlo",
         )
@@ -77,7 +77,7 @@ def check_plain(config: ModelConfig, *, format: str) -> DualEncoderConfig:
     if bert.experts.learned:
         raise ConfigError(
             f"format {format!r} of a model with {bert.experts.routing.value!r} routing",
-            where="FORMATS",
+            where="export_model.formats",
             expected="deterministic routing, or no experts: this format has plain BERTs, and with "
             "learned routing the expert depends on the text",
             fix="export it as saved_model or stablehlo, which include the router",

@@ -17,9 +17,8 @@ from taser_jax.interop.t5 import t5_from_t5x, t5_from_tensors
 from taser_jax.interop.t5_configs import t5_config, t5x_t5_config
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
 from taser_jax.interop.tensors import CONFIG_FILE, read_tensors
-from taser_jax.models.t5 import T5Config, T5Initialization, rescale
+from taser_jax.models.t5 import T5Config, rescale
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
-from taser_jax.models.transformer import Remat
 
 Params = Any
 Source = str | os.PathLike[str]
@@ -32,22 +31,13 @@ _MUST_MATCH = (
 _PROJECTION = "projection_layer"
 
 
-def pretrained_t5(
-    source: Source,
-    *,
-    dropout_rate: float = 0.1,
-    dtype: str = "float32",
-    remat: Remat = Remat.NONE,
-    initialization: T5Initialization = T5Initialization.STANDARD,
-) -> T5Config:
+def pretrained_t5(source: Source, *, numerics: T5Config = T5Config()) -> T5Config:
     """The configuration of a checkpoint's T5: its sizes, with the given training numerics.
 
     Args:
         source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
-        dropout_rate: dropout rate everywhere.
-        dtype: dtype of activations.
-        remat: rematerialisation.
-        initialization: how its weights are rescaled on loading.
+        numerics: where dropout rate, dtype, rematerialisation and `initialization` (how weights
+            are rescaled on loading) come from.
 
     Raises:
         DataError: the source does not exist or is damaged.
@@ -55,10 +45,10 @@ def pretrained_t5(
     """
     return dataclasses.replace(
         _open(source).config,
-        dropout_rate=dropout_rate,
-        dtype=dtype,
-        remat=remat,
-        initialization=initialization,
+        dropout_rate=numerics.dropout_rate,
+        dtype=numerics.dtype,
+        remat=numerics.remat,
+        initialization=numerics.initialization,
     )
 
 

@@ -245,10 +245,10 @@ def check_median(params: Any, *, tokens: Mapping[str, int], trainable: Any | Non
             raise ConfigError(
                 f"{untouched:,} of {total:,} parameters have no gradient in any batch of {task}: "
                 f"it has {number:,} tokens at most",
-                where="MEDIAN_OVER='all'",
+                where="TSageConfig.median_over = 'all'",
                 expected="a gradient for more than half of the parameters, or their median is 0 "
                 "and T-SAGE cannot divide by it",
-                fix="set MEDIAN_OVER='nonzero', raise TOTAL_BATCH_SIZE, or freeze the token table",
+                fix="set it to 'nonzero', raise TaskBatchingConfig.total, or freeze the tokens",
             )
 
 

@@ -55,7 +55,7 @@ class ScannConfig:
     anisotropic_threshold: float = 0.2
     training_passages: int = 250_000
     shard_passages: int = 3_000_000
-    recall_target: float = 0.95
+    recall_target: float = 0.99
     recall_k: int = 100
     recall_queries: int = 500
     threads: int = 0

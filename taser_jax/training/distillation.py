@@ -75,7 +75,7 @@ class Distillation:
                     f"{name} {getattr(self, name)}",
                     where="Distillation",
                     expected="a positive number",
-                    fix="to do without a teacher, set DISTILLATION = None",
+                    fix="to do without a teacher, set distillation = None",
                 )
 
     @property
@@ -151,7 +151,7 @@ def require(found: T | None, kind: TeacherInput) -> T:
         TeacherInput.SCORES: "score the negatives with `taser score`, and train with the directory "
         "it writes as NEGATIVES_DIRS",
         TeacherInput.EMBEDDINGS: "encode the collection and the training queries with the teacher "
-        "(`taser encode`), and set TEACHER_EMBEDDINGS_DIR",
+        "(`taser encode`), and set teacher_embeddings",
     }[kind]
     raise ConfigError(
         f"the objective reads a teacher's {kind.value}, and batches have none",

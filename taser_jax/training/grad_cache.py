@@ -80,9 +80,9 @@ def check_chunks(batch_size: int, num_chunks: int, *, num_shards: int = 1) -> No
     if num_chunks < 1 or batch_size % (num_chunks * num_shards):
         raise ConfigError(
             f"{batch_size} rows in {num_chunks} chunks on {num_shards} devices",
-            where="NUM_CHUNKS",
+            where="num_chunks",
             expected="a positive number of chunks; chunks x devices divides queries and passages",
-            fix="choose NUM_CHUNKS as a divisor of the batch size of one device",
+            fix="choose TrainingConfig.num_chunks as a divisor of the batch size of one device",
         )
 
 

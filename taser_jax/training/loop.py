@@ -71,12 +71,11 @@ class LoopConfig:
     def __post_init__(self) -> None:
         if min(self.train_steps, self.log_period, self.max_skipped_steps) < 1:
             raise ConfigError(
-                f"TRAIN_STEPS {self.train_steps}, log period {self.log_period}, "
+                f"train_steps {self.train_steps}, log_period {self.log_period}, "
                 f"max_skipped_steps {self.max_skipped_steps}",
                 where="LoopConfig",
                 expected="at least 1",
-                fix="set TRAIN_STEPS, LOG_PERIOD and LoopConfig.max_skipped_steps to positive "
-                "numbers",
+                fix="set them to positive numbers",
             )
 
     def validates_after(self, step: int) -> bool:

@@ -96,7 +96,7 @@ class ObjectiveConfig:
                 f"label_weight {self.label_weight}",
                 where="ObjectiveConfig",
                 expected="0 or more, and above 0 without a teacher",
-                fix="set LABEL_WEIGHT = 1, or DISTILLATION",
+                fix="set label_weight = 1, or distillation",
             )
         dims = self.matryoshka_dims
         if len(set(dims)) < len(dims) or any(dim < 1 for dim in dims):
@@ -125,7 +125,7 @@ class ObjectiveConfig:
         if self.matryoshka_dims and max(self.matryoshka_dims) > dim:
             raise ConfigError(
                 f"matryoshka_dims {list(self.matryoshka_dims)}",
-                where="MATRYOSHKA_DIMS",
+                where="ObjectiveConfig",
                 expected=f"at most the model's {dim} dimensions",
                 fix=f"leave out what is above {dim}",
             )
@@ -181,7 +181,7 @@ class ObjectiveConfig:
                 "an entropy regulariser is set, but the model has no learned routing",
                 where="ObjectiveConfig.regularizer",
                 expected="sequence or token routing, or no regulariser",
-                fix="set ROUTING to one of these, or the regulariser to None",
+                fix="set ExpertConfig.routing to one of these, or the regulariser to None",
             )
         return loss, metrics
 

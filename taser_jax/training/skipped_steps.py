@@ -84,6 +84,6 @@ def _skip_error(metrics: Mapping[str, jax.Array], *, where: str) -> TaserError:
         where=where,
         expected="gradients that are not 0 for more than half of the trained parameters: T-SAGE "
         "divides by the median",
-        fix="set MEDIAN_OVER='nonzero' (of a small model most parameters are vocabulary rows that "
-        "no batch touches), or raise TOTAL_BATCH_SIZE",
+        fix="set median_over = 'nonzero' (of a small model most parameters are vocabulary rows "
+        "that no batch touches), or raise TaskBatchingConfig.total",
     )

@@ -101,9 +101,9 @@ def pipeline_ance(
     check_depth(setting)
     if branch_after < 0 or (branch_after and warm_up_dir is None):
         raise ConfigError(
-            f"BRANCH_AFTER {branch_after}, WARM_UP_DIR {warm_up_dir}",
+            f"branch_after {branch_after}, warm_up_dir {warm_up_dir}",
             where="pipeline_ance",
-            expected="0, or the number of an episode of the run in WARM_UP_DIR",
+            expected="0, or the number of an episode of the run in warm_up_dir",
         )
     output_dir = pathlib.Path(setting.output_dir)
     begin_pipeline(output_dir, config_text)

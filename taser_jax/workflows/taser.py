@@ -333,7 +333,7 @@ def check_depth(setting: Setting) -> None:
             f"{setting.k} results a query, and mining looks {depth} deep",
             where="TOP_K",
             expected=f"at least {depth}",
-            fix="raise TOP_K, or lower MINING_DEPTH",
+            fix="raise TOP_K, or lower MiningConfig.depth",
         )
 
 

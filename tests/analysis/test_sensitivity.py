@@ -76,7 +76,7 @@ def test_a_median_of_zero_says_what_to_do():
     for batch in batches:
         batch["wow"]["a"] = jax.tree.map(np.zeros_like, batch["wow"]["a"])
         batch["wow"]["a"]["scale"] = np.float32(1)
-    with pytest.raises(DataError, match=r"(?s)sensitivity to wow is 0.*MEDIAN_OVER=nonzero"):
+    with pytest.raises(DataError, match=r"(?s)sensitivity to wow is 0.*median_over='nonzero'"):
         measured(quadratic.put(PARAMS), batches)
     found = measured(quadratic.put(PARAMS), batches, over=MedianOver.NONZERO)
     assert float(found.medians[2]) == found.totals["wow"]["scale"]

@@ -149,7 +149,8 @@ def test_its_recipe_trains_every_router(small_world: SmallWorld, tmp_path: pathl
         "--gin_file=runs/taser_claims.gin",
         *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store, TASKS=["code"]),
         *gin(OUTPUT_DIR=output, PRETRAINED=checkpoint, TRAIN_STEPS=1, WARMUP_STEPS=0),
-        *gin(BATCH_SIZE=16, EVAL_PERIOD=0, CHECKPOINT_PERIOD=100, JUDGE="qrels"),
+        *gin(BATCH_SIZE=16, EVAL_PERIOD=0, CHECKPOINT_PERIOD=100),
+        *gin("EvaluationConfig", judge="qrels"),
         "--gin.pipeline_taser.rounds=1",
     )
     rows = [row["system"] for row in figures(output) if row["task"] == "average"]

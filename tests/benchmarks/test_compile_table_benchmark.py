@@ -32,7 +32,9 @@ def command(status: int, *, fits: bool | None, told: str = ""):
     """Stands for `taser compile`: ends with a status and leaves a report, or none."""
 
     def run(arguments, **_):
-        output = next(each for each in arguments if each.startswith("--gin.OUTPUT_DIR="))
+        output = next(
+            each for each in arguments if each.startswith("--gin.compile_recipe.output_dir=")
+        )
         if fits is not None:
             path = pathlib.Path(output.partition("=")[2]) / "report.json"
             path.write_text(json.dumps([{"step": "training step", "fits": fits}]))
@@ -47,7 +49,9 @@ def test_a_step_that_fits_and_one_that_does_not(benchmark, tmp_path, monkeypatch
     benchmark.compile_row(row, tmp_path, effort="quick")
     kept = json.loads((tmp_path / row.name / "row.json").read_text())
     assert [attempt["fits"] for attempt in kept["attempts"]] == [True]
-    monkeypatch.setattr(benchmark.subprocess, "run", command(2, fits=False, told="NUM_CHUNKS=8"))
+    monkeypatch.setattr(
+        benchmark.subprocess, "run", command(2, fits=False, told="TrainingConfig.num_chunks=8")
+    )
     benchmark.compile_row(row, tmp_path, effort="quick")
     kept = json.loads((tmp_path / row.name / "row.json").read_text())
     assert [attempt["fits"] for attempt in kept["attempts"]] == [False] * 3

@@ -54,10 +54,10 @@ def write(out, system, split, tasks, values):
                 file.write(f"q{{n}},{{measures['PageRprec'][n]}},{{measures['Rprec'][n]}}\\n")
 
 if sys.argv[1:3] == ["pipeline", "ance"]:
-    out, name, seed = flag("OUTPUT_DIR"), flag("NAME"), int(flag("RANDOM_SEED"))
+    out, name, seed = flag("OUTPUT_DIR"), flag("pipeline_ance.name"), int(flag("RANDOM_SEED"))
     tasks = re.findall(r"'(\\w+)'", flags.get("--gin.TASKS", str({tasks!r})))
     labels = ["episode-2"]
-    if "--gin.BRANCH_AFTER" not in flags:
+    if "--gin.pipeline_ance.branch_after" not in flags:
         write(out, "BM25", "test", tasks, [0.2, 0.2, 0.2])
         labels = ["warm-up", "episode-1", "episode-2"]
     ahead = (0.1 + 0.01 * seed) * ("t-sage" in name)
@@ -120,7 +120,7 @@ def test_which_commands_it_gives(ran: tuple[pathlib.Path, list[str]]):
     names = [call.split()[0] for call in calls]
     assert names[:4] == ["prepare", "tokenize", "tokenize", "tokenize"]
     pipelines = [call for call in calls if call.startswith("pipeline ance")]
-    rows = [(value(call, "RANDOM_SEED"), value(call, "NAME")) for call in pipelines]
+    rows = [(value(call, "RANDOM_SEED"), value(call, "pipeline_ance.name")) for call in pipelines]
     per_task = [f"per-task-{task}" for task in TASKS]
     assert rows == [
         *(("0", row) for row in ("naive", "t-sage-2.0", "t-sage-0.5", *per_task, "pcgrad")),
@@ -134,13 +134,13 @@ def test_which_commands_it_gives(ran: tuple[pathlib.Path, list[str]]):
         if name != "naive":
             # The same checkpoint, negatives and batches as the last episode of naive.
             naive = f"{folder}/out/seed-{seed}/naive"
-            assert value(call, "WARM_UP_DIR") == naive
-            assert value(call, "BRANCH_AFTER") == "1"
-            assert value(call, "NUM_EPISODES") == "1"
+            assert value(call, "pipeline_ance.warm_up_dir") == naive
+            assert value(call, "pipeline_ance.branch_after") == "1"
+            assert value(call, "Episodes.count") == "1"
         if name.startswith("per-task"):
             # As many queries per step as the task has beside the others.
             queries = "24" if name.endswith("selqa") else "32"
-            assert value(call, "TOTAL_BATCH_SIZE") == queries
+            assert value(call, "TaskBatchingConfig.total") == queries
     assert [value(call, "SYSTEM") for call in calls if call.startswith("evaluate")] == [
         "t-sage-2.0",
         "t-sage-0.5",
@@ -206,10 +206,14 @@ def test_its_recipes_start_from_the_pretrained_weights_and_branch(
     def run(name: str, *flags: str) -> pathlib.Path:
         succeed(
             *("pipeline", "ance", "--gin_file=runs/kilt_mini_ance.gin", *flags),
-            *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store, NAME=name),
-            *gin(OUTPUT_DIR=tmp_path / name, PRETRAINED=checkpoint, JUDGE="qrels"),
-            *gin(MEASURES=["R@1"], WARM_UP_STEPS=1, TRAIN_STEPS=1, WARMUP_STEPS=0, EVAL_STEPS=0),
-            *gin(TOTAL_BATCH_SIZE=16),
+            *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
+            *gin("pipeline_ance", name=name),
+            *gin(OUTPUT_DIR=tmp_path / name, PRETRAINED=checkpoint),
+            *gin("EvaluationConfig", judge="qrels"),
+            *gin(WARM_UP_STEPS=1, TRAIN_STEPS=1, WARMUP_STEPS=0),
+            *gin("EvaluationConfig", measures=["R@1"]),
+            *gin("ValidationConfig", num_batches=0),
+            *gin("TaskBatchingConfig", total=16),
         )
         return tmp_path / name
 
@@ -221,7 +225,8 @@ def test_its_recipes_start_from_the_pretrained_weights_and_branch(
     branch = run(
         "t-sage",
         *("--gin_file=optim/tsage.gin", "--gin_file=runs/kilt_mini_tsage.gin"),
-        *gin(WARM_UP_DIR=naive, BRANCH_AFTER=1, NUM_EPISODES=1),
+        *gin("pipeline_ance", warm_up_dir=naive, branch_after=1),
+        *gin("Episodes", count=1),
     )
     last, branched = facts(naive, "episode-2"), facts(branch, "episode-2")
     assert (last["combiner"], branched["combiner"]) == ("naive", "tsage")
@@ -241,7 +246,7 @@ TSAGE = ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin
     ],
 )
 def test_every_warm_up_is_the_plain_sum_on_negatives_without_an_answer(recipe: tuple[str, ...]):
-    """A run without WARM_UP_DIR warms up as TACO-DR does, not with its episodes' optimiser."""
+    """A run that warms up itself does so as TACO-DR does, not with its episodes' optimiser."""
     setting = recipes.value("pipeline ance", "setting", *recipe)
     # "BM25 negatives (Karpukhin et al.)": no answer in them. Episodes leave out positives alone.
     assert setting.first_mining.answer_containing is AnswerContaining.DROP

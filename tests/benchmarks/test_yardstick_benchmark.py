@@ -145,7 +145,8 @@ def test_its_recipe_trains_both_models_from_the_pretrained_one(
         *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
         *gin(OUTPUT_DIR=tmp_path / "out", PRETRAINED=checkpoint, TRAIN_STEPS=1, WARMUP_STEPS=0),
         # Its rates are of other tasks.
-        *gin(BATCH_SIZE=16, SAMPLING_RATES={}),
+        *gin(BATCH_SIZE=16),
+        *gin("BatchingConfig", rates={}),
     )
     assert [row["system"] for row in figures(tmp_path / "out") if row["task"] == "average"] == [
         *("BM25", "MiniLM, untrained"),

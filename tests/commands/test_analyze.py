@@ -347,13 +347,13 @@ def test_settings_without_meaning_are_refused(field, value):
 def test_the_command_takes_all_of_it_from_gin(models, tiny_store_dir, capsys, tmp_path):
     arguments = [
         "analyze",
-        f"--gin.MODEL_DIRS={{'naive': '{models / 't5'}'}}",
+        f"--gin.analyze.model_dirs={{'naive': '{models / 't5'}'}}",
         f"--gin.TOKEN_STORE={tiny_store_dir}",
         f"--gin.OUTPUT_DIR={tmp_path}",
-        "--gin.STEPS=[7]",
-        "--gin.TOTAL_BATCH_SIZE=16",
-        "--gin.JUDGED_AT=both",
-        "--gin.MEDIAN_OVER=nonzero",
+        "--gin.analyze.steps=[7]",
+        "--gin.TaskBatchingConfig.total=16",
+        "--gin.AnalysisConfig.judged_at=both",
+        "--gin.AnalysisConfig.median_over=nonzero",
     ]
     assert cli.run(arguments) == 2
     told = capsys.readouterr().err

@@ -30,9 +30,9 @@ def sets(capitals: Capitals, tmp_path_factory: pytest.TempPathFactory) -> pathli
         files[task] = dict.fromkeys(("train", "validation", "test"), str(root / f"{task}.json"))
     where = gin(DATA_DIR=root / "data", COLLECTION="sets")
     passages = gin(PASSAGES=capitals.root / "passages.tsv")
-    succeed("prepare", "dpr", *where, *passages, f"--gin.QUESTIONS={files}")
+    succeed("prepare", "dpr", *where, *passages, f"--gin.QUERIES={files}")
     for split in ("train", "validation", "test"):
-        places = gin(RUNS_DIR=root / "runs", INDEX_DIR=root / "index", SPLIT=split)
+        places = gin(BM25_RUNS_DIR=root / "runs", BM25_INDEX_DIR=root / "index", SPLIT=split)
         succeed("bm25", *where, *places)
     return root
 
@@ -47,7 +47,12 @@ def _mined(directory: pathlib.Path, task: str) -> set[str]:
 
 
 def test_mining_drops_what_each_set_counts_as_an_answer(sets: pathlib.Path, tmp_path: pathlib.Path):
-    mine = ["mine", *_where(sets), *gin(RUNS_DIR=sets / "runs", ANSWER_CONTAINING="drop")]
+    mine = [
+        "mine",
+        *_where(sets),
+        *gin(RUNS_DIR=sets / "runs"),
+        *gin("MiningConfig", answer_containing="drop"),
+    ]
     succeed(*mine, *gin(NEGATIVES_DIR=tmp_path / "both"), *REGEX)
     # "Seine" is in p0 and p1 (gold), "Tiber" in p3 and p5 (gold).
     assert "p0" not in _mined(tmp_path / "both", "trec")
@@ -60,8 +65,15 @@ def test_mining_drops_what_each_set_counts_as_an_answer(sets: pathlib.Path, tmp_
 
 def test_evaluation_judges_each_set_by_its_own_match(sets: pathlib.Path, tmp_path: pathlib.Path):
     evaluate = [
-        *("evaluate", *_where(sets), *gin(RUNS_DIR=sets / "runs", SYSTEM="BM25", JUDGE="answers")),
-        *gin(MEASURES=["R@5"], EVAL_OUTPUT_DIR=tmp_path, DPR_RESULTS=True),
+        *(
+            "evaluate",
+            *_where(sets),
+            *gin(RUNS_DIR=sets / "runs", SYSTEM="BM25"),
+            *gin("EvaluationConfig", judge="answers"),
+        ),
+        *gin(EVAL_OUTPUT_DIR=tmp_path),
+        *gin("EvaluationConfig", measures=["R@5"]),
+        *gin("evaluate", dpr_results=True),
     ]
     for options, expected in ((REGEX, 1.0), ([], 0.0)):
         succeed(*evaluate, *options)
@@ -75,8 +87,14 @@ def test_evaluation_judges_each_set_by_its_own_match(sets: pathlib.Path, tmp_pat
 def test_alpha_is_chosen_by_each_sets_own_match(
     sets: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ):
-    runs = gin(DENSE_DIR=sets / "runs", SPARSE_DIR=sets / "runs", RUNS_DIR=tmp_path)
-    hybrid = ["hybrid", *_where(sets), *runs, *gin(JUDGE="answers", MEASURE="R@5")]
+    runs = gin(RUNS_DIR=sets / "runs", BM25_RUNS_DIR=sets / "runs", HYBRID_RUNS_DIR=tmp_path)
+    hybrid = [
+        "hybrid",
+        *_where(sets),
+        *runs,
+        *gin("EvaluationConfig", judge="answers"),
+        *gin("hybrid", measure="R@5"),
+    ]
     for options, expected in ((REGEX, "1.0000"), ([], "0.5000")):
         capsys.readouterr()
         succeed(*hybrid, *options)

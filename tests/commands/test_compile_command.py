@@ -20,10 +20,23 @@ from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 
 SMALL = (
-    *("--gin_file=runs/taser_base.gin", "--gin.NUM_LAYERS=2", "--gin.SHARED_PER_SPECIALIZED=1"),
-    *("--gin.EMBED_DIM=128", "--gin.NUM_HEADS=2", "--gin.MLP_DIM=256", "--gin.VOCAB_SIZE=512"),
+    *(
+        "--gin_file=runs/taser_base.gin",
+        "--gin.BertConfig.num_layers=2",
+        "--gin.ExpertConfig.shared_per_specialized=1",
+    ),
+    *(
+        "--gin.BertConfig.embed_dim=128",
+        "--gin.BertConfig.num_heads=2",
+        "--gin.BertConfig.mlp_dim=256",
+        "--gin.BertConfig.vocab_size=512",
+    ),
     *("--gin.BATCH_SIZE=16", "--gin.TASK_FEATURE_LENGTHS={'query': 32, 'passage': 64}"),
-    *("--gin.DROPOUT_RATE=0.0", "--gin.BATCH_TOKENS=1024"),
+    *(
+        "--gin.BertConfig.dropout_rate=0.0",
+        "--gin.BertConfig.attention_dropout_rate=0.0",
+        "--gin.EncodeConfig.batch_tokens=1024",
+    ),
 )
 
 
@@ -33,7 +46,14 @@ def run(*arguments: str) -> int:
 
 def test_a_small_recipe(tmp_path, capsys):
     directory = tmp_path / "report"
-    assert run("--topology=v5e:2x2", "--gin.MESH_FSDP=2", f"--gin.OUTPUT_DIR={directory}") == 0
+    assert (
+        run(
+            "--topology=v5e:2x2",
+            "--gin.MESH_FSDP=2",
+            f"--gin.compile_recipe.output_dir={directory}",
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert shown.strip() == (directory / "report.txt").read_text().strip()
     training, encoding = json.loads((directory / "report.json").read_text())
@@ -69,17 +89,19 @@ def test_a_small_recipe(tmp_path, capsys):
     [
         (["--topology=v5e:7x9"], "v5e: 1x1, 2x2, 2x4"),
         (["--topology"], "--topology has no value"),
-        ([], "--gin.TOPOLOGY=..."),
+        ([], "--gin.compile_recipe.topology=..."),
         (["--topology=v5e:2x2", "--gin.MESH_FSDP=3"], "a mesh of all 4 devices"),
         (["--topology=v5e:2x4", "--gin.BATCH_SIZE=12"], "a multiple of 8"),
-        (["--topology=v5e:2x4", "--gin.NUM_CHUNKS=4"], "16 rows in 4 chunks on 8 devices"),
+        (
+            ["--topology=v5e:2x4", "--gin.TrainingConfig.num_chunks=4"],
+            "16 rows in 4 chunks on 8 devices",
+        ),
         (["--topology=v5e:2x2", "--gin.TASK_FEATURE_LENGTHS=None"], "no lengths of queries"),
         (
             [
                 *("--topology=v5e:2x2", "--gin_file=optim/tsage.gin"),
-                "--gin_file=runs/multitask.gin",
             ],
-            "set TASK_SIZES",
+            "set compile_recipe.task_sizes",
         ),
     ],
 )
@@ -97,10 +119,18 @@ def no_room(*_, **__):
     ("arguments", "words", "others"),
     [
         # 40 GiB in 15: three parts, and the next divisor of a device's four queries is four.
-        ([], ["needs 40.00 GiB", "15.00 GiB", "NUM_CHUNKS=4", "REMAT=block"], ["MESH_FSDP"]),
-        (["--gin.NUM_CHUNKS=2", "--gin.REMAT=block"], ["more chips"], ["NUM_CHUNKS=", "REMAT="]),
+        (
+            [],
+            ["needs 40.00 GiB", "15.00 GiB", "num_chunks=4", "BertConfig.remat=block"],
+            ["MESH_FSDP"],
+        ),
+        (
+            ["--gin.TrainingConfig.num_chunks=2", "--gin.BertConfig.remat=block"],
+            ["more chips"],
+            ["num_chunks=", "remat="],
+        ),
         # 2.6 billion parameters take 29 GiB with AdamW's moments.
-        (["--gin.VOCAB_SIZE=20000000"], ["MESH_FSDP=4"], []),
+        (["--gin.BertConfig.vocab_size=20000000"], ["MESH_FSDP=4"], []),
     ],
 )
 def test_a_recipe_that_does_not_fit_says_what_would(arguments, words, others, capsys, monkeypatch):
@@ -129,9 +159,9 @@ def test_an_encoding_that_does_not_fit(raises, tmp_path, capsys, monkeypatch):
         return compiled(LARGE_MEMORY if static else SMALL_MEMORY)
 
     monkeypatch.setattr(compile_module, "compile_step", compile_step)
-    assert run("--topology=v5e:2x2", f"--gin.OUTPUT_DIR={tmp_path}") == 2
+    assert run("--topology=v5e:2x2", f"--gin.compile_recipe.output_dir={tmp_path}") == 2
     shown = capsys.readouterr()
-    assert "lower BATCH_TOKENS, now 1,024" in shown.err
+    assert "lower EncodeConfig.batch_tokens, now 1,024" in shown.err
     assert "training step on v5e:2x2: mesh of data 4" in shown.out
     assert shown.out.strip() == (tmp_path / "report.txt").read_text().strip()
     training, encoding = json.loads((tmp_path / "report.json").read_text())
@@ -145,7 +175,7 @@ def test_a_training_step_that_compiles_and_does_not_fit_shows_its_figures(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(compile_module, "compile_step", lambda *_, **__: compiled(LARGE_MEMORY))
-    assert run("--topology=v5e:2x2", f"--gin.OUTPUT_DIR={tmp_path}") == 2
+    assert run("--topology=v5e:2x2", f"--gin.compile_recipe.output_dir={tmp_path}") == 2
     shown = capsys.readouterr()
     assert "the training step needs 16.00 GiB of a device" in shown.err
     assert "more chips, over which the batch is split" in shown.err
@@ -158,7 +188,7 @@ def test_a_training_step_that_compiles_and_does_not_fit_shows_its_figures(
 def test_axes_that_cannot_be_split_are_told(tmp_path, capsys, monkeypatch):
     """Two heads over four parts: when it starts, and in the report."""
     monkeypatch.setattr(compile_module, "compile_step", lambda *_, **__: compiled(SMALL_MEMORY))
-    arguments = ("--topology=v5e:2x2", f"--gin.OUTPUT_DIR={tmp_path}")
+    arguments = ("--topology=v5e:2x2", f"--gin.compile_recipe.output_dir={tmp_path}")
     told = "heads of 2 cannot be split over model = 4"
     assert run(*arguments, "--gin.NUM_MODEL_PARTITIONS=4") == 0
     shown = capsys.readouterr()
@@ -183,9 +213,15 @@ def test_tasks_by_their_sizes(capsys, monkeypatch):
 
     monkeypatch.setattr(compile_module, "compile_step", look)
     code = run(
-        "--gin.COMPILER_EFFORT=quick",
-        *("--topology=v5e:2x2", "--gin_file=optim/tsage.gin", "--gin_file=runs/multitask.gin"),
-        *("--gin.TOTAL_BATCH_SIZE=32", "--gin.TASK_SIZES={'large': 16, 'small': 1, 'tiny': 1}"),
+        "--gin.compile_recipe.compiler_effort=quick",
+        *(
+            "--topology=v5e:2x2",
+            "--gin_file=optim/tsage.gin",
+        ),
+        *(
+            "--gin.TaskBatchingConfig.total=32",
+            "--gin.compile_recipe.task_sizes={'large': 16, 'small': 1, 'tiny': 1}",
+        ),
     )
     assert code == 2
     # The example of `task_batch_sizes`, in seats of four queries, one for each device.
@@ -195,5 +231,5 @@ def test_tasks_by_their_sizes(capsys, monkeypatch):
 def test_help_names_the_flag(capsys):
     assert cli.run(["compile", "--help"]) == 0
     shown = capsys.readouterr().out
-    assert "--topology=VALUE  sets TOPOLOGY" in shown
+    assert "--topology=VALUE  sets compile_recipe.topology" in shown
     assert "runs/taser_base.gin and then runs/compile.gin" in shown

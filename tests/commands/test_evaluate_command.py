@@ -59,8 +59,9 @@ def test_by_answers_with_dpr_results(
 ):
     succeed(
         *("evaluate", *capitals.where, *gin(RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR=tmp_path / "out")),
-        *gin(SYSTEM="hand", TASKS=["capital"], JUDGE="answers", MEASURES=["R@1", "R@2"]),
-        *gin(DPR_RESULTS=True, PARAMETERS=123),
+        *gin(SYSTEM="hand", TASKS=["capital"]),
+        *gin("EvaluationConfig", judge="answers", measures=["R@1", "R@2"]),
+        *gin("evaluate", dpr_results=True, parameters=123),
         "--gin.evaluate.details={'wall time': '1 s'}",
     )
     result = _result(tmp_path / "out", "hand")
@@ -124,8 +125,14 @@ def test_rows_are_tested_against_the_baseline(capitals: Capitals, tmp_path: path
     """Two systems, three seeds: what the table says, and rows of another split beside them."""
     ids = _query_ids(capitals, "capital")
     evaluate = [
-        *("evaluate", *capitals.where, *gin(TASKS=["capital"], MEASURES=["R@1"])),
-        *gin(BASELINE="plain", JUDGE="answers"),
+        *(
+            "evaluate",
+            *capitals.where,
+            *gin(TASKS=["capital"]),
+            *gin("EvaluationConfig", measures=["R@1"]),
+        ),
+        *gin("SignificanceConfig", baseline="plain"),
+        *gin("EvaluationConfig", judge="answers"),
     ]
     # Bern's answer is in p6, Tiber's in p5, the wheel's in none: hits of each system and seed.
     hits = {"plain": ((), (), (0,)), "taser": ((0, 1), (0, 1), (0, 1))}
@@ -139,7 +146,8 @@ def test_rows_are_tested_against_the_baseline(capitals: Capitals, tmp_path: path
             ready = system == "taser" and seed == 2
             succeed(
                 *(*evaluate, *gin(RUNS_DIR=runs, SYSTEM=system)),
-                *gin(EVAL_OUTPUT_DIR=tmp_path / f"seed-{seed}", SEED_DIRS=others if ready else []),
+                *gin(EVAL_OUTPUT_DIR=tmp_path / f"seed-{seed}"),
+                *gin("SignificanceConfig", seed_dirs=others if ready else []),
             )
     with open(tmp_path / "seed-2" / "table.csv") as file:
         lines = {(line["system"], line["task"]): line for line in csv.DictReader(file)}
@@ -174,10 +182,12 @@ def test_hybrid_takes_alpha_from_development_data(capitals: Capitals, tmp_path: 
         _write_run(tmp_path / "dense" / f"capital.{split}.trec", dense)
         _write_run(tmp_path / "sparse" / f"capital.{split}.trec", sparse)
     hybrid = [
-        *("hybrid", *capitals.where, *gin(DENSE_DIR=tmp_path / "dense", TASKS=["capital"])),
-        *gin(SPARSE_DIR=tmp_path / "sparse", MEASURE="R@1", JUDGE="answers"),
+        *("hybrid", *capitals.where, *gin(RUNS_DIR=tmp_path / "dense", TASKS=["capital"])),
+        *gin(BM25_RUNS_DIR=tmp_path / "sparse"),
+        *gin("hybrid", measure="R@1"),
+        *gin("EvaluationConfig", judge="answers"),
     ]
-    succeed(*hybrid, *gin(RUNS_DIR=tmp_path / "joined"))
+    succeed(*hybrid, *gin(HYBRID_RUNS_DIR=tmp_path / "joined"))
     store = PassageStore.open(capitals.root / "data", "capitals")
     run = read_trec_run(tmp_path / "joined" / "capital.test.trec", store.row_of)
     first = run.query_ids.index(bern)
@@ -186,7 +196,7 @@ def test_hybrid_takes_alpha_from_development_data(capitals: Capitals, tmp_path: 
     assert run.scores[first][0] == pytest.approx(1.0 + 1.3 * 3.0, abs=1e-5)
     assert run.scores[first][1] == pytest.approx(2.25 + 1.3 * 2.0, abs=1e-5)
 
-    succeed(*hybrid, *gin(RUNS_DIR=tmp_path / "given", ALPHA=0.5))
+    succeed(*hybrid, *gin(HYBRID_RUNS_DIR=tmp_path / "given"), *gin("hybrid", alpha=0.5))
     run = read_trec_run(tmp_path / "given" / "capital.test.trec", store.row_of)
     assert [IDS[row] for row in run.rows[first][:2]] == ["p0", "p6"]
     assert run.scores[first][0] == pytest.approx(2.25 + 0.5 * 2.0, abs=1e-5)
@@ -228,8 +238,14 @@ def test_each_task_may_have_an_alpha_of_its_own(capitals: Capitals, tmp_path: pa
     assert join("all", HybridConfig()) == {"capital": 1.3, "other": 1.3}
     message = refused(
         capsys,
-        *("hybrid", *capitals.where, *gin(DENSE_DIR=tmp_path / "dense", MEASURE="R@1")),
-        *gin(SPARSE_DIR=tmp_path / "sparse", RUNS_DIR=tmp_path / "joined", TASKS=["rivers"]),
+        *(
+            "hybrid",
+            *capitals.where,
+            *gin(RUNS_DIR=tmp_path / "dense"),
+            *gin("hybrid", measure="R@1"),
+        ),
+        *gin(BM25_RUNS_DIR=tmp_path / "sparse", HYBRID_RUNS_DIR=tmp_path / "joined"),
+        *gin(TASKS=["rivers"]),
         "--gin.HybridConfig.chosen_for=each_task",
     )
     assert "rivers" in message
@@ -249,9 +265,17 @@ def test_refusals(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.
     assert "one of capital, rivers" in message
     message = refused(capsys, *given, *output, *gin(TASKS=["rivers"], SPLIT="validation"))
     assert "one of train, test" in message
-    message = refused(capsys, *given, *output, *gin(TASKS=["rivers"], JUDGE="answers"))
+    message = refused(
+        capsys, *given, *output, *gin(TASKS=["rivers"]), *gin("EvaluationConfig", judge="answers")
+    )
     assert "no query of task 'rivers' has answers" in message
-    message = refused(capsys, *given, *output, *gin(MEASURES=["Recal@5"], TASKS=["rivers"]))
+    message = refused(
+        capsys,
+        *given,
+        *output,
+        *gin(TASKS=["rivers"]),
+        *gin("EvaluationConfig", measures=["Recal@5"]),
+    )
     assert "Recal@5" in message
     (tmp_path / "file").write_text("")
     message = refused(
@@ -263,6 +287,8 @@ def test_refusals(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.
         capsys, *evaluate, *output, *gin(RUNS_DIR=tmp_path / "foreign", TASKS=["rivers"])
     )
     assert "rivers.test.trec:1: passage 'p99' is not in this collection" in message
-    hybrid = ["hybrid", *capitals.where, *gin(DENSE_DIR=runs_dir, SPARSE_DIR=tmp_path / "no")]
-    message = refused(capsys, *hybrid, *gin(RUNS_DIR=tmp_path / "joined", ALPHA=1.0))
+    hybrid = ["hybrid", *capitals.where, *gin(RUNS_DIR=runs_dir, BM25_RUNS_DIR=tmp_path / "no")]
+    message = refused(
+        capsys, *hybrid, *gin(HYBRID_RUNS_DIR=tmp_path / "joined"), *gin("hybrid", alpha=1.0)
+    )
     assert str(tmp_path / "no") in message

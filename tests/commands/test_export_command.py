@@ -76,7 +76,8 @@ def nothing_is_read(monkeypatch):
 
 
 def arguments(model_dir, output_dir, formats=FORMATS, **more):
-    where = gin(MODEL_DIR=model_dir, EXPORT_DIR=output_dir, FORMATS=list(formats), **more)
+    where = gin(MODEL_DIR=model_dir, EXPORT_DIR=output_dir)
+    where += gin("export_model", formats=list(formats), **more)
     return ["export", *where]
 
 
@@ -89,7 +90,7 @@ def exported(model_dir):
     output_dir = model_dir.parent / "out"
     for system, value in (("DPR", 0.5), ("TASER", 0.75)):
         write_result(model_dir.parent / "results", result(system, value))
-    more = {"RESULTS_DIR": model_dir.parent / "results", "SYSTEM": "TASER"}
+    more = {"results_dir": model_dir.parent / "results", "system": "TASER"}
     succeed(*arguments(model_dir, output_dir, **more))
     return output_dir
 
@@ -132,7 +133,7 @@ def test_code_of_the_card_runs(exported, model_dir, format):
 
 
 def test_lengths_and_metrics_may_be_told(tmp_path, model_dir):
-    more = {"QUERY_LENGTH": 6, "METRICS": "{'R@20': 0.5}"}
+    more = {"query_length": 6, "metrics": "{'R@20': 0.5}"}
     succeed(*arguments(model_dir, tmp_path / "out", ["sentence_transformers"], **more))
     directory = tmp_path / "out" / "sentence_transformers"
     facts = json.loads((directory / "export.json").read_text(encoding="utf-8"))
@@ -183,13 +184,13 @@ def test_lengths_that_nothing_tells_are_refused(capsys, tmp_path, nothing_is_rea
     make_model(tmp_path / "model", facts={"query_length": 8})
     message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out"))
     assert "passage_length is not known" in message
-    assert "--gin.PASSAGE_LENGTH" in message
+    assert "--gin.export_model.passage_length" in message
 
 
 def test_lengths_beyond_the_position_table_are_refused(
     capsys, tmp_path, model_dir, nothing_is_read
 ):
-    message = refused(capsys, *arguments(model_dir, tmp_path / "out", PASSAGE_LENGTH=13))
+    message = refused(capsys, *arguments(model_dir, tmp_path / "out", passage_length=13))
     assert "passage_length is 13" in message
     assert "4 to 12" in message
 
@@ -204,8 +205,8 @@ def test_texts_are_as_in_the_training_of_the_task(capsys, tmp_path):
     make_model(tmp_path / "model", facts={**FACTS, **by_task})
     message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out"))
     assert "differs among the tasks, and the task is None" in message
-    assert "--gin.TASK='nq'" in message
-    succeed(*arguments(tmp_path / "model", tmp_path / "out", ["stablehlo"], TASK="'nq'"))
+    assert "--gin.export_model.task='nq'" in message
+    succeed(*arguments(tmp_path / "model", tmp_path / "out", ["stablehlo"], task="'nq'"))
     directory = tmp_path / "out" / "stablehlo"
     functions = json.loads((directory / "signature.json").read_text())["functions"]
     query, passage = functions["encode_query"], functions["encode_passage"]
@@ -235,7 +236,7 @@ def test_an_unknown_format_is_refused_with_those_there_are(
 
 
 def test_one_of_several_systems_must_be_named(capsys, tmp_path, exported, model_dir):
-    more = {"RESULTS_DIR": model_dir.parent / "results"}
+    more = {"results_dir": model_dir.parent / "results"}
     message = refused(capsys, *arguments(model_dir, tmp_path / "out", **more))
     assert "one of 'DPR', 'TASER'" in message
 

@@ -52,7 +52,8 @@ def prepared(tmp_path: pathlib.Path) -> pathlib.Path:
     (tmp_path / "q.jsonl").write_text("".join(lines))
     succeed(
         *("prepare", "kilt", *gin(DATA_DIR=tmp_path / "data", COLLECTION="k", PASSAGES="p.tsv")),
-        *gin(QUERIES={"fever": {"test": "q.jsonl"}}, SOURCE_DIR=tmp_path, GOLD="finest"),
+        *gin(QUERIES={"fever": {"test": "q.jsonl"}}, SOURCE_DIR=tmp_path),
+        *gin("KiltOptions", gold="finest"),
     )
     (tmp_path / "runs").mkdir()
     with open(tmp_path / "runs" / "fever.test.trec", "w") as file:
@@ -65,8 +66,12 @@ def prepared(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_pages_and_passages_in_one_table(prepared: pathlib.Path):
     succeed(
         *("evaluate", *gin(DATA_DIR=prepared / "data", COLLECTION="k", RUNS_DIR=prepared / "runs")),
-        *gin(EVAL_OUTPUT_DIR=prepared / "out", SYSTEM="hand", JUDGE="kilt"),
-        *gin(MEASURES=["PageRprec", "PageRecall@1", "PageRecall@2", "Rprec", "MRR@10"]),
+        *gin(EVAL_OUTPUT_DIR=prepared / "out", SYSTEM="hand"),
+        *gin("EvaluationConfig", judge="kilt"),
+        *gin(
+            "EvaluationConfig",
+            measures=["PageRprec", "PageRecall@1", "PageRecall@2", "Rprec", "MRR@10"],
+        ),
     )
     result = json.loads((prepared / "out" / "results" / "hand.json").read_text())
     # Pages of q0: 7, 9, 8: half of its set in the first 2; complete at place 2, behind 9. q1: 9, 7:
@@ -99,15 +104,17 @@ def test_a_task_judged_by_pages_alone(prepared: pathlib.Path):
     succeed(
         *("prepare", "kilt", *gin(DATA_DIR=prepared / "d2", COLLECTION="k", PASSAGES="p.tsv")),
         *gin(QUERIES={"fever": {"test": "q.jsonl"}, "aida": {"test": "q2.jsonl"}}),
-        *gin(SOURCE_DIR=prepared, PAGE_GOLD_TASKS=["aida"]),
+        *gin(SOURCE_DIR=prepared),
+        *gin("KiltOptions", page_gold_tasks=["aida"]),
     )
     run = (prepared / "runs" / "fever.test.trec").read_text()
     (prepared / "runs" / "aida.test.trec").write_text(run)
     out = prepared / "out2"
     succeed(
         *("evaluate", *gin(DATA_DIR=prepared / "d2", COLLECTION="k", RUNS_DIR=prepared / "runs")),
-        *gin(EVAL_OUTPUT_DIR=out, SYSTEM="hand", JUDGE="kilt", MEASURES=["PageRprec", "Rprec"]),
-        *gin(PAGE_ONLY_TASKS=["aida"]),
+        *gin(EVAL_OUTPUT_DIR=out, SYSTEM="hand"),
+        *gin("EvaluationConfig", judge="kilt", measures=["PageRprec", "Rprec"]),
+        *gin("EvaluationConfig", page_only_tasks=["aida"]),
     )
     tasks = json.loads((out / "results" / "hand.json").read_text())["tasks"]
     assert tasks["aida"]["metrics"].keys() == {"PageRprec"}
@@ -122,8 +129,10 @@ def test_a_task_judged_by_pages_alone(prepared: pathlib.Path):
     alone = prepared / "alone"
     succeed(
         *("evaluate", *gin(DATA_DIR=prepared / "d2", COLLECTION="k", RUNS_DIR=prepared / "runs")),
-        *gin(EVAL_OUTPUT_DIR=alone, SYSTEM="hand", JUDGE="kilt", MEASURES=["PageRprec", "Rprec"]),
-        *gin(PAGE_ONLY_TASKS=["aida"], TASKS=["aida"]),
+        *gin(EVAL_OUTPUT_DIR=alone, SYSTEM="hand"),
+        *gin("EvaluationConfig", judge="kilt", measures=["PageRprec", "Rprec"]),
+        *gin(TASKS=["aida"]),
+        *gin("EvaluationConfig", page_only_tasks=["aida"]),
     )
     assert "Rprec" not in (alone / "table.csv").read_text().replace("PageRprec", "")
 
@@ -133,16 +142,22 @@ def test_refusals(prepared: pathlib.Path, capsys: pytest.CaptureFixture[str]):
         *("evaluate", *gin(DATA_DIR=prepared / "data", COLLECTION="k", SYSTEM="hand")),
         *gin(RUNS_DIR=prepared / "runs", EVAL_OUTPUT_DIR=prepared / "out"),
     ]
-    message = refused(capsys, *evaluate, *gin(JUDGE="kilt", MEASURES=["PageRprec@2"]))
+    message = refused(
+        capsys, *evaluate, *gin("EvaluationConfig", judge="kilt", measures=["PageRprec@2"])
+    )
     assert "PageRprec@2" in message
-    assert "PageRecall@5" in refused(capsys, *evaluate, *gin(MEASURES=["PageRecall@5"]))
-    message = refused(capsys, *evaluate, *gin(PAGE_ONLY_TASKS=["fever"]))
+    assert "PageRecall@5" in refused(
+        capsys, *evaluate, *gin("EvaluationConfig", measures=["PageRecall@5"])
+    )
+    message = refused(capsys, *evaluate, *gin("EvaluationConfig", page_only_tasks=["fever"]))
     assert "expected: judge 'kilt'" in message
-    pages = gin(JUDGE="kilt", MEASURES=["PageRprec"])
-    message = refused(capsys, *evaluate, *pages, *gin(PAGE_ONLY_TASKS=["aida"]))
+    pages = gin("EvaluationConfig", judge="kilt", measures=["PageRprec"])
+    message = refused(capsys, *evaluate, *pages, *gin("EvaluationConfig", page_only_tasks=["aida"]))
     assert "no task aida" in message
     gold_path(QuerySet.open(prepared / "data", "k", "fever", "test")).unlink()
-    message = refused(capsys, *evaluate, *gin(JUDGE="kilt", MEASURES=["PageRprec"]))
+    message = refused(
+        capsys, *evaluate, *gin("EvaluationConfig", judge="kilt", measures=["PageRprec"])
+    )
     assert "task 'fever' was not prepared from KILT's files" in message
     prepare = ["prepare", "kilt", *gin(DATA_DIR=prepared / "d2", COLLECTION="k")]
     message = refused(capsys, *prepare, *gin(QUERIES={"t": "no.jsonl"}, PASSAGES="no.tsv"))

@@ -34,7 +34,11 @@ def test_drop_leaves_out_positives_and_passages_with_an_answer(
 ):
     arguments = ["mine", *capitals.where, *gin(RUNS_DIR=runs_dir)]
     succeed(*arguments, *gin(NEGATIVES_DIR=tmp_path / "keep"))
-    succeed(*arguments, *gin(NEGATIVES_DIR=tmp_path / "drop", ANSWER_CONTAINING="drop"))
+    succeed(
+        *arguments,
+        *gin(NEGATIVES_DIR=tmp_path / "drop"),
+        *gin("MiningConfig", answer_containing="drop"),
+    )
     # Every passage with "capital", "France" or "Italy" but the gold; p1 names Paris, the answer.
     france, italy = _mined(tmp_path / "keep", "capital")
     assert france == {"p1", "p2", "p3", "p4", "p6"}
@@ -52,7 +56,8 @@ def test_queries_without_answers_are_judged_by_qrels(
 ):
     succeed(
         *("mine", *capitals.where),
-        *gin(RUNS_DIR=runs_dir, NEGATIVES_DIR=tmp_path, ANSWER_CONTAINING="drop", TASKS=["rivers"]),
+        *gin(RUNS_DIR=runs_dir, NEGATIVES_DIR=tmp_path, TASKS=["rivers"]),
+        *gin("MiningConfig", answer_containing="drop"),
     )
     # "river in France": all that names France or a river, but p0 and p1, which are judged.
     assert _mined(tmp_path, "rivers") == [{"p2", "p5"}, {"p1", "p3", "p4"}]
@@ -60,7 +65,7 @@ def test_queries_without_answers_are_judged_by_qrels(
 
 def test_count_and_depth(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path):
     mine = ["mine", *capitals.where, *gin(RUNS_DIR=runs_dir, TASKS=["capital"])]
-    succeed(*mine, *gin(NEGATIVES_DIR=tmp_path / "few", COUNT=2))
+    succeed(*mine, *gin(NEGATIVES_DIR=tmp_path / "few"), *gin("MiningConfig", count=2))
     assert [len(rows) for rows in _mined(tmp_path / "few", "capital")] == [2, 2]
     succeed(*mine, *gin(NEGATIVES_DIR=tmp_path / "all"))
     for few, every in zip(
@@ -73,7 +78,12 @@ def test_counts_are_stored_and_a_sample_is_written_to_read(
     capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.Path
 ):
     arguments = ["mine", *capitals.where, *gin(RUNS_DIR=runs_dir, TASKS=["capital"])]
-    succeed(*arguments, *gin(NEGATIVES_DIR=tmp_path, ANSWER_CONTAINING="drop", SAMPLE_SIZE=4))
+    succeed(
+        *arguments,
+        *gin(NEGATIVES_DIR=tmp_path),
+        *gin("MiningConfig", answer_containing="drop"),
+        *gin("mine", sample_size=4),
+    )
     facts = read_facts(tmp_path, "capital", "train")
     assert facts["mining"]["answer_containing"] == "drop"
     statistics = facts["statistics"]
@@ -100,11 +110,15 @@ def test_queries_left_without_negatives(
 ):
     """The best passage of "capital of France" is its positive, so a large margin leaves nothing."""
     arguments = ["mine", *capitals.where, *gin(RUNS_DIR=runs_dir, TASKS=["capital"])]
-    succeed(*arguments, *gin(NEGATIVES_DIR=tmp_path / "random", ABSOLUTE_MARGIN=1000.0))
+    succeed(
+        *arguments,
+        *gin(NEGATIVES_DIR=tmp_path / "random"),
+        *gin("MiningConfig", absolute_margin=1000.0),
+    )
     assert _mined(tmp_path / "random", "capital") == [set(), set()]
     assert "dropped" not in (tmp_path / "random" / "capital.train.jsonl").read_text()
-    drop = gin(NEGATIVES_DIR=tmp_path / "drop", WITHOUT_NEGATIVES="drop")
-    message = refused(capsys, *arguments, *drop, *gin(ABSOLUTE_MARGIN=1000.0))
+    drop = gin(NEGATIVES_DIR=tmp_path / "drop") + gin("MiningConfig", without_negatives="drop")
+    message = refused(capsys, *arguments, *drop, *gin("MiningConfig", absolute_margin=1000.0))
     assert "none of 2 queries has a negative" in message
     assert "absolute margin 10" in message
     assert not (tmp_path / "drop").exists()

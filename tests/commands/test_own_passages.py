@@ -55,12 +55,12 @@ def _first(root: pathlib.Path, runs_dir: pathlib.Path, output: pathlib.Path) -> 
 
 
 def test_bm25_never_finds_the_query_itself(root: pathlib.Path, tmp_path: pathlib.Path):
-    bm25 = ["bm25", *_where(root), *gin(INDEX_DIR=tmp_path / "index", TOP_K=1)]
-    succeed(*bm25, *gin(RUNS_DIR=tmp_path / "runs"), *OWN)
+    bm25 = ["bm25", *_where(root), *gin(BM25_INDEX_DIR=tmp_path / "index", TOP_K=1)]
+    succeed(*bm25, *gin(BM25_RUNS_DIR=tmp_path / "runs"), *OWN)
     # One result each, as asked for: the second best takes its place.
     assert _found(tmp_path / "runs") == {query: [passage] for query, passage in QUERIES.items()}
     assert _first(root, tmp_path / "runs", tmp_path / "out") == 1.0
-    succeed(*bm25, *gin(RUNS_DIR=tmp_path / "itself"))
+    succeed(*bm25, *gin(BM25_RUNS_DIR=tmp_path / "itself"))
     assert _found(tmp_path / "itself") == {query: [query] for query in QUERIES}
     assert _first(root, tmp_path / "itself", tmp_path / "out") == 0.0
 
@@ -89,7 +89,7 @@ def test_neither_does_a_model(
 
 
 def test_refusals(root: pathlib.Path, tmp_path: pathlib.Path, capsys, small_world: SmallWorld):
-    places = gin(RUNS_DIR=tmp_path / "runs", INDEX_DIR=tmp_path / "index")
+    places = gin(BM25_RUNS_DIR=tmp_path / "runs", BM25_INDEX_DIR=tmp_path / "index")
     unknown = gin(OWN_PASSAGE_TASKS=["arguanna"])
     assert "no task arguanna" in refused(capsys, "bm25", *_where(root), *places, *unknown)
     small = gin(DATA_DIR=small_world.data_dir, COLLECTION="small", OWN_PASSAGE_TASKS=["code"])

@@ -69,7 +69,7 @@ def test_plain_tsv(tmp_path: pathlib.Path):
     succeed(
         *("prepare", "tsv", "--gin_file=runs/prepare_tsv.gin", f"--gin_file={tmp_path}/q.gin"),
         *gin(DATA_DIR=tmp_path / "data", COLLECTION="t", PASSAGES=tmp_path / "p.tsv"),
-        "--gin.QUESTIONS={'lookup': {'test': @test/QuestionFiles()}}",
+        "--gin.QUERIES={'lookup': {'test': @test/QuestionFiles()}}",
     )
     assert [p.title for p in PassageStore.open(tmp_path / "data", "t").iterate()] == ["One", "Two"]
     queries = list(QuerySet.open(tmp_path / "data", "t", "lookup", "test"))
@@ -83,7 +83,7 @@ def test_a_bad_line_is_named(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
     )
     arguments = [
         *gin(DATA_DIR=tmp_path / "data", COLLECTION="bad", PASSAGES=tmp_path / "p.tsv"),
-        *gin(QUESTIONS={"t": {"train": str(tmp_path / "train.json")}}),
+        *gin(QUERIES={"t": {"train": str(tmp_path / "train.json")}}),
     ]
     message = refused(capsys, "prepare", "dpr", *arguments)
     assert "train.json" in message
@@ -140,7 +140,12 @@ def test_unwritable_places_are_refused(
     below = tmp_path / "file" / "out"
     data = gin(DATA_DIR=small_world.data_dir)
     for arguments in (
-        ["prepare", "pydocs", *gin(DATA_DIR=below, PACKAGES=["statistics"])],
+        [
+            "prepare",
+            "pydocs",
+            *gin(DATA_DIR=below),
+            *gin("prepare_pydocs", packages=["statistics"]),
+        ],
         ["vocab", *data, *gin(COLLECTION="small", VOCABULARY=below, VOCAB_SIZE=500)],
         [
             *("tokenize", *data, *gin(VOCABULARY=small_world.root / "vocabulary")),

@@ -199,7 +199,7 @@ def test_command_line_takes_sizes_from_the_checkpoint(checkpoint, tmp_path):
             f"--gin.PRETRAINED={checkpoint}",
             f"--gin.MODEL_DIR={model_dir}",
             "--gin.PRETRAINED_LAYERS=3",
-            "--gin.POOLING=mean",
+            "--gin.DualEncoderConfig.pooling=mean",
         ]
     )
     assert status == 0

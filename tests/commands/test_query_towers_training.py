@@ -127,7 +127,7 @@ def test_a_task_that_is_not_trained_on_keeps_its_tower(
 
 
 def test_a_task_without_a_tower_is_told_before_anything_is_computed(tiny_store_dir, tmp_path):
-    with pytest.raises(ConfigError, match=r"(?s)no query tower for second.*QUERY_TASKS: first"):
+    with pytest.raises(ConfigError, match=r"(?s)no query tower for second.*query_tasks: first"):
         start(tmp_path / "model", tiny_store_dir, q_spec(TIED["bert"], ("first",)))
     assert not (tmp_path / "model").exists()
 

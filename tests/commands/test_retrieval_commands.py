@@ -57,8 +57,8 @@ def test_encoding_killed_after_a_shard_goes_on_at_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ):
     # A shard is one batch, and the second one is never encoded.
-    sizes = {"SHARD_ROWS": 100, "BATCH_TOKENS": 16384, "QUERY_SPLITS": []}
-    arguments = ["encode", *_encode(small_world, model_dir, tmp_path / "e", **sizes)]
+    sizes = gin("EncodeConfig", shard_rows=100, batch_tokens=16384) + gin("encode", query_splits=[])
+    arguments = ["encode", *_encode(small_world, model_dir, tmp_path / "e"), *sizes]
     monkeypatch.setattr(encode_module, "load_model", _counting(load_model, encoded := [], dies=1))
     with pytest.raises(_Killed):
         succeed(*arguments)
@@ -111,7 +111,7 @@ def test_scann_measures_its_recall_on_queries(
     capsys: pytest.CaptureFixture[str],
 ):
     pytest.importorskip("scann")
-    index = ["index", *gin(EMBEDDINGS_DIR=embeddings, INDEX_KIND="scann")]
+    index = ["index", *gin(EMBEDDINGS_DIR=embeddings), *gin("IndexConfig", kind="scann")]
     succeed(*index, *gin(INDEX_DIR=tmp_path / "scann"))
     assert "against exact search" in capsys.readouterr().err
     metadata = json.loads((tmp_path / "scann" / "metadata.json").read_text())
@@ -265,11 +265,14 @@ def test_queries_of_every_task_and_split_are_encoded_unless_restricted(
         assert shared == Embeddings.open(embeddings).fingerprints
 
     shutil.copytree(embeddings, tmp_path / "e", ignore=shutil.ignore_patterns("queries"))
-    some = gin(TASKS=["code"], QUERY_SPLITS=["test", "train"])
+    some = gin(TASKS=["code"]) + gin("encode", query_splits=["test", "train"])
     succeed("encode", *_encode(small_world, model_dir, tmp_path / "e"), *some)
     assert encoded_splits(tmp_path / "e") == [("code", "test"), ("code", "train")]
-    for wrong, known in (({"TASKS": ["cod"]}, "code"), ({"QUERY_SPLITS": ["tst"]}, "test, train")):
-        arguments = [*_encode(small_world, model_dir, tmp_path / "e"), *gin(**wrong)]
+    for wrong, known in (
+        (gin(TASKS=["cod"]), "code"),
+        (gin("encode", query_splits=["tst"]), "test, train"),
+    ):
+        arguments = [*_encode(small_world, model_dir, tmp_path / "e"), *wrong]
         message = refused(capsys, "encode", *arguments)
         assert f"some of {known}" in message.replace("summary, ", "")
 
@@ -358,5 +361,6 @@ def _ask(world: SmallWorld, compared: pathlib.Path, questions: str) -> list[str]
     where = gin(MODEL_DIR=compared / "taser-2/model", INDEX_DIR=compared / "taser-2/index")
     return [
         *where,
-        *gin(QUESTIONS=questions, DATA_DIR=world.data_dir, COLLECTION="small", QUERY_LENGTH=16),
+        *gin(QUESTIONS=questions, DATA_DIR=world.data_dir, COLLECTION="small"),
+        *gin("ask", query_length=16),
     ]

@@ -51,17 +51,20 @@ class SmallKilt:
         collection = gin(DATA_DIR=self.root / "data", COLLECTION="small_kilt")
         succeed(
             *("prepare", "kilt", *collection),
-            *gin(PASSAGES="passages.tsv", SOURCE_DIR=self.root, VALIDATION_LAST=8),
-            *gin(SHARES={"train": 0.6, "validation": 0.1, "test": 0.4}),
+            *gin(PASSAGES="passages.tsv", SOURCE_DIR=self.root),
+            *gin("KiltOptions", validation_last=8),
+            *gin("KiltOptions", shares={"train": 0.6, "validation": 0.1, "test": 0.4}),
             *gin(QUERIES={task: f"{task}.jsonl" for task in TASKS}),
         )
         succeed(
             *("vocab", *collection, *gin(VOCABULARY=self.root / "vocabulary")),
-            *gin(VOCABULARY_KIND="sentencepiece", VOCAB_SIZE=64),
+            *gin(VOCAB_SIZE=64),
+            *gin("vocab", kind="sentencepiece"),
         )
         succeed(
             *("tokenize", *gin(DATA_DIR=self.root / "data", TOKEN_STORE=self.root / "tokens")),
-            *gin(VOCABULARY=self.root / "vocabulary" / "sentencepiece.model", EXTRA_IDS=100),
+            *gin(VOCABULARY=self.root / "vocabulary" / "sentencepiece.model"),
+            *gin("tokenize", extra_ids=100),
             *gin(MIXTURE_OR_TASK_NAME="small_kilt", MIXTURE_OR_TASK_MODULE="small_kilt_tasks"),
             *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 24}),
         )
@@ -70,11 +73,19 @@ class SmallKilt:
         succeed(
             "train",
             *("--gin_file=runs/train.gin", "--gin_file=models/t5_base.gin"),
-            *("--gin_file=optim/adamw.gin", "--gin_file=optim/naive.gin"),
-            "--gin_file=runs/multitask.gin",
-            *gin(EMBED_DIM=16, NUM_LAYERS=1, NUM_DECODER_LAYERS=1, NUM_HEADS=2, HEAD_DIM=8),
-            *gin(MLP_DIM=32, VOCAB_SIZE=1, ACTIVATION_DTYPE="float32", DROPOUT_RATE=0.0),
-            *gin(TOTAL_BATCH_SIZE=16, WARMUP_STEPS=0, LAYER_DECAY=0.9),
+            "--gin_file=optim/naive.gin",
+            *gin(
+                "T5Config",
+                embed_dim=16,
+                num_layers=1,
+                num_decoder_layers=1,
+                num_heads=2,
+                head_dim=8,
+            ),
+            *gin("T5Config", mlp_dim=32, vocab_size=1, dtype="float32", dropout_rate=0.0),
+            *gin(WARMUP_STEPS=0),
+            *gin("TaskBatchingConfig", total=16),
+            *gin("OptimizerConfig", layer_decay=0.9),
             *gin(TOKEN_STORE=self.root / "tokens", MODEL_DIR=self.root / name),
             "--gin.TaskBatchingConfig.num_negatives=1",
             # Compiles sooner; test_query_towers_training.py validates such models.
@@ -90,10 +101,10 @@ class SmallKilt:
         runs = gin(DATA_DIR=self.root / "data", RUNS_DIR=self.root / f"{name}_runs")
         runs += gin(COLLECTION="small_kilt")
         succeed("encode", *model, *embeddings)
-        succeed("index", *embeddings, *index, *gin(INDEX_KIND="exact"))
+        succeed("index", *embeddings, *index, *gin("IndexConfig", kind="exact"))
         succeed("search", *embeddings, *index, *runs, *gin(TOP_K=20))
         succeed(
-            *("evaluate", *runs, *gin(JUDGE="kilt", MEASURES=MEASURES)),
+            *("evaluate", *runs, *gin("EvaluationConfig", judge="kilt", measures=MEASURES)),
             *gin(SYSTEM=name, EVAL_OUTPUT_DIR=self.root / "results"),
         )
 
@@ -146,8 +157,8 @@ def test_one_encoder_for_all_tasks_learns_and_is_judged(small_kilt):
 def test_query_encoders_taken_from_it_retrieve_as_it_does(small_kilt):
     small_kilt.train(
         "qspec",
-        "--gin_file=models/query_specific.gin",
-        *gin(QUERY_TASKS=list(TASKS), TRAIN_STEPS=1, LEARNING_RATE=1e-12),
+        *gin(TRAIN_STEPS=1, LEARNING_RATE=1e-12),
+        *gin("T5DualEncoderConfig", towers="separate", query_tasks=list(TASKS)),
         *gin(INITIAL_CHECKPOINT_PATH=small_kilt.root / "tied" / "checkpoint_6"),
     )
     small_kilt.retrieve("qspec")

@@ -138,4 +138,4 @@ def test_rows_of_other_queries_are_refused_by_name(rows, tmp_path):
 
 def test_a_baseline_that_is_no_row_yet(rows, tmp_path, caplog):
     assert compared(tmp_path, baseline="DPR") is None
-    assert "BASELINE 'DPR' is not a row (BM25, nq alone, TASER)" in caplog.text
+    assert "baseline 'DPR' is not a row (BM25, nq alone, TASER)" in caplog.text

@@ -102,7 +102,9 @@ def from_minilm(directory: pathlib.Path) -> Trained:
     pretrained = pathlib.Path(spec.origin).parent / "model"
     config = DualEncoderConfig(
         bert=pretrained_bert(
-            pretrained, num_layers=2, dropout_rate=0.0, attention_dropout_rate=0.0
+            pretrained,
+            num_layers=2,
+            numerics=BertConfig(dropout_rate=0.0, attention_dropout_rate=0.0),
         ),
         experts=ExpertConfig(num_experts=2, blocks=(2,)),
         pooling=Pooling.MEAN,

@@ -57,14 +57,15 @@ def plain(checkpoint):
 
 
 def test_sizes_come_from_the_checkpoint(checkpoint):
-    config = pretrained_bert(
-        str(checkpoint),
+    numerics = BertConfig(
+        embed_dim=8,
         dropout_rate=0.0,
         attention_dropout_rate=0.3,
         dtype="bfloat16",
         remat=Remat.BLOCK,
         attention=AttentionKernel.DOT_PRODUCT,
     )
+    config = pretrained_bert(str(checkpoint), numerics=numerics)
     assert config == BertConfig(
         vocab_size=40,
         embed_dim=16,

@@ -43,7 +43,7 @@ def exported(request, train_once, tmp_path_factory):
     bindings = {
         "MODEL_DIR": directory / "model",
         "EXPORT_DIR": directory / "out",
-        "FORMATS": ["saved_model", "stablehlo"],
+        "export_model.formats": ["saved_model", "stablehlo"],
     }
     arguments = [f"--gin.{name}={value}" for name, value in bindings.items()]
     assert cli.run(["export", *arguments]) == 0

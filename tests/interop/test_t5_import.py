@@ -125,7 +125,7 @@ def test_t5x_checkpoint_into_an_encoder_with_its_projection(tmp_path):
     target = {**joined_heads(params), "projection_layer": {"kernel": kernel}}
     half = jax.tree.map(lambda leaf: leaf.astype(ml_dtypes.bfloat16), target)
     directory = write_legacy(tmp_path / "checkpoint_3", half)
-    t5 = pretrained_t5(tmp_path, initialization=T5Initialization.RESCALED)
+    t5 = pretrained_t5(tmp_path, numerics=T5Config(initialization=T5Initialization.RESCALED))
     config = T5DualEncoderConfig(t5=t5, embedding=T5Embedding.ENCODER_MEAN, projection_dim=3)
     tower = load_pretrained_t5(directory, config=config, params={})["encoder"]
     np.testing.assert_array_equal(tower["projection_layer"]["kernel"], kernel)

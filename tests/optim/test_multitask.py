@@ -6,9 +6,8 @@ import pytest
 from task_problem import TASKS, flatten, steps, tree
 
 from taser_jax import configuration
+from taser_jax.assembly.config import CONFIGURABLES, MultitaskTraining
 from taser_jax.errors import ConfigError
-from taser_jax.optim.cgd import CgdConfig
-from taser_jax.optim.gradnorm import GradNormConfig
 from taser_jax.optim.multitask import (
     Combiner,
     MultitaskConfig,
@@ -18,9 +17,7 @@ from taser_jax.optim.multitask import (
     reads_task_gradients,
 )
 from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer
-from taser_jax.optim.pcgrad import PCGradConfig
 from taser_jax.optim.task_gradients import Reduction, check_combined
-from taser_jax.optim.tsage_options import TSageConfig
 
 PARAMS = tree(np.random.default_rng(9))
 COMBINERS = [c for c in Combiner if reads_task_gradients(MultitaskConfig(c))]
@@ -101,17 +98,19 @@ def test_tasks_must_be_named_once():
             build_combiner(MultitaskConfig(), tasks=tasks, total_steps=1)
 
 
-def take(multitask: MultitaskConfig) -> MultitaskConfig:
+def take(training: MultitaskTraining) -> MultitaskTraining:
     """What a command does with the Gin files."""
-    return multitask
+    return training
 
 
 @pytest.mark.parametrize("combiner", Combiner)
 def test_the_gin_file_of_every_combiner_is_its_defaults(combiner, tmp_path):
     command = tmp_path / "take.gin"
-    command.write_text(f"include 'optim/{combiner.value}.gin'\ntake.multitask = %MULTITASK\n")
-    kinds = (MultitaskConfig, NaiveConfig, PCGradConfig, CgdConfig, GradNormConfig, TSageConfig)
+    command.write_text(
+        f"include 'optim/{combiner.value}.gin'\n"
+        "RANDOM_SEED = 0\ntake.training = @MultitaskTraining()\n"
+    )
     flags = configuration.GinFlags(files=(str(command),))
-    resolved = configuration.resolve(take, configurables=kinds, flags=flags)
-    assert not resolved.unused
-    assert resolved.function() == MultitaskConfig(combiner)
+    resolved = configuration.resolve(take, configurables=CONFIGURABLES, flags=flags)
+    assert resolved.unused == ("TrainingConfig.multitask",)
+    assert resolved.function() == MultitaskTraining(combiner=MultitaskConfig(combiner))

@@ -311,8 +311,8 @@ def test_normalisation_is_the_models():
     ("config", "missing", "message"),
     [
         (CONFIGS["kl"], "teacher_scores", "taser score"),
-        (CONFIGS["kl of the batch"], "teacher_embeddings", "TEACHER_EMBEDDINGS_DIR"),
-        (CONFIGS["guide"], "teacher_embeddings", "TEACHER_EMBEDDINGS_DIR"),
+        (CONFIGS["kl of the batch"], "teacher_embeddings", "set teacher_embeddings"),
+        (CONFIGS["guide"], "teacher_embeddings", "set teacher_embeddings"),
     ],
 )
 def test_a_batch_without_its_teacher_is_refused(config, missing, message):

@@ -41,11 +41,25 @@ def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> li
     """Three steps of a tiny model in the warm-up and in each of two episodes, T-SAGE in all."""
     return [
         *("pipeline", "ance", "--gin_file=runs/pipeline_ance.gin"),
-        *("--gin_file=optim/tsage.gin", "--gin_file=runs/multitask.gin"),
+        "--gin_file=optim/tsage.gin",
         *gin(DATA_DIR=world.data_dir, TOKEN_STORE=world.token_store, OUTPUT_DIR=output_dir),
-        *gin(EMBED_DIM=16, NUM_LAYERS=1, NUM_HEADS=2, HEAD_DIM=8, MLP_DIM=32, DROPOUT_RATE=0.0),
-        *gin(WARM_UP_STEPS=3, TRAIN_STEPS=3, WARMUP_STEPS=1, TOTAL_BATCH_SIZE=16, EVAL_STEPS=1),
-        *gin(INDEX_KIND="exact", MINING_CHOICE="sample", MINING_COUNT=20, MEDIAN_OVER="nonzero"),
+        *gin(
+            "BertConfig",
+            embed_dim=16,
+            num_layers=1,
+            num_heads=2,
+            head_dim=8,
+            mlp_dim=32,
+            dropout_rate=0.0,
+            attention_dropout_rate=0.0,
+        ),
+        *gin(WARM_UP_STEPS=3, TRAIN_STEPS=3, WARMUP_STEPS=1),
+        *gin("TaskBatchingConfig", total=16),
+        *gin("ValidationConfig", num_batches=1),
+        *gin("IndexConfig", kind="exact"),
+        *gin("second/MiningConfig", choice="sample", count=20),
+        *gin("MiningConfig", count=20),
+        *gin("TSageConfig", median_over="nonzero"),
         "--gin.TaskBatchingConfig.num_negatives=1",
         "--gin.ValidationConfig.pool=None",
         "--gin.ValidationConfig.batch_size=8",
@@ -201,8 +215,12 @@ def test_killed_in_several_stages_it_goes_on_in_each(
 def test_runs_share_a_warm_up(
     finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
 ):
-    shared = [f"--gin.WARM_UP_DIR={finished}", "--gin.NUM_EPISODES=1", "--gin.NAME=Second"]
-    shared.append("--gin.KEPT_EMBEDDINGS=last")
+    shared = [
+        f"--gin.pipeline_ance.warm_up_dir={finished}",
+        "--gin.Episodes.count=1",
+        "--gin.pipeline_ance.name=Second",
+    ]
+    shared.append("--gin.pipeline_ance.kept_embeddings=last")
     succeed(*arguments(small_world, tmp_path / "out", *shared))
     mine = {line["task"]: line for line in figures(tmp_path / "out")}
     theirs = {
@@ -213,7 +231,7 @@ def test_runs_share_a_warm_up(
     assert not (tmp_path / "out" / "warm-up").exists()
     assert (finished / "warm-up" / "embeddings").exists(), "another run's files stay"
     # Asked for one more episode, it mines with what was the last model.
-    shared[1] = "--gin.NUM_EPISODES=2"
+    shared[1] = "--gin.Episodes.count=2"
     succeed(*arguments(small_world, tmp_path / "out", *shared))
     assert {line["system"] for line in figures(tmp_path / "out")} == {
         "Second (episode-1)",
@@ -226,7 +244,7 @@ def test_a_branch_has_the_next_episode_of_the_run_it_came_from(
 ):
     """Same checkpoint, negatives, batches and seeds: an equal recipe comes to the same model."""
     output = tmp_path / "out"
-    branch = gin(WARM_UP_DIR=finished, BRANCH_AFTER=1, NUM_EPISODES=1)
+    branch = gin("pipeline_ance", warm_up_dir=finished, branch_after=1) + gin("Episodes", count=1)
     succeed(*arguments(small_world, output, *branch))
     assert {line["system"] for line in figures(output)} == {"ANCE (episode-2)"}
     theirs = Stages(finished).record("episode-2-train").inputs
@@ -241,8 +259,10 @@ def test_a_continued_optimiser_and_embeddings_that_go(
     finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
 ):
     output = tmp_path / "out"
-    options = gin(
-        WARM_UP_DIR=finished, OPTIMIZER_STATE="continued", KEPT_EMBEDDINGS="last", TRAIN_STEPS=2
+    options = (
+        gin(TRAIN_STEPS=2)
+        + gin("pipeline_ance", warm_up_dir=finished, kept_embeddings="last")
+        + gin("Episodes", optimizer_state="continued")
     )
     succeed(*arguments(small_world, output, *options))
     assert Checkpoints(output / "episode-1" / "model").latest_step == 2
@@ -265,19 +285,25 @@ def test_refused_before_anything_is_done(
     capsys: pytest.CaptureFixture[str],
 ):
     output = tmp_path / "out"
-    message = refused(capsys, *arguments(small_world, output, f"--gin.WARM_UP_DIR={tmp_path}"))
+    message = refused(
+        capsys, *arguments(small_world, output, f"--gin.pipeline_ance.warm_up_dir={tmp_path}")
+    )
     assert "no finished stage warm-up-encode, warm-up-mine" in message
-    other_mining = gin(WARM_UP_DIR=finished, MINING_COUNT=7)
+    other_mining = (
+        gin("pipeline_ance", warm_up_dir=finished)
+        + gin("MiningConfig", count=7)
+        + gin("second/MiningConfig", count=7)
+    )
     message = refused(capsys, *arguments(small_world, output, *other_mining))
     assert "mining.count 20 made its negatives" in message
-    no_negatives = gin(WARM_UP_DIR=finished, BRANCH_AFTER=2)
+    no_negatives = gin("pipeline_ance", warm_up_dir=finished, branch_after=2)
     message = refused(capsys, *arguments(small_world, output, *no_negatives))
     assert "no finished stage episode-2-mine" in message
-    message = refused(capsys, *arguments(small_world, output, "--gin.BRANCH_AFTER=1"))
-    assert "BRANCH_AFTER 1, WARM_UP_DIR None" in message
+    message = refused(capsys, *arguments(small_world, output, "--gin.pipeline_ance.branch_after=1"))
+    assert "branch_after 1, warm_up_dir None" in message
     message = refused(capsys, *arguments(small_world, output, "--gin.TOP_K=50"))
     assert "mining looks 100 deep" in message
-    message = refused(capsys, *arguments(small_world, output, "--gin.NUM_EPISODES=0"))
+    message = refused(capsys, *arguments(small_world, output, "--gin.Episodes.count=0"))
     assert "count 0" in message
     message = refused(capsys, *arguments(small_world, finished, "--gin.LEARNING_RATE=0.5"))
     assert "learning_rate was 0.001 when this stage ran, now 0.5" in message

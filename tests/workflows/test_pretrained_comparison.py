@@ -34,8 +34,11 @@ def arguments(world: SmallWorld, output: pathlib.Path, *bindings: str) -> list[s
     return [
         *("pipeline", "taser", "--gin_file=runs/open_qa_pretrained.gin"),
         *gin(DATA_DIR=world.data_dir, TOKEN_STORE=world.token_store, OUTPUT_DIR=output),
-        *gin(TRAIN_STEPS=3, BATCH_SIZE=16, WARMUP_STEPS=1, EVAL_STEPS=0, DROPOUT_RATE=0.0),
-        *gin(EVAL_PERIOD=0, CHECKPOINT_PERIOD=100, JUDGE="qrels", TASKS=["code"]),
+        *gin(TRAIN_STEPS=3, BATCH_SIZE=16, WARMUP_STEPS=1),
+        *gin("ValidationConfig", num_batches=0),
+        *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),
+        *gin(EVAL_PERIOD=0, CHECKPOINT_PERIOD=100, TASKS=["code"]),
+        *gin("EvaluationConfig", judge="qrels"),
         "--gin.pipeline_taser.systems={'Shared': @shared/System()}",
         "--gin.pipeline_taser.hybrid_systems=[]",
         "--gin.pipeline_taser.rounds=1",

@@ -33,8 +33,18 @@ def test_quickstart_and_again(
         "--gin.quickstart.query_length=16",
         "--gin.quickstart.passage_length=32",
         "--gin.taser/ExpertConfig.shared_per_specialized=1",
-        *gin(EMBED_DIM=32, NUM_LAYERS=2, NUM_HEADS=2, HEAD_DIM=16, MLP_DIM=64, DROPOUT_RATE=0.0),
-        *gin(TRAIN_STEPS=6, WARMUP_STEPS=2, BATCH_SIZE=16, EVAL_STEPS=0, TASKS=["lookup"]),
+        *gin(
+            "BertConfig",
+            embed_dim=32,
+            num_layers=2,
+            num_heads=2,
+            head_dim=16,
+            mlp_dim=64,
+            dropout_rate=0.0,
+            attention_dropout_rate=0.0,
+        ),
+        *gin(TRAIN_STEPS=6, WARMUP_STEPS=2, BATCH_SIZE=16, TASKS=["lookup"]),
+        *gin("ValidationConfig", num_batches=0),
         *gin(QUESTIONS=["median of some numbers", "write json to a file"]),
     ]
     succeed(*arguments)

@@ -120,8 +120,8 @@ def test_mined_negatives_are_the_first_hundred_without_the_gold(
     [
         ([], ["taser-1"]),
         (["--gin.TASKS=['code']"], ["bm25", "taser-1"]),
-        (["--gin.FINAL_NEGATIVES=joined"], ["bm25", "taser-1"]),
-        (["--gin.TASKS=['code']", "--gin.FINAL_NEGATIVES=mined"], ["taser-1"]),
+        (["--gin.Setting.final_negatives=joined"], ["bm25", "taser-1"]),
+        (["--gin.TASKS=['code']", "--gin.Setting.final_negatives=mined"], ["taser-1"]),
     ],
 )
 def test_a_single_set_trains_on_p1_and_p2_in_the_end(
@@ -255,12 +255,12 @@ def test_run_again_when_done_it_only_prints_the_table(
     ("binding", "named"),
     [
         ("--gin.TRAIN_STEPS=7", "training.loop.train_steps was 6 when this stage ran, now 7"),
-        ("--gin.FALSE_NEGATIVES=mask", "batching.false_negatives was 'keep'"),
+        ("--gin.BatchingConfig.false_negatives=mask", "batching.false_negatives was 'keep'"),
         ("--gin.EncodeConfig.dtype=bfloat16", "encode.dtype was 'float32'"),
         ("--gin.TASKS=['code']", "tasks was []"),
-        ("--gin.MINING_DEPTH=50", "mining.depth was 100"),
-        ("--gin.MEASURES=['R@1']", "now ['R@1']"),
-        ("--gin.HYBRID_MEASURE=R@5", "measure was 'R@20' when this stage ran, now 'R@5'"),
+        ("--gin.MiningConfig.depth=50", "mining.depth was 100"),
+        ("--gin.EvaluationConfig.measures=['R@1']", "now ['R@1']"),
+        ("--gin.Setting.hybrid_measure=R@5", "measure was 'R@20' when this stage ran, now 'R@5'"),
     ],
 )
 def test_changed_settings_are_refused(

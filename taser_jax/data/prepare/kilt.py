@@ -67,7 +67,7 @@ def prepare_kilt(
     """Prepares KILT's files: a passage TSV or a knowledge source, and query JSONL of each task.
 
     The official gold is copied as `kilt.jsonl` beside each query set, line by line as in the
-    source, for `taser evaluate` with JUDGE='kilt' and for KILT's own script.
+    source, for `taser evaluate` with judge 'kilt' and for KILT's own script.
 
     Example:
         >>> prepare_kilt(  # doctest: +SKIP

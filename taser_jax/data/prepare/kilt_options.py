@@ -64,7 +64,7 @@ class KiltOptions:
                 f"validation_last and split_groups of {', '.join(self.split_groups)}",
                 where="KiltOptions",
                 expected="one or the other: the last queries may be part of a group",
-                fix="set VALIDATION_LAST=0, or SPLIT_GROUPS={}",
+                fix="set validation_last = 0, or split_groups = {}",
             )
 
     def tasks(self) -> set[str]:

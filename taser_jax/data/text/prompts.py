@@ -89,6 +89,6 @@ class TaskPrompt:
                 f"{self.separator!r} is not a piece of the vocabulary",
                 where="TaskPrompt.separator",
                 expected=f"one of its {vocabulary.size:,} pieces, or None for the end of text",
-                fix="<extra_id_N>: give the vocabulary extra ids, EXTRA_IDS=100 (T5's)",
+                fix="<extra_id_N>: give the vocabulary extra ids, tokenize.extra_ids=100 (T5's)",
             )
         return id

@@ -78,7 +78,7 @@ class SentencePieceVocabulary:
                 f"{extra_ids} extra ids for a model that has pieces of their names",
                 where=where,
                 expected="no extra ids: the model has its own",
-                fix="set EXTRA_IDS=0",
+                fix="set tokenize.extra_ids=0",
             )
         bos_id = self._processor.bos_id()
         self.cls_id = bos_id if bos_id >= 0 else None

@@ -139,7 +139,7 @@ def _load_model(path: str, extra_ids: int | None) -> SentencePieceVocabulary:
                 f"{name} is id {id}",
                 where=os.path.join(os.path.dirname(path), _TOKENIZER_CONFIG),
                 expected=f"{vocabulary.id_of(name)}: extra ids follow the model's, the first last",
-                fix="set EXTRA_IDS to read the model with another number",
+                fix="set tokenize.extra_ids to read the model with another number",
             )
     return vocabulary
 
@@ -166,7 +166,7 @@ def _load_vocab_txt(
             f"{extra_ids} extra ids for a WordPiece vocabulary",
             where=path,
             expected="a SentencePiece .model: only those take extra ids",
-            fix="leave EXTRA_IDS out",
+            fix="leave tokenize.extra_ids out",
         )
     if lower_case is None:
         config = os.path.join(os.path.dirname(path), _TOKENIZER_CONFIG)

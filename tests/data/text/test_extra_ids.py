@@ -150,7 +150,7 @@ def test_a_checkpoint_that_says_none_has_none(checkpoint):
 
 def test_what_cannot_be(checkpoint, model, tmp_path):
     configured(checkpoint, added_tokens_decoder={str(PIECES): {"content": "<extra_id_1>"}})
-    with pytest.raises(DataError, match=r"(?s)<extra_id_1> is id 32.*EXTRA_IDS"):
+    with pytest.raises(DataError, match=r"(?s)<extra_id_1> is id 32.*tokenize.extra_ids"):
         load_vocabulary(checkpoint)
     with pytest.raises(DataError, match="-1 extra ids"):
         SentencePieceVocabulary(model, extra_ids=-1)
@@ -194,7 +194,7 @@ def test_taco_drs_prompt_in_a_token_store(checkpoint, tmp_path):
         )
         return tmp_path / name
 
-    with pytest.raises(ConfigError, match=r"(?s)not a piece of the vocabulary.*EXTRA_IDS=100"):
+    with pytest.raises(ConfigError, match=r"(?s)not a piece of the vocabulary.*extra_ids=100"):
         made("without")
     vocabulary = load_vocabulary(checkpoint, extra_ids=100)
     expected = [
