@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pathlib
 import shutil
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from bert_checkpoints import write_checkpoint
 from scipy import stats
+from script_calls import REPOSITORY, run_script
 from small_world import SmallWorld, figures, gin, succeed
 
 from taser_jax.data.text.vocabularies import load_vocabulary
@@ -26,8 +28,8 @@ from taser_jax.evaluation.results import (
 
 pytestmark = pytest.mark.slow
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 MEASURES = ("R@1", "R@5", "R@20", "R@100")
+QUESTION = '{"question": "?", "positive_ctxs": [{"title": "t", "text": "x"}]}\n'
 # Row -> probability that a query has a hit.
 ROWS = {
     "BM25": 0.6,
@@ -59,34 +61,18 @@ def write(directory: pathlib.Path, rows: dict[str, float], seed: int) -> dict[st
 
 def run(folder: pathlib.Path, *, seeds: str) -> tuple[list[str], str]:
     """Runs the benchmark with a stand-in for `taser`; the commands it gave and claims.md."""
-    calls = folder / "calls"
-    calls.unlink(missing_ok=True)
-    binaries = folder / "bin"
-    binaries.mkdir(exist_ok=True)
-    (binaries / "taser").write_text(f'#!/bin/sh\necho "$PASSAGE_LENGTH $@" >> {calls}\n')
-    (binaries / "taser").chmod(0o755)
-    source = folder / "source"
     for name in ("squad/squad_split_train", "nq_qed/nq_qed_train"):
-        path = source / f"{name}.dpr.jsonl.gz"
+        path = folder / "source" / f"{name}.dpr.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"")
-    (binaries / "python").write_text(
-        f'#!/bin/sh\ncase "$1" in *split_questions.py) exit 0;; esac\nexec {sys.executable} "$@"\n'
+        path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(QUESTION.encode()))
+    calls, printed = run_script(
+        *("benchmarks/open_qa/claims.sh", folder / "source", folder / "out", "minilm"),
+        folder=folder,
+        SEEDS=seeds,
     )
-    (binaries / "python").chmod(0o755)
-    ran = subprocess.run(
-        [REPOSITORY / "benchmarks/open_qa/claims.sh", source, folder / "out", "minilm"],
-        env=os.environ
-        | {"PATH": f"{binaries}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
-        | {"SEEDS": seeds},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
     text = (folder / "out" / "claims.md").read_text()
-    assert text.strip() in ran.stdout
-    return calls.read_text().splitlines(), text
+    assert text.strip() in printed
+    return calls, text
 
 
 def cells(text: str, block: str, claim: str) -> list[str]:
@@ -98,13 +84,13 @@ def cells(text: str, block: str, claim: str) -> list[str]:
 def test_every_claim_has_its_effect_and_intervals(tmp_path: pathlib.Path):
     means = [write(tmp_path / "out" / f"seed-{seed}", ROWS, seed) for seed in range(3)]
     calls, text = run(tmp_path, seeds="0 2")
-    pipelines = [call for call in calls if " pipeline taser " in call]
+    assert all("'passage': 128" in call for call in calls if call.startswith("tokenize"))
+    pipelines = [call for call in calls if call.startswith("pipeline taser ")]
     assert [f"/seed-{seed} " in call for call, seed in zip(pipelines, (0, 2), strict=True)] == [
         True,
         True,
     ]
     for call, seed in zip(pipelines, (0, 2), strict=True):
-        assert call.startswith("128 ")
         assert "--gin_file=runs/open_qa_pretrained.gin --gin.PRETRAINED=minilm" in call
         assert "--gin_file=runs/taser_claims.gin" in call
         assert call.endswith(f"--gin.PRETRAINED_LAYERS=3 --gin.RANDOM_SEED={seed}")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import recipes
 from bert_checkpoints import write_checkpoint
+from script_calls import run_script
 from small_world import SmallWorld, figures, gin, succeed
 
 from taser_jax.data.text.vocabularies import load_vocabulary
@@ -23,13 +21,10 @@ from taser_jax.retrieval.mining_options import AnswerContaining, Excluded
 
 pytestmark = pytest.mark.slow
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TASKS = ("squad", "nq_qed", "selqa", "fm2", "climate_fever", "fewrel", "cmu_dog")
 # In place of `taser`: notes its arguments; values of what is evaluated depend on its name and seed.
-TASER = """#!{python} -S
-import json, os, re, sys
-with open({calls!r}, "a") as file:
-    print(*sys.argv[1:], file=file)
+TASER = """
+import os, re
 flags = dict(one.split("=", 1) for one in sys.argv[1:] if "=" in one)
 flag = lambda name: flags["--gin." + name]
 BATCHES = dict.fromkeys({tasks!r}, 32) | dict(selqa=24)
@@ -75,27 +70,13 @@ elif sys.argv[1] == "evaluate":
 
 def run(folder: pathlib.Path, **environment: str) -> list[str]:
     """Runs the benchmark with a stand-in for `taser`; the commands it gave."""
-    calls = folder / "calls"
-    calls.touch()
-    (folder / "bin").mkdir()
-    taser = folder / "bin" / "taser"
-    taser.write_text(
-        TASER.format(
-            python=sys.executable, calls=str(calls), tasks=TASKS, version=results.FORMAT_VERSION
-        )
+    calls, _ = run_script(
+        *("benchmarks/kilt_mini/run.sh", "source", folder / "out", "minilm"),
+        folder=folder,
+        body=TASER.format(tasks=TASKS, version=results.FORMAT_VERSION),
+        **environment,
     )
-    taser.chmod(0o755)
-    python = pathlib.Path(sys.executable).parent
-    path = os.pathsep.join([str(taser.parent), str(python), os.environ["PATH"]])
-    ran = subprocess.run(
-        [REPOSITORY / "benchmarks/kilt_mini/run.sh", "source", folder / "out", "minilm"],
-        env=os.environ | environment | {"PATH": path, "PYTHONPATH": str(REPOSITORY)},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return calls.read_text().splitlines()
+    return calls
 
 
 def table(folder: pathlib.Path, name: str) -> dict[tuple[str, str], list[str]]:

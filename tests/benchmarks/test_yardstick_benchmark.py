@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 from bert_checkpoints import write_checkpoint
+from script_calls import run_script
 from small_world import SmallWorld, figures, gin, succeed
 
 from taser_jax.assembly.model_directory import load_model
@@ -20,42 +18,19 @@ from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
 
 pytestmark = pytest.mark.slow
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TASKS = ("squad", "nq_qed", "fm2", "selqa", "climate_fever", "fewrel", "cmu_dog")
 HELD_OUT = (9, 14, 24, 25)
-# In place of `taser`: notes its arguments.
-TASER = """#!{python} -S
-import sys
-with open({calls!r}, "a") as file:
-    print(*sys.argv[1:], file=file)
-"""
 
 
 def run(
     folder: pathlib.Path, *options: str, script: str = "run.sh", **environment: str
 ) -> tuple[list[str], str]:
     """Runs a script with a stand-in for `taser`: the commands it gave, and what it printed."""
-    calls = folder / "calls"
-    (folder / "bin").mkdir()
-    taser = folder / "bin" / "taser"
-    taser.write_text(TASER.format(python=sys.executable, calls=str(calls)))
-    taser.chmod(0o755)
-    path = os.pathsep.join([str(taser.parent), str(pathlib.Path(sys.executable).parent)])
-    ran = subprocess.run(
-        [
-            *(REPOSITORY / "benchmarks/yardstick" / script, folder / "source"),
-            *(folder / "out", "minilm"),
-            *options,
-        ],
-        env=os.environ
-        | environment
-        | {"PATH": path + os.pathsep + os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)},
-        check=False,
-        capture_output=True,
-        text=True,
+    return run_script(
+        *(f"benchmarks/yardstick/{script}", folder / "source", folder / "out", "minilm", *options),
+        folder=folder,
+        **environment,
     )
-    assert ran.returncode == 0, ran.stderr
-    return calls.read_text().splitlines(), ran.stdout
 
 
 def results(folder: pathlib.Path, **rows: tuple[float, ...]) -> None:
