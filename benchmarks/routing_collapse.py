@@ -1,16 +1,24 @@
-"""Which entropy regulariser keeps learned routing from using one expert only?
+"""What keeps learned routing from using one expert only?
 
     python benchmarks/routing_collapse.py --token_store DIR --output_dir DIR [--negatives_dir DIR]
 
-trains one small TASER a setting, on the token store's train queries, and prints one JSON line each:
-expert shares of validation queries and of their gold passages (argmax, as at inference) in every
-specialised block, the mutual information of role and expert, and the validation MRR of the gold
-passage in a pool. A table follows. The settings:
+trains one small TASER per setting, on the token store's train queries, and prints one JSON line
+each: expert shares of validation queries and of their gold passages (argmax, as at inference) in
+every specialised block, offset and spread of the router's logits before and after training, the
+mutual information of role and expert, and the validation MRR of the gold passage in a pool. A table
+follows. A setting is what the router reads,
+
+    cls        Seq-R, the state of [CLS] (the paper's)
+    mean       Seq-R, the mean of the tokens' states
+    token      Tok-R, each token's state
+
+and a regulariser with its weight, as in `cls/none` or `mean/information_up:1`:
 
     none               no regulariser
     per_input_up       per-input entropy raised: what the paper says it is for
     per_input_down     per-input entropy lowered: the paper's formula read to the letter
-    batch_marginal_up  entropy of the batch's mean choice raised
+    batch_marginal_up  entropy of each role's mean choice raised
+    information_up     mutual information of input and expert raised
 
 A block counts as collapsed where one expert gets 95% or more of both roles' inputs, roles weighing
 the same. A setting that is done in OUTPUT_DIR is not run again.
@@ -35,28 +43,53 @@ from taser_jax.batch import Role
 from taser_jax.commands.train import train
 from taser_jax.data.batches.one_task import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.expert_use import RoutingStatistics, expert_shares, role_information
+from taser_jax.expert_use import (
+    RoutingStatistics,
+    expert_shares,
+    logit_offset,
+    logit_spread,
+    role_information,
+)
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import init_params
 from taser_jax.models.routing import (
     ExpertConfig,
     GateGradient,
     Routing,
+    SequenceSummary,
 )
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.progress import track
+from taser_jax.training.keys import named_key
 from taser_jax.training.loop import LoopConfig
 from taser_jax.training.objective import ObjectiveConfig
-from taser_jax.training.routing_losses import Direction, EntropyKind, RoutingRegularizer
+from taser_jax.training.routing_losses import Direction, RoutingMeasure, RoutingRegularizer
+from taser_jax.training.state import Params
 from taser_jax.training.validation import PoolConfig
 
 COLLAPSED = 0.95
 REGULARIZERS = {
     "none": None,
-    "per_input_up": (EntropyKind.PER_INPUT, Direction.MAXIMIZE),
-    "per_input_down": (EntropyKind.PER_INPUT, Direction.MINIMIZE),
-    "batch_marginal_up": (EntropyKind.BATCH_MARGINAL, Direction.MAXIMIZE),
+    "per_input_up": (RoutingMeasure.PER_INPUT, Direction.MAXIMIZE),
+    "per_input_down": (RoutingMeasure.PER_INPUT, Direction.MINIMIZE),
+    "batch_marginal_up": (RoutingMeasure.BATCH_MARGINAL, Direction.MAXIMIZE),
+    "information_up": (RoutingMeasure.INFORMATION, Direction.MAXIMIZE),
 }
+READINGS = {
+    "cls": (Routing.SEQUENCE, SequenceSummary.CLS),
+    "mean": (Routing.SEQUENCE, SequenceSummary.MEAN),
+    "token": (Routing.TOKEN, SequenceSummary.CLS),
+}
+SETTINGS = (
+    "cls/none",
+    "cls/per_input_up:0.01",
+    "cls/per_input_up:1",
+    "cls/information_up:1",
+    "mean/none",
+    "mean/information_up:1",
+    "token/none",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +97,13 @@ class Case:
     """One training.
 
     Attributes:
-        routing: Seq-R or Tok-R.
+        reads: a key of `READINGS`.
         regularizer: a key of `REGULARIZERS`.
         weight: β; 0 for none.
         seed: of weights, dropout, routing noise and batches.
     """
 
-    routing: Routing
+    reads: str
     regularizer: str
     weight: float
     seed: int
@@ -78,7 +111,7 @@ class Case:
     @property
     def name(self) -> str:
         """Its folder."""
-        return f"{self.routing.value}-{self.regularizer}-{self.weight:g}-seed{self.seed}"
+        return f"{self.reads}-{self.regularizer}-{self.weight:g}-seed{self.seed}"
 
     @property
     def objective(self) -> ObjectiveConfig:
@@ -89,16 +122,18 @@ class Case:
         return ObjectiveConfig(regularizer=RoutingRegularizer(*term, weight=self.weight))
 
 
-def cases(weights: Sequence[float], seeds: Sequence[int]) -> Iterator[Case]:
-    """Every routing with every regulariser and weight."""
+def cases(settings: Sequence[str], seeds: Sequence[int]) -> Iterator[Case]:
+    """Every setting, such as `mean/information_up:1`, with every seed."""
     for seed in seeds:
-        for routing in (Routing.SEQUENCE, Routing.TOKEN):
-            for regularizer in REGULARIZERS:
-                for weight in (0.0,) if regularizer == "none" else weights:
-                    yield Case(routing, regularizer, weight, seed)
+        for setting in settings:
+            reads, _, regularizer = setting.partition("/")
+            name, _, weight = regularizer.partition(":")
+            yield Case(reads, name, float(weight or 0), seed)
 
 
-def routing_of(model: LoadedModel, store: TokenStore, *, split: str) -> dict[Role, Any]:
+def routing_of(
+    model: LoadedModel, params: Params, store: TokenStore, *, split: str
+) -> dict[Role, Any]:
     """Inference statistics of a split's queries and of their gold passages, all tasks together."""
     texts: dict[Role, list[Any]] = {Role.QUERY: [], Role.PASSAGE: []}
     for task, splits in store.tasks.items():
@@ -117,7 +152,7 @@ def routing_of(model: LoadedModel, store: TokenStore, *, split: str) -> dict[Rol
             )
             return encoded.routing
 
-        parts = [apply(model.params, tokens) for tokens in texts[role]]
+        parts = [apply(params, tokens) for tokens in texts[role]]
         return jax.tree.map(lambda *leaves: sum(map(np.asarray, leaves)), *parts)
 
     return {role: statistics(role) for role in texts}
@@ -127,13 +162,20 @@ def _blocks(tokens_of: Any, rows: np.ndarray, size: int = 128) -> list[Any]:
     return [tokens_of(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
-def report(case: Case, statistics: Mapping[Role, Any], validation: Mapping[str, float]) -> dict:
+def report(
+    case: Case,
+    statistics: Mapping[Role, Any],
+    validation: Mapping[str, float],
+    *,
+    initial: Mapping[Role, Any],
+) -> dict:
     """What one training came to, JSON-able.
 
     Args:
         case: the training.
         statistics: of queries and passages, at inference.
         validation: metrics after the last step.
+        initial: statistics before training.
     """
     sides = [statistics[role] for role in (Role.QUERY, Role.PASSAGE)]
     # In float64, where three digits are written as three.
@@ -146,7 +188,7 @@ def report(case: Case, statistics: Mapping[Role, Any], validation: Mapping[str, 
     ]
     return {
         "benchmark": "routing_collapse",
-        "routing": case.routing.value,
+        "reads": case.reads,
         "regularizer": case.regularizer,
         "weight": case.weight,
         "seed": case.seed,
@@ -156,8 +198,19 @@ def report(case: Case, statistics: Mapping[Role, Any], validation: Mapping[str, 
         "collapsed_blocks": int((largest >= COLLAPSED).sum()),
         "blocks": len(largest),
         "mutual_information": np.round(information, 3).tolist(),
+        **{f"initial_{name}": values for name, values in _logits(initial).items()},
+        **_logits(statistics),
         "per_input_entropy": np.round(np.mean(entropy, axis=0), 3).tolist(),
         "validation_mrr": round(float(validation["mrr"]), 4),
+    }
+
+
+def _logits(statistics: Mapping[Role, Any]) -> dict[str, list[float]]:
+    """Offset and spread by block, over queries and gold passages."""
+    both = statistics[Role.QUERY] + statistics[Role.PASSAGE]
+    found = {"logit_offset": logit_offset(both), "logit_spread": logit_spread(both)}
+    return {
+        name: np.round(np.asarray(values, np.float64), 4).tolist() for name, values in found.items()
     }
 
 
@@ -177,10 +230,12 @@ def run(case: Case, store: TokenStore, options: argparse.Namespace) -> dict:
         max_length=max(store.metadata.query_length, store.metadata.passage_length),
         dtype=options.dtype,
     )
+    routing, summary = READINGS[case.reads]
     experts = ExpertConfig(
         num_experts=options.experts,
         shared_per_specialized=options.shared_per_specialized,
-        routing=case.routing,
+        routing=routing,
+        sequence_summary=summary,
         gate_gradient=GateGradient(options.gate_gradient),
     )
     # One checkpoint, the last: routing is shown as training left it, not where MRR was best.
@@ -202,16 +257,23 @@ def run(case: Case, store: TokenStore, options: argparse.Namespace) -> dict:
         ),
         seed=case.seed,
     )
-    summary = train(
+    result_of_training = train(
         model_dir=str(root / "model"),
         token_store=str(store.directory),
         model=DualEncoderConfig(bert=bert, experts=experts, pooling=Pooling.MEAN),
         training=training,
         negatives_dirs=[options.negatives_dir] if options.negatives_dir else [],
     )
-    assert summary is not None
-    statistics = routing_of(load_model(root / "model"), store, split="validation")
-    found = report(case, statistics, summary.validation) | {
+    assert result_of_training is not None
+    model = load_model(root / "model")
+    # As `train` draws them.
+    untrained = init_params(model.model, named_key(case.seed, "init"))
+    found = report(
+        case,
+        routing_of(model, model.params, store, split="validation"),
+        result_of_training.validation,
+        initial=routing_of(model, untrained, store, split="validation"),
+    ) | {
         "steps": options.steps,
         "gate_gradient": options.gate_gradient,
         "device": jax.devices()[0].device_kind,
@@ -222,25 +284,38 @@ def run(case: Case, store: TokenStore, options: argparse.Namespace) -> dict:
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown, one line a training."""
+    """Markdown, one line per setting; smallest and largest figure over seeds and blocks."""
     lines = [
-        "| routing | regulariser | β | seed | queries to expert 0, by block | passages to expert 0 "
-        "| blocks collapsed | mutual information (max .693) | validation MRR |",
-        "| --- | --- | ---: | ---: | --- | --- | ---: | --- | ---: |",
+        "| router reads | regulariser | β | seeds | collapsed blocks | larger expert's share "
+        "| logits' offset / spread at the start | after training | role information (max .693) "
+        "| validation MRR |",
+        "| --- | --- | ---: | ---: | --- | --- | --- | --- | --- | --- |",
     ]
+    settings: dict[tuple[str, str, float], list[Mapping[str, Any]]] = {}
     for found in results:
-        first = {
-            side: " ".join(f"{100 * shares[0]:.0f}%" for shares in found[f"{side}_shares"])
-            for side in ("query", "passage")
-        }
-        lines.append(
-            f"| {found['routing']} | {found['regularizer']} | {found['weight']:g} "
-            f"| {found['seed']} | {first['query']} | {first['passage']} "
-            f"| {found['collapsed_blocks']} of {found['blocks']} "
-            f"| {' '.join(f'{value:.3f}' for value in found['mutual_information'])} "
-            f"| {found['validation_mrr']:.3f} |"
-        )
+        key = (found["reads"], found["regularizer"], found["weight"])
+        settings.setdefault(key, []).append(found)
+    for (reads, regularizer, weight), seeds in settings.items():
+        collapsed, blocks = (sum(s[name] for s in seeds) for name in ("collapsed_blocks", "blocks"))
+        logits = [
+            f"{_range(seeds, f'{prefix}logit_offset')} / {_range(seeds, f'{prefix}logit_spread')}"
+            for prefix in ("initial_", "")
+        ]
+        cells = [
+            *(reads, regularizer, f"{weight:g}", str(len(seeds)), f"{collapsed} of {blocks}"),
+            _range(seeds, "largest_share", digits=2),
+            *logits,
+            _range(seeds, "mutual_information"),
+            _range(seeds, "validation_mrr"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _range(seeds: Sequence[Mapping[str, Any]], name: str, *, digits: int = 3) -> str:
+    values = np.concatenate([np.atleast_1d(found[name]) for found in seeds])
+    ends = [f"{value:.{digits}f}" for value in (values.min(), values.max())]
+    return "–".join(dict.fromkeys(ends))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -248,10 +323,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--token_store", required=True)
     parser.add_argument("--output_dir", type=pathlib.Path, required=True)
     parser.add_argument("--negatives_dir", help="from `taser mine`; without it, in-batch only")
-    parser.add_argument("--weights", type=float, nargs="+", default=[0.01, 1.0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--settings", nargs="+", default=SETTINGS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--embed_dim", type=int, default=64)
@@ -262,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     store = TokenStore.open(options.token_store)
     results = []
-    for case in track(list(cases(options.weights, options.seeds)), "routing cases"):
+    for case in track(list(cases(options.settings, options.seeds)), "routing cases"):
         results.append(run(case, store, options))
         print(json.dumps(results[-1]), flush=True)
     text = table(results)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-# JAX rebuilds pytrees with leaves that are no arrays: shapes are told here, not checked.
+# JAX rebuilds pytrees with leaves that are not arrays: shapes are documented, not checked.
 @no_type_check
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +26,16 @@ class RoutingStatistics:
         choice_count: how many inputs argmax P sends to each expert, as at inference.
             [blocks, experts]
         count: how many inputs. [blocks]
+        logit_sum: Σ z, z being A·u + c minus its mean over experts. [blocks, experts]
+        logit_square_sum: Σ z². [blocks, experts]
     """
 
     probability_sum: Float[Array, "blocks experts"]
     entropy_sum: Float[Array, " blocks"]
     choice_count: Float[Array, "blocks experts"]
     count: Float[Array, " blocks"]
+    logit_sum: Float[Array, "blocks experts"]
+    logit_square_sum: Float[Array, "blocks experts"]
 
     def __add__(self, other: RoutingStatistics) -> RoutingStatistics:
         return jax.tree.map(jnp.add, self, other)
@@ -53,21 +57,62 @@ def expert_shares(statistics: RoutingStatistics) -> Float[Array, "blocks experts
 def input_information(
     queries: RoutingStatistics, passages: RoutingStatistics
 ) -> Float[Array, " blocks"]:
-    """I(input; expert) = H(mean_x P) − mean_x H(P(· | x)) over all inputs, in nats.
+    """I(input; expert) = H(mean_x P) − mean_x H(P(· | x)) in nats, both roles weighing the same.
 
     0 where every input is routed alike (collapse, or a router that does not look); ln(experts)
-    where choices are certain and the experts evenly used.
+    where choices are certain and the experts evenly used, by role or within the roles.
+
+    Example:
+        A query with P = (1, 0) and two passages with (½, ½): the mean is (¾, ¼), and the
+        information is H(¾, ¼) − ½·ln 2 = 0.5623 − 0.3466 = 0.2158 nats.
 
     Args:
         queries: sums over queries.
         passages: sums over passages.
 
     Returns:
-        One value a specialised block.
+        One value per specialised block.
     """
-    count = jnp.maximum(queries.count + passages.count, 1.0)
-    marginal = (queries.probability_sum + passages.probability_sum) / count[:, None]
-    return entropy(marginal) - (queries.entropy_sum + passages.entropy_sum) / count
+    marginal = (mean_probabilities(queries) + mean_probabilities(passages)) / 2
+    return entropy(marginal) - (mean_entropy(queries) + mean_entropy(passages)) / 2
+
+
+def mean_probabilities(statistics: RoutingStatistics) -> Float[Array, "blocks experts"]:
+    """mean_x P(· | x)."""
+    return statistics.probability_sum / jnp.maximum(statistics.count, 1.0)[:, None]
+
+
+def mean_entropy(statistics: RoutingStatistics) -> Float[Array, " blocks"]:
+    """mean_x H(P(· | x)), in nats."""
+    return statistics.entropy_sum / jnp.maximum(statistics.count, 1.0)
+
+
+def logit_offset(statistics: RoutingStatistics) -> Float[Array, " blocks"]:
+    """How far the mean logits of two experts are apart; root mean square over pairs of experts.
+
+    What all inputs have in common. With two experts |mean_x (l_0 − l_1)|. Where it is much larger
+    than the `logit_spread`, argmax sends all inputs to one expert, whatever P is.
+
+    Example:
+        Logits (1, 0) and (3, 0): differences 1 and 3, offset 2, spread 1.
+    """
+    mean = statistics.logit_sum / jnp.maximum(statistics.count, 1.0)[:, None]
+    return _over_pairs(jnp.square(mean))
+
+
+def logit_spread(statistics: RoutingStatistics) -> Float[Array, " blocks"]:
+    """Standard deviation over inputs of the difference of two logits; as `logit_offset`.
+
+    What distinguishes inputs.
+    """
+    count = jnp.maximum(statistics.count, 1.0)[:, None]
+    mean = statistics.logit_sum / count
+    return _over_pairs(jnp.maximum(statistics.logit_square_sum / count - jnp.square(mean), 0.0))
+
+
+def _over_pairs(squares: Float[Array, "blocks experts"]) -> Float[Array, " blocks"]:
+    """√ of the mean square difference of two experts, whose sum over experts is 0."""
+    return jnp.sqrt(2.0 * jnp.sum(squares, axis=-1) / max(squares.shape[-1] - 1, 1))
 
 
 def role_information(
@@ -88,7 +133,7 @@ def role_information(
         passages: sums over passages.
 
     Returns:
-        One value a specialised block, 0 to 0.6931.
+        One value per specialised block, 0 to 0.6931.
     """
     query, passage = expert_shares(queries), expert_shares(passages)
     return entropy((query + passage) / 2) - (entropy(query) + entropy(passage)) / 2

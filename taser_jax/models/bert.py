@@ -22,6 +22,7 @@ from taser_jax.models.layers import (
     Affine,
     LayerNormParameters,
     layer_norm,
+    mean_over_tokens,
     parameter,
     split_over_batch,
 )
@@ -30,6 +31,7 @@ from taser_jax.models.routing import (
     GateSharing,
     RouterInput,
     Routing,
+    SequenceSummary,
 )
 from taser_jax.models.transformer import DTYPES, Remat, TransformerConfig
 
@@ -248,6 +250,8 @@ class Block(nn.Module):
         experts = self.experts
         assert experts is not None
         if experts.routing is Routing.SEQUENCE:
+            if experts.sequence_summary is SequenceSummary.MEAN:
+                inputs = mean_over_tokens(inputs, mask)[:, None]
             inputs, mask = inputs[:, :1], mask[:, :1]
         kernel, bias = shared_router or router_parameters(self.config, experts)
         logits = routing.router_logits(inputs, kernel, bias)
@@ -298,8 +302,8 @@ class BertEncoder(nn.Module):
             tokens: ids and mask.
             role: the role whose experts Det-R runs.
             train: True enables dropout and routing draws, from the rngs "dropout" and "routing".
-            output: all hidden states or [CLS] only. With Tok-R the last block, if specialised,
-                always computes all tokens, since its statistics are over all of them.
+            output: all hidden states or [CLS] only. The last block, if specialised, computes all
+                tokens where its router reads them all.
 
         Returns:
             Hidden states in `config.dtype`, and the statistics of learned routers.
@@ -365,7 +369,6 @@ def block_output(
 ) -> EncoderOutput:
     """Positions that a block (1-based) must compute for the encoder to return `output`."""
     specialized = block in experts.specialized_blocks(config.num_layers)
-    counts_all = specialized and experts.routing is Routing.TOKEN
-    if block < config.num_layers or counts_all:
+    if block < config.num_layers or (specialized and experts.reads_every_token):
         return EncoderOutput.ALL_TOKENS
     return output

@@ -18,8 +18,8 @@ from taser_jax.models.dual_encoder import (
     ModelConfig,
     TowerInit,
     Towers,
-    mean_over_tokens,
 )
+from taser_jax.models.layers import mean_over_tokens
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.transformer import BlockCost, Remat
 
@@ -166,5 +166,5 @@ class DualEncoderConfig(ModelConfig):
         if self.pooling is Pooling.CLS:
             pooled = hidden[:, 0].astype(jnp.float32)
         else:
-            pooled = mean_over_tokens(hidden, tokens)
+            pooled = mean_over_tokens(hidden, jnp.asarray(tokens.mask))
         return Encoded(normalize(pooled, self.normalization), statistics)

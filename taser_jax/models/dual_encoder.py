@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from taser_jax.batch import BatchShape, Role, Tokens
 from taser_jax.encoded import Encoded, Normalization
@@ -292,15 +291,6 @@ class DualEncoder(nn.Module):
         """
         tower = getattr(self, self.config.tower_name(role, task))
         return self.config.embed(tower, tokens, role=role, train=train)
-
-
-def mean_over_tokens(
-    hidden: Float[Array, "batch length embed"], tokens: Tokens
-) -> Float[Array, "batch embed"]:
-    """Mean of hidden states over real tokens, in float32; 0 if there are none."""
-    weight = jnp.asarray(tokens.mask)[..., None].astype(jnp.float32)
-    total = (hidden.astype(jnp.float32) * weight).sum(1)
-    return total / jnp.maximum(weight.sum(1), 1.0)
 
 
 def init_params(

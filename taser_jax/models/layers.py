@@ -226,3 +226,12 @@ def split_over_batch(
     if parts == 1 or activations.shape[0] % parts:
         return activations
     return jax.lax.with_sharding_constraint(activations, PartitionSpec(axes))
+
+
+def mean_over_tokens(
+    hidden: Float[Array, "batch length embed"], mask: Bool[Array, "batch length"]
+) -> Float[Array, "batch embed"]:
+    """Mean of hidden states over real tokens, in float32; 0 if there are none."""
+    weight = mask[..., None].astype(jnp.float32)
+    total = (hidden.astype(jnp.float32) * weight).sum(1)
+    return total / jnp.maximum(weight.sum(1), 1.0)

@@ -30,8 +30,8 @@ class Routing(enum.Enum):
     """How the router chooses.
 
     DETERMINISTIC (Det-R): by role. With I experts, queries own the first I/2, passages the others.
-    SEQUENCE (Seq-R): one learned choice a sequence, from its [CLS].
-    TOKEN (Tok-R): one learned choice a token.
+    SEQUENCE (Seq-R): one learned choice per sequence, from its `SequenceSummary`.
+    TOKEN (Tok-R): one learned choice per token.
     """
 
     DETERMINISTIC = "deterministic"
@@ -46,8 +46,20 @@ class RouterInput(enum.Enum):
     BLOCK_INPUT = "block_input"
 
 
+class SequenceSummary(enum.Enum):
+    """What Seq-R's router reads of a sequence: the state of [CLS] (paper), or its tokens' mean.
+
+    The state of [CLS] hardly differs between inputs at the start, so that the constant part of the
+    logits decides for all of them alike; means of tokens differ as texts do. With the mean, a
+    specialised last block computes every token even where only [CLS] is returned.
+    """
+
+    CLS = "cls"
+    MEAN = "mean"
+
+
 class GateSharing(enum.Enum):
-    """Whether every specialised block has a router of its own, or one serves them all."""
+    """Whether each specialised block has a router of its own, or all share one."""
 
     PER_BLOCK = "per_block"
     SHARED = "shared"
@@ -82,8 +94,9 @@ class ExpertConfig:
         pattern: a released pattern (`PATTERNS`) in place of T.
         blocks: the specialised blocks themselves, 1-based, in place of both.
         routing: Det-R, Seq-R or Tok-R.
-        router_input: what a learned router reads.
-        gate_sharing: a router a block, or one for all.
+        router_input: the states that a learned router reads.
+        sequence_summary: what Seq-R's router reads of a sequence's states.
+        gate_sharing: one router per block, or one for all.
         gate_gradient: see `GateGradient`.
         temperature: of the Gumbel-softmax.
     """
@@ -94,6 +107,7 @@ class ExpertConfig:
     blocks: tuple[int, ...] | None = None
     routing: Routing = Routing.DETERMINISTIC
     router_input: RouterInput = RouterInput.FFN_INPUT
+    sequence_summary: SequenceSummary = SequenceSummary.CLS
     gate_sharing: GateSharing = GateSharing.PER_BLOCK
     gate_gradient: GateGradient = GateGradient.ALL_EXPERTS
     temperature: float = 1.0
@@ -166,6 +180,12 @@ class ExpertConfig:
         """Whether there is a router to learn."""
         return self.num_experts > 1 and self.routing is not Routing.DETERMINISTIC
 
+    @property
+    def reads_every_token(self) -> bool:
+        """Whether a router needs the states of all tokens."""
+        by_mean = self.sequence_summary is SequenceSummary.MEAN
+        return self.learned and (self.routing is Routing.TOKEN or by_mean)
+
 
 def stack_statistics(blocks: list[RoutingStatistics]) -> RoutingStatistics:
     """Statistics of single blocks (without the axis) as one object with a leading axis."""
@@ -218,11 +238,14 @@ def routing_statistics(
     probability = jnp.exp(log_probability)
     entropy = -(probability * log_probability).sum(-1)
     choice = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1], dtype=jnp.float32)
+    centred = logits - logits.mean(-1, keepdims=True)
     return RoutingStatistics(
         probability_sum=jnp.einsum("bpe,bp->e", probability, weight),
         entropy_sum=(entropy * weight).sum(),
         choice_count=jnp.einsum("bpe,bp->e", choice, weight),
         count=weight.sum(),
+        logit_sum=jnp.einsum("bpe,bp->e", centred, weight),
+        logit_square_sum=jnp.einsum("bpe,bp->e", jnp.square(centred), weight),
     )
 
 

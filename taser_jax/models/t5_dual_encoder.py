@@ -19,8 +19,8 @@ from taser_jax.models.dual_encoder import (
     Params,
     TowerInit,
     Towers,
-    mean_over_tokens,
 )
+from taser_jax.models.layers import mean_over_tokens
 from taser_jax.models.t5 import T5, T5Config, rescale
 from taser_jax.models.t5_layers import Kernel
 from taser_jax.models.transformer import BlockCost, Remat
@@ -195,7 +195,7 @@ class T5Tower(T5):
         if self.embedding is T5Embedding.FIRST_DECODER_OUTPUT:
             pooled = self.first_decoder_output(tokens, train=train).astype(jnp.float32)
         else:
-            pooled = mean_over_tokens(self.encode(tokens, train=train), tokens)
+            pooled = mean_over_tokens(self.encode(tokens, train=train), jnp.asarray(tokens.mask))
         if self.projection_dim is not None:
             pooled = pooled @ self.projection_layer()
         return normalize(pooled, self.normalization)

@@ -13,7 +13,12 @@ from jaxtyping import Array, Bool, Float
 from taser_jax.batch import Batch
 from taser_jax.encoded import Encoded, Normalization, normalize
 from taser_jax.errors import ConfigError
-from taser_jax.expert_use import RoutingStatistics, expert_shares, input_information
+from taser_jax.expert_use import (
+    RoutingStatistics,
+    expert_shares,
+    logit_offset,
+    logit_spread,
+)
 from taser_jax.training.distillation import Distillation, Guide, TeacherInput
 from taser_jax.training.losses import (
     passage_to_query_loss,
@@ -21,10 +26,10 @@ from taser_jax.training.losses import (
     similarities,
 )
 from taser_jax.training.routing_losses import (
-    EntropyKind,
+    RoutingMeasure,
     RoutingRegularizer,
     regularization,
-    routing_entropy,
+    routing_measure,
 )
 
 StepMetrics = dict[str, jax.Array]
@@ -62,7 +67,7 @@ class ObjectiveConfig:
 
     Attributes:
         temperature: divides the similarities.
-        regularizer: entropy of learned routing; None adds nothing.
+        regularizer: of learned routing; None adds nothing.
         label_weight: of the cross entropy on labels; 0 learns from the teacher alone.
         softmax_over: passages, or passages and queries.
         distillation: draws scores to a teacher's; None without a teacher.
@@ -146,8 +151,8 @@ class ObjectiveConfig:
             Matryoshka dimensions `nll/dim_<d>`; with both softmaxes `nll_of_queries`; with a
             teacher `distillation`; with a guide `guided_out`, passages left out per query; where
             the model routes by learning, `routing/entropy` (per input),
-            `routing/mutual_information` and `routing/<side>/expert_<i>_share`; `regularization`
-            where it is on.
+            `routing/mutual_information`, `routing/logit_offset`, `routing/logit_spread` and
+            `routing/<side>/expert_<i>_share`; `regularization` where it is on.
 
         Raises:
             ConfigError: a regulariser is set and the model has no learned routing, or the batch
@@ -178,7 +183,7 @@ class ObjectiveConfig:
                 loss, metrics["regularization"] = loss + term, term
         elif self.regularizer is not None:
             raise ConfigError(
-                "an entropy regulariser is set, but the model has no learned routing",
+                "a routing regulariser is set, but the model has no learned routing",
                 where="ObjectiveConfig.regularizer",
                 expected="sequence or token routing, or no regulariser",
                 fix="set ExpertConfig.routing to one of these, or the regulariser to None",
@@ -222,10 +227,14 @@ class ObjectiveConfig:
 
 def _routing_metrics(queries: RoutingStatistics, passages: RoutingStatistics) -> StepMetrics:
     sides = {"query": queries, "passage": passages}
-    entropies = [routing_entropy(side, EntropyKind.PER_INPUT) for side in sides.values()]
+    both = queries + passages
     metrics = {
-        "routing/entropy": jnp.mean(jnp.stack(entropies)),
-        "routing/mutual_information": jnp.mean(input_information(queries, passages)),
+        "routing/entropy": routing_measure(RoutingMeasure.PER_INPUT, queries, passages),
+        "routing/mutual_information": routing_measure(
+            RoutingMeasure.INFORMATION, queries, passages
+        ),
+        "routing/logit_offset": jnp.mean(logit_offset(both)),
+        "routing/logit_spread": jnp.mean(logit_spread(both)),
     }
     for name, side in sides.items():
         for expert, share in enumerate(expert_shares(side).mean(0)):

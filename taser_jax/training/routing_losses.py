@@ -1,4 +1,4 @@
-"""Entropy of expert choice, as a regulariser."""
+"""How evenly and how surely experts are chosen, as a regulariser."""
 
 from __future__ import annotations
 
@@ -8,23 +8,31 @@ import enum
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from taser_jax import expert_use
-from taser_jax.expert_use import RoutingStatistics
+from taser_jax.expert_use import (
+    RoutingStatistics,
+    entropy,
+    input_information,
+    mean_entropy,
+    mean_probabilities,
+)
 
 
-class EntropyKind(enum.Enum):
-    """Which entropy is meant.
+class RoutingMeasure(enum.Enum):
+    """What is raised or lowered, in nats; P(· | x) is a router's choice for input x.
 
     PER_INPUT: H(P(· | x)) of each input, then the mean over inputs: how undecided the router is.
-    BATCH_MARGINAL: H(mean_x P(· | x)): how evenly the experts are used.
+    BATCH_MARGINAL: H(mean_x P(· | x)) of each role: how evenly the role uses the experts.
+    INFORMATION: I(x; expert) over both roles, H(mean_x P) − mean_x H(P): largest where the experts
+    are evenly used and every choice is certain, so that inputs have to be told apart.
     """
 
     PER_INPUT = "per_input"
     BATCH_MARGINAL = "batch_marginal"
+    INFORMATION = "information"
 
 
 class Direction(enum.Enum):
-    """Whether training raises or lowers the entropy."""
+    """Whether training raises or lowers the measure."""
 
     MAXIMIZE = "maximize"
     MINIMIZE = "minimize"
@@ -32,7 +40,7 @@ class Direction(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class RoutingRegularizer:
-    """The term weight·(∓H) that is added to the contrastive loss.
+    """The term ∓weight·M that is added to the contrastive loss.
 
     TASER's appendix A writes L = L_sim + β·L_ent with L_ent = −Σ P log P and β = 0.01. Read
     literally that lowers entropy, against its stated purpose of avoiding collapse; the released
@@ -40,53 +48,50 @@ class RoutingRegularizer:
     formula to the letter.
 
     Attributes:
-        kind: the paper's per-input entropy, or the batch-marginal one.
-        direction: MAXIMIZE adds −weight·H, MINIMIZE adds +weight·H.
+        kind: M; the paper's is the per-input entropy.
+        direction: MAXIMIZE adds −weight·M, MINIMIZE adds +weight·M.
         weight: β.
     """
 
-    kind: EntropyKind = EntropyKind.PER_INPUT
+    kind: RoutingMeasure = RoutingMeasure.PER_INPUT
     direction: Direction = Direction.MAXIMIZE
     weight: float = 0.01
 
 
-def routing_entropy(statistics: RoutingStatistics, kind: EntropyKind) -> Float[Array, ""]:
-    """Entropy of expert choice in nats, averaged over specialised blocks.
+def routing_measure(
+    kind: RoutingMeasure, queries: RoutingStatistics, passages: RoutingStatistics
+) -> Float[Array, ""]:
+    """The measure averaged over specialised blocks.
+
+    Query and passage sides weigh the same however many inputs each has, as in TASER's code. Only
+    non-padding tokens count under token routing; TASER's code counts padding too.
 
     Example:
-        One block, two inputs with P = (1, 0) and (0, 1): per input 0, batch-marginal ln 2.
+        One block, a query with P = (1, 0) and a passage with P = (0, 1): per input 0,
+        batch-marginal 0 (each role uses one expert), information ln 2.
 
     Args:
-        statistics: sums over the inputs of one side.
-        kind: which entropy.
+        kind: which measure.
+        queries: sums over the batch's queries.
+        passages: sums over the batch's passages.
 
     Returns:
         A scalar between 0 and ln(experts).
     """
-    count = jnp.maximum(statistics.count, 1.0)
-    if kind is EntropyKind.PER_INPUT:
-        return jnp.mean(statistics.entropy_sum / count)
-    return jnp.mean(expert_use.entropy(statistics.probability_sum / count[:, None]))
+    sides = (queries, passages)
+    match RoutingMeasure(kind):
+        case RoutingMeasure.PER_INPUT:
+            value = sum(mean_entropy(side) for side in sides) / 2
+        case RoutingMeasure.BATCH_MARGINAL:
+            value = sum(entropy(mean_probabilities(side)) for side in sides) / 2
+        case RoutingMeasure.INFORMATION:
+            value = input_information(queries, passages)
+    return jnp.mean(value)
 
 
 def regularization(
     regularizer: RoutingRegularizer, queries: RoutingStatistics, passages: RoutingStatistics
 ) -> Float[Array, ""]:
-    """The term to add to the loss: entropy averaged over blocks, then over the two sides.
-
-    Query and passage sides weigh the same however many inputs each has, as in TASER's code. Only
-    non-padding tokens count under token routing; TASER's code counts padding too.
-
-    Args:
-        regularizer: kind, direction and weight.
-        queries: sums over the batch's queries.
-        passages: sums over the batch's passages.
-
-    Returns:
-        ∓weight·(H_queries + H_passages)/2.
-    """
-    entropy = 0.5 * (
-        routing_entropy(queries, regularizer.kind) + routing_entropy(passages, regularizer.kind)
-    )
+    """The term to add to the loss: ∓weight·M, see `routing_measure`."""
     sign = -1.0 if regularizer.direction is Direction.MAXIMIZE else 1.0
-    return sign * regularizer.weight * entropy
+    return sign * regularizer.weight * routing_measure(regularizer.kind, queries, passages)

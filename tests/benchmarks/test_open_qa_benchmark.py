@@ -99,15 +99,15 @@ def test_device_brings_back_two_rounds_of_results(store, tmp_path):
     assert len((tmp_path / "out/device.jsonl").read_text().splitlines()) == 2
 
 
-def test_routing_cases_are_measured_and_kept(store, tmp_path, monkeypatch):
+def test_routing_cases_are_measured_and_kept(store, tmp_path):
     script = load("routing_collapse.py")
-    case = script.Case(script.Routing.SEQUENCE, "batch_marginal_up", 0.1, seed=0)
-    monkeypatch.setattr(script, "cases", lambda weights, seeds: [case])
+    (case,) = script.cases(["mean/information_up:0.1"], seeds=[0])
+    assert case == script.Case("mean", "information_up", 0.1, seed=0)
     command = [
         f"--token_store={store.directory}",
         f"--output_dir={tmp_path}",
         *["--steps=2", "--batch_size=16", "--layers=1", "--embed_dim=32"],
-        "--shared_per_specialized=0",
+        *["--shared_per_specialized=0", "--settings=mean/information_up:0.1", "--seeds=0"],
     ]
     script.main(command)
     result = tmp_path / case.name / "result.json"
@@ -117,8 +117,12 @@ def test_routing_cases_are_measured_and_kept(store, tmp_path, monkeypatch):
         assert sum(shares) == pytest.approx(1.0, abs=2e-3)
     assert 0 <= found["mutual_information"][0] <= 0.694
     result.write_text(json.dumps(found | {"validation_mrr": 0.5}))
+    # The untrained model's statistics are those of the weights that training began with.
+    assert found["initial_logit_spread"] != found["logit_spread"]
     script.main(command)
-    assert "| 0.500 |" in (tmp_path / "table.md").read_text()
+    table = (tmp_path / "table.md").read_text()
+    assert "| mean | information_up | 0.1 | 1 |" in table
+    assert "| 0.500 |" in table
 
 
 def test_a_block_that_uses_one_expert_counts_as_collapsed():
@@ -130,18 +134,23 @@ def test_a_block_that_uses_one_expert_counts_as_collapsed():
             entropy_sum=np.array([0.0]),
             choice_count=np.array([[first, second]]),
             count=np.array([first + second]),
+            logit_sum=np.array([[second - first, first - second]]),
+            logit_square_sum=np.array([[4.0 * (first + second)] * 2]),
         )
 
-    case = script.Case(script.Routing.TOKEN, "none", 0.0, seed=0)
+    case = script.Case("token", "none", 0.0, seed=0)
     validation = {"mrr": 0.25}
     # Queries 98:2 and passages 94:6 average to 96% for expert 0.
     roles = {script.Role.QUERY: side(98, 2), script.Role.PASSAGE: side(188, 12)}
-    found = script.report(case, roles, validation)
+    found = script.report(case, roles, validation, initial=roles)
     assert found["largest_share"] == [0.96]
+    # (286 - 14) / 300, doubled for the difference of two logits; a mean square of 4.
+    assert found["logit_offset"] == found["initial_logit_offset"] == [1.8133]
+    assert found["logit_spread"] == pytest.approx([2 * np.sqrt(4 - (272 / 300) ** 2)], abs=1e-4)
     assert found["collapsed_blocks"] == 1
     # One expert a role: the largest share is a half, and the expert tells the role: ln 2.
     roles = {script.Role.QUERY: side(100, 0), script.Role.PASSAGE: side(0, 7)}
-    found = script.report(case, roles, validation)
+    found = script.report(case, roles, validation, initial=roles)
     assert found["collapsed_blocks"] == 0
     assert found["mutual_information"] == [0.693]
 

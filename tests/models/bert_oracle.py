@@ -46,7 +46,7 @@ def expert(tree, index):
     return tree[index]
 
 
-def encode(params, ids, mask, *, num_heads, choose, router_input="ffn_input"):
+def encode(params, ids, mask, *, num_heads, choose, router_input="ffn_input", summary="cls"):
     """Hidden states of real tokens, a list of [length, embed].
 
     `choose` is an expert's number (Det-R), "sequence" or "token".
@@ -77,7 +77,8 @@ def encode(params, ids, mask, *, num_heads, choose, router_input="ffn_input"):
             router = layer.get("router", p.get("router"))
             read = attended if router_input == "ffn_input" else hidden
             if choose == "sequence":
-                choices = [int(np.argmax(dense(read[0], router)))] * len(attended)
+                u = read[0] if summary == "cls" else sum(read) / len(read)
+                choices = [int(np.argmax(dense(u, router)))] * len(attended)
             elif choose == "token":
                 choices = [int(np.argmax(dense(u, router))) for u in read]
             else:

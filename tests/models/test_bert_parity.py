@@ -11,7 +11,13 @@ from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertEncoder
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.dual_encoder import Towers
-from taser_jax.models.routing import ExpertConfig, GateSharing, RouterInput, Routing
+from taser_jax.models.routing import (
+    ExpertConfig,
+    GateSharing,
+    RouterInput,
+    Routing,
+    SequenceSummary,
+)
 
 ROLES = {Role.QUERY: 0, Role.PASSAGE: 1}
 
@@ -63,6 +69,27 @@ def test_learned_routing_takes_the_argmax_at_inference(routing, sharing, router_
     np.testing.assert_allclose(encoded.embeddings, expected, atol=1e-5, rtol=0)
     # The draw uses more than one expert, or the test would prove little.
     assert (np.asarray(encoded.routing.choice_count) > 0).sum() > len(encoded.routing.count)
+
+
+@pytest.mark.parametrize("router_input", RouterInput)
+@pytest.mark.parametrize("pooling", Pooling)
+def test_a_router_may_read_the_mean_of_the_tokens(pooling, router_input):
+    experts = {
+        "num_experts": 3,
+        "routing": Routing.SEQUENCE,
+        "router_input": router_input,
+        "sequence_summary": SequenceSummary.MEAN,
+    }
+    model = tiny_model(experts=experts, pooling=pooling)
+    params, tokens = random_params(model), tiny_tokens(batch=8)
+    of_router = {"choose": "sequence", "router_input": router_input.value}
+    hidden = oracle(params["encoder"], tokens, summary="mean", **of_router)
+    encoded = encode(model, params, tokens, Role.QUERY)
+    expected = np.stack([h[0] if pooling is Pooling.CLS else h.mean(0) for h in hidden])
+    np.testing.assert_allclose(encoded.embeddings, expected, atol=1e-5, rtol=0)
+    # [CLS] would have chosen otherwise.
+    from_cls = np.stack([h[0] for h in oracle(params["encoder"], tokens, **of_router)])
+    assert np.abs(from_cls - np.stack([h[0] for h in hidden])).max() > 1e-2
 
 
 @pytest.mark.parametrize("role", ROLES)

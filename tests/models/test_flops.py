@@ -11,7 +11,7 @@ from taser_jax.batch import BatchShape, Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import abstract_params
-from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.models.routing import ExpertConfig, Routing, SequenceSummary
 from taser_jax.models.transformer import Remat
 
 
@@ -61,9 +61,9 @@ def test_training_by_hand():
 
 
 def test_routing_by_hand():
-    def difference(num_experts, routing):
+    def difference(num_experts, routing, summary=SequenceSummary.CLS):
         bert = BertConfig(num_layers=3)
-        experts = ExpertConfig(num_experts=num_experts, routing=routing)
+        experts = ExpertConfig(num_experts=num_experts, routing=routing, sequence_summary=summary)
         plain, routed = DualEncoderConfig(bert=bert), DualEncoderConfig(bert=bert, experts=experts)
         return routed.forward_flops(batch_size=1, length=10) - plain.forward_flops(
             batch_size=1, length=10
@@ -72,9 +72,11 @@ def test_routing_by_hand():
     assert difference(2, Routing.DETERMINISTIC) == 0
     assert difference(4, Routing.SEQUENCE) == 2 * 768 * 4
     # Tok-R computes all ten tokens of the last block, which [CLS] pooling else leaves out.
-    assert difference(2, Routing.TOKEN) == 9 * (4 * 768**2 + 4 * 768 * 3072) + (
-        9 * 4 * 10 * 768 + 10 * 2 * 768 * 2
-    )
+    nine_tokens = 9 * (4 * 768**2 + 4 * 768 * 3072) + 9 * 4 * 10 * 768
+    assert difference(2, Routing.TOKEN) == nine_tokens + 10 * 2 * 768 * 2
+    # So does a router that reads the mean of them.
+    by_mean = difference(2, Routing.SEQUENCE, SequenceSummary.MEAN)
+    assert by_mean == nine_tokens + 2 * 768 * 2
 
 
 @pytest.mark.parametrize("pooling", Pooling)

@@ -10,6 +10,7 @@ from tiny_bert import BLOCKS, encode, quick_jit, random_params, tiny_bert, tiny_
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
+from taser_jax.expert_use import logit_spread
 from taser_jax.models.dual_encoder import init_params
 from taser_jax.models.feed_forward import FeedForward
 from taser_jax.models.layers import Activation
@@ -18,6 +19,7 @@ from taser_jax.models.routing import (
     GateGradient,
     GateSharing,
     Routing,
+    SequenceSummary,
     router_logits,
     routing_statistics,
     straight_through_gates,
@@ -109,11 +111,18 @@ def test_statistics_by_hand():
     np.testing.assert_allclose(statistics.entropy_sum, 0.693147 + 0.562335, rtol=1e-5)
     np.testing.assert_array_equal(statistics.choice_count, [2, 0])
     assert statistics.count == 2
+    # Centred logits: (0, 0) and ±ln(3)/2.
+    np.testing.assert_allclose(statistics.logit_sum, [0.549306, -0.549306], rtol=1e-5)
+    np.testing.assert_allclose(statistics.logit_square_sum, [0.301737, 0.301737], rtol=1e-5)
 
 
-@pytest.mark.parametrize("routing", LEARNED)
-def test_statistics_add_over_chunks_and_ignore_padding(routing):
-    model = tiny_model(experts={"num_experts": 2, "routing": routing})
+@pytest.mark.parametrize(
+    ("routing", "summary"),
+    [(Routing.SEQUENCE, s) for s in SequenceSummary] + [(Routing.TOKEN, SequenceSummary.CLS)],
+)
+def test_statistics_add_over_chunks_and_ignore_padding(routing, summary):
+    experts = {"num_experts": 2, "routing": routing, "sequence_summary": summary}
+    model = tiny_model(experts=experts)
     params, tokens = random_params(model), tiny_tokens(batch=6)
     whole = encode(model, params, tokens, Role.QUERY).routing
     parts = [
@@ -285,6 +294,19 @@ def test_the_chosen_expert_alone_gives_equal_experts_a_gradient(router_gradients
 
 def norm(leaves):
     return float(jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in leaves)))
+
+
+def test_the_mean_of_the_tokens_tells_inputs_apart_where_cls_does_not():
+    """With the initial weights; every sequence begins with the same [CLS], as real ones do."""
+    tokens = tiny_tokens(batch=40, seed=6)
+    ids = np.where(np.arange(tokens.ids.shape[1]) == 0, 2, tokens.ids)
+    spreads = []
+    for summary in (SequenceSummary.CLS, SequenceSummary.MEAN):
+        experts = {"num_experts": 2, "routing": Routing.SEQUENCE, "sequence_summary": summary}
+        model = tiny_model(bert=NO_DROPOUT, experts=experts)
+        encoded = encode(model, initial(model), Tokens(ids, tokens.mask), Role.QUERY)
+        spreads.append(np.asarray(logit_spread(encoded.routing)))
+    assert (spreads[1] > 5 * spreads[0]).all()
 
 
 def test_drawn_experts_depend_on_the_routing_key_alone():

@@ -2,14 +2,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from taser_jax.expert_use import RoutingStatistics
 from taser_jax.training.routing_losses import (
     Direction,
-    EntropyKind,
+    RoutingMeasure,
     RoutingRegularizer,
     regularization,
-    routing_entropy,
+    routing_measure,
 )
 
 
@@ -22,6 +23,8 @@ def sums_of(probabilities):
         entropy_sum=-(p * logs).sum((1, 2)),
         choice_count=jax.nn.one_hot(p.argmax(-1), p.shape[-1]).sum(1),
         count=jnp.full(len(p), float(p.shape[1])),
+        logit_sum=jnp.zeros_like(p[:, 0]),
+        logit_square_sum=jnp.zeros_like(p[:, 0]),
     )
 
 
@@ -30,52 +33,80 @@ UNDECIDED = [[[0.5, 0.5], [0.5, 0.5]]]
 COLLAPSED = [[[1.0, 0.0], [1.0, 0.0]]]
 
 
+def all_measures(queries, passages):
+    return [
+        float(routing_measure(kind, sums_of(queries), sums_of(passages))) for kind in RoutingMeasure
+    ]
+
+
+FIRST, SECOND = [[[1.0, 0.0]]], [[[0.0, 1.0]]]
+
+
 @pytest.mark.parametrize(
-    ("probabilities", "per_input", "marginal"),
+    ("queries", "passages", "per_input", "marginal", "information"),
     [
-        (CERTAIN, 0.0, np.log(2)),
-        (UNDECIDED, np.log(2), np.log(2)),
-        (COLLAPSED, 0.0, 0.0),
-        (CERTAIN + COLLAPSED, 0.0, np.log(2) / 2),
+        (CERTAIN, CERTAIN, 0, np.log(2), np.log(2)),
+        (UNDECIDED, UNDECIDED, np.log(2), np.log(2), 0),
+        (COLLAPSED, COLLAPSED, 0, 0, 0),
+        (CERTAIN + COLLAPSED, CERTAIN + COLLAPSED, 0, np.log(2) / 2, np.log(2) / 2),
+        # As Det-R: each role has an expert of its own.
+        (FIRST, SECOND, 0, 0, np.log(2)),
     ],
 )
-def test_entropies_by_hand(probabilities, per_input, marginal):
-    statistics = sums_of(probabilities)
-    assert routing_entropy(statistics, EntropyKind.PER_INPUT) == pytest.approx(per_input)
-    assert routing_entropy(statistics, EntropyKind.BATCH_MARGINAL) == pytest.approx(marginal)
+def test_measures_by_hand(queries, passages, per_input, marginal, information):
+    found = all_measures(queries, passages)
+    assert found == pytest.approx([per_input, marginal, information], abs=1e-6)
 
 
 def entropy64(p):
     return -sum(float(x) * np.log(x) for x in p if x > 0)
 
 
-@pytest.mark.parametrize("kind", list(EntropyKind))
+@pytest.mark.parametrize("kind", RoutingMeasure)
 @pytest.mark.parametrize("direction", list(Direction))
 def test_regulariser_equals_the_float64_oracle(kind, direction):
     rng = np.random.default_rng(0)
-    sides = [rng.dirichlet(np.ones(4), size=(3, n)) for n in (5, 11)]
-    total = 0.0
-    for side in sides:
-        for block in side:
-            if kind is EntropyKind.PER_INPUT:
-                value = np.mean([entropy64(p) for p in block])
-            else:
-                value = entropy64(block.mean(0))
-            total += value / 3 / 2
+    queries, passages = (rng.dirichlet(np.ones(4), size=(3, n)) for n in (5, 11))
+    values = []
+    for q, p in zip(queries, passages, strict=True):
+        per_input = (np.mean([entropy64(x) for x in q]) + np.mean([entropy64(x) for x in p])) / 2
+        values.append(
+            {
+                RoutingMeasure.PER_INPUT: per_input,
+                RoutingMeasure.BATCH_MARGINAL: (entropy64(q.mean(0)) + entropy64(p.mean(0))) / 2,
+                RoutingMeasure.INFORMATION: entropy64((q.mean(0) + p.mean(0)) / 2) - per_input,
+            }[kind]
+        )
     sign = -1 if direction is Direction.MAXIMIZE else 1
     regularizer = RoutingRegularizer(kind=kind, direction=direction, weight=0.25)
-    result = regularization(regularizer, *map(sums_of, sides))
-    assert result == pytest.approx(sign * 0.25 * total, rel=1e-5)
+    result = regularization(regularizer, sums_of(queries), sums_of(passages))
+    assert result == pytest.approx(sign * 0.25 * np.mean(values), rel=1e-5)
 
 
-def test_sums_of_chunks_give_the_entropy_of_the_batch():
-    p = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 12))
-    whole = sums_of(p)
+@pytest.mark.parametrize("kind", RoutingMeasure)
+def test_sums_of_chunks_or_devices_give_the_measure_of_the_batch(kind):
+    p = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 16)).astype(np.float32)
+    q = p[:, ::-1][:, :8]
+    whole = routing_measure(kind, sums_of(q), sums_of(p))
     parts = jax.tree.map(lambda *leaves: sum(leaves), *[sums_of(p[:, i::3]) for i in range(3)])
-    for kind in EntropyKind:
-        np.testing.assert_allclose(
-            routing_entropy(parts, kind), routing_entropy(whole, kind), rtol=1e-6
-        )
+    np.testing.assert_allclose(routing_measure(kind, sums_of(q), parts), whole, rtol=1e-5)
+    by_input = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec(None, "data"))
+    sharded = jax.jit(lambda q, p: routing_measure(kind, sums_of(q), sums_of(p)))(
+        jax.device_put(q, by_input), jax.device_put(p, by_input)
+    )
+    np.testing.assert_allclose(sharded, whole, rtol=1e-5)
+
+
+def test_information_is_between_0_and_the_entropy_of_the_mean_and_names_do_not_matter():
+    rng = np.random.default_rng(1)
+    for experts in (2, 3, 5):
+        q, p = (rng.dirichlet(np.full(experts, 0.3), size=(2, n)) for n in (4, 9))
+        _, _, information = all_measures(q, p)
+        assert 0 < information < np.log(experts)
+        order = rng.permutation(experts)
+        assert all_measures(q[..., order], p[..., order])[2] == pytest.approx(information, rel=1e-5)
+        # Queries and passages in each other's place.
+        assert all_measures(p, q)[2] == pytest.approx(information, rel=1e-5)
 
 
 def test_the_default_raises_entropy_when_minimised():
@@ -85,20 +116,23 @@ def test_the_default_raises_entropy_when_minimised():
 
     def sums_of_logits(logits):
         p = jax.nn.softmax(logits)
+        zeros = jnp.zeros((1, 2))
         return RoutingStatistics(
-            p.sum(1), -(p * jnp.log(p)).sum((1, 2)), p.sum(1), jnp.full(1, 2.0)
+            p.sum(1), -(p * jnp.log(p)).sum((1, 2)), p.sum(1), jnp.full(1, 2.0), zeros, zeros
         )
 
     logits = jnp.array([[[2.0, 0.0], [1.0, 0.0]]])
     stepped = logits - 10.0 * jax.grad(term)(logits)
     before, after = (
-        routing_entropy(sums_of_logits(x), EntropyKind.PER_INPUT) for x in (logits, stepped)
+        routing_measure(RoutingMeasure.PER_INPUT, side, side)
+        for side in (sums_of_logits(logits), sums_of_logits(stepped))
     )
     assert after > before
 
 
-def test_gradient_is_finite_where_an_expert_is_never_chosen():
-    def marginal(p):
-        return routing_entropy(sums_of(p), EntropyKind.BATCH_MARGINAL)
+@pytest.mark.parametrize("kind", [RoutingMeasure.BATCH_MARGINAL, RoutingMeasure.INFORMATION])
+def test_gradient_is_finite_where_an_expert_is_never_chosen(kind):
+    def measure(p):
+        return routing_measure(kind, sums_of(p), sums_of(p))
 
-    assert np.isfinite(jax.grad(marginal)(jnp.array(COLLAPSED))).all()
+    assert np.isfinite(jax.grad(measure)(jnp.array(COLLAPSED))).all()

@@ -61,7 +61,8 @@ def test_training_learns_and_reports():
     assert set(first) == {
         "loss", "nll", "accuracy", "mean_rank", "mrr", "grad_norm", "param_norm", "skipped",
         "skipped_in_a_row", "skipped_total", "learning_rate",
-        "routing/entropy", "routing/mutual_information",
+        "routing/entropy", "routing/mutual_information", "routing/logit_offset",
+        "routing/logit_spread",
         "routing/query/expert_0_share", "routing/query/expert_1_share",
         "routing/passage/expert_0_share", "routing/passage/expert_1_share",
     }  # fmt: skip

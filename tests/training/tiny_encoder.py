@@ -50,6 +50,8 @@ class TinyEncoder(nn.Module):
             entropy_sum=-(p * jnp.log(p)).sum()[None],
             choice_count=choice.sum(0)[None],
             count=jnp.full((1,), float(len(p))),
+            logit_sum=jnp.zeros((1, 2)),
+            logit_square_sum=jnp.zeros((1, 2)),
         )
         return Encoded((outputs * gate[..., None]).sum(1), sums)
 
