@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import urllib.parse
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -53,6 +54,16 @@ def split_path(directory: FilePath, task: str, split: str, suffix: str = "") -> 
     """
     name = f"{urllib.parse.quote(task, safe='')}.{urllib.parse.quote(split, safe='')}{suffix}"
     return pathlib.Path(directory) / name
+
+
+def file_name(name: str) -> str:
+    """A name that people gave, as its folders and stages have it.
+
+    Example:
+        >>> file_name("TASER Det-R (mined negatives)")
+        'taser-det-r-mined-negatives'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 @contextlib.contextmanager

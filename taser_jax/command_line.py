@@ -96,6 +96,12 @@ COMMANDS: dict[str, Command] = {
         flags={"--topology": "compile_recipe.topology"},
     ),
     "encode": Command("commands.encode", "encode", "embed the passages", "runs/encode.gin"),
+    "ensemble": Command(
+        "commands.ensemble",
+        "ensemble",
+        "train the members that say how sure a model is",
+        "runs/ensemble.gin",
+    ),
     "index": Command("commands.index", "index", "build an exact or ScaNN index", "runs/index.gin"),
     "search": Command(
         "commands.search", "search", "search queries into a run file", "runs/search.gin"
@@ -103,6 +109,12 @@ COMMANDS: dict[str, Command] = {
     "bm25": Command("commands.bm25", "bm25", "search queries with BM25", "runs/bm25.gin"),
     "hybrid": Command(
         "commands.hybrid", "hybrid", "fuse a dense and a BM25 run", "runs/hybrid.gin"
+    ),
+    "fuse": Command(
+        "commands.fuse",
+        "fuse",
+        "join several models' lists, each weighted by how sure it is",
+        "runs/fuse.gin",
     ),
     "mine": Command("commands.mine", "mine", "mine hard negatives", "runs/mine.gin"),
     "score": Command(
@@ -127,6 +139,12 @@ COMMANDS: dict[str, Command] = {
         "pipeline_ance",
         "warm up, then mine and train in turns",
         "runs/pipeline_ance.gin",
+    ),
+    "pipeline muf": Command(
+        "workflows.muf",
+        "pipeline_muf",
+        "train specialists apart, fuse them by how sure each is",
+        "runs/pipeline_muf.gin",
     ),
     "quickstart": Command(
         "workflows.quickstart", "quickstart", "BM25, DPR and TASER on pydocs", "runs/quickstart.gin"

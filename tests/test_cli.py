@@ -192,7 +192,7 @@ def test_the_overview_loads_no_jax():
 @pytest.mark.parametrize(
     ("line", "completed"),
     [
-        ("taser en", {"encode"}),
+        ("taser en", {"encode", "ensemble"}),
         ("taser prepare ", {"pydocs", "dpr", "beir", "tsv", "kilt"}),
         ("taser compile --topo", {"--topology"}),
         ("taser train --gin_file runs/taser_b", {"runs/taser_base.gin"}),

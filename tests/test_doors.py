@@ -25,6 +25,7 @@ WITHOUT_TENSORFLOW = (
     "assembly",
     "commands.train",
     "commands.encode",
+    "commands.ensemble",
     "configuration",
     "cli",
 )

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from taser_jax.artifacts import split_path
 from taser_jax.commands.inputs import (
     PassageHeads,
     answer_matcher,
@@ -48,6 +49,7 @@ from taser_jax.evaluation.results import (
 from taser_jax.evaluation.significance import SignificanceConfig
 from taser_jax.hosts import first_host_only
 from taser_jax.progress import logger, phase
+from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays, require_queries
 from taser_jax.retrieval.runs import Run
 
 
@@ -129,6 +131,7 @@ def evaluate(
     config: EvaluationConfig = EvaluationConfig(),
     parameters: int | None = None,
     dpr_results: bool = False,
+    confidence_dir: str | None = None,
     details: Mapping[str, str] | None = None,
     significance: SignificanceConfig | None = SignificanceConfig(),
 ) -> SystemResult:
@@ -148,6 +151,7 @@ def evaluate(
         config: how runs are scored.
         parameters: of the model, for the table.
         dpr_results: also write DPR's results JSON (FiD-ready) for every task.
+        confidence_dir: lists/ of a fusion, whose confidences then stand in that JSON.
         details: further columns of the row, name -> text.
         significance: what the table's rows are tested against; None tests nothing.
 
@@ -168,7 +172,8 @@ def evaluate(
         name = per_query.stem
         if dpr_results:
             path = pathlib.Path(output_dir) / "dpr_results" / f"{name}.json"
-            _write_dpr_results(path, run, queries, store, config)
+            sure = None if confidence_dir is None else _confidences(confidence_dir, queries)
+            _write_dpr_results(path, run, queries, store, config, sure)
         if config.judge is Judge.KILT:
             path = pathlib.Path(output_dir) / "kilt" / f"{name}.jsonl"
             write_kilt_predictions(path, run, queries, heads)
@@ -320,8 +325,22 @@ def write_table(
     return table
 
 
+def _confidences(directory: str, queries: QuerySet) -> list[dict[str, float]]:
+    """Specialist -> w of each query, from a fusion."""
+    saved = QueryArrays.open(split_path(directory, queries.task, queries.split), FUSED_LISTS)
+    ids = [query.id for query in queries]
+    require_queries(saved.query_ids, ids, where=f"{directory}, task {queries.task!r}")
+    lines = saved.arrays["confidence"].tolist()
+    return [dict(zip(saved.columns, line, strict=True)) for line in lines]
+
+
 def _write_dpr_results(
-    path: pathlib.Path, run: Run, queries: QuerySet, store: PassageStore, config: EvaluationConfig
+    path: pathlib.Path,
+    run: Run,
+    queries: QuerySet,
+    store: PassageStore,
+    config: EvaluationConfig,
+    confidences: Sequence[Mapping[str, float]] | None,
 ) -> None:
     with answer_matcher(store, config.match_of(queries.task)) as matcher:
         hits = matcher.hits(run.rows, [query.answers for query in queries])
@@ -341,6 +360,7 @@ def _write_dpr_results(
                     )
                     for column, passage in zip(found, passages, strict=True)
                 ],
+                confidence=None if confidences is None else confidences[line],
             )
 
     write_dpr_results(path, results())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -71,10 +70,14 @@ def hybrid(
             data_dir, collection, split=development_split, tasks=config.tasks or tasks
         )
         heads = PassageHeads(store)
-        judged = dataclasses.replace(evaluation, measures=(measure,), page_only_tasks=())
         sets = {
-            task: _development_set(
-                dense_dir, sparse_dir, queries, heads, measure=measure, config=judged
+            task: development_set(
+                read_task_run(dense_dir, queries, store),
+                read_task_run(sparse_dir, queries, store),
+                queries,
+                heads,
+                measure=measure,
+                evaluation=evaluation,
             )
             for task in development
             for queries in [QuerySet.open(data_dir, collection, task, development_split)]
@@ -95,22 +98,22 @@ def hybrid(
     return alphas
 
 
-def _development_set(
-    dense_dir: str,
-    sparse_dir: str,
+def development_set(
+    dense: Run,
+    sparse: Run,
     queries: QuerySet,
     heads: PassageHeads,
     *,
     measure: str,
-    config: EvaluationConfig,
+    evaluation: EvaluationConfig,
 ) -> DevelopmentSet:
-    return DevelopmentSet(
-        dense=read_task_run(dense_dir, queries, heads.store),
-        sparse=read_task_run(sparse_dir, queries, heads.store),
-        evaluate=functools.partial(
-            _values, measure=measure, queries=queries, heads=heads, config=config
-        ),
-    )
+    """One task's lists, and the measure that α shall raise."""
+    judged = dataclasses.replace(evaluation, measures=(measure,), page_only_tasks=())
+
+    def values(run: Run) -> np.ndarray:
+        return judge_run(run, queries, heads, judged).values[measure]
+
+    return DevelopmentSet(dense, sparse, values)
 
 
 def _choose(
@@ -143,12 +146,6 @@ def _choose(
     if config.chosen_for is ChosenFor.EACH_TASK:
         return {task: choose(task, [sets[task]]) for task in names}
     return dict.fromkeys(names, choose("all tasks", list(sets.values())))
-
-
-def _values(
-    run: Run, *, measure: str, queries: QuerySet, heads: PassageHeads, config: EvaluationConfig
-) -> np.ndarray:
-    return judge_run(run, queries, heads, config).values[measure]
 
 
 CONFIGURABLES = (EvaluationConfig, HybridConfig)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,17 +30,26 @@ class RetrievedPassage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RetrievalResult:
-    """A question with its retrieved passages, best first."""
+    """A question with its retrieved passages.
+
+    Attributes:
+        question: its text.
+        answers: its answers.
+        contexts: best first.
+        confidence: how sure each specialist is of it, for fused lists.
+    """
 
     question: str
     answers: Sequence[str]
     contexts: Sequence[RetrievedPassage]
+    confidence: Mapping[str, float] | None = None
 
 
 def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> None:
     """Writes DPR's results JSON, FiD's input, one result at a time.
 
-    [{question, answers, ctxs: [{id, title, text, score, has_answer}]}], the score as a string.
+    [{question, answers, ctxs: [{id, title, text, score, has_answer}]}], the score as a string;
+    results with confidences also have {"confidence": {specialist: w}}.
 
     Args:
         path: the file to write, local or gs://.
@@ -51,7 +61,7 @@ def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> Non
     with replacing(path) as scratch, scratch.open("w") as file:
         file.write("[")
         for number, result in enumerate(results):
-            record = {
+            record: dict[str, Any] = {
                 "question": result.question,
                 "answers": list(result.answers),
                 "ctxs": [
@@ -65,6 +75,8 @@ def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> Non
                     for context in result.contexts
                 ],
             }
+            if result.confidence is not None:
+                record["confidence"] = dict(result.confidence)
             file.write(",\n" if number else "\n")
             file.write(json.dumps(record, ensure_ascii=False, indent=1))
         file.write("\n]\n")

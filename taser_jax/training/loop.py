@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 from jax.experimental import multihost_utils
 
 from taser_jax import progress
-from taser_jax.batch import Batch
 from taser_jax.errors import ConfigError, Preempted
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.skipped_steps import SkipWatch
@@ -24,7 +23,9 @@ from taser_jax.training.state import TrainState
 
 logger = logging.getLogger("taser")
 
-TrainStep = Callable[[TrainState, dict[str, Batch]], tuple[TrainState, dict[str, jax.Array]]]
+BatchT_co = TypeVar("BatchT_co", covariant=True)
+TrainStep = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+"""(state, batch of a step) -> (state, metrics); what a batch is, batches and step agree on."""
 
 
 @runtime_checkable
@@ -39,11 +40,11 @@ class MetricWriter(Protocol):
 
 
 @runtime_checkable
-class Batches(Protocol):
+class Batches(Protocol[BatchT_co]):
     """Where batches come from; which examples make a step depends on nothing but the step."""
 
-    def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, dict[str, Batch]]]:
-        """Batches by task, on the devices, for steps start_step .. stop_step - 1."""
+    def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, BatchT_co]]:
+        """Batches on the devices, for steps start_step .. stop_step - 1."""
 
     def describe(self, step: int) -> str:
         """Task and query rows of a step, for error messages."""
@@ -121,7 +122,7 @@ def train(
     state: TrainState,
     *,
     train_step: TrainStep,
-    batches: Batches,
+    batches: Batches[Any],
     checkpoints: Checkpoints,
     config: LoopConfig,
     about: Mapping[str, Any],
@@ -136,7 +137,7 @@ def train(
 
     Args:
         state: the initial state, which may have steps behind it; its buffers are donated.
-        train_step: jitted, (state, {task: batch}) -> (state, metrics), see `training.step`.
+        train_step: jitted, (state, batch) -> (state, metrics); see `training.step`.
         batches: batches by step.
         checkpoints: where states are saved and found.
         config: lengths and periods.

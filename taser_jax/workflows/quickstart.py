@@ -6,13 +6,14 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from taser_jax.artifacts import file_name
 from taser_jax.assembly.retriever_parts import RetrieverParts, write_parts
 from taser_jax.commands.ask import ask
 from taser_jax.commands.prepare import prepare_pydocs
 from taser_jax.commands.tokenize import tokenize
 from taser_jax.commands.vocab import vocab
 from taser_jax.evaluation.reports import ResultsTable
-from taser_jax.workflows.setting import Setting, System, file_name
+from taser_jax.workflows.setting import Setting, System
 from taser_jax.workflows.stages import Stages
 from taser_jax.workflows.taser import CONFIGURABLES as TASER_CONFIGURABLES
 from taser_jax.workflows.taser import pipeline_taser

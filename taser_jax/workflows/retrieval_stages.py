@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from taser_jax.artifacts import file_name
 from taser_jax.commands.bm25 import bm25
 from taser_jax.commands.encode import encode
 from taser_jax.commands.evaluate import evaluate
@@ -17,7 +18,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.retrieval.index import IndexConfig
 from taser_jax.retrieval.mining_options import MiningConfig
 from taser_jax.settings import flatten, to_plain
-from taser_jax.workflows.setting import Setting, file_name
+from taser_jax.workflows.setting import Setting
 from taser_jax.workflows.stages import Stages
 
 DEVELOPMENT = "validation"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import re
 from collections.abc import Iterable, Sequence
 
 from taser_jax.assembly.config import TrainingConfig
@@ -46,11 +45,15 @@ class System:
         model: the dual encoder.
         objective: None takes the training's; learned routing brings its regulariser here.
         learning_rate: None takes the training's; models of other shapes may want their own.
+        tasks: that it is trained on; None means all that the comparison searches.
+        train_steps: None takes the training's.
     """
 
     model: ModelConfig
     objective: ObjectiveConfig | None = None
     learning_rate: float | None = None
+    tasks: Sequence[str] | None = None
+    train_steps: int | None = None
 
     def training(self, training: TrainingConfig) -> TrainingConfig:
         """The common training with what this system sets itself."""
@@ -59,6 +62,9 @@ class System:
         if self.learning_rate is not None:
             optimizer = dataclasses.replace(training.optimizer, learning_rate=self.learning_rate)
             training = dataclasses.replace(training, optimizer=optimizer)
+        if self.train_steps is not None:
+            loop = dataclasses.replace(training.loop, train_steps=self.train_steps)
+            training = dataclasses.replace(training, loop=loop)
         return training
 
 
@@ -117,13 +123,3 @@ class Setting:
 def row_name(system: str, number: int) -> str:
     """The table's row of a system's round."""
     return f"{system} ({'BM25 negatives' if number == 1 else 'mined negatives'})"
-
-
-def file_name(name: str) -> str:
-    """A system's or row's name as its folders and stages have it.
-
-    Example:
-        >>> file_name("TASER Det-R (mined negatives)")
-        'taser-det-r-mined-negatives'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from taser_jax.artifacts import storage_errors
+from taser_jax.artifacts import file_name, storage_errors
 from taser_jax.commands.evaluate import EvaluationConfig, write_table
 from taser_jax.commands.hybrid import hybrid
 from taser_jax.commands.import_model import import_model
@@ -35,7 +35,6 @@ from taser_jax.workflows.setting import (
     FinalNegatives,
     Setting,
     System,
-    file_name,
     row_name,
 )
 from taser_jax.workflows.stages import Stages
@@ -181,6 +180,8 @@ class Comparison:
                 negatives=(setting.first_mining, setting.second_mining)[number > 1],
             ),
         }
+        if system.tasks is not None:
+            inputs["tasks"] = list(system.tasks)
         sources = ["bm25"]
         if number > 1:
             assert setting.final_negatives is not None
@@ -196,7 +197,7 @@ class Comparison:
                 token_store=setting.token_store,
                 model=system.model,
                 training=training,
-                tasks=setting.tasks,
+                tasks=system.tasks or setting.tasks,
                 negatives_dirs=[str(self._root / source / "negatives") for source in sources],
             )
             assert summary is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import functools
@@ -211,6 +212,20 @@ class BatchStream:
                 **({} if self._teacher is None else {"teacher": self._teacher.fingerprint}),
             }
         )
+
+    def reseeded(self, seed: int) -> BatchStream:
+        """The same queries under another seed; what no seed changes is shared."""
+        other = copy.copy(self)
+        other.__dict__.pop("fingerprint", None)
+        other.config = dataclasses.replace(self.config, seed=seed)
+        other._schedule = Schedule(
+            {task: len(queries) for task, queries in self._tasks.items()},
+            batch_size=other.config.batch_size,
+            rates=other.config.rates,
+            seed=seed,
+        )
+        other._order = functools.lru_cache(maxsize=2 * len(self._tasks))(other._make_order)
+        return other
 
     def task(self, step: int) -> str:
         """The task of a step's batch."""

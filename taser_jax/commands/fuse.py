@@ -1,0 +1,270 @@
+"""`taser fuse`: specialists' lists joined by how sure each is of the query."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from taser_jax.artifacts import file_name, split_path, write_json
+from taser_jax.commands.evaluate import EvaluationConfig
+from taser_jax.commands.hybrid import development_set
+from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
+from taser_jax.commands.specialists import CalibrationConfig, OpenSpecialist, Specialist
+from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.errors import ConfigError
+from taser_jax.hosts import first_host_only
+from taser_jax.progress import logger, phase
+from taser_jax.retrieval import hybrid
+from taser_jax.retrieval.confidence import ConfidenceConfig
+from taser_jax.retrieval.fusion import (
+    Absent,
+    FusionConfig,
+    Weighting,
+    fuse_runs,
+    weights_of,
+)
+from taser_jax.retrieval.hybrid import HybridConfig, choose_alpha
+from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
+from taser_jax.retrieval.runs import Run, top_k, write_trec_run
+from taser_jax.settings import to_plain
+
+FUSION_FILE = "fusion.json"
+
+
+class Domain(enum.Enum):
+    """Whether specialists that were trained on a task take part in fusing its queries.
+
+    INCLUDED: they do. LEFT_OUT: they do not, as in DPR-MUF's rows without the domain.
+    """
+
+    INCLUDED = "included"
+    LEFT_OUT = "left_out"
+
+
+@dataclasses.dataclass(frozen=True)
+class FusionSummary:
+    """What a fusion came to.
+
+    Attributes:
+        temperatures: specialist -> T; without those whose confidence was not needed.
+        alphas: task -> weight of BM25; empty where none was added.
+        undecided: queries of which every specialist was as unsure as can be.
+    """
+
+    temperatures: Mapping[str, float]
+    alphas: Mapping[str, float]
+    undecided: int
+
+
+@first_host_only
+def fuse(
+    *,
+    specialists: Mapping[str, Specialist],
+    data_dir: str,
+    collection: str,
+    output_dir: str,
+    lists_dir: str | None = None,
+    split: str = "test",
+    development_split: str = "validation",
+    tasks: Sequence[str] | None = None,
+    domain: Domain = Domain.INCLUDED,
+    config: FusionConfig = FusionConfig(),
+    confidence: ConfidenceConfig = ConfidenceConfig(),
+    calibration: CalibrationConfig = CalibrationConfig(),
+    evaluation: EvaluationConfig = EvaluationConfig(),
+    sparse_dir: str | None = None,
+    with_bm25: HybridConfig = HybridConfig(depth=1000),
+    measure: str = "R@20",
+    k: int = 100,
+    tag: str = "muf",
+) -> FusionSummary:
+    """Joins specialists' lists: score = Σ w·s / Σ w, absent passages at each list's minimum.
+
+    What a specialist computes alone (its lists, its temperature, its confidences) lies below
+    `lists_dir` and is computed once, for all fusions that it takes part in. `output_dir` gets
+    lists/ (arrays with the weights' confidences), runs/ (TREC files), with BM25 runs_bm25/, and
+    fusion.json.
+
+    Args:
+        specialists: name -> model.
+        data_dir: where collections lie.
+        collection: the collection, the same for all.
+        output_dir: the fusion's directory.
+        lists_dir: what specialists compute; None is `output_dir`/specialists.
+        split: whose queries.
+        development_split: where the weight of BM25 is chosen, task by task.
+        tasks: which tasks; None means all that have the split.
+        domain: whether a task's own specialists take part.
+        config: depth, weighting, absent passages.
+        confidence: how confidences are computed.
+        calibration: how temperatures are chosen.
+        evaluation: what is right, for calibration and for BM25's weight.
+        sparse_dir: runs of BM25 on both splits; None adds none.
+        with_bm25: depth, candidates for α.
+        measure: what α maximises.
+        k: results per query in TREC files.
+        tag: their last column.
+
+    Returns:
+        Temperatures, weights of BM25, and queries without a decision.
+
+    Raises:
+        ConfigError: no specialist, none left for a task, or calibration on the reported split.
+        FingerprintError: an index, ensemble or specialist of another model or collection.
+    """
+    store = PassageStore.open(data_dir, collection)
+    names = tasks_with(data_dir, collection, split=split, tasks=tasks)
+    root = pathlib.Path(lists_dir or pathlib.Path(output_dir) / "specialists")
+    _check(specialists, config, calibration, split=split, development_split=development_split)
+    opened = {
+        name: OpenSpecialist(
+            name,
+            specialist,
+            root / file_name(name),
+            data_dir=data_dir,
+            store=store,
+            depth=max(config.depth, confidence.k),
+            confidence=confidence,
+            calibration=calibration,
+            evaluation=evaluation,
+        )
+        for name, specialist in specialists.items()
+    }
+    chosen = {task: _of_task(opened, task, domain) for task in names}
+    undecided, alphas = 0, {}
+    heads = PassageHeads(store)
+    for task in names:
+        with phase(f"fuse {task} {split}"):
+            arrays, count = join(chosen[task], task, split, config)
+        undecided += count
+        arrays.save(split_path(pathlib.Path(output_dir) / "lists", task, split))
+        _write(output_dir, "runs", task, split, arrays.run, k, store, tag)
+        if sparse_dir is not None:
+            developed, _ = join(chosen[task], task, development_split, config)
+            queries = QuerySet.open(data_dir, collection, task, development_split)
+            sparse = read_task_run(sparse_dir, queries, store)
+            with phase(f"choose alpha for {task}"):
+                development = development_set(
+                    developed.run, sparse, queries, heads, measure=measure, evaluation=evaluation
+                )
+                alphas[task] = choose_alpha([development], k=k, config=with_bm25).alpha
+            queries = QuerySet.open(data_dir, collection, task, split)
+            sparse = read_task_run(sparse_dir, queries, store)
+            joined = hybrid.fuse(arrays.run, sparse, alpha=alphas[task], k=k, config=with_bm25)
+            _write(output_dir, "runs_bm25", task, split, joined, k, store, f"{tag}-bm25")
+    if undecided:
+        logger.warning("%d queries: no specialist is sure at all, all weigh the same", undecided)
+    weighs = config.weighting is not Weighting.EQUAL and len(opened) > 1
+    temperatures = {name: one.temperature for name, one in opened.items()} if weighs else {}
+    summary = FusionSummary(temperatures, alphas, undecided)
+    record = {"specialists": specialists, "config": config, "confidence": confidence}
+    write_json(pathlib.Path(output_dir) / FUSION_FILE, to_plain({**record, "summary": summary}))
+    return summary
+
+
+def join(
+    specialists: Mapping[str, OpenSpecialist], task: str, split: str, config: FusionConfig
+) -> tuple[QueryArrays, int]:
+    """Fused lists of a task's queries with their confidences, and the queries without a decision.
+
+    One specialist alone is its own list and needs no ensemble; so does no equal weighting.
+    """
+    runs = [one.lists(task, split) for one in specialists.values()]
+    query_ids = runs[0].query_ids
+    if config.weighting is Weighting.EQUAL or len(runs) == 1:
+        sure = np.ones((len(query_ids), len(runs)), np.float32)
+    else:
+        sure = np.stack([one.confidence(task, split) for one in specialists.values()], axis=1)
+    weights = weights_of(sure, config)
+    exact = []
+    if config.absent is Absent.EXACT:
+        exact = [one.exact_scores(task, split) for one in specialists.values()]
+    fused = fuse_runs(runs, weights.values, config, exact=exact)
+    arrays = {"rows": fused.rows, "scores": fused.scores, "confidence": sure}
+    fingerprints = {
+        f"model of {name}": one.passages.fingerprints["model"] for name, one in specialists.items()
+    }
+    first = next(iter(specialists.values())).passages.fingerprints
+    fingerprints |= {"collection": first["collection"], "config": str(to_plain(config))}
+    fused_lists = QueryArrays(FUSED_LISTS, query_ids, arrays, fingerprints, tuple(specialists))
+    return fused_lists, weights.undecided
+
+
+def _of_task(
+    opened: Mapping[str, OpenSpecialist], task: str, domain: Domain
+) -> dict[str, OpenSpecialist]:
+    """The specialists that take part in fusing a task's queries."""
+    if domain is Domain.INCLUDED:
+        return dict(opened)
+    left = {
+        name: one
+        for name, one in opened.items()
+        if one.ensemble is None or task not in one.ensemble.tasks
+    }
+    if not left:
+        raise ConfigError(
+            f"every specialist was trained on {task!r}",
+            where="fuse.domain",
+            expected="one at least that was not",
+            fix="add specialists of other tasks, or set domain to 'included'",
+        )
+    return left
+
+
+def _check(
+    specialists: Mapping[str, Specialist],
+    config: FusionConfig,
+    calibration: CalibrationConfig,
+    *,
+    split: str,
+    development_split: str,
+) -> None:
+    names = {file_name(name) for name in specialists}
+    if not specialists or len(names) < len(specialists):
+        raise ConfigError(
+            f"specialists {', '.join(specialists) or 'none'}",
+            where="SPECIALISTS",
+            expected="one at least, with names that differ in letters or digits",
+        )
+    calibrates = (
+        config.weighting is not Weighting.EQUAL
+        and len(specialists) > 1
+        and any(one.temperature is None for one in specialists.values())
+    )
+    if (calibrates and calibration.split == split) or development_split == split:
+        raise ConfigError(
+            f"queries of {split!r} would choose what is then reported on them",
+            where="CalibrationConfig.split and DEVELOPMENT_SPLIT",
+            expected="another split than SPLIT",
+            fix="calibrate on 'validation', or give each specialist a temperature",
+        )
+
+
+def _write(
+    output_dir: str,
+    folder: str,
+    task: str,
+    split: str,
+    run: Run,
+    k: int,
+    store: PassageStore,
+    tag: str,
+) -> None:
+    """The best k of each query as a TREC file."""
+    path = run_path(pathlib.Path(output_dir) / folder, task, split)
+    best = Run.of(run.query_ids, top_k(run.rows, run.scores, k))
+    write_trec_run(path, best, ids=store.ids, tag=tag)
+
+
+CONFIGURABLES = (
+    CalibrationConfig,
+    ConfidenceConfig,
+    EvaluationConfig,
+    FusionConfig,
+    HybridConfig,
+    Specialist,
+)

@@ -1,0 +1,116 @@
+"""Arrays with one line per query, as an artefact: ranked lists, and how sure specialists are.
+
+    <directory>/    arrays.npz, query_ids.json, metadata.json
+
+Rows of lists are rows of the passage store, as everywhere; run files of TREC hold fewer of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from taser_jax.artifacts import (
+    METADATA,
+    FilePath,
+    read_metadata,
+    replacing,
+    require_equal,
+    write_json,
+)
+from taser_jax.errors import DataError
+from taser_jax.retrieval.runs import Run
+
+LISTS, CONFIDENCE, FUSED_LISTS = "ranked lists", "confidence", "fused lists"
+_VERSION = 1
+_ARRAYS, _QUERY_IDS = "arrays.npz", "query_ids.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryArrays:
+    """Arrays of the same queries.
+
+    Attributes:
+        kind: LISTS, CONFIDENCE or FUSED_LISTS.
+        query_ids: one per line of each array.
+        arrays: name -> [queries, ...].
+        fingerprints: of what they were made from.
+        columns: names of the second axis, of confidences the specialists.
+    """
+
+    kind: str
+    query_ids: list[str]
+    arrays: Mapping[str, np.ndarray]
+    fingerprints: Mapping[str, str]
+    columns: tuple[str, ...] = ()
+
+    @classmethod
+    def of_run(cls, run: Run, *, fingerprints: Mapping[str, str]) -> QueryArrays:
+        """A run's rows and scores."""
+        arrays = {"rows": run.rows, "scores": run.scores}
+        return cls(LISTS, run.query_ids, arrays, fingerprints)
+
+    @property
+    def run(self) -> Run:
+        """The lists."""
+        return Run(self.query_ids, self.arrays["rows"], self.arrays["scores"])
+
+    def save(self, directory: FilePath) -> None:
+        """Writes the artefact, its metadata last."""
+        directory = pathlib.Path(directory)
+        with replacing(directory / _ARRAYS) as scratch, open(scratch, "wb") as file:
+            np.savez(file, allow_pickle=False, **self.arrays)
+        write_json(directory / _QUERY_IDS, self.query_ids)
+        metadata = {"kind": self.kind, "format_version": _VERSION, "columns": list(self.columns)}
+        write_json(directory / METADATA, {**metadata, "fingerprints": dict(self.fingerprints)})
+
+    @classmethod
+    def open(
+        cls, directory: FilePath, kind: str, *, fingerprints: Mapping[str, str] | None = None
+    ) -> QueryArrays:
+        """Opens a finished artefact.
+
+        Args:
+            directory: where it is.
+            kind: what it shall hold.
+            fingerprints: of what it shall have been made from.
+
+        Raises:
+            DataError: nothing finished there, another kind, or a damaged file.
+            FingerprintError: it was made from something else.
+        """
+        directory = pathlib.Path(directory)
+        metadata = read_metadata(directory, kind, _VERSION)
+        again = f"delete {directory}, then run the same command again, or name another directory"
+        require_equal(f"{kind} {directory}", metadata["fingerprints"], fingerprints or {}, again)
+        try:
+            with np.load(directory / _ARRAYS) as file:
+                arrays = {name: file[name] for name in file.files}
+            query_ids = json.loads((directory / _QUERY_IDS).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"missing or damaged: {error}", where=str(directory), fix=again
+            ) from error
+        return cls(kind, query_ids, arrays, metadata["fingerprints"], tuple(metadata["columns"]))
+
+
+def is_finished(directory: FilePath) -> bool:
+    """Whether an artefact is there, whatever it holds."""
+    return (pathlib.Path(directory) / METADATA).is_file()
+
+
+def require_queries(found: Sequence[str], expected: Sequence[str], *, where: str) -> None:
+    """Refuses lines of other queries, or in another order.
+
+    Raises:
+        DataError: naming the first that differs.
+    """
+    for line, (one, other) in enumerate(zip(found, expected, strict=False)):
+        if one != other:
+            raise DataError(f"query {one!r} in line {line}", where=where, expected=repr(other))
+    if len(found) != len(expected):
+        raise DataError(f"{len(found)} queries", where=where, expected=str(len(expected)))

@@ -1,0 +1,43 @@
+"""Specialists of small token stores: summed word vectors, written as encoding does."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+
+from taser_jax.batch import Tokens
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.retrieval.embeddings import EmbeddingDtype, EncodeConfig, encode_texts
+from taser_jax.retrieval.index import build_index
+from taser_jax.retrieval.query_embeddings import encode_queries
+
+
+def write_specialist(
+    directory: pathlib.Path,
+    store: TokenStore,
+    *,
+    seed: int = 0,
+    dim: int = 8,
+    dtype: EmbeddingDtype = EmbeddingDtype.FLOAT32,
+) -> pathlib.Path:
+    """Embeddings of passages and queries, and their exact index; the embeddings' folder."""
+    words = np.random.default_rng(seed).normal(size=(store.metadata.vocabulary_size, dim))
+
+    def embed(tokens: Tokens) -> np.ndarray:
+        summed = (words[np.asarray(tokens.ids)] * np.asarray(tokens.mask)[..., None]).sum(axis=1)
+        return (summed / np.sqrt(dim)).astype(np.float32)
+
+    fingerprints = {
+        "model": f"model-{seed}",
+        "collection": store.metadata.collection_fingerprint,
+        "vocabulary": store.metadata.vocabulary_fingerprint,
+        "passages": store.metadata.passages_fingerprint,
+    }
+    embeddings, config = directory / "embeddings", EncodeConfig(dtype=dtype)
+    encode_texts(embed, store.passages, embeddings, fingerprints=fingerprints, config=config)
+    for task, splits in store.tasks.items():
+        for split in splits:
+            encode_queries(embed, store.queries(task, split), embeddings, fingerprints=fingerprints)
+    build_index(embeddings, directory / "index")
+    return embeddings

@@ -1,0 +1,173 @@
+"""`taser pipeline muf`: its tables, what a rerun reuses, and a specialist that joins later."""
+
+import csv
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from small_world import SmallWorld, gin, refused, succeed
+
+from taser_jax.evaluation.results import per_query_path, read_per_query
+from taser_jax.workflows.stages import Stages
+
+SYSTEMS = "{'Summary': @summary/System(), 'Code': @code/System()}"
+THREE = "{'Summary': @summary/System(), 'Code': @code/System(), 'Both': @both/System()}"
+SINGLES = ["Summary", "Code"]
+FUSED = ["MUF", "MUF without the domain", "Equal weights"]
+
+
+def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> list[str]:
+    """Four steps of a tiny model for each system; small ensembles of three."""
+    return [
+        *("pipeline", "muf", "--gin_file=runs/pipeline_muf.gin"),
+        *gin(DATA_DIR=world.data_dir, TOKEN_STORE=world.token_store, OUTPUT_DIR=output_dir),
+        *gin(EMBED_DIM=16, NUM_LAYERS=1, NUM_HEADS=2, HEAD_DIM=8, MLP_DIM=32, DROPOUT_RATE=0.0),
+        *gin(TRAIN_STEPS=4, WARMUP_STEPS=1, BATCH_SIZE=16, EVAL_STEPS=1, TASKS=["summary", "code"]),
+        "--gin.MEASURES=['R@1', 'R@20']",
+        "--gin.ValidationConfig.pool=None",
+        "--gin.SELECTION=nll",
+        "--gin.joint/System.tasks=['summary', 'code']",
+        "--gin.joint/System.train_steps=8",
+        f"--gin.pipeline_muf.specialists={SYSTEMS}",
+        "--gin.pipeline_muf.joint={'Joint': @joint/System()}",
+        "--gin.Fusion.left_out=None",
+        "--gin.FusionConfig.depth=60",
+        "--gin.FusionConfig.k=60",
+        "--gin.ConfidenceConfig.k=30",
+        "--gin.HybridConfig.depth=60",
+        "--gin.HybridConfig.alphas=(0.5, 1.0)",
+        "--gin.EnsembleConfig.members=3",
+        "--gin.EnsembleConfig.hidden_dims=(8,)",
+        "--gin.EnsembleTraining.epochs=2",
+        "--gin.EnsembleTraining.evaluations=1",
+        "--gin.ensemble/BatchingConfig.batch_size=16",
+        "--gin.MixedConfig.sets=2",
+        "--gin.MixedConfig.queries=20",
+        *bindings,
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(small_world, tmp_path_factory):
+    """A finished run; tests read it, or work on a copy."""
+    directory = tmp_path_factory.mktemp("muf") / "out"
+    succeed(*arguments(small_world, directory))
+    return directory
+
+
+def lines(directory, name):
+    with open(directory / f"{name}.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def rows(directory, name):
+    return list(dict.fromkeys(line["system"] for line in lines(directory, name)))
+
+
+def values(directory, system, task, measure="R@20"):
+    return read_per_query(per_query_path(directory, system, task, "test")).values[measure]
+
+
+def test_the_papers_tables(finished):
+    own = ["Single, own domain", "Single, worst"]
+    assert rows(finished, "domains") == [*SINGLES, *own, "Joint", *FUSED]
+    assert rows(finished, "bm25") == [
+        "BM25",
+        "Single, own domain + BM25",
+        "Joint + BM25",
+        "MUF + BM25",
+    ]
+    assert rows(finished, "mixed") == [*SINGLES, "Joint", *FUSED, "Oracle indicator"]
+    for name in ("domains", "bm25", "mixed"):
+        assert (finished / f"{name}.md").exists()
+        assert (finished / f"{name}.png").exists()
+
+
+def test_rows_put_together_have_the_values_of_the_rows_they_name(finished):
+    for task, single in (("summary", "Summary"), ("code", "Code")):
+        own = values(finished, "Single, own domain", task)
+        np.testing.assert_array_equal(own, values(finished, single, task))
+        means = [values(finished, name, task).mean() for name in SINGLES]
+        assert values(finished, "Single, worst", task).mean() == min(means)
+
+
+def test_mixes_are_equal_shares_of_the_tasks(finished):
+    indicator = read_per_query(
+        per_query_path(finished / "mixed", "Oracle indicator", "mix 1", "test")
+    )
+    tasks = [query_id.partition(":")[0] for query_id in indicator.query_ids]
+    assert tasks == ["summary"] * 10 + ["code"] * 10
+    assert len(set(indicator.query_ids)) == 20
+    for task, single in (("summary", "Summary"), ("code", "Code")):
+        found = read_per_query(per_query_path(finished, single, task, "test"))
+        value_of = dict(zip(found.query_ids, found.values["R@20"], strict=True))
+        for query_id, value in zip(indicator.query_ids, indicator.values["R@20"], strict=True):
+            if query_id.startswith(f"{task}:"):
+                assert value == value_of[query_id.partition(":")[2]]
+    other = read_per_query(per_query_path(finished / "mixed", "MUF", "mix 2", "test"))
+    assert other.query_ids != indicator.query_ids
+
+
+def test_every_specialist_trains_on_its_own_task(finished):
+    trained = {"summary": ["summary"], "code": ["code"], "joint": ["code", "summary"]}
+    for name, tasks in trained.items():
+        run = json.loads((finished / name / "model" / "run.json").read_text())
+        assert sorted(run["batches_per_epoch"]) == tasks
+    assert json.loads((finished / "joint" / "model" / "run.json").read_text())["train_steps"] == 8
+    assert not (finished / "joint" / "ensemble").exists()
+
+
+def test_a_rerun_reuses_every_stage(finished, small_world):
+    before = {path: path.stat().st_mtime_ns for path in (finished / "stages").iterdir()}
+    tables = {name: (finished / f"{name}.csv").read_bytes() for name in ("domains", "mixed")}
+    succeed(*arguments(small_world, finished))
+    assert {path: path.stat().st_mtime_ns for path in (finished / "stages").iterdir()} == before
+    for name, content in tables.items():
+        assert (finished / f"{name}.csv").read_bytes() == content
+
+
+@pytest.mark.slow
+def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
+    copy = tmp_path / "out"
+    shutil.copytree(finished, copy)
+    before = set(Stages(copy).finished())
+    changed = [f"--gin.pipeline_muf.specialists={THREE}", "--gin.Fusion.left_out=Both"]
+    changed.append("--gin.both/System.tasks=['summary', 'code']")
+    succeed(*arguments(small_world, copy, *changed))
+    new = set(Stages(copy).finished()) - before
+    assert {name.rsplit("-", 1)[0] for name in new if not name.endswith("-fuse")} == {"both"}
+    fused = {name.rsplit("-", 2)[0] for name in new if name.endswith("-fuse")}
+    # Without the newcomer it is the fusion there was.
+    assert fused == {"both", "muf", "muf-without-the-domain", "equal-weights", "muf-without-both"}
+    without = values(copy, "MUF without Both", "code")
+    np.testing.assert_array_equal(without, values(finished, "MUF", "code"))
+    # Back without it, the tables are the former ones.
+    succeed(*arguments(small_world, copy))
+    assert (copy / "domains.csv").read_bytes() == (finished / "domains.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("binding", "words"),
+    [
+        ("pipeline_muf.specialists={'Code': @code/System()}", "two specialists at least"),
+        (
+            "pipeline_muf.specialists={'MUF': @code/System(), 'Code': @code/System()}",
+            "names that differ",
+        ),
+        ("code/System.tasks=None", "specialist 'Code' has no tasks"),
+        ("code/System.tasks=['cod']", "'Code' is to be trained on cod"),
+        ("Fusion.left_out=Nobody", "'Nobody' is no specialist"),
+        ("Fusion.left_out=Code", "two left at least"),
+        ("EnsembleConfig.members=1", "two members or more"),
+        ("CalibrationConfig.temperatures=()", "at least one, each a positive number"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(
+    binding, words, small_world, tmp_path, capsys
+):
+    directory = tmp_path / "out"
+    message = refused(capsys, *arguments(small_world, directory, f"--gin.{binding}"))
+    assert words in message
+    assert not (directory / "stages").exists()
