@@ -5,17 +5,19 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from taser_jax.commands.fused_answers import ask_fused
 from taser_jax.errors import ConfigError
-from taser_jax.retriever import Retriever
+from taser_jax.retriever import Hit, Retriever
 
 
 def ask(
     *,
     questions: Sequence[str],
-    model_dir: str,
-    index_dir: str,
-    data_dir: str,
-    collection: str,
+    model_dir: str | None = None,
+    index_dir: str | None = None,
+    data_dir: str | None = None,
+    collection: str | None = None,
+    fusion_dir: str | None = None,
     query_length: int | None = None,
     task: str | None = None,
     k: int = 3,
@@ -29,6 +31,8 @@ def ask(
         index_dir: an index of its embeddings.
         data_dir: where collections lie.
         collection: the collection.
+        fusion_dir: from `taser fuse`, in place of the four above: its specialists answer together,
+            and how sure each of them is stands under the question.
         query_length: tokens a question is cut to; None takes the training's.
         task: whose prompt, length and query encoder, where tasks differ.
         k: passages a question.
@@ -38,7 +42,8 @@ def ask(
         Passage ids, best first, for each question.
 
     Raises:
-        ConfigError: no question, an empty one, or a string instead of a list.
+        ConfigError: no question, an empty one, or a string instead of a list; neither a model with
+            its index and collection nor a fusion.
     """
     if isinstance(questions, str) or not questions or not all(map(str.strip, questions)):
         raise ConfigError(
@@ -46,6 +51,18 @@ def ask(
             where="QUESTIONS",
             expected="a list of questions, none of them empty",
             fix="""write --gin.QUESTIONS="['how do I sort a list']\"""",
+        )
+    if fusion_dir is not None:
+        fused = ask_fused(questions, fusion_dir, k=k, query_length=query_length, task=task)
+        for question, hits, sure in zip(questions, fused.hits, fused.confidence, strict=True):
+            told = ", ".join(f"{name} {w:.2f}" for name, w in zip(fused.names, sure, strict=True))
+            _show(question, hits, note=f"   w: {told}")
+        return [[hit.passage.id for hit in hits] for hits in fused.hits]
+    if model_dir is None or index_dir is None or data_dir is None or collection is None:
+        raise ConfigError(
+            "no model with an index and a collection, and no fusion",
+            where="taser ask",
+            fix="give MODEL_DIR, INDEX_DIR, DATA_DIR and COLLECTION, or FUSION_DIR",
         )
     retriever = Retriever.load(
         model_dir,
@@ -58,11 +75,15 @@ def ask(
     )
     found = retriever.search(questions, k=k)
     for question, hits in zip(questions, found, strict=True):
-        print(f"\n? {question}")
-        for rank, hit in enumerate(hits, start=1):
-            text = textwrap.shorten(hit.passage.text, 150, placeholder=" ...")
-            print(f"  {rank}. {hit.passage.title}  [{hit.score:.2f}]\n     {text}")
+        _show(question, hits)
     return [[hit.passage.id for hit in hits] for hits in found]
+
+
+def _show(question: str, hits: Sequence[Hit], *, note: str = "") -> None:
+    print("\n".join([f"\n? {question}", *([note] if note else [])]))
+    for rank, hit in enumerate(hits, start=1):
+        text = textwrap.shorten(hit.passage.text, 150, placeholder=" ...")
+        print(f"  {rank}. {hit.passage.title}  [{hit.score:.2f}]\n     {text}")
 
 
 CONFIGURABLES = ()

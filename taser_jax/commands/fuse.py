@@ -161,8 +161,15 @@ def fuse(
     weighs = config.weighting is not Weighting.EQUAL and len(opened) > 1
     temperatures = {name: one.temperature for name, one in opened.items()} if weighs else {}
     summary = FusionSummary(temperatures, alphas, undecided)
-    record = {"specialists": specialists, "config": config, "confidence": confidence}
-    write_json(pathlib.Path(output_dir) / FUSION_FILE, to_plain({**record, "summary": summary}))
+    record = {
+        "data_dir": data_dir,
+        "collection": collection,
+        "specialists": specialists,
+        "config": config,
+        "confidence": confidence,
+        "summary": summary,
+    }
+    write_json(pathlib.Path(output_dir) / FUSION_FILE, to_plain(record))
     return summary
 
 
@@ -182,7 +189,7 @@ def join(
     weights = weights_of(sure, config)
     exact = []
     if config.absent is Absent.EXACT:
-        exact = [one.exact_scores(task, split) for one in specialists.values()]
+        exact = [one.exact_scores(one.vectors(task, split)) for one in specialists.values()]
     fused = fuse_runs(runs, weights.values, config, exact=exact)
     arrays = {"rows": fused.rows, "scores": fused.scores, "confidence": sure}
     fingerprints = {

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 
 from taser_jax.artifacts import FilePath, read_json, require_equal, split_path, write_json
 from taser_jax.assembly.ensembles import Ensemble
@@ -29,7 +29,7 @@ from taser_jax.retrieval.fusion import ScoreRows
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.query_arrays import CONFIDENCE, LISTS, QueryArrays, is_finished
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
-from taser_jax.retrieval.runs import Run
+from taser_jax.retrieval.runs import Run, SearchResult
 from taser_jax.retrieval.searcher import Searcher
 
 
@@ -139,6 +139,11 @@ class OpenSpecialist:
             self._specialist.embeddings_dir, task, split, fingerprints=self.passages.fingerprints
         )
 
+    def vectors(self, task: str, split: str) -> Float32[np.ndarray, "queries dim"]:
+        """The same, in memory."""
+        queries = self.queries(task, split)
+        return np.asarray(queries.rows(0, len(queries)), np.float32)
+
     def lists(self, task: str, split: str) -> Run:
         """Its list of each query; searched once."""
         queries = self.queries(task, split)
@@ -146,25 +151,50 @@ class OpenSpecialist:
         fingerprints = self._list_fingerprints(queries)
         if not is_finished(directory):
             with phase(f"{self.name}: search of {task} {split}"):
-                result = self._searcher.search(queries.rows(0, len(queries)), self._depth)
+                result = self.search(self.vectors(task, split))
             run = Run.of(queries.query_ids, result)
             QueryArrays.of_run(run, fingerprints=fingerprints).save(directory)
         return QueryArrays.open(directory, LISTS, fingerprints=fingerprints).run
 
-    def exact_scores(self, task: str, split: str) -> ScoreRows:
-        """Dot products of its embeddings, for passages that its lists lack."""
-        queries = self.queries(task, split)
+    def exact_scores(self, vectors: Float[np.ndarray, "queries dim"]) -> ScoreRows:
+        """Dot products of query embeddings, for passages that its lists lack."""
 
         def score(lines: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            vectors = np.asarray(queries.take(lines), np.float32)
+            found = (self.passages.take(np.maximum(row, 0)) for row in rows)
             return np.stack(
                 [
-                    np.asarray(self.passages.take(np.maximum(row, 0)), np.float32) @ vector
-                    for row, vector in zip(rows, vectors, strict=True)
+                    np.asarray(passages, np.float32) @ vector
+                    for passages, vector in zip(found, vectors[lines], strict=True)
                 ]
             )
 
         return score
+
+    def search(self, vectors: Float[np.ndarray, "queries dim"]) -> SearchResult:
+        """Its list of each query embedding."""
+        return self._searcher.search(vectors, self._depth)
+
+    def confidences(
+        self,
+        vectors: Float[np.ndarray, "queries dim"],
+        result: SearchResult,
+        temperatures: Sequence[float],
+    ) -> Float32[np.ndarray, "temperatures queries"]:
+        """How sure it is of queries with these lists, at every temperature.
+
+        Raises:
+            ConfigError: it has no ensemble.
+        """
+        members = self._members
+        return query_confidence(
+            members.embed,
+            vectors,
+            self.passages,
+            result,
+            members=members.config.members,
+            temperatures=temperatures,
+            config=self._confidence,
+        )
 
     def confidence(self, task: str, split: str) -> Float32[np.ndarray, " queries"]:
         """How sure it is of each query, w; computed once.
@@ -182,7 +212,7 @@ class OpenSpecialist:
         }
         if not is_finished(directory):
             with phase(f"{self.name}: confidence of {task} {split}"):
-                found = self._confidences(task, split, (self.temperature,))[0]
+                found = self._own_confidences(task, split, (self.temperature,))[0]
             arrays = {"confidence": found}
             QueryArrays(CONFIDENCE, queries.query_ids, arrays, fingerprints).save(directory)
         saved = QueryArrays.open(directory, CONFIDENCE, fingerprints=fingerprints)
@@ -226,19 +256,11 @@ class OpenSpecialist:
     def _list_fingerprints(self, queries: QueryEmbeddings) -> Mapping[str, str]:
         return {**queries.fingerprints, "depth": str(self._depth)}
 
-    def _confidences(
+    def _own_confidences(
         self, task: str, split: str, temperatures: Sequence[float]
     ) -> Float32[np.ndarray, "temperatures queries"]:
-        queries, members = self.queries(task, split), self._members
-        return query_confidence(
-            members.embed,
-            queries.rows(0, len(queries)),
-            self.passages,
-            self.lists(task, split).result,
-            members=members.config.members,
-            temperatures=temperatures,
-            config=self._confidence,
-        )
+        vectors = self.vectors(task, split)
+        return self.confidences(vectors, self.lists(task, split).result, temperatures)
 
     def _calibrate(self) -> TemperatureChoice:
         """ECE over the validation queries of the tasks that the specialist was trained on."""
@@ -260,7 +282,7 @@ class OpenSpecialist:
             evaluation = judge_run(run, queries, PassageHeads(self._store), judged)
             right = dict(zip(evaluation.query_ids, evaluation.values["R@1"], strict=True))
             lines = [line for line, query_id in enumerate(run.query_ids) if query_id in right]
-            found.append(self._confidences(task, split, grid)[:, lines])
+            found.append(self._own_confidences(task, split, grid)[:, lines])
             correct.append([right[run.query_ids[line]] > 0 for line in lines])
         choice = choose_temperature(
             np.concatenate(found, axis=1),

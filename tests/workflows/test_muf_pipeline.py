@@ -171,3 +171,24 @@ def test_what_cannot_work_is_refused_before_anything_runs(
     message = refused(capsys, *arguments(small_world, directory, f"--gin.{binding}"))
     assert words in message
     assert not (directory / "stages").exists()
+
+
+def test_typed_questions_are_answered_by_all_with_how_sure_each_is(finished, capsys):
+    [fusion] = (finished / "fusions").glob("muf-??????")
+    questions = ["how to read a file", "mean of numbers"]
+    succeed("ask", *gin(FUSION_DIR=fusion, QUESTIONS=questions, TOP_K=2))
+    printed = capsys.readouterr().out
+    assert printed.count("? ") == 2
+    told = [line for line in printed.splitlines() if line.startswith("   w: ")]
+    assert len(told) == 2
+    for line in told:
+        weights = dict(part.split() for part in line.removeprefix("   w: ").split(", "))
+        assert weights.keys() == {"Summary", "Code"}
+        assert all(0 <= float(w) <= 1 for w in weights.values())
+    assert printed.count("  1. ") == printed.count("  2. ") == 2
+
+
+def test_asking_needs_a_model_or_a_fusion(capsys, tmp_path):
+    assert "or FUSION_DIR" in refused(capsys, "ask", *gin(QUESTIONS=["a"]))
+    message = refused(capsys, "ask", *gin(QUESTIONS=["a"], FUSION_DIR=tmp_path))
+    assert "run `taser fuse` first" in message

@@ -1,0 +1,118 @@
+"""Typed questions to several specialists at once, from what `taser fuse` left."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from taser_jax.artifacts import file_name, read_json, require_equal
+from taser_jax.commands.evaluate import EvaluationConfig
+from taser_jax.commands.fuse import FUSION_FILE
+from taser_jax.commands.specialists import CalibrationConfig, OpenSpecialist, Specialist
+from taser_jax.data.collections.store import PassageStore
+from taser_jax.errors import ConfigError
+from taser_jax.retrieval.confidence import ConfidenceConfig
+from taser_jax.retrieval.fusion import FusionConfig, Weighting, fuse_runs, weights_of
+from taser_jax.retrieval.runs import Run
+from taser_jax.retriever import Hit, Retriever
+from taser_jax.settings import from_plain
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedAnswers:
+    """Answers to several questions.
+
+    Attributes:
+        names: the specialists.
+        hits: the best passages of each question.
+        confidence: w of each specialist; 1 where lists weigh the same.
+    """
+
+    names: tuple[str, ...]
+    hits: list[list[Hit]]
+    confidence: Float[np.ndarray, "questions specialists"]
+
+
+def ask_fused(
+    questions: Sequence[str],
+    fusion_dir: str,
+    *,
+    k: int,
+    query_length: int | None = None,
+    task: str | None = None,
+) -> FusedAnswers:
+    """Encodes questions with every specialist's model, searches, and fuses the lists.
+
+    Args:
+        questions: as typed.
+        fusion_dir: from `taser fuse`, of specialists that name their MODEL_DIR.
+        k: passages per question.
+        query_length: tokens to which a question is cut; None takes each training's.
+        task: whose prompt, length and query encoder, where tasks differ.
+
+    Raises:
+        ConfigError: no fusion there, or a specialist without its model.
+        FingerprintError: a model that did not encode the specialist's passages.
+    """
+    path = pathlib.Path(fusion_dir) / FUSION_FILE
+    record = read_json(path, fix="run `taser fuse` first, or correct FUSION_DIR")
+    store = PassageStore.open(record["data_dir"], record["collection"])
+    config = from_plain(FusionConfig, record["config"], f"{path}, config")
+    confidence = from_plain(ConfidenceConfig, record["confidence"], f"{path}, confidence")
+    temperatures = record["summary"]["temperatures"]
+    runs, exact, sure = [], [], []
+    ids = [str(line) for line in range(len(questions))]
+    for name, plain in record["specialists"].items():
+        specialist = from_plain(Specialist, plain, f"{path}, specialist {name!r}")
+        if specialist.model_dir is None:
+            raise ConfigError(
+                f"specialist {name!r} has no model",
+                where=str(path),
+                expected="model_dir, to encode questions with",
+                fix=f"bind {file_name(name)}/Specialist.model_dir, and run `taser fuse` again",
+            )
+        opened = OpenSpecialist(
+            name,
+            specialist,
+            path.parent / "specialists" / file_name(name),
+            data_dir=record["data_dir"],
+            store=store,
+            depth=max(config.depth, confidence.k),
+            confidence=confidence,
+            calibration=CalibrationConfig(),
+            evaluation=EvaluationConfig(),
+        )
+        retriever = Retriever.load(specialist.model_dir, task=task, query_length=query_length)
+        require_equal(
+            f"model {specialist.model_dir}",
+            {"model": retriever.model.fingerprint},
+            opened.passages.fingerprints,
+            "encode and index the collection with this model, or correct model_dir",
+        )
+        vectors = retriever.encode_queries(questions)
+        result = opened.search(vectors)
+        runs.append(Run.of(ids, result))
+        exact.append(opened.exact_scores(vectors))
+        weighs = config.weighting is not Weighting.EQUAL and name in temperatures
+        found = opened.confidences(vectors, result, [temperatures[name]])[0] if weighs else None
+        sure.append(np.ones(len(ids), np.float32) if found is None else found)
+    columns = np.stack(sure, axis=1)
+    fused = fuse_runs(
+        runs,
+        weights_of(columns, config).values,
+        dataclasses.replace(config, k=k),
+        exact=exact,
+    )
+    hits = [
+        [
+            Hit(store[int(row)], float(score))
+            for row, score in zip(rows, scores, strict=True)
+            if row >= 0
+        ]
+        for rows, scores in zip(fused.rows, fused.scores, strict=True)
+    ]
+    return FusedAnswers(tuple(record["specialists"]), hits, columns)
