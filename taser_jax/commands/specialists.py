@@ -16,7 +16,7 @@ from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, search_devices
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.errors import ConfigError
-from taser_jax.evaluation.calibration import TemperatureChoice, choose_temperature
+from taser_jax.evaluation.calibration import Reliability, TemperatureChoice, choose_temperature
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.confidence import (
     TEMPERATURES,
@@ -31,6 +31,8 @@ from taser_jax.retrieval.query_arrays import CONFIDENCE, LISTS, QueryArrays, is_
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
 from taser_jax.retrieval.runs import Run, SearchResult
 from taser_jax.retrieval.searcher import Searcher
+
+_TEMPERATURE = "temperature.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +230,7 @@ class OpenSpecialist:
         if self._specialist.temperature is not None:
             check_temperatures([self._specialist.temperature])
             return self._specialist.temperature
-        path = self._directory / "temperature.json"
+        path = self._directory / _TEMPERATURE
         basis = {
             "ensemble": self._members.fingerprints["ensemble"],
             "grid": str(self._calibration.temperatures),
@@ -292,6 +294,16 @@ class OpenSpecialist:
         )
         logger.info("%s: temperature %g", self.name, choice.temperature)
         return choice
+
+
+def read_reliability(directory: FilePath) -> Reliability | None:
+    """A specialist's reliability at its chosen temperature; None where it was not calibrated."""
+    path = pathlib.Path(directory) / _TEMPERATURE
+    if not path.exists():
+        return None
+    saved = read_json(path)
+    columns = (np.array(saved[name]) for name in ("count", "confidence", "accuracy"))
+    return Reliability(*columns)
 
 
 def _as_json(choice: TemperatureChoice) -> dict[str, object]:

@@ -8,7 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from taser_jax.artifacts import file_name, fingerprint_json
+import numpy as np
+
+from taser_jax.analysis.uncertainty import (
+    SpecialistUncertainty,
+    uncertainty_csv,
+    uncertainty_figures,
+)
+from taser_jax.artifacts import file_name, fingerprint_json, replacing, split_path, write_text
 from taser_jax.assembly.ensembles import EnsembleTraining
 from taser_jax.commands.ensemble import CONFIGURABLES as ENSEMBLE_CONFIGURABLES
 from taser_jax.commands.ensemble import ensemble
@@ -16,7 +23,7 @@ from taser_jax.commands.evaluate import evaluate
 from taser_jax.commands.fuse import CONFIGURABLES as FUSE_CONFIGURABLES
 from taser_jax.commands.fuse import Domain, fuse
 from taser_jax.commands.inputs import check_collection, tasks_with
-from taser_jax.commands.specialists import CalibrationConfig, Specialist
+from taser_jax.commands.specialists import CalibrationConfig, Specialist, read_reliability
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
@@ -36,7 +43,8 @@ from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import read_results
 from taser_jax.progress import logger
 from taser_jax.retrieval.confidence import ConfidenceConfig
-from taser_jax.retrieval.fusion import FusionConfig, Weighting
+from taser_jax.retrieval.fusion import FusionConfig, Weighting, weights_of
+from taser_jax.retrieval.query_arrays import CONFIDENCE, QueryArrays
 from taser_jax.settings import flatten, to_plain
 from taser_jax.workflows.retrieval_stages import DEVELOPMENT, RetrievalStages
 from taser_jax.workflows.setting import BM25, Setting, System
@@ -85,7 +93,8 @@ def pipeline_muf(
     BM25 and its negatives -> train, encode and index every model on its own tasks -> an ensemble
     for every specialist -> lists of all tasks' queries -> temperatures -> fused lists -> tables:
     of single, joint and fused models by task (domains.md, the paper's table 2), on mixes of tasks
-    (mixed.md, table 3) and with BM25 added (bm25.md, table 4). Killed anywhere and run again, it
+    (mixed.md, table 3) and with BM25 added (bm25.md, table 4); what confidences are worth is in
+    uncertainty.csv and figures/. Killed anywhere and run again, it
     goes on at the stage it was in. A specialist added to a finished run is trained, and fusions
     with it run anew; everything else is reused.
 
@@ -128,6 +137,7 @@ def pipeline_muf(
     run.fuse(_EQUAL, singles, config=equal)
     rows += [_WITHOUT_DOMAIN, _EQUAL]
     tables = run.tables(specialists, rows)
+    run.uncertainty(specialists)
     for name, table in tables.items():
         print(f"\n{table.to_text()}")
         logger.info("table: %s (and .csv, .png)", output_dir / f"{name}.md")
@@ -324,6 +334,35 @@ class _Run:
             write_row(directory / "mixed", name, mix(row, draws), split=_TEST)
         tables["mixed"] = self._table(directory / "mixed", "mixed", list(mixed))
         return tables
+
+    def uncertainty(self, specialists: Mapping[str, System]) -> None:
+        """What confidences are worth, as uncertainty.csv and figures/."""
+        measure = next((name for name in self._setting.evaluation.measures if name == "R@1"), None)
+        if measure is None:
+            logger.info("no figures of confidence: they need the measure R@1")
+            return
+        found, weights = [], {}
+        for name, system in specialists.items():
+            directory = self._root / "specialists" / file_name(name)
+            sure, correct = {}, {}
+            for task in self._tasks:
+                saved = QueryArrays.open(
+                    split_path(directory / "confidence", task, _TEST), CONFIDENCE
+                )
+                w = dict(zip(saved.query_ids, saved.arrays["confidence"], strict=True))
+                judged = self._rows[name][task]
+                sure[task] = np.array([w[query_id] for query_id in judged.query_ids])
+                correct[task] = judged.values[measure] > 0
+            table = read_reliability(directory)
+            own = tuple(system.tasks or ())
+            found.append(SpecialistUncertainty(name, own, sure, correct, table))
+        for task in self._tasks:
+            columns = np.stack([one.confidence[task] for one in found], axis=1)
+            weights[task] = weights_of(columns, self._fusion.config).values
+        write_text(self._root / "uncertainty.csv", uncertainty_csv(found))
+        for name, figure in uncertainty_figures(found, weights).items():
+            with replacing(self._root / "figures" / name) as scratch:
+                figure.savefig(scratch, format="png")
 
     def _table(self, directory: pathlib.Path, name: str, rows: Sequence[str]) -> ResultsTable:
         """Rows of a directory as a table of their own, written beside the others."""
