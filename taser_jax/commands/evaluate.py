@@ -76,6 +76,8 @@ class EvaluationConfig:
         match: how answers are looked for.
         regex_tasks: tasks whose answers are regular expressions, whatever `match` says
             (CuratedTREC beside sets of strings).
+        qrels_tasks: tasks judged by their positives, whatever `judge` says (sets without answers
+            beside sets with them).
         page_only_tasks: tasks with measures that start with Page alone, since their gold is whole
             pages (AIDA); averages of the others are without them.
     """
@@ -84,6 +86,7 @@ class EvaluationConfig:
     measures: tuple[str, ...] = ("R@1", "R@5", "R@20", "MRR@10", "nDCG@10")
     match: AnswerMatch = AnswerMatch.STRING
     regex_tasks: tuple[str, ...] = ()
+    qrels_tasks: tuple[str, ...] = ()
     page_only_tasks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -112,6 +115,11 @@ class EvaluationConfig:
         """
         check_known(self.page_only_tasks, known, where="EvaluationConfig.page_only_tasks")
         check_known(self.regex_tasks, known, where="EvaluationConfig.regex_tasks")
+        check_known(self.qrels_tasks, known, where="EvaluationConfig.qrels_tasks")
+
+    def judge_of(self, task: str) -> Judge:
+        """What makes a passage right for a task's queries."""
+        return Judge.QRELS if task in self.qrels_tasks else self.judge
 
     def match_of(self, task: str) -> AnswerMatch:
         """How a task's answers are looked for."""
@@ -174,7 +182,7 @@ def evaluate(
             path = pathlib.Path(output_dir) / "dpr_results" / f"{name}.json"
             sure = None if confidence_dir is None else _confidences(confidence_dir, queries)
             _write_dpr_results(path, run, queries, store, config, sure)
-        if config.judge is Judge.KILT:
+        if config.judge_of(task) is Judge.KILT:
             path = pathlib.Path(output_dir) / "kilt" / f"{name}.jsonl"
             write_kilt_predictions(path, run, queries, heads)
         evaluations[task] = evaluation
@@ -226,16 +234,17 @@ def judge_run(
             not prepared from KILT's files.
     """
     measures = config.measures_of(queries.task)
-    if config.judge is Judge.QRELS:
+    judge = config.judge_of(queries.task)
+    if judge is Judge.QRELS:
         return evaluate_qrels(run, qrels_of(queries), measures)
-    if config.judge is Judge.KILT:
+    if judge is Judge.KILT:
         return judge_kilt(run, queries, heads, measures)
     answers = {query.id: query.answers for query in queries}
     if not any(answers.values()):
         raise ConfigError(
             f"no query of task {queries.task!r} has answers",
             where="EvaluationConfig.judge",
-            fix="judge by 'qrels', or prepare the task from a file with answers",
+            fix="judge by 'qrels', name the task in qrels_tasks, or prepare it with answers",
         )
     with answer_matcher(heads.store, config.match_of(queries.task)) as matcher:
         return evaluate_answers(run, answers, matcher, measures)
