@@ -39,7 +39,6 @@ from taser_jax.training.ensemble_step import (
     init_ensemble_state,
     make_ensemble_step,
 )
-from taser_jax.training.state import TrainState
 
 _STEPS = 1000
 
@@ -200,16 +199,11 @@ def compile_for(arguments: argparse.Namespace) -> None:
         sharding = placement.split if leaf.ndim else placement.replicated
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    def state(key: jax.Array) -> Any:
-        params = init(key)
-        return {"params": params, "opt_state": jax.vmap(optimizer.init)(params)}
-
-    shapes = jax.tree.map(placed, jax.eval_shape(state, jax.random.key(0)))
-    step = jax.ShapeDtypeStruct((), np.int32, sharding=placement.replicated)
+    state = jax.eval_shape(lambda: init_ensemble_state(init, optimizer, 0, placement))
     batch = jax.eval_shape(lambda: Gathering(small(arguments))(size))
     compiled = compile_step(
         make_ensemble_step(apply_member, optimizer, placement),
-        TrainState(step, **shapes),
+        jax.tree.map(placed, state),
         jax.tree.map(placed, batch),
         mesh=placement.mesh,
         effort=CompilerEffort.QUICK,

@@ -23,11 +23,12 @@ def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> li
     return [
         *("pipeline", "muf", "--gin_file=runs/pipeline_muf.gin"),
         *gin(DATA_DIR=world.data_dir, TOKEN_STORE=world.token_store, OUTPUT_DIR=output_dir),
-        *gin(EMBED_DIM=16, NUM_LAYERS=1, NUM_HEADS=2, HEAD_DIM=8, MLP_DIM=32, DROPOUT_RATE=0.0),
-        *gin(TRAIN_STEPS=4, WARMUP_STEPS=1, BATCH_SIZE=16, EVAL_STEPS=1, TASKS=["summary", "code"]),
-        "--gin.MEASURES=['R@1', 'R@20']",
-        "--gin.ValidationConfig.pool=None",
-        "--gin.SELECTION=nll",
+        *gin("BertConfig", embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32),
+        *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),
+        *gin(TRAIN_STEPS=4, WARMUP_STEPS=1, BATCH_SIZE=16, TASKS=["summary", "code"]),
+        *gin("EvaluationConfig", measures=["R@1", "R@20"]),
+        *gin("ValidationConfig", num_batches=1, pool=None),
+        "--gin.CheckpointConfig.selection=nll",
         "--gin.joint/System.tasks=['summary', 'code']",
         "--gin.joint/System.train_steps=8",
         f"--gin.pipeline_muf.specialists={SYSTEMS}",
@@ -191,7 +192,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(
 def test_typed_questions_are_answered_by_all_with_how_sure_each_is(finished, capsys):
     [fusion] = (finished / "fusions").glob("muf-??????")
     questions = ["how to read a file", "mean of numbers"]
-    succeed("ask", *gin(FUSION_DIR=fusion, QUESTIONS=questions, TOP_K=2))
+    succeed("ask", *gin(FUSION_DIR=fusion, QUESTIONS=questions), "--gin.ask.k=2")
     printed = capsys.readouterr().out
     assert printed.count("? ") == 2
     told = [line for line in printed.splitlines() if line.startswith("   w: ")]
