@@ -71,6 +71,7 @@ def encode(
             config=config,
             process_index=jax.process_index(),
             process_count=hosts,
+            normalization=model.model.config.normalization,
         )
     with phase("encode queries"):
         for number, split in enumerate(queries):

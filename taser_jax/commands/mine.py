@@ -128,7 +128,9 @@ def mine(
         )
         if sample_size:
             path = split_path(output_dir, task, split, ".sample.tsv")
-            _write_sample(path, mined, queries, store, size=sample_size, seed=config.seed)
+            write_sample(
+                path, mined, queries, store.__getitem__, size=sample_size, seed=config.seed
+            )
         found[task] = mined.statistics.negatives
     return found
 
@@ -178,16 +180,25 @@ def _write(
     )
 
 
-def _write_sample(
+def write_sample(
     path: FilePath,
     mined: MinedNegatives,
     queries: Sequence[Query],
-    store: PassageStore,
+    passage_of: Callable[[int], Passage],
     *,
     size: int,
     seed: int,
 ) -> None:
-    """Pairs of query and negative, drawn uniformly from all pairs."""
+    """Writes pairs of query and negative, drawn uniformly from all pairs, as TSV.
+
+    Args:
+        path: the file.
+        mined: negatives of the queries.
+        queries: parallel to them.
+        passage_of: row -> passage.
+        size: pairs at most.
+        seed: of the draw.
+    """
     ends = np.cumsum([len(rows) for rows in mined.rows])
     total = int(ends[-1]) if len(ends) else 0
     rng = np.random.default_rng([_PURPOSE, seed])
@@ -196,7 +207,7 @@ def _write_sample(
         line = int(np.searchsorted(ends, pair, side="right"))
         place = pair - int(ends[line])
         query = queries[line]
-        gold = _one_line(store[query.positives[0]]) if query.positives else ""
+        gold = _one_line(passage_of(query.positives[0])) if query.positives else ""
         fields = (
             query.id,
             query.text,
@@ -204,7 +215,7 @@ def _write_sample(
             f"{mined.positive_scores[line]:.6g}",
             gold,
             f"{mined.scores[line][place]:.6g}",
-            _one_line(store[mined.rows[line][place]]),
+            _one_line(passage_of(mined.rows[line][place])),
             "",
         )
         lines.append("\t".join(" ".join(field.split()) for field in fields))

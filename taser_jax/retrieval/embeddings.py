@@ -27,6 +27,7 @@ from taser_jax.artifacts import (
     write_json,
 )
 from taser_jax.batch import Tokens
+from taser_jax.encoded import Normalization
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.progress import bar, logger
 
@@ -202,6 +203,7 @@ def encode_texts(
     process_index: int = 0,
     process_count: int = 1,
     attached: Mapping[str, object] = types.MappingProxyType({}),
+    normalization: Normalization | None = None,
 ) -> bool:
     """Encodes every text into shard files that a rerun does not compute again.
 
@@ -217,6 +219,7 @@ def encode_texts(
         process_index: which process this is.
         process_count: how many share the work.
         attached: file name -> JSON value; written beside the shards.
+        normalization: the model's, recorded for those who cut the embeddings; None: not known.
 
     Returns:
         Whether all shards are there; while other processes have some left, they are not. The last
@@ -278,7 +281,8 @@ def encode_texts(
         }
         for name, value in attached.items():
             write_json(directory / name, value)
-        write_json(directory / METADATA, {**plan, "dim": dim, "last_run": speed})
+        known = {} if normalization is None else {"normalization": normalization.value}
+        write_json(directory / METADATA, {**plan, "dim": dim, **known, "last_run": speed})
     return True
 
 

@@ -7,6 +7,7 @@ import enum
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,12 +22,14 @@ from taser_jax.artifacts import (
     require_equal,
     write_json,
 )
+from taser_jax.errors import ConfigError
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.exact import ExactConfig, ExactSearcher
 from taser_jax.retrieval.scann_index import KIND as SCANN_KIND
 from taser_jax.retrieval.scann_index import ScannSearcher, build_scann
 from taser_jax.retrieval.scann_shards import ScannConfig
 from taser_jax.retrieval.searcher import Searcher
+from taser_jax.retrieval.truncation import TruncatedEmbeddings, TruncatedSearcher
 
 _EXACT_KIND = "exact index"
 _VERSION = 1
@@ -45,13 +48,25 @@ class IndexConfig:
 
     Attributes:
         kind: exact or ScaNN.
+        dim: search by the first so many dimensions, of models trained with Matryoshka dimensions;
+            None searches by all. Exact indexes alone.
         exact: block sizes of exact search.
         scann: how a ScaNN index is built.
     """
 
     kind: IndexKind = IndexKind.EXACT
+    dim: int | None = None
     exact: ExactConfig = dataclasses.field(default_factory=ExactConfig)
     scann: ScannConfig = dataclasses.field(default_factory=ScannConfig)
+
+    def __post_init__(self) -> None:
+        if self.dim is not None and self.kind is not IndexKind.EXACT:
+            raise ConfigError(
+                f"the first {self.dim} dimensions in a {self.kind.value} index",
+                where="IndexConfig.dim",
+                expected="an exact index",
+                fix="set IndexConfig.kind = 'exact', or leave out IndexConfig.dim",
+            )
 
 
 def build_index(
@@ -87,12 +102,14 @@ def build_index(
             config=config.scann,
             sample_queries=sample_queries,
         )
-    plan = {
+    plan: dict[str, Any] = {
         "format_version": _VERSION,
         "kind": _EXACT_KIND,
         "fingerprints": embeddings.fingerprints,
         "embeddings": os.path.relpath(embeddings_dir, index_dir),
     }
+    if config.dim is not None:
+        plan["dim"] = TruncatedEmbeddings.of(embeddings, config.dim).dim
     follow_plan(index_dir, plan)
     write_json(pathlib.Path(index_dir) / METADATA, plan)
     return open_index(index_dir, exact=config.exact, devices=devices)
@@ -132,6 +149,12 @@ def open_index(
         fingerprints or {},
         "build the index from this model's embeddings, into another directory",
     )
-    return ExactSearcher(
-        embeddings, config=exact, devices=devices, fingerprints=embeddings.fingerprints
-    )
+    options: dict[str, Any] = {
+        "config": exact,
+        "devices": devices,
+        "fingerprints": embeddings.fingerprints,
+    }
+    if "dim" not in metadata:
+        return ExactSearcher(embeddings, **options)
+    truncated = TruncatedEmbeddings.of(embeddings, metadata["dim"])
+    return TruncatedSearcher(ExactSearcher(truncated, **options), truncated)

@@ -182,6 +182,7 @@ def test_an_index_over_embeddings_of_another_model_is_refused(
     for name in ("taser-1", "taser-2"):
         metadata = json.loads((compared / name / "embeddings" / "metadata.json").read_text())
         assert metadata["fingerprints"]["model"] in message
+        assert metadata["normalization"] == "none"
 
 
 def test_embeddings_of_another_model_in_the_directory_are_refused(

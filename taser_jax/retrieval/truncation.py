@@ -1,0 +1,98 @@
+"""Search by the first dimensions of embeddings, for models with Matryoshka dimensions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float
+
+from taser_jax.encoded import Normalization
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.runs import SearchResult
+from taser_jax.retrieval.searcher import Searcher, check_search
+
+
+def truncate(
+    embeddings: Float[np.ndarray, "texts whole"], dim: int, normalization: Normalization
+) -> Float[np.ndarray, "texts dim"]:
+    """The first dimensions, normalised again where the whole embeddings are.
+
+    Example:
+        >>> truncate(np.array([[3.0, 4.0, 12.0]]), 2, Normalization.L2).tolist()
+        [[0.6, 0.8]]
+    """
+    cut = embeddings[:, :dim].astype(np.float32)
+    if normalization is Normalization.NONE:
+        return cut
+    return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedEmbeddings:
+    """Embeddings cut as they are read.
+
+    Attributes:
+        whole: on disk.
+        dim: dimensions that are kept.
+        normalization: the model's.
+    """
+
+    whole: Embeddings
+    dim: int
+    normalization: Normalization
+
+    @classmethod
+    def of(cls, whole: Embeddings, dim: int) -> TruncatedEmbeddings:
+        """Cuts embeddings as their model's normalisation asks.
+
+        Raises:
+            ConfigError: more dimensions than there are.
+            DataError: embeddings that do not say how they are normalised.
+        """
+        if not 1 <= dim <= whole.shape[1]:
+            raise ConfigError(
+                f"the first {dim} dimensions of {whole.shape[1]}",
+                where="IndexConfig.dim",
+                expected=f"1 to {whole.shape[1]}",
+                fix="take one of the model's Matryoshka dimensions",
+            )
+        if "normalization" not in whole.metadata:
+            raise DataError(
+                "it is not recorded how the embeddings are normalised",
+                where=str(whole.directory),
+                expected="embeddings that `taser encode` wrote",
+                fix="encode again, into another directory",
+            )
+        return cls(whole, dim, Normalization(whole.metadata["normalization"]))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(number of passages, dimensions)."""
+        return self.whole.shape[0], self.dim
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Embeddings of rows start..stop. [stop-start, dim], float32."""
+        return truncate(self.whole.rows(start, stop), self.dim, self.normalization)
+
+
+class TruncatedSearcher:
+    """Cuts whole query embeddings before it searches among truncated passages.
+
+    Args:
+        searcher: of the truncated passages.
+        passages: what it searches.
+    """
+
+    def __init__(self, searcher: Searcher, passages: TruncatedEmbeddings) -> None:
+        self._searcher, self._passages = searcher, passages
+        self.fingerprints: Mapping[str, str] = searcher.fingerprints
+
+    def search(self, query_embeddings: Float[np.ndarray, "queries dim"], k: int) -> SearchResult:
+        """Top k passages of each query, by the first dimensions."""
+        passages = self._passages
+        check_search(query_embeddings, k, dim=passages.whole.shape[1])
+        cut = truncate(query_embeddings, passages.dim, passages.normalization)
+        return self._searcher.search(cut, k)
