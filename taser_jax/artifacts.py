@@ -110,8 +110,8 @@ def _storage_error(path: FilePath, reason: str, number: int | None) -> StorageEr
 def replacing(path: FilePath) -> Iterator[epath.Path]:
     """Yields a scratch path beside `path` that takes its place when the block succeeds.
 
-    What is written to the scratch path may be a file or a directory; a reader sees the old content
-    or the new, never half of it.
+    The scratch path may become a file or a directory; a reader sees the old content or the new,
+    never a part of it.
 
     Args:
         path: local or gs://; its folder is made where absent.
@@ -142,7 +142,7 @@ def write_text(path: FilePath, text: str) -> None:
         scratch.write_text(text, encoding="utf-8")
 
 
-def write_json(path: FilePath, value: Any) -> None:
+def write_json(path: FilePath, value: object) -> None:
     """Writes one JSON value, readable by a person, atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
@@ -155,7 +155,7 @@ def read_json(
     Args:
         path: the file.
         fix: what the message advises.
-        absent: returned where there is no such file; None makes that an error.
+        absent: returned if there is no such file; None makes that an error.
 
     Raises:
         DataError: it cannot be read, is not JSON, or holds another value than an object.
@@ -204,7 +204,7 @@ def check_version(
 
 
 def read_metadata(directory: FilePath, kind: str, version: int) -> dict[str, Any]:
-    """Reads a directory's metadata.json and checks what it is.
+    """Reads a directory's metadata.json and checks its kind.
 
     Args:
         directory: the artefact.
@@ -220,7 +220,7 @@ def read_metadata(directory: FilePath, kind: str, version: int) -> dict[str, Any
             f"no finished {kind} here",
             where=str(path),
             expected=f"a directory that the command making {kind} wrote to its end",
-            fix="run that command again (it goes on where it stopped), or correct the path",
+            fix="rerun that command (it resumes where it stopped), or correct the path",
         )
     metadata = read_json(path)
     found = (metadata.get("kind"), metadata.get("format_version"))
@@ -235,7 +235,7 @@ def read_metadata(directory: FilePath, kind: str, version: int) -> dict[str, Any
 
 
 def kind_of(directory: FilePath) -> str | None:
-    """What a directory holds, finished or not; None where that is nothing of this package's."""
+    """The kind of artefact in a directory, finished or not; None if it is not this package's."""
     for name in (METADATA, _PLAN):
         path = epath.Path(directory) / name
         if path.exists():
@@ -305,7 +305,7 @@ def fingerprint(parts: Iterable[str | bytes | int | np.ndarray]) -> str:
     return total.hex()
 
 
-def fingerprint_json(value: Any) -> str:
+def fingerprint_json(value: object) -> str:
     """Fingerprint of a JSON-able value, independent of the order of keys."""
     return fingerprint([json.dumps(value, sort_keys=True, ensure_ascii=False)])
 
@@ -318,7 +318,7 @@ def require_equal(
     Args:
         what: the artefact being checked, with its path.
         found: name -> fingerprint recorded in the artefact.
-        expected: name -> fingerprint of what it is to be used with.
+        expected: name -> fingerprint required.
         fix: the command that would rebuild it.
     """
     for name in sorted(expected.keys() & found.keys()):

@@ -23,7 +23,7 @@ from taser_jax.gin_files import gin_directory
 
 logger = logging.getLogger("taser")
 
-# Their files would be written by every host at once.
+# Every host would write their files at once.
 _ONE_HOST = ("prepare", "import", "ask", "export", "quickstart", "compile")
 
 
@@ -38,11 +38,11 @@ def run(argv: Sequence[str]) -> int:
 
     Returns:
         0 when it finished, 2 for a problem the user can mend, 75 when SIGTERM preempted it and
-        the same command will go on. Anything else is a defect and raises.
+        the same command will resume. Any other exception is a defect and propagates.
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING, force=True)
     logger.setLevel(logging.INFO)
-    # Orbax warns of every checkpoint that has no metrics, which is as it should be.
+    # Orbax warns about every checkpoint without metrics, which is intended.
     logging.getLogger("absl").setLevel(logging.ERROR)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
@@ -77,8 +77,8 @@ def run(argv: Sequence[str]) -> int:
         print(f"error{_this_host()}: {_message(error)}", file=sys.stderr)
         return EXIT_USER_ERROR
     except Preempted as error:
-        told = f"preempted{_this_host()}: {_message(error)}; run the same command to go on"
-        print(told, file=sys.stderr)
+        message = f"preempted{_this_host()}: {_message(error)}; rerun the command to resume"
+        print(message, file=sys.stderr)
         return EXIT_PREEMPTED
     except KeyboardInterrupt as error:
         kept = str(error) or "finished work is kept"
@@ -87,14 +87,14 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _this_host() -> str:
-    """Whose error it is, where several hosts write to one terminal."""
+    """Names this host in messages, since several hosts may write to one terminal."""
     hosts = sys.modules.get("taser_jax.hosts")
     host = hosts.joined_as() if hosts else None
     return "" if host is None else f" on host {host}"
 
 
 def _message(error: Exception) -> str:
-    """What the error says, without the configurables that Gin adds as if they were a traceback."""
+    """The error's message, without the list of configurables that Gin appends."""
     return str(error).split("\n  In call to configurable ")[0]
 
 
@@ -115,8 +115,8 @@ def _execute(module: ModuleType, function: Callable[..., None], arguments: Argum
             recipe_of=COMMANDS[arguments.command].recipe_of,
         )
     except ConfigError as error:
-        # The other hosts would wait for this one to tell how it was started. They are told that it
-        # differs; here the error itself says more.
+        # The other hosts wait for this one's command line. They learn that it differs; here the
+        # error itself says more.
         if arguments.multihost:
             with contextlib.suppress(ConfigError):
                 _require_same_start(arguments, f"error: {error}")
@@ -135,7 +135,7 @@ def _execute(module: ModuleType, function: Callable[..., None], arguments: Argum
 
 
 def _require_same_start(arguments: Arguments, configuration_text: str) -> None:
-    """Checks that all hosts were started with the same."""
+    """Checks that all hosts run the same command with the same configuration and versions."""
     from taser_jax import hosts
 
     jax_version = importlib.metadata.version("jax")

@@ -1,4 +1,4 @@
-"""The commands there are, and command lines read into a command, its flags and its bindings."""
+"""All commands, and the parser of command lines: a command, its flags and its bindings."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Command:
         module: module in `taser_jax`; it lists what Gin may configure in CONFIGURABLES.
         function: its function.
         summary: one line for the list of commands.
-        gin_file: the Gin file read when none is given.
-        recipe: for a command that works on another's configuration, the Gin file read when none
-            is given; `gin_file` is then always read before it.
+        gin_file: the Gin file read by default.
+        recipe: for a command that works on another's configuration, the Gin file read by default;
+            `gin_file` is then always read before it.
         recipe_of: that other command's function.
-        flags: flags of its own, each for a binding.
+        flags: its own flags, each for a binding.
     """
 
     module: str
@@ -45,7 +45,11 @@ class Command:
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def gin_files(self, given: Sequence[str] = ()) -> tuple[str, ...]:
-        """Files to read, in order, where those given stand on the command line."""
+        """Files to read, in order.
+
+        Args:
+            given: those of the command line.
+        """
         if self.recipe is None:
             return tuple(given) or (self.gin_file,)
         return (self.gin_file, *(given or (self.recipe,)))
@@ -159,10 +163,10 @@ class Arguments:
     Attributes:
         command: a key of COMMANDS.
         flags: its Gin files and bindings.
-        dry_run: whether to check and show alone.
+        dry_run: whether to check and show, and compute nothing.
         multihost: whether to join other hosts first.
         coordinator_timeout: seconds to wait for them.
-        help: whether its help was asked for.
+        help: whether to print its help.
     """
 
     command: str
@@ -174,7 +178,7 @@ class Arguments:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its errors are ours, with a fix, and it lets no flag be shortened."""
+    """Raises `ConfigError` with a fix, and accepts no abbreviated flags."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         layout = functools.partial(argparse.HelpFormatter, max_help_position=30, width=100)
@@ -339,7 +343,7 @@ def usage() -> str:
 
 
 def overview(group: str = "") -> str:
-    """The flags, and the commands of a group, or all."""
+    """The flags, and the commands of a group, or all commands."""
     shown = {name: one for name, one in COMMANDS.items() if name.startswith(f"{group} ".lstrip())}
     width = max(map(len, shown))
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in shown.items()]

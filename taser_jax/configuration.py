@@ -29,7 +29,7 @@ _WEIGHTS = "Pretrained"
 
 @dataclasses.dataclass(frozen=True)
 class GinFlags:
-    """What the command line says about configuration.
+    """The Gin flags of a command line.
 
     Attributes:
         files: Gin files, later ones win.
@@ -105,7 +105,7 @@ def _convert(value: Any, hint: Any, *, where: str) -> Any:
     return value
 
 
-def _is_union(hint: Any) -> bool:
+def _is_union(hint: object) -> bool:
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 from flax.core import meta
 from jax.sharding import PartitionSpec
+from jaxtyping import PyTree
 
 from taser_jax.optim.parameter_rules import parameter_path
 from taser_jax.partitioning import Partitioner, mesh_axes_of
@@ -46,7 +46,7 @@ class CopiedAxis:
         )
 
 
-def copied_axes(partitioner: Partitioner, logical_axes: Any, shapes: Any) -> list[CopiedAxis]:
+def copied_axes(partitioner: Partitioner, logical_axes: PyTree, shapes: PyTree) -> list[CopiedAxis]:
     """The axes that `Partitioner.param_shardings` copies because their length does not divide.
 
     Example:

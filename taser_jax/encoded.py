@@ -1,4 +1,4 @@
-"""What a dual encoder returns, how it is normalised, and which task it is told of.
+"""The output of a dual encoder, its normalisation and its static task.
 
 Shared by models and training.
 """

@@ -33,7 +33,7 @@ def gin_directory() -> pathlib.Path:
 
 @dataclasses.dataclass(frozen=True)
 class _Binding:
-    """A binding's value, and where it stands.
+    """A binding's value and location.
 
     Attributes:
         value: as Gin text.

@@ -156,16 +156,16 @@ def require_same(facts: Mapping[str, str]) -> None:
     differ = (everyone != everyone[0]).any(axis=2)
     if not differ.any():
         return
-    told = []
+    differences = []
     for number, name in enumerate(facts):
         hosts = np.flatnonzero(differ[:, number])
         if len(hosts):
             found = bytes(everyone[hosts[0], number].tolist()).decode()
             first = bytes(everyone[0, number].tolist()).decode()
             names = ", ".join(map(str, hosts))
-            told.append(f"{name} differs on host {names} ({found}) from host 0 ({first})")
+            differences.append(f"{name} differs on host {names} ({found}) from host 0 ({first})")
     raise ConfigError(
-        "; ".join(told),
+        "; ".join(differences),
         where=f"hosts 0 to {jax.process_count() - 1}",
         expected="the same command, files and package version on every host",
         fix="copy the same checkout, Gin files and data to all hosts, then start them again",

@@ -17,6 +17,8 @@ import numpy as np
 from flax.core import meta
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
+from jaxtyping import PyTree
 
 from taser_jax.batch import HostShare
 from taser_jax.errors import ConfigError
@@ -124,7 +126,7 @@ def make_mesh(
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
-def device_grid(config: MeshConfig, devices: Sequence[Any]) -> np.ndarray:
+def device_grid(config: MeshConfig, devices: Sequence[jax.Device]) -> np.ndarray:
     """The devices of a mesh, [replica, data, fsdp, model]; see `make_mesh`."""
     shape = config.shape(len(devices))
     # GPUs and CPUs may report their hosts as slices, but have one network.
@@ -153,7 +155,9 @@ def device_grid(config: MeshConfig, devices: Sequence[Any]) -> np.ndarray:
     )
 
 
-def _grid(make: Callable[..., np.ndarray], shape: Sequence[int], devices: Sequence[Any]) -> Any:
+def _grid(
+    make: Callable[..., np.ndarray], shape: Sequence[int], devices: Sequence[jax.Device]
+) -> Any:
     try:
         return make(shape, devices)
     except NotImplementedError:
@@ -319,7 +323,7 @@ class Partitioner:
         ]
         return HostShare(tuple(parts), self.batch_devices)
 
-    def param_shardings(self, logical_axes: Any, shapes: Any) -> Any:
+    def param_shardings(self, logical_axes: PyTree, shapes: PyTree) -> Any:
         """Sharding of each parameter.
 
         Args:
@@ -337,7 +341,7 @@ class Partitioner:
         )
         by_path = {parameter_path(path): spec for path, spec in specs}
 
-        def sharding(path: tuple[Any, ...], array: Any) -> NamedSharding:
+        def sharding(path: KeyPath, array: Any) -> NamedSharding:
             name = parameter_path(path)
             if name not in by_path:
                 raise ConfigError("no logical axes", where=f"parameter {name}")
@@ -369,7 +373,7 @@ class Partitioner:
         share = self.host_share
         place = {part: number for number, part in enumerate(share.parts)}
 
-        def put(path: tuple[Any, ...], array: np.ndarray) -> jax.Array:
+        def put(path: KeyPath, array: np.ndarray) -> jax.Array:
             what = f"rows of {parameter_path(path)} on this host"
             _check_divisible(what, len(array), len(share.parts))
             size = len(array) // len(share.parts)

@@ -143,11 +143,11 @@ class Retriever:
             directory: of a model, or one with a `retriever.json` (`taser quickstart` leaves one),
                 which names model, index and collection.
             index_dir: an index of the collection that this model encoded.
-            data_dir: where collections lie.
+            data_dir: folder of collections.
             collection: the collection.
             task: whose prompt, length and query encoder, where tasks differ.
             query_length: tokens to which queries are cut; None takes the training's.
-            step: which checkpoint; None means the best one.
+            step: step of the checkpoint; None means the best one.
 
         Raises:
             ConfigError: no model there, only some of index, data and collection given, or tasks
@@ -306,7 +306,7 @@ class Retriever:
         """The best passages of each question, best first; of equal scores those on disk first.
 
         Args:
-            questions: as typed.
+            questions: questions as typed.
             k: passages per question; fewer where there are fewer.
 
         Raises:

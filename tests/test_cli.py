@@ -77,7 +77,7 @@ def test_preemption_returns_75(toy, capsys):
     toy(stop)
     assert cli.run(["toy"]) == 75
     assert capsys.readouterr().err == (
-        "preempted: saved after step 3 of 9; run the same command to go on\n"
+        "preempted: saved after step 3 of 9; rerun the command to resume\n"
     )
 
 

@@ -1,9 +1,9 @@
 """How many task-specific parameters stay with their task from one checkpoint to a later one.
 
 Sensitivities are smoothed as T-SAGE does it, I ← β·I + (1 − β)·I′ with I′ the median-normalised
-|g·θ| of one batch, for several β side by side. At a checkpoint every parameter gets a mark: the
-task of its highest I, and whether it is task-specific. Marks of two checkpoints are compared where
-they live; only counts leave the devices.
+|g·θ| of one batch, for several β side by side. At a checkpoint every parameter is marked with the
+task of its highest I, and whether it is task-specific. Marks of two checkpoints are compared on the
+devices; only counts leave them.
 
 Source: "Unleash model capacity for universal dense retrieval by task specialty optimization",
 Algorithm 1, section 7.4 and Table 4.
@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int16
+from jaxtyping import Array, Bool, Float, Int16, PyTree
 
 from taser_jax.analysis.sensitivity import (
     TaskLoss,
@@ -47,7 +47,7 @@ from taser_jax.optim.tsage_options import BiasCorrection
 
 
 class JudgedAt(enum.Enum):
-    """Which of two checkpoints says that a parameter is task-specific; the paper does not tell.
+    """The checkpoint at which a parameter must be task-specific; the paper does not say which.
 
     EARLIER: of those that were, which share is still with its task? LATER: of those that are now,
     which share was with that task before? BOTH: of those that were and are.
@@ -62,9 +62,9 @@ class Averages(NamedTuple):
     """Moving averages of normalised sensitivities.
 
     Attributes:
-        steps: batches that have entered them.
-        values: task -> tree of the averages at each β, [betas, *shape] a parameter; in the order
-            of the task axis, which `jax.tree.map` over all of it would lose.
+        steps: number of batches in them.
+        values: task -> tree of the averages at each β, [betas, *shape] per parameter; in the
+            order of the task axis, which `jax.tree.map` over the whole dict would lose.
     """
 
     steps: int
@@ -72,10 +72,10 @@ class Averages(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """What a leaf's parameters are to the tasks at one checkpoint.
+    """The tasks of a leaf's parameters at one checkpoint.
 
     Attributes:
-        owner: the most sensitive task; the number of tasks where several are.
+        owner: the most sensitive task; the number of tasks if several tie.
         specific: whether the parameter is task-specific.
     """
 
@@ -88,20 +88,20 @@ class Commitment:
     """Counts of parameters between two checkpoints.
 
     Attributes:
-        specific: those task-specific at the earlier, at the later and at both checkpoints.
-        committed: those of each that have the same most sensitive task at both.
+        specific: number of parameters task-specific at the earlier, the later, or both.
+        committed: how many of each have the same most sensitive task at both.
     """
 
     specific: dict[JudgedAt, int]
     committed: dict[JudgedAt, int]
 
     def rate(self, judged_at: JudgedAt) -> float:
-        """The task commitment rate; NaN where no parameter is task-specific."""
+        """The task commitment rate; NaN if no parameter is task-specific."""
         count = self.specific[judged_at]
         return self.committed[judged_at] / count if count else float("nan")
 
 
-def no_averages(params: Any, tasks: Sequence[str], *, betas: int) -> Averages:
+def no_averages(params: PyTree, tasks: Sequence[str], *, betas: int) -> Averages:
     """Zeros, sharded as the parameters are, with an axis for β in front."""
 
     def zeros(param: jax.Array) -> jax.Array:
@@ -116,7 +116,7 @@ def no_averages(params: Any, tasks: Sequence[str], *, betas: int) -> Averages:
 def make_advance(
     losses: Mapping[str, TaskLoss], *, betas: Sequence[float], over: MedianOver = MedianOver.ALL
 ) -> Callable[..., Averages]:
-    """The function that lets batches enter the averages, compiled once for all checkpoints.
+    """Makes the function that adds batches to the averages, compiled once for all checkpoints.
 
     Args:
         losses: of each task, in the order of the task axis.
@@ -125,12 +125,12 @@ def make_advance(
 
     Returns:
         `advance(averages, params, batches, *, where) -> averages`; the old ones are donated. It
-        raises `DataError` where a gradient is not finite or a batch's median is 0.
+        raises `DataError` if a gradient is not finite or a batch's median is 0.
     """
     kept = np.asarray(betas, np.float32)
 
     def move(
-        loss: TaskLoss, average: Any, params: Any, batch: Any, *, shardings: Any
+        loss: TaskLoss, average: PyTree, params: PyTree, batch: Any, *, shardings: PyTree
     ) -> tuple[Any, Any, Any]:
         new = sensitivity(loss, params, batch)
         median = task_median(new, over)
@@ -148,7 +148,7 @@ def make_advance(
     }
 
     def advance(
-        averages: Averages, params: Any, batches: Iterable[Mapping[str, Any]], *, where: str
+        averages: Averages, params: PyTree, batches: Iterable[Mapping[str, Any]], *, where: str
     ) -> Averages:
         steps, values = averages.steps, dict(averages.values)
         shardings = shardings_of(next(iter(values.values())))
@@ -194,7 +194,7 @@ def marks_of(
 def correction_factors(
     betas: Sequence[float], steps: int, bias_correction: BiasCorrection
 ) -> Float[np.ndarray, " betas"]:
-    """What averages of `steps` batches are multiplied by: 1/(1 − β^steps), or 1."""
+    """Factors for averages of `steps` batches: 1/(1 − β^steps), or 1."""
     if bias_correction is BiasCorrection.NONE:
         return np.ones(len(betas), np.float32)
     return np.asarray([1 / (1 - beta**steps) for beta in betas], np.float32)
@@ -202,7 +202,7 @@ def correction_factors(
 
 @functools.partial(jax.jit, static_argnames=("temperature", "bounds", "sharding"))
 def _mark_leaf(
-    by_task: tuple[Any, ...],
+    by_task: tuple[jax.Array, ...],
     factors: Float[Array, " betas"],
     *,
     temperature: float,
@@ -240,7 +240,7 @@ def mark(
 
 def compare(earlier: Sequence[Marks], later: Sequence[Marks]) -> list[Commitment]:
     """Counts over all leaves, one `Commitment` for each β."""
-    total: Any = 0
+    total: PyTree = 0
     for then, now in zip(earlier, later, strict=True):
         total = total + np.asarray(_compare(then, now), np.int64)
     return [

@@ -13,24 +13,25 @@ from taser_jax.optim.tsage_options import BiasCorrection
 
 @dataclasses.dataclass(frozen=True)
 class AnalysisConfig:
-    """What is measured, and where lines are drawn.
+    """What is measured, and its thresholds.
 
     Attributes:
-        num_batches: of each task, at each checkpoint.
-        first_batch: where in the stream of training batches they start.
-        temperature: τ of the softmax that entropies are of.
-        temperatures: further ones, to show the effect of τ.
-        bounds: what counts as task-specific and as activated.
-        median_over: which entries medians are of.
-        betas: of the moving averages that commitment is measured with; empty measures none.
+        num_batches: batches of each task at each checkpoint.
+        first_batch: index of the first one in the stream of training batches.
+        temperature: τ of the softmax whose entropy is measured.
+        temperatures: further values of τ, to show its effect.
+        bounds: thresholds for task-specific and activated parameters.
+        median_over: entries over which medians are taken.
+        betas: β of the moving averages for commitment; empty measures none.
         bias_correction: ADAM divides an average of k batches by 1 − β^k; NONE is Algorithm 1, whose
             averages are small for the first 1/(1 − β) batches.
-        period: steps between the two checkpoints that are compared; None takes each with the one
-            before it.
-        judged_at: which checkpoint's task-specific parameters the shown rates are of.
-        sampled_parameters: how many parameters noise lines and the agreement of batches are taken
-            from; 0 omits both.
-        largest_shown: the linear axis of sensitivities ends here, in medians.
+        period: steps between the two checkpoints that are compared; None compares each with the
+            previous one.
+        judged_at: the checkpoint at which a parameter must be task-specific to count in the
+            rates shown.
+        sampled_parameters: size of the sample from which noise lines and the agreement of batches
+            are computed; 0 omits both.
+        largest_shown: end of the linear axis of sensitivities, in medians.
     """
 
     num_batches: int = 16

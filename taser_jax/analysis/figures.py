@@ -9,6 +9,8 @@ from typing import Any
 
 import matplotlib.style
 import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from taser_jax.analysis.findings import Findings, Specialties
@@ -17,7 +19,7 @@ from taser_jax.analysis.places import by_layer, by_module
 from taser_jax.analysis.specialty import SPECIFIC_BINS, LeafCounts, Specialty, entropy_edges
 from taser_jax.analysis.tables import JUDGED_TEXT, mean_entropy, sensitivity_curves
 
-# Ten colours that colour-blind readers tell apart, and line styles for more lines than that.
+# Ten colours that colour-blind readers can distinguish, and line styles for more than ten lines.
 _COLOURS = matplotlib.style.library["tableau-colorblind10"]["axes.prop_cycle"].by_key()["color"]
 _LINES = ("-", "--", ":", "-.")
 _PANEL_WIDTH, _PANEL_HEIGHT = 3.4, 2.5
@@ -39,7 +41,7 @@ def figures(findings: Findings) -> dict[str, Figure]:
 
 
 def sensitivity_figure(findings: Findings) -> Figure:
-    """Figure 2: kernel density of each task's sensitivities, a panel a task, a line a model."""
+    """Figure 2: kernel density of sensitivities, one panel per task, one line per model."""
     figure, axes = _panels(len(findings.tasks))
     rows = list(sensitivity_curves(findings))
     for axis, task in zip(axes, findings.tasks, strict=True):
@@ -57,7 +59,7 @@ def sensitivity_figure(findings: Findings) -> Figure:
 
 
 def sensitivity_log_figure(findings: Findings) -> Figure:
-    """The same on a logarithmic axis, where nothing but zeros is dropped."""
+    """The same on a logarithmic axis, which drops only zeros."""
     figure, axes = _panels(len(findings.tasks))
     edges = bin_edges()[1:-1]
     octaves = np.diff(np.log2(edges))
@@ -160,7 +162,7 @@ def specialty_figure(findings: Findings) -> Figure:
     return figure
 
 
-def _stacked_bars(axis: Any, groups: dict[str, dict[str, LeafCounts]]) -> None:
+def _stacked_bars(axis: Axes, groups: dict[str, dict[str, LeafCounts]]) -> None:
     names = list(dict.fromkeys(name for members in groups.values() for name in members))
     lines = [
         (name, model, members[name])
@@ -213,8 +215,8 @@ def commitment_figure(findings: Findings) -> Figure:
     return figure
 
 
-def _panels(number: int) -> tuple[Figure, list[Any]]:
-    """At most four panels a row."""
+def _panels(number: int) -> tuple[Figure, list[Axes]]:
+    """At most four panels per row."""
     columns = min(number, 4)
     rows = -(-number // columns)
     width, height = max(_PANEL_WIDTH * columns, 5.5), _PANEL_HEIGHT * rows + 0.7
@@ -227,7 +229,7 @@ def _panels(number: int) -> tuple[Figure, list[Any]]:
     return figure, list(axes[:number])
 
 
-def _plain(axis: Any) -> None:
+def _plain(axis: Axes) -> None:
     axis.grid(axis="y", color="#dddddd", linewidth=0.7)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
@@ -239,13 +241,13 @@ def _name_axes(figure: Figure, *, x: str, y: str) -> None:
     figure.supylabel(y, fontsize=9)
 
 
-def _legend(figure: Figure, axes: Sequence[Any], note: str = "") -> None:
-    by_label: dict[str, Any] = {}
+def _legend(figure: Figure, axes: Sequence[Axes], note: str = "") -> None:
+    by_label: dict[str, Artist] = {}
     for axis in axes:
         handles, labels = axis.get_legend_handles_labels()
         by_label |= dict(zip(labels, handles, strict=True))
     longest = max(map(len, by_label))
-    # About 0.08 inch a character and 0.7 for the line and the space between entries.
+    # About 0.08 inch per character and 0.7 for the line and the space between entries.
     columns = max(1, min(len(by_label), int(figure.get_figwidth() / (0.7 + 0.08 * longest))))
     figure.legend(
         by_label.values(),

@@ -1,4 +1,4 @@
-"""What an analysis found: counts by model, step and parameter, and rates between steps."""
+"""Results of an analysis: counts by model, step and parameter, and rates between steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Specialties:
         model: its name.
         step: of the checkpoint.
         leaves: path of a parameter -> its counts.
-        agreements: of means over more and more batches; empty without a sample.
+        agreements: of means over growing numbers of batches; empty without a sample.
     """
 
     model: str
@@ -44,7 +44,7 @@ class CommitmentRow:
         step: of the later checkpoint.
         beta: of the moving average, or `OWN`: the one that T-SAGE used and the training saved.
         commitment: the counts.
-        noise: what it would be if no parameter preferred a task; None if not known.
+        noise: its value if no parameter preferred a task; None if unknown.
     """
 
     model: str
@@ -56,23 +56,23 @@ class CommitmentRow:
 
     @property
     def label(self) -> str:
-        """Which moving average, for a reader."""
+        """The moving average, as tables and figures name it."""
         return "T-SAGE's own" if self.beta == OWN else f"β = {self.beta}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """All that the tables and figures show.
+    """Everything that the tables and figures show.
 
     Attributes:
         tasks: names, in the order of the counts' task axis.
-        bounds: what counts as task-specific and as activated.
-        temperatures: τ of the counts; the first is the one that is used where one is shown.
+        bounds: thresholds for task-specific and activated parameters.
+        temperatures: τ of the counts; the first is used where only one is shown.
         specialties: by model, and within it by step.
         batch_sizes: task -> queries per batch.
-        commitments: likewise; empty where no two checkpoints were compared.
+        commitments: likewise; empty if no two checkpoints were compared.
         judged_at: which rates are shown; the CSV has all.
-        largest_shown: where the linear axis of sensitivities ends, in medians.
+        largest_shown: end of the linear axis of sensitivities, in medians.
     """
 
     tasks: Sequence[str]
@@ -86,7 +86,7 @@ class Findings:
 
     @property
     def last(self) -> list[Specialties]:
-        """Of each model its last step."""
+        """Each model's last step."""
         return list({found.model: found for found in self.specialties}.values())
 
     @property

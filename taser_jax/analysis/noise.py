@@ -1,15 +1,14 @@
-"""What noise alone gives, from a sample of the parameters with the sensitivities of every batch.
+"""The rates of noise alone, from a sample of parameters with the sensitivities of every batch.
 
 A moving average keeps a parameter with its task whether or not it prefers one: averages of two
 checkpoints share batches. `noise_commitments` is the commitment rate of parameters without any
-preference, and `agreements` says how far two independent batches agree on a parameter's task.
+preference, and `agreements` measures how often two independent batches agree on a parameter's task.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,7 @@ class Agreement:
 
     Attributes:
         batches: in each of the two means.
-        activated: the rate among parameters activated in both; NaN where there are none.
+        activated: the rate among parameters activated in both; NaN if there are none.
         specific: the rate among those task-specific in the first.
         chance: the rate of `activated` if the two were independent, Σ_t p_t·q_t with p and q the
             shares of the tasks in the first and in the second.
@@ -56,11 +55,11 @@ def noise_commitments(
     bounds: Bounds,
     bias_correction: BiasCorrection,
 ) -> list[Commitment]:
-    """Commitment of the sampled parameters had they no preference, one `Commitment` for each β.
+    """Commitment of the sampled parameters if none preferred a task, one `Commitment` per β.
 
     At every step each parameter takes its normalised sensitivities of one measured batch, drawn at
-    random, with the tasks shifted by a random number of places: each task is as likely as any other
-    to have any of them. They enter the same moving average, and the same bounds say what is
+    random, with the tasks rotated at random, so that every task is equally likely to have each
+    value. They enter the same moving average, and the same bounds say what is
     task-specific.
 
     Example:
@@ -93,13 +92,13 @@ def _add_noise(
     pool: Float[Array, "batches tasks parameters"],
     average: Float[Array, "tasks betas parameters"],
     betas: Float[Array, " betas"],
-    start: Any,
-    stop: Any,
+    start: int,
+    stop: int,
 ) -> Float[Array, "tasks betas parameters"]:
     num_batches, num_tasks, number = pool.shape
     kept = betas[:, None]
 
-    def add(step: Any, average: jax.Array) -> jax.Array:
+    def add(step: jax.Array, average: jax.Array) -> jax.Array:
         batch_key, shift_key = jax.random.split(jax.random.fold_in(jax.random.key(0), step))
         batch = jax.random.randint(batch_key, (number,), 0, num_batches)
         shift = jax.random.randint(shift_key, (number,), 0, num_tasks)

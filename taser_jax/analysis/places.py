@@ -1,4 +1,4 @@
-"""Where a parameter stands in a model, read from its path."""
+"""The place of a parameter in a model, read from its path."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def by_module(leaves: Mapping[str, LeafCounts]) -> dict[str, LeafCounts]:
 
 
 def by_layer(leaves: Mapping[str, LeafCounts]) -> dict[str, LeafCounts]:
-    """Counts by stack and layer; what is in no layer stands under "outside layers"."""
+    """Counts by stack and layer; parameters of no layer count under "outside layers"."""
 
     def key(place: Place) -> tuple[str, int]:
         return ("", -1) if place.layer is None else (place.stack, place.layer)

@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.tree_util import KeyPath
+from jaxtyping import PyTree
 
 from taser_jax.optim.parameter_rules import parameter_path
 
 _FIELD = "average"
 
 
-def has_saved_average(checkpoint: epath.Path, abstract_params: Any) -> bool:
+def has_saved_average(checkpoint: epath.Path, abstract_params: PyTree) -> bool:
     """Whether a checkpoint's optimiser state holds T-SAGE's average of these parameters."""
     with ocp.PyTreeCheckpointer() as reader:
         tree = reader.metadata(checkpoint / "state").item_metadata.tree
@@ -23,7 +25,7 @@ def has_saved_average(checkpoint: epath.Path, abstract_params: Any) -> bool:
 
 
 def restore_saved_average(
-    checkpoint: epath.Path, abstract_params: Any
+    checkpoint: epath.Path, abstract_params: PyTree
 ) -> dict[str, dict[str, Any]]:
     """The average I that T-SAGE took its weights from, as it was saved.
 
@@ -40,7 +42,7 @@ def restore_saved_average(
         tree = reader.metadata(place).item_metadata.tree
         keys = _path_to_average(tree, params) or ()
 
-        def wanted(path: tuple[Any, ...], leaf: Any) -> Any:
+        def wanted(path: KeyPath, leaf: Any) -> Any:
             """The average's shape and sharding; of anything else, that it is not read."""
             if tuple(map(_name, path[: len(keys)])) != keys:
                 return ocp.PLACEHOLDER
@@ -64,11 +66,11 @@ def _name(key: Any) -> Any:
     return key.idx if isinstance(key, jax.tree_util.SequenceKey) else key.key
 
 
-def _by_path(tree: Any) -> dict[str, Any]:
+def _by_path(tree: PyTree) -> dict[str, Any]:
     return {parameter_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _path_to_average(tree: Any, params: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def _path_to_average(tree: PyTree, params: Mapping[str, Any]) -> tuple[Any, ...] | None:
     """Keys down to the first "average" whose branches, one a task, are shaped as parameters."""
     branches: Iterable[tuple[Any, Any]] = ()
     if isinstance(tree, Mapping):

@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Float, Integer, PyTree
 
+from taser_jax.batch import Batch
 from taser_jax.errors import DataError
 from taser_jax.optim.median import MedianOver, lower_median
 from taser_jax.optim.parameter_rules import parameter_paths
 
-TaskLoss = Callable[[Any, Any], Any]
+TaskLoss = Callable[[PyTree, Batch], jax.Array]
 """(parameters, a task's batch) -> scalar loss."""
 
 
@@ -53,11 +54,11 @@ class Sensitivities(NamedTuple):
         sample: of some parameters, batch by batch, if asked for.
     """
 
-    totals: dict[str, Any]
+    totals: dict[str, PyTree]
     medians: Float[Array, " task"]
     sample: Sample | None
 
-    def leaves(self) -> dict[str, tuple[Any, ...]]:
+    def leaves(self) -> dict[str, tuple[jax.Array, ...]]:
         """Path of a parameter -> each task's total of it."""
         trees = list(self.totals.values())
         by_task = zip(*(jax.tree.leaves(tree) for tree in trees), strict=True)
@@ -67,7 +68,7 @@ class Sensitivities(NamedTuple):
 def make_measure(
     losses: Mapping[str, TaskLoss], *, over: MedianOver = MedianOver.ALL, sampled: int = 0
 ) -> Callable[..., Sensitivities]:
-    """The function that measures sensitivities, compiled once for all checkpoints of a model.
+    """Makes the function that measures sensitivities, compiled once for all checkpoints.
 
     Example:
         θ = (1, −2) and gradients (3, 1), then (−1, 2): |gθ| of (3, 2) and (1, 4), total (4, 6),
@@ -86,7 +87,13 @@ def make_measure(
     """
 
     def add(
-        loss: TaskLoss, total: Any, finite: Any, params: Any, batch: Any, *, shardings: Any
+        loss: TaskLoss,
+        total: PyTree,
+        finite: Any,
+        params: PyTree,
+        batch: Batch,
+        *,
+        shardings: PyTree,
     ) -> tuple[Any, Any, Any]:
         new = sensitivity(loss, params, batch)
         total = constrain(jax.tree.map(jnp.add, total, new), shardings)
@@ -103,12 +110,12 @@ def make_measure(
     }
 
     def measure(
-        params: Any, batches: Iterable[Mapping[str, Any]], *, where: str = "sensitivities"
+        params: PyTree, batches: Iterable[Mapping[str, Batch]], *, where: str = "sensitivities"
     ) -> Sensitivities:
         shardings = shardings_of(params)
         totals = {task: zeros_like(params) for task in losses}
         finite = {task: jnp.asarray(True) for task in losses}
-        kept: list[list[Any]] = []
+        kept: list[list[jax.Array]] = []
         for batch in batches:
             kept.append([])
             for task, add in adders.items():
@@ -130,7 +137,7 @@ def make_measure(
     return measure
 
 
-def sampled_places(params: Any, number: int) -> list[Integer[np.ndarray, " places"]]:
+def sampled_places(params: PyTree, number: int) -> list[Integer[np.ndarray, " places"]]:
     """Flat places in each leaf of about evenly spaced parameters, always the same ones.
 
     Args:
@@ -148,7 +155,9 @@ def sampled_places(params: Any, number: int) -> list[Integer[np.ndarray, " place
     ]
 
 
-def pick(tree: Any, places: Sequence[Integer[np.ndarray, " places"]]) -> Float[Array, " sampled"]:
+def pick(
+    tree: PyTree, places: Sequence[Integer[np.ndarray, " places"]]
+) -> Float[Array, " sampled"]:
     """The entries at `sampled_places`, leaf after leaf."""
     leaves = map(jnp.atleast_1d, jax.tree.leaves(tree))
     return jnp.concatenate(
@@ -156,25 +165,25 @@ def pick(tree: Any, places: Sequence[Integer[np.ndarray, " places"]]) -> Float[A
     )
 
 
-def zeros_like(params: Any) -> Any:
+def zeros_like(params: PyTree) -> PyTree:
     """Float32 zeros shaped and sharded as the parameters."""
     return jax.tree.map(
         lambda leaf: jnp.zeros_like(leaf, jnp.float32, device=leaf.sharding), params
     )
 
 
-def shardings_of(tree: Any) -> tuple[Any, ...]:
+def shardings_of(tree: PyTree) -> tuple[jax.sharding.Sharding, ...]:
     """The sharding of each leaf, in tree order; hashable."""
     return tuple(leaf.sharding for leaf in jax.tree.leaves(tree))
 
 
-def constrain(tree: Any, shardings: Sequence[Any]) -> Any:
+def constrain(tree: PyTree, shardings: Sequence[jax.sharding.Sharding]) -> PyTree:
     """The tree, kept on the devices as said: the compiler might keep sums whole on each of them."""
     leaves, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(structure, jax.lax.with_sharding_constraint(leaves, list(shardings)))
 
 
-def sensitivity(loss: TaskLoss, params: Any, batch: Any) -> Any:
+def sensitivity(loss: TaskLoss, params: PyTree, batch: Batch) -> PyTree:
     """|g·θ| of every parameter: the first-order change of the loss were it set to 0 (Equation 5).
 
     Args:
@@ -193,7 +202,7 @@ def sensitivity(loss: TaskLoss, params: Any, batch: Any) -> Any:
     return jax.tree.map(of_leaf, gradients, params)
 
 
-def is_finite(tree: Any) -> Any:
+def is_finite(tree: PyTree) -> PyTree:
     """Whether all entries of all leaves are."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
@@ -204,12 +213,12 @@ def normalize(values: Float[Array, "*shape"], median: Float[Array, ""]) -> Float
 
 
 @functools.partial(jax.jit, static_argnames="over")
-def task_median(values: Any, over: MedianOver) -> Float[Array, ""]:
+def task_median(values: PyTree, over: MedianOver) -> Float[Array, ""]:
     """The exact lower median over all leaves of one task's tree."""
     return lower_median([leaf[None] for leaf in jax.tree.leaves(values)], over=over).value[0]
 
 
-def check_finite(finite: Mapping[str, Any], *, where: str) -> None:
+def check_finite(finite: Mapping[str, jax.Array], *, where: str) -> None:
     """Raises `DataError` that names the tasks with gradients that are not finite."""
     bad = [task for task, is_good in finite.items() if not bool(is_good)]
     if bad:
@@ -222,7 +231,7 @@ def check_finite(finite: Mapping[str, Any], *, where: str) -> None:
 
 
 def check_medians(
-    medians: Sequence[Any], *, tasks: Sequence[str], over: MedianOver, where: str
+    medians: Sequence[jax.Array], *, tasks: Sequence[str], over: MedianOver, where: str
 ) -> None:
     """Raises `DataError` that names the tasks whose median is 0: nothing can be divided by it."""
     zero = [task for task, median in zip(tasks, medians, strict=True) if not float(median) > 0]

@@ -31,7 +31,7 @@ SPECIFIC_BINS, SHARED_BINS = 3, 12
 
 
 class Specialty(enum.Enum):
-    """What a parameter is to the tasks; in the order of the counts.
+    """Kinds of parameters, in the order of the counts.
 
     NOT_ACTIVATED: no task's sensitivity reaches the bound. SPECIFIC: activated, and the task
     entropy is low. SHARED: the rest.

@@ -13,6 +13,7 @@ from taser_jax.analysis.findings import OWN, CommitmentRow, Findings, Specialtie
 from taser_jax.analysis.float_bins import bin_edges, kernel_density, quantile, share_below
 from taser_jax.analysis.places import by_layer, by_module
 from taser_jax.analysis.specialty import LeafCounts, Specialty, entropy_edges
+from taser_jax.markdown import markdown_table
 
 _POINTS = 241
 _KERNEL = 1 / 40
@@ -262,7 +263,7 @@ def _specialty_table(findings: Findings) -> str:
         for found in findings.specialties
     ]
     head = ["model", "step", "parameters", *(kind.value for kind in Specialty), "entropy"]
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _by_task_table(findings: Findings) -> str:
@@ -270,7 +271,7 @@ def _by_task_table(findings: Findings) -> str:
         [found.model, found.step, *map(_percent, specific_by_task(found.total))]
         for found in findings.specialties
     ]
-    return _table(["model", "step", *findings.tasks], rows)
+    return markdown_table(["model", "step", *findings.tasks], rows)
 
 
 def _quantile_table(findings: Findings) -> str:
@@ -284,7 +285,7 @@ def _quantile_table(findings: Findings) -> str:
                 + [_percent(1 - share_below(counts, findings.largest_shown))]
             )
     head = ["model", "task", "below", "25%", "75%", "95%", "99%", "dropped"]
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _temperature_table(findings: Findings) -> str:
@@ -300,7 +301,7 @@ def _temperature_table(findings: Findings) -> str:
                 + [f"{mean_entropy(total, place):.3f}", f"{largest:.3f}"]
             )
     head = ["model", "τ", *(kind.value for kind in Specialty), "entropy", "mean largest weight"]
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _group_table(findings: Findings, group: str) -> str:
@@ -313,7 +314,7 @@ def _group_table(findings: Findings, group: str) -> str:
         for model, members in groups.items()
         for name, counts in members.items()
     ]
-    return _table(["model", group, "parameters", *(kind.value for kind in Specialty)], rows)
+    return markdown_table(["model", group, "parameters", *(kind.value for kind in Specialty)], rows)
 
 
 def _agreement_table(findings: Findings) -> str:
@@ -326,7 +327,7 @@ def _agreement_table(findings: Findings) -> str:
         for agreement in found.agreements
     ]
     head = ["model", "step", "batches", "queries per task", "activated", "task-specific", "chance"]
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _commitment_tables(findings: Findings) -> Iterator[str]:
@@ -354,7 +355,7 @@ def commitment_table(rows: Sequence[tuple[str, CommitmentRow]], judged_at: Judge
         ]
         for name, row in rows
     }
-    return _table(
+    return markdown_table(
         ["steps", *(head for name in names for head in (name, "noise"))],
         [
             [f"{earlier} to {later}"]
@@ -366,10 +367,3 @@ def commitment_table(rows: Sequence[tuple[str, CommitmentRow]], judged_at: Judge
 
 def _percent(share: float) -> str:
     return "-" if np.isnan(share) else f"{100 * share:.1f}"
-
-
-def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return "\n".join(
-        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
-    )

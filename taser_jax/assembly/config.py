@@ -63,7 +63,7 @@ class TrainingConfig:
         teacher_embeddings: a directory that `taser encode` wrote with a teacher, of the same
             collection and queries; for objectives that read it.
         schedule_steps: steps that learning rate and T-SAGE's burn-in are laid out for; None means
-            those of the loop. Larger where a later training goes on from this one's state.
+            those of the loop. Larger if a later training continues from this one's state.
         seed: of weights, dropout and routing; batches have `batching.seed`.
     """
 
@@ -88,7 +88,7 @@ class TrainingConfig:
         return self.schedule_steps or self.loop.train_steps
 
 
-# What a training is made of, for Gin.
+# Everything that Gin may configure in a training.
 CONFIGURABLES = (
     BatchingConfig,
     BertConfig,

@@ -1,4 +1,4 @@
-"""What training reads: the token store, its queries with mined negatives, batches on devices."""
+"""Training's inputs: the token store, its queries with mined negatives, batches on devices."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def training_queries(
         store: the token store.
         task_names: tasks wanted; None means all that have the split.
         negatives_dirs: from `taser mine`; a directory without this task and split adds nothing.
-        split: which queries.
+        split: split of the queries.
     """
     names = task_names or [task for task, splits in store.tasks.items() if split in splits]
     tasks = {}
@@ -166,7 +166,7 @@ class DeviceBatches:
 
 
 def open_store(token_store: str | None, *, dry_run: bool) -> TokenStore | None:
-    """Opens the token store; a dry run does without one that is not there yet."""
+    """Opens the token store; a dry run works without one."""
     if dry_run and not (token_store and pathlib.Path(token_store).exists()):
         place = f" at {token_store}" if token_store else ""
         logger.info("no token store%s: tasks are not resolved", place)
@@ -191,12 +191,12 @@ def lengths(store: TokenStore | None, given: Mapping[str, int]) -> tuple[int, in
 
 
 def check_query_towers(config: ModelConfig, tasks: Iterable[str], *, where: str) -> None:
-    """Checks that queries of each task have a tower to go through.
+    """Checks that every task has a query tower.
 
     Args:
         config: the model.
-        tasks: whose queries there are.
-        where: what they are read for, for the message.
+        tasks: the tasks of the queries.
+        where: their use, for the message.
 
     Raises:
         ConfigError: a task without a query tower.
@@ -212,7 +212,7 @@ def check_query_towers(config: ModelConfig, tasks: Iterable[str], *, where: str)
 
 
 def fit_vocabulary(config: ModelConfig, store: TokenStore | None) -> ModelConfig:
-    """Checks the vocabulary's size, or takes it where the configuration leaves it open."""
+    """Checks the vocabulary's size, or takes the store's if the configuration leaves it open."""
     if store is None:
         return config
     size = store.metadata.vocabulary_size

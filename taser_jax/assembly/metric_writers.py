@@ -13,9 +13,9 @@ from taser_jax.training.loop import MetricWriter
 
 
 class JsonlWriter:
-    """One JSON object a line: `{"step": 20, "train/loss": 3.1, ...}`.
+    """One JSON object per line: `{"step": 20, "train/loss": 3.1, ...}`.
 
-    A resumed run removes lines of steps that it will repeat, so each step stands there once. An
+    A resumed run removes the lines of steps that it will repeat, so each step occurs once. An
     object in a bucket cannot grow: there, each flush writes the whole file anew.
 
     Args:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
+from jaxtyping import PyTree
 
 from taser_jax.artifacts import FilePath, Fingerprint, is_remote, read_json, require_equal
 from taser_jax.batch import Role, Tokens
@@ -49,7 +50,7 @@ class LoadedModel:
     """
 
     model: DualEncoder
-    params: Any
+    params: PyTree
     fingerprint: str
     vocabulary_dir: pathlib.Path
     step: int
@@ -62,14 +63,14 @@ class LoadedModel:
 
     @property
     def batch_multiple(self) -> int:
-        """What batches to encode should be multiples of: the devices, and at least 8."""
+        """Batch sizes must be multiples of this: the number of devices, at least 8."""
         devices = self.partitioner.batch_devices
         return devices * -(-8 // devices)
 
     def encode_fn(self, role: Role, *, task: str | None = None) -> EncodeFn:
         """Tokens -> float32 embeddings on the devices, [batch, dim]; any batch size."""
         devices = self.partitioner.batch_devices
-        told = static_task(self.model.query_tasks, task)
+        static = static_task(self.model.query_tasks, task)
 
         def encode(tokens: Tokens) -> jax.Array:
             count = len(tokens.ids)
@@ -85,7 +86,7 @@ class LoadedModel:
                 self.partitioner.put_batch(tokens),
                 model=self.model,
                 role=role,
-                task=told,
+                task=static,
             )
             return embeddings if len(embeddings) == count else embeddings[:count]
 
@@ -95,7 +96,7 @@ class LoadedModel:
 # At module level, so that what is compiled serves every task, split and round of a comparison.
 @functools.partial(jax.jit, static_argnames=("model", "role", "task"))
 def embed(
-    params: Any, tokens: Tokens, *, model: DualEncoder, role: Role, task: str | None
+    params: PyTree, tokens: Tokens, *, model: DualEncoder, role: Role, task: str | None
 ) -> jax.Array:
     """Float32 embeddings [batch, dim] of tokens of one role."""
     encoded: Any = model.apply({"params": params}, tokens, role=role, task=task, method="encode")
@@ -161,7 +162,7 @@ def _model_fingerprint(config: ModelConfig, params: Any) -> str:
 
 
 def _checkpoints(model_dir: FilePath) -> Checkpoints:
-    """A model directory's checkpoints, ranked by what its training was told to select by."""
+    """A model directory's checkpoints, ranked by the measure its training selected by."""
     named = read_facts(model_dir).get("selection")
     selection = Selection(named or CheckpointConfig().selection.value)
     return Checkpoints(model_dir, CheckpointConfig(selection=selection))
@@ -279,7 +280,7 @@ def write_run_record(
         facts: of the run; JSON-able.
         parameter_table: every parameter with shape, axes and sharding.
         config_text: the Gin configuration as it was resolved.
-        vocabulary: directory of the vocabulary, copied; None where it is there already.
+        vocabulary: directory of the vocabulary, copied; None if it is there already.
     """
     directory = epath.Path(model_dir)
     directory.mkdir(parents=True, exist_ok=True)
@@ -299,7 +300,7 @@ def write_run_record(
 
 
 def data_facts(stream: Stream, store: TokenStore, *, train_steps: int) -> dict[str, Any]:
-    """What the data of a run was."""
+    """Facts about a run's data."""
     return {
         "batches_per_epoch": stream.batches_per_epoch,
         "steps_per_epoch": stream.steps_per_epoch,
@@ -338,7 +339,7 @@ class TextSettings:
 
     Attributes:
         queries: of the task asked for.
-        query_length: tokens of its queries; None where nothing tells it.
+        query_length: tokens of its queries; None if unknown.
         titles: whether passages have them.
     """
 
@@ -359,7 +360,7 @@ def read_config_text(model_dir: FilePath) -> str:
 
 
 def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
-    """What run.json says of texts; what it does not say is as for a task without settings.
+    """How texts became tokens, from run.json; defaults for what it does not record.
 
     Args:
         facts: run.json.

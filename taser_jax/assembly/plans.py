@@ -1,4 +1,4 @@
-"""What a training step takes: a batch of one task, or a batch of every task."""
+"""The batches of a training step: of one task, or of every task."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class BatchPlan:
 
     Attributes:
         shapes: task -> shape of its batch in a step. Where each step has a batch of one task,
-            whose turn a schedule decides, one entry stands for them all.
-        tasks: those that every step has a batch of, in the order of the task axis; None where each
-            step has one task.
+            chosen by a schedule, one entry represents all tasks.
+        tasks: the tasks of every step, in the order of the task axis; None if each step has one
+            task.
         stream: the batches; None without a token store.
-        facts: what a reader of run.json wants to know of them.
+        facts: a description of the batches for run.json.
     """
 
     shapes: Mapping[str, BatchShape]
@@ -43,7 +43,7 @@ class BatchPlan:
     facts: Mapping[str, Any]
 
     def abstract_batches(self) -> dict[str, Batch]:
-        """Shapes and dtypes of what a step takes."""
+        """Shapes and dtypes of a step's batches."""
         return {task: shape.abstract() for task, shape in self.shapes.items()}
 
 
@@ -62,18 +62,18 @@ def make_plan(
 
     Args:
         training: how batches are drawn, and encoded in how many chunks.
-        query_length: tokens a query; with a batch of every task and a store, each task's longest
-            query decides.
-        passage_length: tokens a passage.
+        query_length: tokens per query; with a batch of every task and a store, each task's
+            longest query decides.
+        passage_length: tokens per passage.
         partitioner: the devices.
         store: tokens; None in a dry run without data.
         queries: task -> queries to train on, in the order of the task axis.
         query_tasks: the model's tasks with a query tower of their own.
-        task_sizes: task -> number of queries, where there is no store.
+        task_sizes: task -> number of queries, if there is no store.
 
     Raises:
         ConfigError: batches that the devices or chunks cannot share, or a batch of every task
-            with neither a token store nor sizes to tell the tasks.
+            without a token store or task sizes.
     """
     teacher = open_teacher(
         training.objective, training.teacher_embeddings, store=store, queries=queries

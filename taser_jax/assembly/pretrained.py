@@ -16,11 +16,10 @@ from taser_jax.interop.hub import fetch
 from taser_jax.interop.pretrained import load_pretrained
 from taser_jax.interop.t5_pretrained import load_pretrained_t5
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.progress import phase
 
-Params = Any
 VOCAB_FILE = "vocab.txt"
 SENTENCEPIECE_FILE = "spiece.model"
 
@@ -62,7 +61,7 @@ def read_pretrained(
         (routers).
 
     Raises:
-        ConfigError: sizes or vocabularies that differ; both are told.
+        ConfigError: sizes or vocabularies differ; the message has both.
         DataError: missing or damaged files.
     """
     with phase(f"read {pretrained.source}"):
@@ -158,5 +157,5 @@ def _check_words(theirs: pathlib.Path, ours: pathlib.Path, *, fix: str) -> None:
 
 
 def _setting(path: pathlib.Path, name: str) -> Any:
-    """A field of a JSON file; None where there is no such file or field."""
+    """A field of a JSON file; None if either is missing."""
     return read_json(path, absent={}).get(name)

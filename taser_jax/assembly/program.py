@@ -43,8 +43,8 @@ class Program:
 
     Attributes:
         model: the dual encoder; its vocabulary is the token store's.
-        query_length: tokens of a query.
-        passage_length: tokens of a passage.
+        query_length: tokens per query.
+        passage_length: tokens per passage.
         partitioner: the devices.
         plan: what a step takes.
         params: shapes of the parameters.

@@ -21,7 +21,7 @@ class RetrieverParts:
     Attributes:
         model_dir: the trained model.
         index_dir: an index of its embeddings.
-        data_dir: where collections lie.
+        data_dir: folder of collections.
         collection: the collection.
     """
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, PyTree
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.data.batches.draws import queries_of
@@ -32,14 +32,14 @@ class ValidationConfig:
     """How a checkpoint is judged.
 
     Attributes:
-        split: which queries.
+        split: split of the queries.
         batch_size: queries in a validation batch; DPR's loss depends on it.
-        num_negatives: hard negatives a query in these batches.
-        num_batches: batches a task at most; one pass at most. 0 leaves the loss out.
+        num_negatives: hard negatives per query in these batches.
+        num_batches: batches per task, at most one pass; 0 leaves the loss out.
         pool: passages that the gold is ranked against, pooled over the queries of a task or, where
             sets are combined, of all; None leaves the rank out.
-        tasks: whose queries; none named means all that are trained on.
-        sets: whether tasks or queries count the same.
+        tasks: tasks of the queries; empty means all training tasks.
+        sets: whether tasks or queries have equal weight.
     """
 
     split: str = "validation"
@@ -111,7 +111,7 @@ class Validator:
         }
         self._encode_tokens = _encoder(model, partitioner)
 
-    def __call__(self, params: Any) -> dict[str, float]:
+    def __call__(self, params: PyTree) -> dict[str, float]:
         """Validates all tasks."""
         metrics = {}
         if self._config.num_batches:
@@ -134,7 +134,7 @@ class Validator:
             return float(np.concatenate(by_task).mean())
         return float(np.mean([values.mean() for values in by_task]))
 
-    def _losses(self, task: str, params: Any) -> Float[np.ndarray, " batches"]:
+    def _losses(self, task: str, params: PyTree) -> Float[np.ndarray, " batches"]:
         stream = self._streams[task]
         batches = min(self._config.num_batches, stream.steps_per_epoch)
         found = [
@@ -143,7 +143,9 @@ class Validator:
         ]
         return np.array([float(metrics["nll"]) for metrics in found])
 
-    def _ranks(self, tasks: Sequence[str], params: Any) -> dict[str, Int[np.ndarray, " queries"]]:
+    def _ranks(
+        self, tasks: Sequence[str], params: PyTree
+    ) -> dict[str, Int[np.ndarray, " queries"]]:
         """Task -> 1-based ranks of its golds, among passages pooled over the tasks' queries."""
         assert self._config.pool is not None
         queries = [self._tasks[task] for task in tasks]
@@ -153,7 +155,7 @@ class Validator:
             num_passages=len(self._store),
             config=self._config.pool,
         )
-        # Rows of the pool's queries ascend: those of a task stand together.
+        # Rows of the pool's queries ascend: those of a task are adjacent.
         starts = np.cumsum([0, *map(len, queries)])
         cuts = np.searchsorted(pool.query_rows, starts)
         embeddings, parts = [], {}
@@ -172,7 +174,7 @@ class Validator:
     def _encode(
         self,
         role: Role,
-        params: Any,
+        params: PyTree,
         tokens_of: Callable[[np.ndarray], Tokens],
         rows: np.ndarray,
         *,
@@ -215,7 +217,7 @@ def _usable(size: int, partitioner: Partitioner) -> int:
 
 
 def _encoder(model: DualEncoder, partitioner: Partitioner) -> Callable[..., jax.Array]:
-    def apply(params: Any, tokens: Tokens, *, role: Role, task: str | None) -> jax.Array:
+    def apply(params: PyTree, tokens: Tokens, *, role: Role, task: str | None) -> jax.Array:
         encoded: Any = model.apply(
             {"params": params}, tokens, role=role, task=task, method="encode"
         )

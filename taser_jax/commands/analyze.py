@@ -6,10 +6,11 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from taser_jax import hosts
 from taser_jax.analysis.commitment import Averages, make_advance
@@ -18,7 +19,7 @@ from taser_jax.analysis.figures import figures
 from taser_jax.analysis.findings import CommitmentRow, Findings, Specialties
 from taser_jax.analysis.noise import Agreement, agreements
 from taser_jax.analysis.sensitivity import Sample, Sensitivities, TaskLoss, make_measure
-from taser_jax.analysis.specialty import Bounds, count_leaf, entropy_edges, on_host
+from taser_jax.analysis.specialty import Bounds, LeafCounts, count_leaf, entropy_edges, on_host
 from taser_jax.analysis.tables import csv_files, to_markdown
 from taser_jax.artifacts import replacing, write_text
 from taser_jax.assembly.data import DeviceBatches, training_queries
@@ -63,14 +64,14 @@ def analyze(
     has several checkpoints, commitment. They are written after every model.
 
     Commitment runs moving averages, from zero, over the checkpoints in order: `num_batches` further
-    batches enter at each, as if training had stood still there. No batch comes twice. Beside them
+    batches enter at each, as if training had paused there. No batch is used twice. Beside them
     "own" is T-SAGE's moving average as the training saved it, where it did.
 
     Args:
         model_dirs: directories that `taser train` wrote: name -> directory, or a list, or one.
-        token_store: whose training queries are drawn from; of the models' vocabulary.
-        output_dir: where tables and figures go.
-        steps: checkpoints to look at; None means all that were kept.
+        token_store: source of training queries; must have the models' vocabulary.
+        output_dir: directory of tables and figures.
+        steps: steps of the checkpoints to analyse; None means all that were kept.
         tasks: two or more; None means all of the token store with a train split.
         negatives_dirs: hard negatives from `taser mine`, as in training.
         config: what is measured.
@@ -80,7 +81,7 @@ def analyze(
         mesh: devices along each mesh axis.
 
     Returns:
-        What was found.
+        Counts, rates and agreements of every model.
     """
     partitioner = Partitioner(make_mesh(mesh))
     store = TokenStore.open(token_store)
@@ -122,18 +123,15 @@ def analyze(
             draw = functools.partial(_draw, batches, model.name)
             program = programs[model.configuration]
             specialties, samples = _specialties(model, program.measure, draw, config)
-            commitments: list[CommitmentRow] = []
-            if pairs[model.name]:
-                commitments = saved_commitments(model, pairs[model.name], config, samples=samples)
-                commitments += measured_commitments(
-                    model,
-                    program.advance,
-                    draw,
-                    pairs[model.name],
-                    config,
-                    tasks=findings.tasks,
-                    samples=samples,
-                )
+            commitments = _commitments(
+                model,
+                program.advance,
+                draw,
+                pairs[model.name],
+                config,
+                tasks=findings.tasks,
+                samples=samples,
+            )
             findings = dataclasses.replace(
                 findings,
                 specialties=(*findings.specialties, *specialties),
@@ -150,7 +148,7 @@ def _check_tasks(tasks: Sequence[str], config: AnalysisConfig) -> None:
         raise ConfigError(
             f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}: {', '.join(tasks) or 'none'}",
             where="TASKS",
-            expected="two or more, which parameters can be specific to",
+            expected="two or more tasks to compare",
             fix="take a token store with several tasks, or name more in TASKS",
         )
     entropy_edges(len(tasks), config.bounds)
@@ -163,14 +161,14 @@ def _task_losses(
     plain = dataclasses.replace(objective, regularizer=None)
     loss = make_loss(model.model, objective=plain, num_chunks=num_chunks, train=False)
 
-    def of_task(params: Any, batch: Batch, *, task: str) -> jax.Array:
+    def of_task(params: PyTree, batch: Batch, *, task: str) -> jax.Array:
         return loss(params, batch, step=jnp.zeros((), jnp.int32), task=task)[0]
 
     return {task: functools.partial(of_task, task=task) for task in tasks}
 
 
 class _Programs(NamedTuple):
-    """What is compiled for a model configuration: losses, means, moving averages."""
+    """The compiled functions of one model configuration: losses, means, moving averages."""
 
     losses: dict[str, TaskLoss]
     measure: Callable[..., Sensitivities]
@@ -190,7 +188,7 @@ def _check_losses(
     programs: Mapping[str, _Programs],
     batches: DeviceBatches,
 ) -> None:
-    """Traces every loss, so that a model the batches do not fit is met before any compute."""
+    """Traces every loss, so that batches that do not fit a model fail before any compute."""
     _, batch = next(iter(batches.iterate(0, 1)))
     for model in models:
         for task, loss in programs[model.configuration].losses.items():
@@ -229,7 +227,26 @@ def _specialties(
     return found, samples
 
 
-def _count(sensitivities: Sensitivities, config: AnalysisConfig) -> dict[str, Any]:
+def _commitments(
+    model: AnalyzedModel,
+    advance: Callable[..., Averages],
+    draw: Callable[[int, int], Iterator[dict[str, Batch]]],
+    pairs: Sequence[tuple[int, int]],
+    config: AnalysisConfig,
+    *,
+    tasks: Sequence[str],
+    samples: Mapping[int, Sample],
+) -> list[CommitmentRow]:
+    """Rates from T-SAGE's saved averages, then from those measured here; none without pairs."""
+    if not pairs:
+        return []
+    return [
+        *saved_commitments(model, pairs, config, samples=samples),
+        *measured_commitments(model, advance, draw, pairs, config, tasks=tasks, samples=samples),
+    ]
+
+
+def _count(sensitivities: Sensitivities, config: AnalysisConfig) -> dict[str, LeafCounts]:
     return {
         path: on_host(
             count_leaf(
@@ -245,7 +262,7 @@ def _count(sensitivities: Sensitivities, config: AnalysisConfig) -> dict[str, An
 
 
 def _tell(model: AnalyzedModel, stream: TaskBatchStream, config: AnalysisConfig) -> None:
-    """Logs what memory it takes, and whether batches are those of the training."""
+    """Logs the memory needed, and whether the batches are those of the training."""
     size = _FLOAT_BYTES * len(stream.tasks) * parameter_count(model.params)
     logger.info(
         "%s: %.2f GB of sensitivities and %.2f GB of moving averages over all devices",
@@ -264,9 +281,9 @@ def _measured(stream: TaskBatchStream, store: TokenStore, config: AnalysisConfig
     sizes = ", ".join(f"{task} {size}" for task, size in stream.batch_sizes.items())
     end = config.first_batch + config.num_batches - 1
     return (
-        f"Mean |g·θ| over {config.num_batches} batches a task ({config.first_batch} to {end} of "
+        f"Mean |g·θ| over {config.num_batches} batches per task ({config.first_batch} to {end} of "
         f"the training's stream) of {store.metadata.collection}, without dropout, divided by each "
-        f"task's median over {config.median_over.value} parameters. Queries a batch: {sizes}."
+        f"task's median over {config.median_over.value} parameters. Queries per batch: {sizes}."
     )
 
 

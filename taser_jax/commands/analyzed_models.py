@@ -1,4 +1,4 @@
-"""The checkpoints that an analysis looks at: names, steps, parameters sharded over the mesh."""
+"""The checkpoints of an analysis: names, steps, parameters sharded over the mesh."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ from typing import Any
 
 import jax
 from etils import epath
+from jaxtyping import PyTree
 
+from taser_jax.assembly import model_directory
 from taser_jax.assembly.data import fit_vocabulary
-from taser_jax.assembly.model_directory import (
-    VOCABULARY,
-    check_vocabulary_directory,
-    checkpoint_path,
-    checkpoint_steps,
-    read_facts,
-    read_model_config,
-)
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models import config_io
@@ -28,7 +22,7 @@ from taser_jax.training.checkpoints import restore_params_from
 
 @dataclasses.dataclass(frozen=True)
 class AnalyzedModel:
-    """One model directory and the steps of it to look at.
+    """One model directory and the steps to analyse.
 
     Attributes:
         name: in tables and figures.
@@ -36,21 +30,21 @@ class AnalyzedModel:
         model: the dual encoder.
         params: shapes, dtypes and shardings of its parameters.
         steps: of the checkpoints, ascending.
-        configuration: of the model; models with the same one share what is compiled.
+        configuration: of the model; models with equal configurations share compiled programs.
         facts: of run.json.
     """
 
     name: str
     directory: epath.Path
     model: DualEncoder
-    params: Any
+    params: PyTree
     steps: tuple[int, ...]
     configuration: str
     facts: Mapping[str, Any]
 
     def checkpoint(self, step: int) -> epath.Path:
         """The directory of a step."""
-        return checkpoint_path(self.directory, step)
+        return model_directory.checkpoint_path(self.directory, step)
 
     def restore(self, step: int) -> Any:
         """The parameters at a step, on the devices."""
@@ -92,7 +86,7 @@ def _named(model_dirs: Mapping[str, str] | Sequence[str] | str) -> dict[str, str
             raise ConfigError(
                 "two model directories of the same name",
                 where="MODEL_DIR",
-                expected="names that tell them apart",
+                expected="distinct names",
                 fix="give names: {'naive': 'first/model', 'T-SAGE': 'second/model'}",
             )
     if not named:
@@ -109,8 +103,8 @@ def _open(
     partitioner: Partitioner,
 ) -> AnalyzedModel:
     directory = epath.Path(model_dir)
-    config = read_model_config(directory)
-    check_vocabulary_directory(directory / VOCABULARY, store)
+    config = model_directory.read_model_config(directory)
+    model_directory.check_vocabulary_directory(directory / model_directory.VOCABULARY, store)
     fit_vocabulary(config, store)
     model = DualEncoder(config)
     shapes = abstract_params(model)
@@ -126,12 +120,12 @@ def _open(
         ),
         steps=_steps(directory, steps),
         configuration=config_io.to_json(config),
-        facts=read_facts(directory),
+        facts=model_directory.read_facts(directory),
     )
 
 
 def _steps(directory: epath.Path, wanted: Sequence[int] | None) -> tuple[int, ...]:
-    there = checkpoint_steps(directory)
+    there = model_directory.checkpoint_steps(directory)
     missing = [step for step in wanted or () if step not in there]
     if missing:
         raise ConfigError(

@@ -23,20 +23,20 @@ def ask(
     k: int = 3,
     step: int | None = None,
 ) -> list[list[str]]:
-    """Prints the best passages for questions in words.
+    """Prints the best passages for typed questions.
 
     Args:
-        questions: as typed.
+        questions: questions as typed.
         model_dir: the trained model.
         index_dir: an index of its embeddings.
-        data_dir: where collections lie.
+        data_dir: folder of collections.
         collection: the collection.
         fusion_dir: from `taser fuse`, in place of the four above: its specialists answer together,
             and how sure each of them is stands under the question.
-        query_length: tokens a question is cut to; None takes the training's.
-        task: whose prompt, length and query encoder, where tasks differ.
-        k: passages a question.
-        step: which checkpoint; None means the best one.
+        query_length: questions are truncated to so many tokens; None means as in training.
+        task: its prompt, length and query encoder are used, if tasks differ.
+        k: passages per question.
+        step: step of the checkpoint; None means the best one.
 
     Returns:
         Passage ids, best first, for each question.

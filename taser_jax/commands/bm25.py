@@ -26,19 +26,19 @@ def bm25(
     config: Bm25Config = Bm25Config(),
     own_passage_tasks: Sequence[str] = (),
 ) -> list[pathlib.Path]:
-    """Searches queries with BM25 over title and text, one run file a task.
+    """Searches queries with BM25 over title and text, one run file per task.
 
     Args:
-        data_dir: where collections lie.
+        data_dir: folder of collections.
         collection: the collection.
         output_dir: run files go there as `<task>.<split>.trec`.
         index_dir: the index is built there once and reused.
-        split: whose queries.
-        tasks: which tasks; None means all that have the split.
-        k: results a query.
+        split: split of the queries.
+        tasks: tasks to use; None means all that have the split.
+        k: results per query.
         config: parameters of the score.
-        own_passage_tasks: tasks whose queries are passages of the collection, too: the passage with
-            the query's id is none of its results (BEIR's ArguAna).
+        own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
+            the query's id is excluded from its results (BEIR's ArguAna).
 
     Returns:
         The run files.

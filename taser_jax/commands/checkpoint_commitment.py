@@ -1,6 +1,6 @@
 """Commitment between the checkpoints of a model, from moving averages, measured or saved.
 
-Beside each rate stands that of noise under the same moving average.
+Each rate comes with that of noise under the same moving average.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def measured_commitments(
     tasks: Sequence[str],
     samples: Mapping[int, Sample],
 ) -> list[CommitmentRow]:
-    """Rates at each β, from moving averages that run on over the checkpoints."""
+    """Rates at each β, from moving averages that continue over the checkpoints."""
     if not config.betas:
         return []
     averages = None
@@ -98,7 +98,7 @@ def saved_commitments(
     *,
     samples: Mapping[int, Sample],
 ) -> list[CommitmentRow]:
-    """Rates from the averages that T-SAGE itself used; none where one was not saved."""
+    """Rates from the averages that T-SAGE itself used; none if any was not saved."""
     steps = sorted({step for pair in pairs for step in pair})
     if not all(has_saved_average(model.checkpoint(step), model.params) for step in steps):
         return []

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -259,19 +258,19 @@ def _report(
     else:
         report = describe(compiled)
         reports.add(report)
-        # The compiler lets pass more than the chip is said to have.
+        # The compiler accepts programs that need more than the chip's published memory.
         needed, available = compiled.memory.peak, target.chip.hbm_bytes
         if report.fits:
             return
     raise ConfigError(
-        f"the {name} needs {needed / 2**30:.2f} GiB of a device",
+        f"the {name} needs {needed / 2**30:.2f} GiB per device",
         where=target.name,
         expected=f"at most the {available / 2**30:.2f} GiB that the chip leaves to it",
         fix=advise(needed, available),
     )
 
 
-def _placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+def _placed(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
@@ -301,8 +300,8 @@ def what_would_fit(
         training: its chunks.
         partitioner: devices along each axis.
         smallest_batch: queries of the step's smallest batch.
-        needed: bytes of a device.
-        available: bytes a device has.
+        needed: bytes per device.
+        available: bytes per device.
         state_bytes: of `needed`, parameters and optimiser state.
     """
     fixes = []

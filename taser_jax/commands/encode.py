@@ -38,9 +38,9 @@ def encode(
         token_store: tokens of the passages and queries.
         output_dir: the embeddings' directory; queries go to `queries/<task>.<split>/` in it.
         config: batches, shards, stored dtype of the passages.
-        tasks: whose queries; None means all of the token store.
-        query_splits: which of their splits; None means all, [] none.
-        step: which checkpoint; None means the best one.
+        tasks: tasks of the queries; None means all of the token store.
+        query_splits: splits of the queries; None means all, [] none.
+        step: step of the checkpoint; None means the best one.
 
     Returns:
         Fingerprints of model, collection, vocabulary and the passages' tokens.
@@ -85,7 +85,7 @@ def encode(
                 process_index=(jax.process_index() - number) % hosts,
                 process_count=hosts,
             )
-        # No host goes on to the index before the last shard is written.
+        # No host continues with the index before the last shard is written.
         wait_for_all("passages and queries encoded")
     return fingerprints
 

@@ -10,13 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from taser_jax.artifacts import split_path
-from taser_jax.commands.inputs import (
-    PassageHeads,
-    answer_matcher,
-    check_known,
-    read_task_run,
-    tasks_with,
-)
+from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.kilt import gold_path
 from taser_jax.data.readers.kilt import KiltQuery, Outputs, read_queries
@@ -54,9 +48,11 @@ from taser_jax.retrieval.runs import Run
 
 
 class Judge(enum.Enum):
-    """What makes a passage right: being a positive of the query, or containing an answer.
+    """The criterion for a hit.
 
-    KILT: being of a gold page, for measures that start with Page; being a positive, for others.
+    QRELS: the passage is a positive of the query.
+    ANSWERS: the passage contains an answer.
+    KILT: the passage is on a gold page, for measures that start with Page; otherwise as QRELS.
     """
 
     QRELS = "qrels"
@@ -73,13 +69,13 @@ class EvaluationConfig:
         measures: R@k is the share of queries with a hit at rank k or better (DPR's top-k
             accuracy, "Recall@k" in the papers' tables); also MRR@k, nDCG@k, Recall@k, MAP, Rprec;
             by KILT's pages PageRprec, PageRecall@k and PageP@k.
-        match: how answers are looked for.
+        match: how answers are matched.
         regex_tasks: tasks whose answers are regular expressions, whatever `match` says
             (CuratedTREC beside sets of strings).
         qrels_tasks: tasks judged by their positives, whatever `judge` says (sets without answers
             beside sets with them).
-        page_only_tasks: tasks with measures that start with Page alone, since their gold is whole
-            pages (AIDA); averages of the others are without them.
+        page_only_tasks: tasks scored only by measures that start with Page, since their gold is
+            whole pages (AIDA); averages of other measures leave them out.
     """
 
     judge: Judge = Judge.QRELS
@@ -108,21 +104,21 @@ class EvaluationConfig:
         return measures
 
     def check_tasks(self, known: Iterable[str]) -> None:
-        """Checks that the tasks named are among those there are.
+        """Checks that the collection has the tasks that this configuration names.
 
         Raises:
-            ConfigError: naming what is unknown.
+            ConfigError: an unknown task.
         """
-        check_known(self.page_only_tasks, known, where="EvaluationConfig.page_only_tasks")
-        check_known(self.regex_tasks, known, where="EvaluationConfig.regex_tasks")
-        check_known(self.qrels_tasks, known, where="EvaluationConfig.qrels_tasks")
+        inputs.check_known(self.page_only_tasks, known, where="EvaluationConfig.page_only_tasks")
+        inputs.check_known(self.regex_tasks, known, where="EvaluationConfig.regex_tasks")
+        inputs.check_known(self.qrels_tasks, known, where="EvaluationConfig.qrels_tasks")
 
     def judge_of(self, task: str) -> Judge:
         """What makes a passage right for a task's queries."""
         return Judge.QRELS if task in self.qrels_tasks else self.judge
 
     def match_of(self, task: str) -> AnswerMatch:
-        """How a task's answers are looked for."""
+        """How a task's answers are matched."""
         return AnswerMatch.REGEX if task in self.regex_tasks else self.match
 
 
@@ -149,30 +145,30 @@ def evaluate(
 
     Args:
         runs_dir: run files of the split.
-        data_dir: where collections lie.
+        data_dir: folder of collections.
         collection: the collection.
         output_dir: gets results/<system>.json, per-query values and table.md, .csv, .png; judged
             by KILT's pages also kilt/*.jsonl, predictions that KILT's own script reads.
         system: the row's name.
-        split: whose queries.
-        tasks: which tasks; None means all that have the split.
+        split: split of the queries.
+        tasks: tasks to use; None means all that have the split.
         config: how runs are scored.
         parameters: of the model, for the table.
         dpr_results: also write DPR's results JSON (FiD-ready) for every task.
         confidence_dir: lists/ of a fusion, whose confidences then stand in that JSON.
         details: further columns of the row, name -> text.
-        significance: what the table's rows are tested against; None tests nothing.
+        significance: the baseline of the table's tests; None tests nothing.
 
     Returns:
         The system's row.
     """
     store = PassageStore.open(data_dir, collection)
-    heads = PassageHeads(store)
+    heads = inputs.PassageHeads(store)
     config.check_tasks(list_tasks(data_dir, collection))
     evaluations = {}
-    for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
+    for task in inputs.tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = QuerySet.open(data_dir, collection, task, split)
-        run = read_task_run(runs_dir, queries, store)
+        run = inputs.read_task_run(runs_dir, queries, store)
         with phase(f"evaluate {system} on {task} {split}"):
             evaluation = judge_run(run, queries, heads, config)
         per_query = per_query_path(output_dir, system, task, split)
@@ -195,7 +191,7 @@ def evaluate(
         details=dict(details or {}),
     )
     write_result(pathlib.Path(output_dir) / "results", result)
-    # Pages alone may be what all of these tasks are judged by.
+    # All of these tasks may be judged by pages only.
     measures = [
         name
         for name in config.measures
@@ -224,14 +220,14 @@ def evaluate(
 def judge_run(
     run: Run,
     queries: QuerySet,
-    heads: PassageHeads,
+    heads: inputs.PassageHeads,
     config: EvaluationConfig,
 ) -> Evaluation:
     """Scores one run.
 
     Raises:
-        ConfigError: answers are asked for and no query has any, or KILT's pages and the task was
-            not prepared from KILT's files.
+        ConfigError: no query has an answer to judge by, or the task has no KILT gold because it
+            was not prepared from KILT's files.
     """
     measures = config.measures_of(queries.task)
     judge = config.judge_of(queries.task)
@@ -246,12 +242,12 @@ def judge_run(
             where="EvaluationConfig.judge",
             fix="judge by 'qrels', name the task in qrels_tasks, or prepare it with answers",
         )
-    with answer_matcher(heads.store, config.match_of(queries.task)) as matcher:
+    with inputs.answer_matcher(heads.store, config.match_of(queries.task)) as matcher:
         return evaluate_answers(run, answers, matcher, measures)
 
 
 def judge_kilt(
-    run: Run, queries: QuerySet, heads: PassageHeads, measures: Sequence[str]
+    run: Run, queries: QuerySet, heads: inputs.PassageHeads, measures: Sequence[str]
 ) -> Evaluation:
     """Page measures by the official gold, others by gold passages; over all queries of the gold.
 
@@ -280,7 +276,7 @@ def judge_kilt(
 
 
 def write_kilt_predictions(
-    path: pathlib.Path, run: Run, queries: QuerySet, heads: PassageHeads
+    path: pathlib.Path, run: Run, queries: QuerySet, heads: inputs.PassageHeads
 ) -> None:
     """Writes the run as KILT's own script reads it, beside `kilt.jsonl` as its gold."""
     write_predictions(
@@ -320,7 +316,7 @@ def write_table(
         systems: the rows, in order; None means all, by name.
         by_task: the measure shown per task.
         split: whose queries were evaluated.
-        significance: what the rows are tested against; None tests nothing.
+        significance: the baseline of the tests; None tests nothing.
 
     Raises:
         DataError: no result, or rows of different queries.
@@ -351,7 +347,7 @@ def _write_dpr_results(
     config: EvaluationConfig,
     confidences: Sequence[Mapping[str, float]] | None,
 ) -> None:
-    with answer_matcher(store, config.match_of(queries.task)) as matcher:
+    with inputs.answer_matcher(store, config.match_of(queries.task)) as matcher:
         hits = matcher.hits(run.rows, [query.answers for query in queries])
 
     def results() -> Iterator[RetrievalResult]:

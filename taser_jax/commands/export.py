@@ -32,7 +32,7 @@ _VOCABULARY_FILES = ("vocabulary.json", "vocab.txt")
 
 
 class ExportFormat(enum.Enum):
-    """What a model is exported as.
+    """The formats of `taser export`.
 
     SENTENCE_TRANSFORMERS: directories for sentence-transformers and transformers.
     SAVED_MODEL: a TensorFlow SavedModel, strings in, embeddings out.
@@ -70,22 +70,22 @@ def export_model(
 
     Args:
         model_dir: the trained model.
-        output_dir: where the formats' sub-directories go; these must not exist or be empty.
-        formats: of "sentence_transformers", "saved_model", "stablehlo" and "onnx".
-        step: which checkpoint; None means the best one.
-        query_length: tokens a query is cut to; None means as in training.
-        passage_length: tokens a passage is cut to; None means as in training.
-        results_dir: of `taser evaluate`, for the metrics in the model card.
-        system: whose results there; needed where there are several.
-        metrics: name -> value, for the model card too.
-        task: whose encoder, where encoders differ by task.
+        output_dir: parent of the formats' directories, which must be absent or empty.
+        formats: some of "sentence_transformers", "saved_model", "stablehlo" and "onnx".
+        step: step of the checkpoint; None means the best one.
+        query_length: maximum tokens per query; None means as in training.
+        passage_length: maximum tokens per passage; None means as in training.
+        results_dir: results of `taser evaluate`, for the metrics in the model card.
+        system: system in these results; needed if there are several.
+        metrics: further metrics for the model card, name -> value.
+        task: task of the encoder, if encoders differ by task.
 
     Returns:
         Format -> its directory.
 
     Raises:
         ConfigError: an unknown format, one that cannot hold this model or whose packages are not
-            installed, a directory that is not empty, or lengths that nothing tells.
+            installed, a directory that is not empty, or unknown lengths.
         DataError: the vocabulary is missing.
     """
     wanted = _formats(formats)
@@ -131,7 +131,7 @@ def export_model(
 
 
 def _exporter(format: ExportFormat) -> tuple[_Export, Callable[[ExportSource], CardTexts]]:
-    """A format's writer and card, imported on demand: each has packages of its own."""
+    """A format's writer and card, imported on demand: each needs other packages."""
     if format is ExportFormat.SENTENCE_TRANSFORMERS:
         from taser_jax.interop import sentence_transformers
 
@@ -225,7 +225,7 @@ def _length(name: str, given: int | None, recorded: Any, model_dir: str) -> int:
         raise ConfigError(
             f"{name} is not known: the model was trained before it was recorded",
             where=str(pathlib.Path(model_dir) / RUN_FILE),
-            expected=f"a field {name!r}, or to be told",
+            expected=f"a field {name!r}, or the length as an argument",
             fix=f"--gin.{name.upper()}=..., as in the token store it was trained from",
         )
     return length
@@ -241,7 +241,7 @@ def _metrics(results_dir: str | None, system: str | None) -> dict[str, float]:
         raise ConfigError(
             f"results of {len(results)} systems",
             where=results_dir,
-            expected=f"to be told which: one of {names}",
+            expected=f"a choice of one: {names}",
             fix="--gin.SYSTEM=...",
         )
     return {

@@ -91,13 +91,13 @@ def fuse(
 
     Args:
         specialists: name -> model.
-        data_dir: where collections lie.
+        data_dir: folder of collections.
         collection: the collection, the same for all.
         output_dir: the fusion's directory.
         lists_dir: what specialists compute; None is `output_dir`/specialists.
-        split: whose queries.
+        split: split of the queries.
         development_split: where the weight of BM25 is chosen, task by task.
-        tasks: which tasks; None means all that have the split.
+        tasks: tasks to use; None means all that have the split.
         domain: whether a task's own specialists take part.
         config: depth, weighting, absent passages.
         confidence: how confidences are computed.

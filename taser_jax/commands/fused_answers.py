@@ -48,7 +48,7 @@ def ask_fused(
     """Encodes questions with every specialist's model, searches, and fuses the lists.
 
     Args:
-        questions: as typed.
+        questions: questions as typed.
         fusion_dir: from `taser fuse`, of specialists that name their MODEL_DIR.
         k: passages per question.
         query_length: tokens to which a question is cut; None takes each training's.

@@ -45,14 +45,14 @@ def hybrid(
     Args:
         dense_dir: runs of the model, on the split and the development split.
         sparse_dir: runs of BM25, likewise.
-        data_dir: where collections lie.
+        data_dir: folder of collections.
         collection: the collection.
-        output_dir: joined runs of the split go there.
-        split: whose queries.
-        development_split: where α is chosen.
-        tasks: which tasks; None means all that have the split.
+        output_dir: output directory for the fused runs.
+        split: split of the queries.
+        development_split: split on which α is chosen.
+        tasks: tasks to use; None means all that have the split.
         alpha: weight of BM25; None chooses it.
-        k: results a query.
+        k: results per query.
         measure: what α maximises on average.
         config: depth, candidates for α, normalisation, what the average is over.
         evaluation: how the measure is judged.

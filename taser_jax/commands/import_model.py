@@ -59,19 +59,19 @@ def import_model(
     INITIAL_CHECKPOINT_PATH.
 
     Args:
-        model_dir: where the model goes; must not hold one.
+        model_dir: directory of the new model; must not contain one.
         model: the dual encoder; every tower and expert becomes a copy of the pretrained encoder.
         pretrained: the weights.
-        vocabulary: of the texts to come; None takes the checkpoint's own.
-        feature_lengths: {"query": ..., "passage": ...}, tokens; for the record and for exports.
-        seed: of what the checkpoint does not have (routers).
+        vocabulary: vocabulary for tokenising; None takes the checkpoint's own.
+        feature_lengths: {"query": ..., "passage": ...}, in tokens; recorded for exports.
+        seed: seed of parameters that the checkpoint lacks (routers).
         config_text: written to config.gin.
 
     Returns:
         Number of parameters.
 
     Raises:
-        ConfigError: sizes or vocabularies that differ, or a directory that holds a model.
+        ConfigError: sizes or vocabularies differ, or the directory already has a model.
         DataError: missing or damaged files.
     """
     directory = pathlib.Path(model_dir)

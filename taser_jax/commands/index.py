@@ -28,7 +28,7 @@ def index(
     sample_split: str = "validation",
     tasks: Sequence[str] | None = None,
 ) -> str:
-    """Builds an index once; where it is built already, it is checked and kept.
+    """Builds an index; a finished one is checked and kept.
 
     A ScaNN index prints its measured recall against exact search: on queries, where some of the
     split are encoded beside the passages; else on passages.

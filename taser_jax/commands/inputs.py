@@ -1,4 +1,4 @@
-"""What the commands share: where a task's files lie, and how its queries are opened."""
+"""Helpers of several commands: paths of a task's files, opening its queries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tasks_with(
     """The tasks of a collection that have a split.
 
     Args:
-        data_dir: where collections lie.
+        data_dir: folder of collections.
         collection: its name.
         split: "train", "validation" or "test".
         tasks: those wanted; None means every task that has the split.
@@ -92,7 +92,7 @@ def read_task_run(runs_dir: str | pathlib.Path, queries: QuerySet, store: Passag
 
 
 def own_rows(store: PassageStore, task: str, query_ids: Sequence[str]) -> np.ndarray:
-    """The row of the passage that has each query's id; -1 where there is none.
+    """Row of the passage with each query's id; -1 if there is none.
 
     Raises:
         DataError: no query has a passage's id.

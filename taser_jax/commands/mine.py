@@ -5,18 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from taser_jax.artifacts import FilePath, split_path, write_text
-from taser_jax.commands.inputs import (
-    PassageHeads,
-    answer_matcher,
-    check_known,
-    read_task_run,
-    tasks_with,
-)
+from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.errors import ConfigError
@@ -64,16 +57,16 @@ def mine(
 
     Args:
         runs_dir: run files of the split, from `taser bm25` or `taser search`.
-        data_dir: where collections lie.
+        data_dir: folder of collections.
         collection: the collection.
         output_dir: negatives go there as `<task>.<split>.jsonl`.
-        split: whose queries.
-        tasks: which tasks; None means all that have the split.
+        split: split of the queries.
+        tasks: tasks to use; None means all that have the split.
         config: depth, count, by rank or sampled, what is left out.
-        match: how answers are looked for.
+        match: how answers are matched.
         regex_tasks: tasks whose answers are regular expressions, whatever `match` says.
-        sample_size: pairs of query and negative drawn into `<task>.<split>.sample.tsv`, for a
-            person to read; its last column is for the reader's verdict. 0 writes none.
+        sample_size: pairs of query and negative drawn into `<task>.<split>.sample.tsv` for
+            manual inspection; its last column is for the verdict. 0 writes none.
 
     Returns:
         Negatives found, by task.
@@ -82,12 +75,12 @@ def mine(
         ConfigError: an unknown task, or settings under which no query has a negative.
     """
     store = PassageStore.open(data_dir, collection)
-    heads = PassageHeads(store)
-    check_known(regex_tasks, list_tasks(data_dir, collection), where="REGEX_TASKS")
+    heads = inputs.PassageHeads(store)
+    inputs.check_known(regex_tasks, list_tasks(data_dir, collection), where="REGEX_TASKS")
     found = {}
-    for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
+    for task in inputs.tasks_with(data_dir, collection, split=split, tasks=tasks):
         queries = list(queries_set := QuerySet.open(data_dir, collection, task, split))
-        run = read_task_run(runs_dir, queries_set, store)
+        run = inputs.read_task_run(runs_dir, queries_set, store)
         if run.rows.shape[1] < config.depth:
             # Not an error: BM25 finds only what shares a word, a small collection has no more.
             logger.warning(
@@ -103,7 +96,7 @@ def mine(
             task_config = dataclasses.replace(task_config, excluded=Excluded.PAGES)
         task_match = AnswerMatch.REGEX if task in regex_tasks else match
         drops = task_config.answer_containing is AnswerContaining.DROP
-        with phase(f"mine {task} {split}"), answer_matcher(store, task_match) as matcher:
+        with phase(f"mine {task} {split}"), inputs.answer_matcher(store, task_match) as matcher:
             mined = mine_negatives(
                 top_k(run.rows, run.scores, max(config.depth, run.rows.shape[1])),
                 [query.positives for query in queries],
@@ -149,7 +142,7 @@ def _write(
     queries: Sequence[Query],
     config: MiningConfig,
     *,
-    write: Callable[..., Any],
+    write: Callable[..., object],
     where: str,
 ) -> None:
     """Writes negatives and counts; marks the queries that are to be dropped."""

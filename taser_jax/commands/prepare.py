@@ -8,9 +8,9 @@ from typing import Any
 
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.prepare import formats, kilt
-from taser_jax.data.prepare.formats import PreparedCollection, PrepareOptions
 from taser_jax.data.prepare.kilt_options import KiltOptions
-from taser_jax.data.prepare.questions import QuestionFiles
+from taser_jax.data.prepare.questions import PrepareOptions, QuestionFiles
+from taser_jax.data.prepare.receipts import PreparedCollection
 from taser_jax.progress import logger, phase
 from taser_jax.pydocs.build import build_pydocs
 
@@ -27,8 +27,8 @@ def prepare_pydocs(
     The text depends on the versions installed; they are printed with the checksum.
 
     Args:
-        data_dir: where collections lie.
-        collection: its name there.
+        data_dir: folder of collections.
+        collection: name of the collection to write.
         packages: modules to walk, for a smaller collection; None means all.
         tasks: tasks to write; None means all six.
 

@@ -50,11 +50,11 @@ def score(
             whose inner products are exact; runs of the split, in which a passage that is not found
             gets its query's lowest score; or a cross-encoder's Hugging Face checkpoint.
         negatives_dir: from `taser mine`.
-        data_dir: where collections lie.
+        data_dir: folder of collections.
         collection: the collection.
         output_dir: negatives with scores go there; another directory than `negatives_dir`.
-        split: whose queries.
-        tasks: which tasks; None means all that have the split.
+        split: split of the queries.
+        tasks: tasks to use; None means all that have the split.
 
     Returns:
         Task -> share of queries whose best positive the teacher scores above all their negatives.

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from taser_jax.commands.inputs import (
-    check_known,
-    own_rows,
-    run_path,
-    search_devices,
-    tasks_with,
-)
+from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, list_tasks
 from taser_jax.hosts import first_host_only
 from taser_jax.progress import phase
@@ -40,16 +34,16 @@ def search(
 
     Args:
         embeddings_dir: from `taser encode`; the queries' embeddings are read.
-        data_dir: where collections lie; passage ids come from there.
+        data_dir: folder of collections, for passage ids.
         collection: the collection.
         index_dir: an index of passages that the same model encoded.
         output_dir: run files go there as `<task>.<split>.trec`; ties are broken by row.
-        split: whose queries.
-        tasks: which tasks; None means all that have the split.
+        split: split of the queries.
+        tasks: tasks to use; None means all that have the split.
         k: results per query.
         tag: the run files' last column.
-        own_passage_tasks: tasks whose queries are passages of the collection, too: the passage with
-            the query's id is none of its results (BEIR's ArguAna).
+        own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
+            the query's id is excluded from its results (BEIR's ArguAna).
 
     Returns:
         The run files.
@@ -60,11 +54,13 @@ def search(
         FingerprintError: the index is of another collection, or its passages are of another model
             or token store than the queries.
     """
-    check_known(own_passage_tasks, list_tasks(data_dir, collection), where="OWN_PASSAGE_TASKS")
+    inputs.check_known(
+        own_passage_tasks, list_tasks(data_dir, collection), where="OWN_PASSAGE_TASKS"
+    )
     store = PassageStore.open(data_dir, collection)
-    names = tasks_with(data_dir, collection, split=split, tasks=tasks)
+    names = inputs.tasks_with(data_dir, collection, split=split, tasks=tasks)
     searcher = open_index(
-        index_dir, fingerprints={"collection": store.fingerprint}, devices=search_devices()
+        index_dir, fingerprints={"collection": store.fingerprint}, devices=inputs.search_devices()
     )
     encoded = [
         QueryEmbeddings.of_split(embeddings_dir, task, split, fingerprints=searcher.fingerprints)
@@ -76,8 +72,8 @@ def search(
             drops = task in own_passage_tasks
             result = searcher.search(queries.rows(0, len(queries)), k + drops)
             if drops:
-                result = without_own(result, own_rows(store, task, queries.query_ids), k)
-        path = run_path(output_dir, task, split)
+                result = without_own(result, inputs.own_rows(store, task, queries.query_ids), k)
+        path = inputs.run_path(output_dir, task, split)
         write_trec_run(path, Run.of(queries.query_ids, result), ids=store.ids, tag=tag)
         paths.append(path)
     return paths

@@ -83,7 +83,7 @@ class OpenSpecialist:
         name: for messages.
         specialist: where its files are.
         directory: what it computes goes there.
-        data_dir: where collections lie.
+        data_dir: folder of collections.
         store: the collection.
         depth: passages of each list.
         confidence: how confidences are computed.

@@ -35,7 +35,7 @@ def tokenize(
     """Tokenises a mixture's collection and queries; training reads the result with NumPy alone.
 
     Args:
-        data_dir: where collections lie.
+        data_dir: folder of collections.
         mixture_or_task: name in SeqIO's registry.
         vocabulary: directory of a vocabulary or of a BERT's or T5's checkpoint, a BERT vocab.txt or
             a SentencePiece model.

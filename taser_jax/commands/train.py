@@ -26,6 +26,7 @@ from taser_jax.assembly.pretrained import place_pretrained, read_pretrained
 from taser_jax.assembly.program import Program, make_program
 from taser_jax.assembly.validator import Validator
 from taser_jax.compilation.chips import peak_flops
+from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
@@ -48,7 +49,7 @@ from taser_jax.training.state import TrainState, init_state
 
 @dataclasses.dataclass(frozen=True)
 class TrainSummary:
-    """What a training came to.
+    """The outcome of a training.
 
     Attributes:
         parameters: number of parameters.
@@ -75,27 +76,27 @@ def train(
     config_text: str = "",
     dry_run: bool = False,
 ) -> TrainSummary | None:
-    """Trains a dual encoder; rerun after any interruption, it goes on.
+    """Trains a dual encoder; if interrupted, rerun the command to resume.
 
     `model_dir` then holds checkpoint_N/, config.gin, model.json, model-info.txt (parameters with
     shapes, axes and shardings), run.json (negatives per query, fingerprints), metrics.jsonl,
     train/ (TensorBoard) and the vocabulary.
 
     Args:
-        model_dir: where all of that goes; a directory or a gs:// address.
+        model_dir: directory of all outputs, local or gs://.
         token_store: tokens of passages and queries, from `taser tokenize`.
         model: the dual encoder; a vocab_size of 1 is replaced by the vocabulary's size.
-        training: how.
+        training: optimiser, batches, objective and periods.
         tasks: tasks to train on; None means all of the token store with a train split.
         negatives_dirs: hard negatives from `taser mine`, instead of those in the token store;
-            of several, a query's negatives are joined.
-        initial_checkpoint: a `checkpoint_N` directory of ours to take parameters from; a tied
+            several directories are joined per query.
+        initial_checkpoint: a `checkpoint_N` directory of taser_jax whose parameters to copy; a tied
             model's tower is copied into each of several.
-        continued_checkpoint: a `checkpoint_N` directory to go on from with optimiser, schedule and
-            step, on other data: `loop.train_steps` counts its steps too.
+        continued_checkpoint: a `checkpoint_N` directory to continue from, with optimiser,
+            schedule and step, on other data: `loop.train_steps` counts its steps too.
         feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
-        config_text: what is written to config.gin.
-        dry_run: resolve, trace the step and print all of it, but train nothing.
+        config_text: content of config.gin.
+        dry_run: resolve the configuration, trace and print the step, but do not train.
 
     Returns:
         A summary; None from a dry run.
@@ -133,16 +134,16 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """A training whose settings go together; nothing is allocated yet.
+    """A training with checked settings; nothing is allocated yet.
 
     Attributes:
-        training: how.
+        training: its configuration.
         program: the step.
         store: tokens; None in a dry run without data.
         queries: task -> queries to train on.
         validation_queries: task -> queries to validate with.
         pretrained: weights to start from.
-        facts: what run.json says.
+        facts: content of run.json.
     """
 
     training: TrainingConfig
@@ -171,7 +172,7 @@ def _resolve(
     negatives_dirs: Sequence[str],
     feature_lengths: Mapping[str, int],
 ) -> _Job:
-    """Looks at everything that can be wrong before anything is computed."""
+    """Reads and checks all inputs before anything is computed."""
 
     def read(split: str) -> dict[str, TokenizedQueries]:
         if store is None:
@@ -237,34 +238,20 @@ def _run(
     initial_checkpoint: str | None,
     continued_checkpoint: str | None,
 ) -> TrainSummary:
-    training, program, store = job.training, job.program, job.store
-    stream, config, partitioner = program.plan.stream, program.model.config, program.partitioner
+    training, program, store, stream = job.training, job.program, job.store, job.program.plan.stream
     assert store is not None
     assert stream is not None
-    # On several hosts: all read the same, or none goes on.
-    hosts.require_same(
-        {
-            "model": config_io.to_json(config),
-            "training": json.dumps(flatten(training=training)),
-            "data": stream.fingerprint,
-        }
-    )
-
-    # What a run leaves behind besides checkpoints, unless those here are another model's.
+    about = _identity(job, stream)
     checkpoints = Checkpoints(model_dir, training.checkpoints)
     resume_step = checkpoints.latest_step or 0
-    about = {
-        "data": stream.fingerprint,
-        "model": fingerprint([config_io.to_json(config)]),
-        "seed": training.seed,
-    }
+    # The run's record beside the checkpoints, unless these belong to another model.
     if resume_step:
         checkpoints.check(step=resume_step, about=about)
     is_first = hosts.is_first()
     if is_first:
         write_run_record(
             model_dir,
-            model_config=config,
+            model_config=program.model.config,
             facts=dict(job.facts),
             parameter_table=job.parameter_table,
             config_text=config_text,
@@ -278,26 +265,16 @@ def _run(
         )
         if not resume_step:
             state = _start(job, state, initial_checkpoint, continued_checkpoint)
-    validator = None
-    if training.validation is not None:
-        validator = Validator(
-            program.model,
-            store,
-            job.validation_queries,
-            training.validation,
-            objective=training.objective,
-            partitioner=partitioner,
-        )
-    with jax.set_mesh(partitioner.mesh):
+    with jax.set_mesh(program.partitioner.mesh):
         result = loop.train(
             state,
             train_step=program.train_step,
-            batches=DeviceBatches(stream, job.queries, partitioner),
+            batches=DeviceBatches(stream, job.queries, program.partitioner),
             checkpoints=checkpoints,
             config=training.loop,
             about=about,
             cost=_step_cost(program),
-            validate=validator,
+            validate=_validator(job, store),
             writers=make_writers(model_dir, resume_step=resume_step, is_first_process=is_first),
         )
     checkpoints.close()
@@ -308,10 +285,35 @@ def _run(
     )
 
 
+def _identity(job: _Job, stream: Stream) -> dict[str, Any]:
+    """Facts that a checkpoint must share to be resumed; equal on all hosts, or none continues."""
+    config = config_io.to_json(job.program.model.config)
+    settings = json.dumps(flatten(training=job.training))
+    hosts.require_same({"model": config, "training": settings, "data": stream.fingerprint})
+    return {
+        "data": stream.fingerprint,
+        "model": fingerprint([config]),
+        "seed": job.training.seed,
+    }
+
+
+def _validator(job: _Job, store: TokenStore) -> Validator | None:
+    if job.training.validation is None:
+        return None
+    return Validator(
+        job.program.model,
+        store,
+        job.validation_queries,
+        job.training.validation,
+        objective=job.training.objective,
+        partitioner=job.program.partitioner,
+    )
+
+
 def _start(
     job: _Job, state: TrainState, initial_checkpoint: str | None, continued_checkpoint: str | None
 ) -> TrainState:
-    """The first state of a new run: as drawn, or from what it is to start from."""
+    """The initial state of a new run: drawn, or from the configured checkpoint."""
     abstract = job.program.state
     if continued_checkpoint:
         return restore_state_from(continued_checkpoint, abstract_state=abstract)

@@ -28,11 +28,11 @@ def vocab(
     """Trains a vocabulary on a collection's passages and training queries.
 
     Args:
-        data_dir: where collections lie.
+        data_dir: folder of collections.
         collection: the collection.
-        output_dir: where the vocabulary goes; one that is there is kept.
+        output_dir: directory of the vocabulary; an existing one is kept.
         kind: WordPiece (BERT) or SentencePiece (T5).
-        size: entries.
+        size: number of entries.
         lower_case: whether text is lower-cased first.
         passages: only the first so many are read; None reads all.
 

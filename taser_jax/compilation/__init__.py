@@ -1,1 +1,1 @@
-"""What the TPU compiler says of a program, from a machine without TPUs."""
+"""The TPU compiler's report on a program, from a machine without TPUs."""

@@ -1,4 +1,4 @@
-"""Compiles a step for devices that are not here, and keeps what the compiler says of it."""
+"""Compiles a step for devices of another machine, and keeps the compiler's report."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from taser_jax.compilation.collectives import Collective, read_collectives
 from taser_jax.compilation.hlo import read_module
@@ -21,7 +22,7 @@ from taser_jax.compilation.products import MatrixProduct, matrix_products
 from taser_jax.progress import logger
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# The compiler gives up before it has placed anything, or when it cannot place all.
+# The compiler fails before it has placed any buffer, or when it cannot place all.
 _USED = (
     re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"),
     re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)"),
@@ -29,11 +30,11 @@ _USED = (
 
 
 class CompilerEffort(enum.Enum):
-    """How hard the compiler tries; it decides how long it takes.
+    """The compiler's level of optimisation, which decides its time.
 
-    FULL is what a training run gets. QUICK is XLA's level O1: the same products and collectives,
-    sharded alike, in about a quarter of the time. Its temporaries are some percent off, and the
-    traffic it counts is lower: it moves less ahead of time between memories.
+    FULL is that of a training run. QUICK is XLA's level O1: the same products and collectives,
+    sharded alike, in about a quarter of the time. Its temporaries differ by some percent, and it
+    counts less traffic, since it prefetches less between memories.
     """
 
     FULL = "full"
@@ -48,9 +49,9 @@ class Memory:
     """Bytes on one device while a step runs.
 
     Attributes:
-        arguments: what the step takes: state and batch, or parameters and tokens.
-        outputs: what it returns, in memory of its own or in its arguments'.
-        aliased: part of the outputs that lies where arguments lay (the donated state).
+        arguments: the step's arguments: state and batch, or parameters and tokens.
+        outputs: its results, in separate memory or in that of its arguments.
+        aliased: part of the outputs in the memory of arguments (the donated state).
         temporaries: activations, gradients, buffers of collectives.
         program: the code.
     """
@@ -63,26 +64,27 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """All of it, with what is aliased counted once."""
+        """Sum of all, aliased bytes counted once."""
         return self.arguments + self.outputs - self.aliased + self.temporaries + self.program
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """What the compiler says of a step.
+    """The compiler's report on a step.
 
     Attributes:
         memory: of one device.
-        compiler_flops: of one device, by XLA's count: element-wise work too, and loop bodies once.
-        compiler_bytes: read and written by one device, by XLA's count: what stays in on-chip
-            memory too, and loop bodies once.
+        compiler_flops: of one device, by XLA's count: includes element-wise work, and loop bodies
+            once.
+        compiler_bytes: read and written by one device, by XLA's count: includes on-chip memory, and
+            loop bodies once.
         products: matrix products of the whole program.
         collectives: of one device.
         warnings: of involuntary rematerialisation: arrays that are copied whole to every device
             because the compiler sees no other way from one sharding to another.
         effort: of the compiler.
-        unknown_loops: loops of a length that the compiler does not know, such as the search for a
-            median: all counts take them for one round.
+        unknown_loops: loops of unknown length, such as the search for a median: all counts treat
+            them as one round.
     """
 
     memory: Memory
@@ -109,8 +111,8 @@ class OutOfMemory(Exception):
 
 
 def compile_step(
-    step: Callable[..., Any],
-    *arguments: Any,
+    step: jax.stages.Wrapped,
+    *arguments: PyTree,
     mesh: Mesh,
     effort: CompilerEffort = CompilerEffort.FULL,
     **static: Any,
@@ -127,8 +129,13 @@ def compile_step(
     Raises:
         OutOfMemory: it does not fit.
     """
-    with jax.set_mesh(mesh), _at_level(_LEVELS[effort]):
-        traced = step.trace(*arguments, **static)  # type: ignore[attr-defined]  # of jax.jit
+    options = {
+        "jax_optimization_level": _LEVELS[effort],
+        # Programs for absent devices could be written to the cache, but not read from it.
+        "jax_enable_compilation_cache": False,
+    }
+    with jax.set_mesh(mesh), _configured(**options):
+        traced = step.trace(*arguments, **static)
         try:
             with _native_messages() as messages:
                 compiled = traced.lower().compile()
@@ -167,13 +174,16 @@ def _num_slices(mesh: Mesh) -> int:
 
 
 @contextlib.contextmanager
-def _at_level(level: str) -> Iterator[None]:
-    before = jax.config.values["jax_optimization_level"]
-    jax.config.update("jax_optimization_level", level)
+def _configured(**options: object) -> Iterator[None]:
+    """Sets JAX's options within the block."""
+    before = {name: jax.config.values[name] for name in options}
     try:
+        for name, value in options.items():
+            jax.config.update(name, value)
         yield
     finally:
-        jax.config.update("jax_optimization_level", before)
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def _out_of_memory(message: str) -> OutOfMemory | None:
@@ -189,10 +199,10 @@ def _out_of_memory(message: str) -> OutOfMemory | None:
 
 @contextlib.contextmanager
 def _native_messages() -> Iterator[list[str]]:
-    """Collects what libtpu writes to the process's standard error, which is not Python's.
+    """Collects what libtpu writes to the process's standard error, below Python's `sys.stderr`.
 
-    An exception gives it back. An abort in native code ends the process at once: the file that is
-    named beforehand has the compiler's last words then, and is gone otherwise.
+    If the block raises, the text is passed on. An abort in native code ends the process at once:
+    then the compiler's last words are in the file that was named before; otherwise it is deleted.
     """
     messages: list[str] = []
     kept = os.dup(2)

@@ -14,7 +14,7 @@ class Chip:
     """One TPU chip. v4 and v5p have two cores that JAX sees as one device (megacore).
 
     Attributes:
-        name: generation, as topologies are named after it.
+        name: generation, the first part of a topology's name.
         device_kind: JAX's name of its devices.
         hbm_bytes: memory.
         peak_flops: dense bfloat16 FLOP/s.
@@ -22,7 +22,7 @@ class Chip:
         link_bandwidth: bytes/s out of one inter-chip link.
         num_links: inter-chip links.
         network_bandwidth: bytes/s of a chip's share of its host's connection to the data centre.
-        source: where the figures stand.
+        source: page with the figures.
     """
 
     name: str
@@ -63,7 +63,7 @@ PEAK_FLOPS = {
 
 
 def peak_flops() -> float | None:
-    """Peak of all devices together; None where the kind of device is not in the table."""
+    """Peak of all devices together; None if the table lacks this kind of device."""
     kind = jax.devices()[0].device_kind
     matches = [prefix for prefix in PEAK_FLOPS if kind.startswith(prefix)]
     if not matches:

@@ -15,14 +15,14 @@ from taser_jax.compilation.hlo import arrays, read_module
 _COLLECTIVE = re.compile(
     r" = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
 )
-# Between slices chips send through their hosts; the hosts' runtime is told what it is part of.
+# Between slices chips send through their hosts; an attribute names the collective it belongs to.
 _CROSSING = re.compile(r' = \((.*?)\) send\(.*_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
 class CollectiveKind(enum.Enum):
-    """What devices do together, by XLA's names."""
+    """Kinds of collectives, by XLA's names."""
 
     ALL_REDUCE = "all-reduce"
     ALL_GATHER = "all-gather"
@@ -32,7 +32,7 @@ class CollectiveKind(enum.Enum):
 
 
 class Network(enum.Enum):
-    """What carries it: links between the chips of a slice, or the data centre's network."""
+    """The network used: links between the chips of a slice, or the data centre's."""
 
     ICI = "ICI"
     DCN = "DCN"
@@ -40,17 +40,17 @@ class Network(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective of a step.
+    """One collective operation of a step.
 
     Attributes:
-        kind: what it does.
+        kind: the operation.
         num_bytes: of the larger of its operand and result, on one device, each time.
         group_size: devices that take part in one.
-        times: how often a step runs it: once, or as often as the loops it is in go round. A loop
-            whose length the compiler does not know counts as one round.
-        operation: where it comes from, by JAX's names.
+        times: how often a step runs it: once, or once per iteration of the loops around it. A loop
+            of unknown length counts as one iteration.
+        operation: its origin, by JAX's names.
         network: DCN for the part of a collective over several slices that crosses them.
-        extent: chips that a group has along each axis of the torus; None where it is not known.
+        extent: chips that a group has along each axis of the torus; None if unknown.
     """
 
     kind: CollectiveKind
@@ -82,9 +82,9 @@ def read_collectives(
 ) -> list[Collective]:
     """Collectives of a compiled module, in the order of its text.
 
-    The TPU compiler writes a collective that it runs beside other work once for each piece of that
-    work, under one channel: what is of one kind, size and channel counts once. One over several
-    slices it splits into collectives within them and a transfer between.
+    The TPU compiler repeats a collective that overlaps other work once for each piece of that
+    work, under one channel: equal kind, size and channel count once. It splits a collective over
+    several slices into collectives within the slices and a transfer between them.
 
     Example:
         >>> text = '''ENTRY %main (p: f32[8]) -> f32[8] {
@@ -96,7 +96,7 @@ def read_collectives(
     Args:
         hlo: `compiled.as_text()`, after partitioning: shapes are those of one device.
         num_devices: of the program.
-        num_slices: that they are spread over.
+        num_slices: number of slices.
         coordinates: of each device on the torus, in the program's order.
     """
     module = read_module(hlo)
@@ -185,7 +185,7 @@ def _extent(coordinates: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def _group(line: str, num_devices: int) -> list[int]:
-    """The devices of the first replica group, in any of the ways that XLA writes them."""
+    """The devices of the first replica group, in any of XLA's notations."""
     listed = re.search(r"(?:source_target_pairs|replica_groups)=\{\{([\d,]*)\}", line)
     if listed:
         return [int(device) for device in listed.group(1).split(",")]

@@ -1,4 +1,4 @@
-"""The text of a compiled module: its instructions, and how often a step runs each."""
+"""Parses a compiled module's text: its instructions, and how often a step runs each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COPY = re.compile(r" copy\(%([\w.\-]+)\)")
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """An array that an instruction takes or makes.
+    """An operand or result of an instruction.
 
     Attributes:
         dtype: by XLA's name.
@@ -49,15 +49,15 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """What a step's program is made of.
+    """The instructions of a step's program.
 
     Attributes:
         instructions: (computation, line) of each; the entry computation is "".
         lines: (computation, name) -> the instruction's line; the name of a computation's result
             is "" too.
-        rounds: how often a step runs each computation. A loop whose length is not known counts as
-            one round, and so does each branch of a condition.
-        unknown_loops: loops whose length is not known.
+        rounds: how often a step runs each computation. A loop of unknown length counts as one
+            round, and so does each branch of a condition.
+        unknown_loops: number of loops of unknown length.
     """
 
     instructions: Sequence[tuple[str, str]]
@@ -94,7 +94,7 @@ def read_module(hlo: str) -> Module:
 
 
 def arrays(types: str) -> list[Array]:
-    """The arrays of a type, `f32[8,4]{1,0}` or a tuple of such.
+    """The arrays of a type, such as `f32[8,4]{1,0}`, or of a tuple of types.
 
     Example:
         >>> [array.num_bytes for array in arrays("(bf16[4,2]{1,0}, f32[])")]
@@ -122,7 +122,7 @@ def _trips(computation: str, line: str, lines: Mapping[tuple[str, str], str]) ->
         return None
 
     def counter(place: str, name: str) -> str:
-        """What is at the counter's place of a tuple."""
+        """The name at the counter's position of a tuple."""
         members = _TUPLE.search(lines.get((place, name), ""))
         names = re.findall(r"%([\w.\-]+)", members.group(1)) if members else []
         return names[int(element.group(1))] if names else ""

@@ -21,9 +21,9 @@ class MatrixProduct:
     Attributes:
         dtype: of its operands.
         precision: HIGHEST, HIGH or DEFAULT.
-        flops: 2·(batch)·m·k·n, over all devices, all times together.
+        flops: 2·(batch)·m·k·n, over all devices and all times.
         times: how often a step computes it.
-        operation: the modules and functions it is in.
+        operation: its modules and functions.
     """
 
     dtype: str
@@ -41,8 +41,8 @@ class MatrixProduct:
 def matrix_products(jaxpr: core.ClosedJaxpr) -> list[MatrixProduct]:
     """Every `dot_general` of a traced program.
 
-    A scan counts as often as it goes round, a while loop, whose length is not known, once. Of the
-    branches of a condition the one with most arithmetic counts.
+    A scan counts once per iteration; a while loop, whose length is unknown, counts once. Of the
+    branches of a condition, the one with the most arithmetic counts.
 
     Example:
         >>> jaxpr = jax.make_jaxpr(jax.numpy.matmul)(*(jax.numpy.ones((4, 4)),) * 2)
@@ -69,7 +69,7 @@ def _products(jaxpr: core.Jaxpr, *, times: int) -> Iterator[MatrixProduct]:
                     yield from _products(inner, times=times * rounds)
 
 
-def _jaxprs(value: Any) -> Iterator[core.Jaxpr]:
+def _jaxprs(value: object) -> Iterator[core.Jaxpr]:
     if isinstance(value, core.ClosedJaxpr):
         yield value.jaxpr
     elif isinstance(value, core.Jaxpr):

@@ -1,4 +1,4 @@
-"""What a person, or a script, reads of a compiled step."""
+"""Reports of a compiled step, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StepReport:
     Attributes:
         name: of the step.
         about: what it takes, in words.
-        topology: what it is compiled for.
+        topology: the target.
         mesh: devices along each axis.
         compiled: what the compiler says.
         model_flops: useful FLOPs of one device, by the model's formulas.
@@ -48,7 +48,7 @@ class StepReport:
 
     @property
     def fits(self) -> bool:
-        """Whether a chip has the memory; the compiler lets some pass that it has not."""
+        """Whether a chip has the memory; the compiler accepts some programs that do not fit."""
         return self.compiled.memory.peak <= self.topology.chip.hbm_bytes
 
     @property
@@ -69,7 +69,7 @@ class StepReport:
 
     @property
     def loop_factor(self) -> float:
-        """What the compiler's bytes are multiplied by, since it counts the body of a loop once.
+        """Factor for the compiler's bytes, since it counts the body of a loop once.
 
         1 without loops around matrix products; else products computed over those in the text.
         """
@@ -151,7 +151,7 @@ class StepRefusal:
     Attributes:
         name: of the step.
         topology: what it was to be compiled for.
-        needed: bytes of a device.
+        needed: bytes per device.
         available: bytes a device has.
     """
 
@@ -161,7 +161,7 @@ class StepRefusal:
     available: int
 
     def as_json(self) -> dict[str, Any]:
-        """The refusal as plain values; `fits` tells it from a report."""
+        """The refusal as plain values; `fits` distinguishes it from a report."""
         return {
             "step": self.name,
             "topology": self.topology.name,
@@ -173,7 +173,7 @@ class StepRefusal:
     def __str__(self) -> str:
         return (
             f"{self.name} on {self.topology.name}: does not fit, "
-            f"{self.needed / _GIB:.2f} of {self.available / _GIB:.2f} GiB of a device"
+            f"{self.needed / _GIB:.2f} of {self.available / _GIB:.2f} GiB per device"
         )
 
 
@@ -277,7 +277,7 @@ def _time_lines(estimate: Roofline) -> list[str]:
         milliseconds["DCN"] = estimate.dcn
     parts = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in milliseconds.items())
     return [
-        f"  roofline: {1e3 * estimate.step_seconds:.2f} ms a step, bound by "
+        f"  roofline: {1e3 * estimate.step_seconds:.2f} ms per step, bound by "
         f"{estimate.bound.value}, MFU {estimate.mfu:.1%}",
         f"    ms of each: {parts}; one after another {1e3 * estimate.sequential_seconds:.2f}",
     ]

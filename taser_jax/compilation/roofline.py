@@ -11,7 +11,7 @@ from taser_jax.compilation.topologies import Topology
 
 
 class Bound(enum.Enum):
-    """What a step waits for."""
+    """The resource that limits a step."""
 
     COMPUTE = "compute"
     HBM = "HBM"
@@ -21,7 +21,7 @@ class Bound(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Seconds that a step needs of each resource of a device.
+    """Seconds per step that each resource of a device is busy.
 
     Attributes:
         compute: matrix products at the chip's bfloat16 peak.
@@ -29,7 +29,7 @@ class Roofline:
         ici: bytes that collectives send, over the links.
         dcn: bytes that collectives send to other slices, over the data centre's network.
         model_flops: useful FLOPs of a device, the numerator of MFU.
-        peak_flops: of a device.
+        peak_flops: per device.
     """
 
     compute: float
@@ -74,7 +74,7 @@ def roofline(
     num_bytes: float,
     collectives: Sequence[Collective],
 ) -> Roofline:
-    """What a device needs for a step.
+    """A step's use of a device's resources.
 
     Example:
         On v5e 197e9 FLOPs take 1 ms, and so do 819e6 bytes of memory traffic.
@@ -83,8 +83,8 @@ def roofline(
         topology: whose peaks count.
         flops: executed by a device, in passes of the matrix unit.
         model_flops: useful ones among them.
-        num_bytes: read and written by a device.
-        collectives: of a step.
+        num_bytes: read and written per device.
+        collectives: of the step.
     """
     chip = topology.chip
     return Roofline(

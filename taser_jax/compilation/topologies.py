@@ -40,7 +40,7 @@ class Topology:
 
     Attributes:
         name: as given, "v5e:4x4".
-        chip: what they are.
+        chip: their kind.
         shape: chips along each axis of a slice.
         num_slices: slices of this shape.
         devices: JAX's descriptions of all of them.
@@ -50,7 +50,7 @@ class Topology:
     chip: Chip
     shape: tuple[int, ...]
     num_slices: int
-    devices: Sequence[Any]
+    devices: Sequence[jax.Device]
 
     def links(self, group_size: int, extent: Sequence[int] | None = None) -> int:
         """Links of a chip that a collective can use, by the axes that its groups span.

@@ -60,7 +60,7 @@ def write_row(
         directory: gets results/ and per_query/ of the row.
         system: its name.
         row: its values by query.
-        split: whose queries.
+        split: split of the queries.
         evaluated: where it was, with its parameters and details; None for a row that was put
             together from others.
     """

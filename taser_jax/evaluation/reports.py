@@ -14,6 +14,7 @@ from taser_jax.artifacts import FilePath, replacing, write_text
 from taser_jax.errors import DataError
 from taser_jax.evaluation.comparisons import AVERAGE, ComparedRows, Comparisons
 from taser_jax.evaluation.results import SystemResult
+from taser_jax.markdown import markdown_table
 
 LEGEND = (
     "In percent. R@k: queries with a relevant passage (by answers: one that contains an answer) "
@@ -43,7 +44,7 @@ class ResultsTable:
         results: the rows, in order.
         measures: the measures to show, in order.
         tasks: the tasks to show and to average over, in order.
-        by_task: the measure shown per task where there is no room for all measures.
+        by_task: the measure shown per task if there is no room for all.
         comparisons: shown behind the figures; None shows none.
     """
 
@@ -235,8 +236,7 @@ class ResultsTable:
         compared = self._compared(task)
         if compared is None:
             return []
-        lines = [compared.header, ["---"] + ["---:"] * (len(compared.header) - 1), *compared.lines]
-        return [f"{compared.title}:", "\n".join(map(_markdown_line, lines))]
+        return [f"{compared.title}:", markdown_table(compared.header, compared.lines)]
 
     def _csv_values(self, result: SystemResult, task: str) -> list[str]:
         if self.comparisons is None:
@@ -305,13 +305,8 @@ def _markdown(
             # By the rounded figure: two systems shown as 71.3 are both the best.
             if len(shown) > 1 and line[column] != _NONE and float(line[column]) == max(figures):
                 line[column] = f"**{line[column]}**"
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
-    lines += [first + line + last for first, line, last in zip(before, shown, after, strict=True)]
-    return "\n".join(map(_markdown_line, lines))
-
-
-def _markdown_line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    rows = zip(before, shown, after, strict=True)
+    return markdown_table(header, [first + line + last for first, line, last in rows])
 
 
 def _bars(

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from taser_jax.data.token_store.text_settings import QuerySettings, Titles
-from taser_jax.models.dual_encoder import ModelConfig
-
-Params = Any
+from taser_jax.models.dual_encoder import ModelConfig, Params
 
 
 @dataclasses.dataclass(frozen=True)

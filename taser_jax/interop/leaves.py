@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float
+from numpy.typing import ArrayLike
 
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.tensors import Tensors
@@ -99,7 +100,7 @@ def params_to_tensors(params: Params, leaves: Sequence[Leaf]) -> Tensors:
     return tensors
 
 
-def weights(array: Any, name: str, where: str) -> Float[np.ndarray, "*shape"]:
+def weights(array: ArrayLike, name: str, where: str) -> Float[np.ndarray, "*shape"]:
     """Floating-point weights as float32.
 
     Raises:

@@ -12,6 +12,7 @@ from jax import export
 from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
+from jaxtyping import PyTree
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
@@ -65,7 +66,7 @@ def lower_encoder(
     model = DualEncoder(config.portable())
     pads = lengths is Lengths.UP_TO and config.max_length is None
 
-    def encode(params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
+    def encode(params: PyTree, ids: jax.Array, mask: jax.Array) -> jax.Array:
         if pads:
             rest = ((0, 0), (0, length - ids.shape[1]))
             ids, mask = jnp.pad(ids, rest), jnp.pad(mask, rest)
@@ -122,7 +123,7 @@ def check_task(config: ModelConfig, task: str | None) -> None:
         )
 
 
-def check_params(params: Any, expected: Any, *, where: str) -> None:
+def check_params(params: PyTree, expected: Any, *, where: str) -> None:
     """Refuses a tree with unexpected names, shapes or dtypes.
 
     Raises:
@@ -141,13 +142,13 @@ def check_params(params: Any, expected: Any, *, where: str) -> None:
             )
 
 
-def named_leaves(tree: Any) -> dict[str, Any]:
+def named_leaves(tree: PyTree) -> dict[str, Any]:
     """The leaves of nested dicts by path, in JAX's order: {"encoder/embeddings/...": leaf}."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {"/".join(str(key.key) for key in path): leaf for path, leaf in leaves}
 
 
-def _kind(leaf: Any) -> str:
+def _kind(leaf: jax.Array | jax.ShapeDtypeStruct) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import taser_jax
@@ -166,13 +166,13 @@ def left_to_the_reader(source: ExportSource) -> str:
 def _model(source: ExportSource) -> str:
     config = json.loads(config_io.to_json(source.config))
     del config["format_version"]
-    rows: list[tuple[str, Any]] = [("parameters", f"{parameter_count(source.params):,}")]
+    rows: list[tuple[str, object]] = [("parameters", f"{parameter_count(source.params):,}")]
     rows += source.config.describe().facts
     return f"## Model\n\n{_table(rows + _flat(config))}"
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
+def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
     for name, part in value.items():
         nested = isinstance(part, Mapping)
         rows += _flat(part, f"{prefix}{name}.") if nested else [(prefix + name, part)]
@@ -219,6 +219,6 @@ def _vocabulary_fingerprint(source: ExportSource) -> str:
     return str(saved.get("fingerprint", "unknown"))
 
 
-def _table(rows: list[tuple[str, Any]]) -> str:
+def _table(rows: Sequence[tuple[str, object]]) -> str:
     cells = (f"| {name} | {str(value).replace('|', '&#124;')} |" for name, value in rows)
     return "\n".join(["| | |", "|---|---|", *cells, ""])

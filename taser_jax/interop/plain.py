@@ -7,13 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
+from jax.tree_util import KeyPath
 
 from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import Towers
-
-Params = Any
+from taser_jax.models.dual_encoder import Params, Towers
 
 _PASSAGE_TOWER = "passage_encoder"
 
@@ -87,7 +86,7 @@ def from_plain_encoders(
             )
         return value
 
-    def choose(key_path: tuple[Any, ...], leaf: Any) -> Any:
+    def choose(key_path: KeyPath, leaf: Any) -> Any:
         tower, *rest = (str(key.key) for key in key_path)
         if "router" in rest:
             return leaf

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from taser_jax.errors import ConfigError
 from taser_jax.interop.bert import bert_config, encoder_from_tensors
@@ -15,8 +14,8 @@ from taser_jax.interop.sizes import check_sizes
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.dual_encoder import Params
 
-Params = Any
 Source = str | os.PathLike[str]
 
 # Fields that must be equal for the weights to have the same meaning.

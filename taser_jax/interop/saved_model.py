@@ -14,13 +14,7 @@ from flax.traverse_util import unflatten_dict
 from tensorflow.compiler.tf2xla.python import xla
 
 from taser_jax.batch import Role
-from taser_jax.data.text.preprocessors import (
-    check_length,
-    normalize_queries,
-    passage_ids,
-    query_ids,
-    query_room,
-)
+from taser_jax.data.text import preprocessors
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.text_settings import Titles
 from taser_jax.errors import ConfigError
@@ -58,9 +52,9 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
         DataError: the vocabulary is missing or damaged.
     """
     check_source(source)
-    check_length(source.passage_length)
+    preprocessors.check_length(source.passage_length)
     vocabulary = load_vocabulary(source.vocabulary_dir)
-    query_room(vocabulary, source.query_length, prompt=source.query_settings.prompt)
+    preprocessors.query_room(vocabulary, source.query_length, prompt=source.query_settings.prompt)
     rows = source.config.transformer.vocab_size
     if vocabulary.size > rows:
         raise ConfigError(
@@ -124,8 +118,8 @@ def _signature(
 
     def encode_query(queries: tf.Tensor) -> dict[str, tf.Tensor]:
         settings = source.query_settings
-        queries = normalize_queries(queries, settings.normalization)
-        return embed(query_ids(queries, vocabulary, length, prompt=settings.prompt))
+        queries = preprocessors.normalize_queries(queries, settings.normalization)
+        return embed(preprocessors.query_ids(queries, vocabulary, length, prompt=settings.prompt))
 
     def encode_passage(titles: tf.Tensor, texts: tf.Tensor) -> dict[str, tf.Tensor]:
         message = "titles and texts differ in number: a passage without a title has an empty one"
@@ -134,7 +128,7 @@ def _signature(
             titles = tf.identity(titles)
         if source.titles is Titles.OMIT:
             titles = tf.zeros_like(titles)
-        return embed(passage_ids(titles, texts, vocabulary, length))
+        return embed(preprocessors.passage_ids(titles, texts, vocabulary, length))
 
     encode, inputs = {
         Role.QUERY: (encode_query, [strings]),

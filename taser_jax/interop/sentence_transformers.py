@@ -244,5 +244,5 @@ def _write_modules(directory: pathlib.Path, modules: Mapping[str, str]) -> None:
     )
 
 
-def _write_json(path: pathlib.Path, value: Any) -> None:
+def _write_json(path: pathlib.Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

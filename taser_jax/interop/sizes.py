@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from taser_jax.errors import ConfigError
 
 
 def check_sizes(
-    checkpoint: Any,
-    model: Any,
+    checkpoint: object,
+    model: object,
     *,
     names: Sequence[str],
     where: str,
@@ -44,6 +43,6 @@ def check_sizes(
         )
 
 
-def _sizes(config: Any, names: Sequence[str]) -> str:
+def _sizes(config: object, names: Sequence[str]) -> str:
     values = {name: getattr(config, name) for name in names}
     return ", ".join(f"{name} {getattr(v, 'value', v)}" for name, v in values.items())

@@ -12,15 +12,8 @@ import safetensors.numpy
 
 from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
+from taser_jax.interop import lowering
 from taser_jax.interop.export_source import ExportSource
-from taser_jax.interop.lowering import (
-    PLATFORMS,
-    STABLEHLO_VERSION,
-    Lengths,
-    check_source,
-    lower_encoder,
-    named_leaves,
-)
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.models import config_io
 
@@ -69,9 +62,9 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     Raises:
         ConfigError: lengths or parameters do not fit the model, or there is no vocabulary.
     """
-    check_source(source)
+    lowering.check_source(source)
     vocabulary = _vocabulary_metadata(source)
-    params = {name: np.asarray(leaf) for name, leaf in named_leaves(source.params).items()}
+    params = {name: np.asarray(leaf) for name, leaf in lowering.named_leaves(source.params).items()}
     safetensors.numpy.save_file(
         {name: np.ascontiguousarray(leaf) for name, leaf in params.items()},
         output_dir / PARAMETERS_FILE,
@@ -82,8 +75,8 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     functions: dict[str, dict[str, Any]] = {}
     for role, length in lengths.items():
         limit = source.config.max_length or length
-        program = lower_encoder(
-            source.config, role, length=limit, lengths=Lengths.UP_TO, task=source.task
+        program = lowering.lower_encoder(
+            source.config, role, length=limit, lengths=lowering.Lengths.UP_TO, task=source.task
         )
         file = output_dir / f"encode_{role.value}.stablehlo"
         file.write_bytes(program.serialize())
@@ -98,8 +91,8 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     functions["encode_passage"]["titles"] = source.titles.value
     signature = {
         "format_version": FORMAT_VERSION,
-        "stablehlo_version": STABLEHLO_VERSION,
-        "platforms": list(PLATFORMS),
+        "stablehlo_version": lowering.STABLEHLO_VERSION,
+        "platforms": list(lowering.PLATFORMS),
         "functions": functions,
         "inputs": [
             {"name": "params", "file": PARAMETERS_FILE},

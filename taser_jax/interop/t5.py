@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import PyTree
 
 from taser_jax.batch import Tokens
 from taser_jax.errors import ConfigError, DataError
@@ -228,7 +229,7 @@ def _size_words(config: T5Config) -> str:
     return ", ".join(f"{name} {getattr(config, name)}" for name in _SHAPING)
 
 
-def find(tree: Any, path: Path) -> Any:
+def find(tree: PyTree, path: Path) -> Any:
     """The node at a path, or None."""
     for name in path:
         if not isinstance(tree, Mapping) or name not in tree:

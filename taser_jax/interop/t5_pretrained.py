@@ -6,7 +6,6 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -17,10 +16,10 @@ from taser_jax.interop.t5 import t5_from_t5x, t5_from_tensors
 from taser_jax.interop.t5_configs import t5_config, t5x_t5_config
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
 from taser_jax.interop.tensors import CONFIG_FILE, read_tensors
+from taser_jax.models.dual_encoder import Params
 from taser_jax.models.t5 import T5Config, rescale
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 
-Params = Any
 Source = str | os.PathLike[str]
 
 # Fields that must be equal for the weights to have the same meaning.

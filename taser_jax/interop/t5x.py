@@ -14,6 +14,7 @@ import numpy as np
 import tensorstore
 from flax.serialization import msgpack_restore
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import PyTree
 from msgpack.exceptions import ExtraData, FormatError, OutOfData, StackError
 
 from taser_jax.errors import DataError
@@ -179,7 +180,7 @@ def _read_msgpack(directory: pathlib.Path) -> T5XCheckpoint:
     return T5XCheckpoint(unflatten_dict(read), step)
 
 
-def _target(tree: Any, where: pathlib.Path) -> dict[str, Any]:
+def _target(tree: PyTree, where: pathlib.Path) -> dict[str, Any]:
     target = tree.get("target") if isinstance(tree, dict) else None
     if not isinstance(target, dict) or not target:
         keys = ", ".join(map(str, tree)) if isinstance(tree, dict) else type(tree).__name__

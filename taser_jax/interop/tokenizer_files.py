@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Iterable
 from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from taser_jax.artifacts import read_json
 from taser_jax.data.text.vocabularies import load_vocabulary
@@ -104,7 +108,7 @@ def write_tokenizer(
     ids = {piece: i for i, piece in enumerate(vocabulary.pieces)}
     special = {name: piece for name, piece in _SPECIAL_TOKENS.items() if piece in ids}
     files: dict[str, Any] = {
-        TOKENIZER_FILE: _tokenizer_json(vocabulary, ids, list(special.values())),
+        TOKENIZER_FILE: json.loads(_tokenizer(vocabulary, ids, special.values()).to_str()),
         TOKENIZER_CONFIG_FILE: {
             "tokenizer_class": "BertTokenizer",
             "do_lower_case": vocabulary.lower_case,
@@ -125,60 +129,23 @@ def write_tokenizer(
     (output_dir / VOCAB_FILE).write_bytes(pieces.encode("utf-8"))
 
 
-def _tokenizer_json(
-    vocabulary: WordPieceVocabulary, ids: dict[str, int], special: list[str]
-) -> dict[str, Any]:
-    """The file of the `tokenizers` library."""
-
-    def token(name: str) -> dict[str, Any]:
-        return {"SpecialToken": {"id": name, "type_id": 0}}
-
-    def sequence(name: str) -> dict[str, Any]:
-        return {"Sequence": {"id": name, "type_id": 0}}
-
-    single = [token("[CLS]"), sequence("A"), token("[SEP]")]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": ids[piece],
-                "content": piece,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-            for piece in sorted(special, key=ids.__getitem__)
-        ],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": vocabulary.lower_case,
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": single,
-            "pair": [*single, sequence("B"), token("[SEP]")],
-            "special_tokens": {
-                name: {"id": name, "ids": [ids[name]], "tokens": [name]}
-                for name in ("[CLS]", "[SEP]")
-            },
-        },
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-            "vocab": ids,
-        },
-    }
+def _tokenizer(
+    vocabulary: WordPieceVocabulary, ids: dict[str, int], special: Iterable[str]
+) -> tokenizers.Tokenizer:
+    """Our tokenisation in the `tokenizers` library."""
+    tokenizer = tokenizers.Tokenizer(
+        models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100)
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=vocabulary.lower_case)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[(name, ids[name]) for name in ("[CLS]", "[SEP]")],
+    )
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(sorted(special, key=ids.__getitem__))
+    return tokenizer
 
 
 def _pieces(tokenizer: dict[str, Any], path: pathlib.Path) -> list[str]:

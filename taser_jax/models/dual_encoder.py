@@ -6,18 +6,19 @@ import abc
 import dataclasses
 import enum
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from taser_jax.batch import BatchShape, Role, Tokens
 from taser_jax.encoded import Encoded, Normalization
 from taser_jax.errors import ConfigError
 from taser_jax.models.transformer import BlockCost, Remat, TransformerConfig
 
-Params = Any
+Params: TypeAlias = PyTree
 
 _ANY_LENGTH = 1
 

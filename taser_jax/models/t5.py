@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-from typing import Any
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax.tree_util import KeyPath
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from taser_jax.batch import Tokens
 from taser_jax.errors import ConfigError
@@ -28,7 +29,7 @@ from taser_jax.models.t5_layers import (
 )
 from taser_jax.models.transformer import DTYPES, Remat, TransformerConfig
 
-Params = Any
+Params: TypeAlias = PyTree
 
 # T5 starts its decoder with the padding token.
 DECODER_START_ID = 0
@@ -145,7 +146,7 @@ def rescale(params: Params, initialization: T5Initialization) -> Params:
     if initialization is T5Initialization.STANDARD:
         return params
 
-    def divide(path: tuple[Any, ...], leaf: Any) -> Any:
+    def divide(path: KeyPath, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         for pattern, divisor in _DIVISORS:
             if pattern.search(name):

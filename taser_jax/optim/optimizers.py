@@ -35,7 +35,7 @@ class OptimizerConfig:
 
     Attributes:
         learning_rate: peak rate.
-        schedule: what follows the warm-up.
+        schedule: the rate after warm-up.
         warmup_steps: steps of linear warm-up from 0.
         floor: smallest share of the peak rate after warm-up.
         b1: decay of the first moment.

@@ -80,8 +80,8 @@ class TSageConfig:
         temperature_schedule: whether τ depends on the episode.
         episode: the ANCE episode of this training, from 0.
         burn_in_share: share of the run's steps with equal weights; the average is updated then too.
-        burn_in_scale: what these weights are.
-        combined_scale: what multiplies the combined gradient.
+        burn_in_scale: value of these weights.
+        combined_scale: factor of the combined gradient.
         bias_correction: of the moving average.
         average_dtype: how the moving average is stored.
         median_over: which entries the median is of. `NONZERO` is not in the paper; it is for small

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.metadata
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,7 @@ def query_package(query_id: str) -> str:
     return query_id.partition(":")[0]
 
 
-def _by_package(names: Any) -> dict[str, int]:
+def _by_package(names: Iterable[str]) -> dict[str, int]:
     counts = Counter(query_package(n) if ":" in n else package_of(n) for n in names)
     return {p: counts[p] for p in ("python", *THIRD_PARTY) if counts[p]}
 

@@ -89,12 +89,12 @@ def module_names(root: str) -> list[str]:
 class _Found:
     """An object with every public name that leads to it."""
 
-    value: Any
+    value: object
     kind: str
     names: list[str]
 
 
-def _own_doc(value: Any) -> str | None:
+def _own_doc(value: object) -> str | None:
     """The object's own docstring: not inherited, not its type's, not generated."""
     doc = getattr(value, "__doc__", None)
     if not isinstance(doc, str) or not doc.strip():
@@ -109,7 +109,7 @@ def _own_doc(value: Any) -> str | None:
     return None if doc == getattr(type(value), "__doc__", None) else doc
 
 
-def _is_documentable(value: Any) -> bool:
+def _is_documentable(value: object) -> bool:
     # A metaclass can make any of these attributes raise.
     with contextlib.suppress(Exception):
         if isinstance(value, types.GenericAlias | typing._GenericAlias):  # type: ignore[attr-defined] # private, public nowhere
@@ -120,7 +120,7 @@ def _is_documentable(value: Any) -> bool:
     return False
 
 
-def _belongs(value: Any, root: str) -> bool:
+def _belongs(value: object, root: str) -> bool:
     module = getattr(value, "__module__", None)
     if not isinstance(module, str):
         return True
@@ -147,7 +147,7 @@ def _canonical(found: _Found) -> str:
     return own if own in found.names else min(found.names, key=lambda n: (n.count("."), len(n), n))
 
 
-def _sorted_members(namespace: types.ModuleType | type) -> Iterator[tuple[str, Any]]:
+def _sorted_members(namespace: types.ModuleType | type) -> Iterator[tuple[str, object]]:
     for name, value in sorted(vars(namespace).items(), key=lambda item: str(item[0])):
         if isinstance(name, str) and not name.startswith("_"):
             yield name, value
@@ -159,7 +159,7 @@ class _Walker:
     def __init__(self) -> None:
         self.found: dict[int, _Found] = {}
 
-    def add(self, value: Any, kind: str, name: str) -> bool:
+    def add(self, value: object, kind: str, name: str) -> bool:
         """Records a name of an object; True if the object is new."""
         known = self.found.get(id(value))
         if known is None:
@@ -181,6 +181,7 @@ class _Walker:
         """Members of every class found, named after the class's canonical name."""
         pending = [f for f in self.found.values() if f.kind == "class"]
         for found in pending:  # grows as nested classes are found
+            assert isinstance(found.value, type)
             prefix = _canonical(found)
             for member_name, member in _sorted_members(found.value):
                 value = _member_function(member)
@@ -210,7 +211,7 @@ class _Sources:
             self._files[path] = nodes
         return self._files[path]
 
-    def body(self, value: Any, doc: str) -> str:
+    def body(self, value: object, doc: str) -> str:
         """The function's body without docstrings and comments; empty where there is none."""
         function: Any = value.fget if isinstance(value, property) else value
         with contextlib.suppress(ValueError):  # a cycle of wrappers

@@ -1,4 +1,4 @@
-"""BM25 as Lucene scores it, through bm25s: the sparse row of every table and of the hybrid."""
+"""BM25 with Lucene's scoring, through bm25s: the sparse baseline, and one half of the hybrid."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ import numpy as np
 import Stemmer
 from bm25s.tokenization import Tokenizer
 
-from taser_jax.artifacts import (
-    METADATA,
-    FilePath,
-    read_metadata,
-    replacing,
-    require_equal,
-    write_json,
-)
+from taser_jax import artifacts
 from taser_jax.errors import ConfigError, DataError, FingerprintError
 from taser_jax.progress import track
 from taser_jax.records import Passage
@@ -30,7 +23,7 @@ from taser_jax.settings import from_plain, to_plain
 
 _KIND = "bm25 index"
 _VERSION = 2
-# Fewer queries are answered before a progress bar would be drawn.
+# Fewer queries are answered before a progress bar could be drawn.
 _SHOWN = 1000
 _WORD = re.compile(r"\w+")
 # With a typewriter's, a typographer's or a full-width apostrophe, as in Lucene.
@@ -38,7 +31,7 @@ _POSSESSIVE = re.compile(r"(?<=\w)['\u2019\uff07]s\b")
 
 
 class Stemming(enum.Enum):
-    """How words are cut to their stems (Snowball's algorithms)."""
+    """The stemmer (Snowball's algorithms)."""
 
     PORTER = "porter"
     ENGLISH = "english"
@@ -46,17 +39,17 @@ class Stemming(enum.Enum):
 
 
 class Stopwords(enum.Enum):
-    """Words left out: none, or Lucene's 33 English ones."""
+    """Stop words: none, or Lucene's 33 English ones."""
 
     NONE = "none"
     ENGLISH = "english"
 
 
 class Possessives(enum.Enum):
-    """What becomes of the 's of a word.
+    """Treatment of a possessive 's.
 
-    STRIP: nothing is left of it (Lucene's English analyser). SPLIT: a word "s", which Porter's
-    stemming cuts to an empty term that many passages share.
+    STRIP removes it, as Lucene's English analyser does. SPLIT makes it a word "s", which Porter's
+    stemmer reduces to an empty term that many passages share.
     """
 
     STRIP = "strip"
@@ -65,13 +58,13 @@ class Possessives(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Bm25Config:
-    """Parameters of the score and of the words; Anserini's values.
+    """Parameters of scoring and tokenisation; the defaults are Anserini's.
 
     Attributes:
         k1: saturation of term frequency.
         b: strength of length normalisation, 0 to 1.
-        stemming: Porter's is Lucene's English analyser's.
-        stopwords: words left out.
+        stemming: PORTER is that of Lucene's English analyser.
+        stopwords: words to ignore.
         possessives: whether 's is a word.
     """
 
@@ -89,7 +82,7 @@ class Bm25Config:
 
 
 def title_and_text(passage: Passage) -> str:
-    """What BM25 indexes of a passage: both, as one field."""
+    """The text that BM25 indexes: title and text as one field."""
     return f"{passage.title} {passage.text}" if passage.title else passage.text
 
 
@@ -102,8 +95,8 @@ class Bm25Index:
     Source: Kamphuis et al., "Which BM25 do you mean?", ECIR 2020, table 1, "Lucene (accurate)".
     """
 
-    def __init__(self, directory: FilePath) -> None:
-        metadata = read_metadata(directory, _KIND, _VERSION)
+    def __init__(self, directory: artifacts.FilePath) -> None:
+        metadata = artifacts.read_metadata(directory, _KIND, _VERSION)
         self.config = from_plain(Bm25Config, metadata["config"], str(directory))
         self.fingerprints: dict[str, str] = metadata["fingerprints"]
         self._index = bm25s.BM25.load(directory, mmap=True)
@@ -117,18 +110,18 @@ class Bm25Index:
     def build(
         cls,
         texts: Iterable[str],
-        directory: FilePath,
+        directory: artifacts.FilePath,
         *,
         config: Bm25Config | None = None,
         fingerprints: Mapping[str, str] | None = None,
     ) -> Bm25Index:
         """Indexes texts, row by row, and opens the result.
 
-        An index that is there already is opened, not built again, and `texts` not read.
+        An existing index is opened instead, without reading `texts`.
 
         Args:
             texts: text of each row of the passage store; see `title_and_text`.
-            directory: where the index goes.
+            directory: directory of the index.
             config: parameters.
             fingerprints: {"collection": ...}.
 
@@ -138,7 +131,7 @@ class Bm25Index:
             StorageError: the directory cannot be written.
         """
         config, fingerprints = config or Bm25Config(), dict(fingerprints or {})
-        if (pathlib.Path(directory) / METADATA).exists():
+        if (pathlib.Path(directory) / artifacts.METADATA).exists():
             index = cls.open(directory, fingerprints=fingerprints)
             if index.config != config:
                 raise FingerprintError(
@@ -161,10 +154,10 @@ class Bm25Index:
             )
         index = bm25s.BM25(k1=config.k1, b=config.b, method="lucene")
         index.index((rows, vocabulary), show_progress=True)
-        with replacing(directory) as scratch:
+        with artifacts.replacing(directory) as scratch:
             index.save(scratch, show_progress=False)
-            write_json(
-                scratch / METADATA,
+            artifacts.write_json(
+                scratch / artifacts.METADATA,
                 {
                     "format_version": _VERSION,
                     "kind": _KIND,
@@ -179,22 +172,22 @@ class Bm25Index:
     @classmethod
     def open(
         cls,
-        directory: FilePath,
+        directory: artifacts.FilePath,
         *,
         fingerprints: Mapping[str, str] | None = None,
     ) -> Bm25Index:
         """Opens an index, memory-mapped.
 
         Args:
-            directory: where `build` put it.
-            fingerprints: {"collection": ...} it shall have been built from.
+            directory: directory of the index.
+            fingerprints: required fingerprints, {"collection": ...}.
 
         Raises:
             DataError: no finished index there.
             FingerprintError: it was built from another collection.
         """
         index = cls(directory)
-        require_equal(
+        artifacts.require_equal(
             f"BM25 index {os.fspath(directory)}",
             index.fingerprints,
             fingerprints or {},
@@ -203,11 +196,11 @@ class Bm25Index:
         return index
 
     def search(self, texts: Sequence[str], k: int) -> SearchResult:
-        """Top k rows of each query; passages that share no word with it are no results.
+        """Top k rows of each query; passages that share no word with it are excluded.
 
         Args:
             texts: the queries.
-            k: results a query.
+            k: results per query.
 
         Raises:
             ConfigError: k below 1.

@@ -17,25 +17,17 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Int
 
-from taser_jax.artifacts import (
-    METADATA,
-    FilePath,
-    follow_plan,
-    read_metadata,
-    replacing,
-    require_equal,
-    write_json,
-)
+from taser_jax import artifacts
 from taser_jax.batch import Tokens
 from taser_jax.encoded import Normalization
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.progress import bar, logger
 
 _VERSION = 1
-# Batches handed to the device before the first result is waited for.
+# Batches queued on the device before the first result is awaited.
 _IN_FLIGHT = 2
-# On a CPU the activations of a batch should stay in its caches, and be few enough for the C library
-# to keep their memory from batch to batch: more is given back and mapped anew, page by page.
+# On a CPU the activations of a batch should fit its caches, and be small enough that the C library
+# keeps their memory between batches instead of unmapping it and faulting in new pages.
 _CPU_BATCH_TOKENS = 2048
 _BATCH_TOKENS = 16384
 
@@ -115,18 +107,18 @@ class Embeddings:
     """A finished directory of embeddings, memory-mapped; row i is row i of the passage store.
 
     Attributes:
-        KIND: what `metadata.json` calls it.
-        directory: where it is.
-        metadata: what `metadata.json` holds.
+        KIND: its kind in metadata.json.
+        directory: its directory.
+        metadata: content of metadata.json.
         fingerprints: of the model, collection and vocabulary it was made from.
         shape: (texts, dimensions).
     """
 
     KIND = "embeddings"
 
-    def __init__(self, directory: FilePath) -> None:
+    def __init__(self, directory: artifacts.FilePath) -> None:
         self.directory = pathlib.Path(directory)
-        self.metadata = read_metadata(directory, self.KIND, _VERSION)
+        self.metadata = artifacts.read_metadata(directory, self.KIND, _VERSION)
         self.fingerprints: dict[str, str] = self.metadata["fingerprints"]
         self.shape: tuple[int, int] = (self.metadata["num_rows"], self.metadata["dim"])
         self._dtype = EmbeddingDtype(self.metadata["dtype"])
@@ -140,22 +132,22 @@ class Embeddings:
     @classmethod
     def open(
         cls,
-        directory: FilePath,
+        directory: artifacts.FilePath,
         *,
         fingerprints: Mapping[str, str] | None = None,
     ) -> Embeddings:
         """Opens embeddings that `encode_texts` has finished.
 
         Args:
-            directory: where they are.
-            fingerprints: {"model": ..., "collection": ...} they shall have been made from.
+            directory: their directory.
+            fingerprints: required fingerprints, such as {"model": ..., "collection": ...}.
 
         Raises:
             DataError: nothing finished there, or a shard is missing or damaged.
-            FingerprintError: they were made from something else.
+            FingerprintError: their fingerprints differ.
         """
         embeddings = cls(directory)
-        require_equal(
+        artifacts.require_equal(
             f"embeddings {os.fspath(directory)}",
             embeddings.fingerprints,
             fingerprints or {},
@@ -195,7 +187,7 @@ class Embeddings:
 def encode_texts(
     encode_fn: EncodeFn,
     tokens: TokenRows,
-    directory: FilePath,
+    directory: artifacts.FilePath,
     *,
     fingerprints: Mapping[str, str],
     kind: str = Embeddings.KIND,
@@ -205,16 +197,16 @@ def encode_texts(
     attached: Mapping[str, object] = types.MappingProxyType({}),
     normalization: Normalization | None = None,
 ) -> bool:
-    """Encodes every text into shard files that a rerun does not compute again.
+    """Encodes every text into shard files; a rerun skips finished shards.
 
-    Process i of n takes shards i, i+n, i+2n, ... and needs no contact with the others.
+    Process i of n takes shards i, i+n, i+2n, ... without communicating with the others.
 
     Args:
         encode_fn: tokens -> embeddings [batch, dim]; called with few different shapes.
         tokens: the texts.
         directory: gets embeddings-00000-of-000NN.npy and metadata.json.
         fingerprints: {"model": ..., "collection": ..., "vocabulary": ...}, recorded and checked.
-        kind: what `metadata.json` calls the result.
+        kind: kind of the result in metadata.json.
         config: sizes of batches and shards.
         process_index: which process this is.
         process_count: how many share the work.
@@ -222,12 +214,12 @@ def encode_texts(
         normalization: the model's, recorded for those who cut the embeddings; None: not known.
 
     Returns:
-        Whether all shards are there; while other processes have some left, they are not. The last
+        Whether all shards are finished; False while other processes have some left. The last
         one to finish writes metadata.json.
 
     Raises:
         FingerprintError: the directory holds embeddings from another model, collection or config.
-        DataError: no texts, or the model returned a number that is not finite.
+        DataError: no texts, or the model returned a non-finite number.
         StorageError: the directory cannot be written.
     """
     config, directory = config or EncodeConfig(), pathlib.Path(directory)
@@ -242,7 +234,7 @@ def encode_texts(
         "shard_rows": config.shard_rows,
         "dtype": config.dtype.value,
     }
-    follow_plan(directory, plan)
+    artifacts.follow_plan(directory, plan)
     bounds = _shard_bounds(len(lengths), config.shard_rows)
     paths = [directory / name for name in shard_names(len(bounds))]
     mine = range(process_index, len(bounds), process_count)
@@ -265,13 +257,13 @@ def encode_texts(
                 update=progress.update,
             )
             computed += positions
-            with replacing(paths[shard]) as scratch, open(scratch, "wb") as file:
+            with artifacts.replacing(paths[shard]) as scratch, open(scratch, "wb") as file:
                 np.save(file, _as_stored(array, config.dtype))
     seconds = time.monotonic() - began
 
     if not all(path.exists() for path in paths):
         return False
-    if todo or not (directory / METADATA).exists():
+    if todo or not (directory / artifacts.METADATA).exists():
         dim = int(np.load(paths[0], mmap_mode="r").shape[1])
         speed = {
             "tokens": total_tokens - done_tokens,
@@ -280,9 +272,11 @@ def encode_texts(
             "tokens_per_second": round((total_tokens - done_tokens) / max(seconds, 1e-9), 1),
         }
         for name, value in attached.items():
-            write_json(directory / name, value)
+            artifacts.write_json(directory / name, value)
         known = {} if normalization is None else {"normalization": normalization.value}
-        write_json(directory / METADATA, {**plan, "dim": dim, **known, "last_run": speed})
+        artifacts.write_json(
+            directory / artifacts.METADATA, {**plan, "dim": dim, **known, "last_run": speed}
+        )
     return True
 
 
@@ -316,7 +310,7 @@ def encode_rows(
         Embeddings of `rows` in their order, float32, and the token positions computed for them.
 
     Raises:
-        DataError: the model returned a number that is not finite.
+        DataError: the model returned a non-finite number.
     """
     lengths = np.asarray(tokens.lengths)[rows]
     results: np.ndarray | None = None
@@ -357,8 +351,8 @@ def encode_rows(
 def _batches(lengths: np.ndarray, config: EncodeConfig) -> Iterator[tuple[np.ndarray, int, int]]:
     """Yields (members, batch size, padded length), longest first.
 
-    The longest text left decides the bucket; the batch is filled up with the next longest, so only
-    the last batch is ever part empty, and running out of memory shows in the first.
+    The longest text left decides the bucket, and the next longest fill the batch: only the last
+    batch is partly empty, and if memory is insufficient, the first batch fails.
     """
     order = np.argsort(-lengths, kind="stable")
     first = 0
@@ -371,7 +365,7 @@ def _batches(lengths: np.ndarray, config: EncodeConfig) -> Iterator[tuple[np.nda
 
 
 def _as_stored(array: np.ndarray, dtype: EmbeddingDtype) -> np.ndarray:
-    # np.save knows no bfloat16; its bits travel as uint16 and the metadata names the type.
+    # np.save does not support bfloat16: its bits are stored as uint16, its type in the metadata.
     if dtype is EmbeddingDtype.BFLOAT16:
         return array.astype(ml_dtypes.bfloat16).view(np.uint16)
     return array

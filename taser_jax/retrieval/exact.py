@@ -20,7 +20,7 @@ from taser_jax.retrieval.runs import NO_ROW, SearchResult
 from taser_jax.retrieval.searcher import EmbeddingRows, check_search
 
 _AXIS = "passages"
-# Passages are looked at in groups of this many, then only the groups that can hold a result.
+# Columns per group: only groups whose maxima are high enough are searched.
 _GROUP = 32
 
 
@@ -57,7 +57,7 @@ class ExactSearcher:
         embeddings: passage embeddings, float32 or bfloat16.
         config: block sizes.
         devices: devices that share each block of passages; default: the first one only.
-        fingerprints: of what the embeddings were made from.
+        fingerprints: those of the embeddings.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class ExactSearcher:
         """Top k passages of each query by inner product.
 
         Args:
-            query_embeddings: one a line, same dimensions as the passages.
-            k: results a query; where there are fewer passages the rest is row -1, score -inf.
+            query_embeddings: one per row, same dimensions as the passages.
+            k: results per query; with fewer passages the rest is row -1, score -inf.
 
         Raises:
             ConfigError: k below 1, or dimensions that differ from the passages'.
@@ -105,7 +105,7 @@ class ExactSearcher:
         best = [jax.device_put(nothing, replicated) for _ in starts]
         limit = np.int32(self._embeddings.shape[0])
         total = self._num_blocks * len(starts)
-        # A single block is a question typed in by hand, answered before a bar would be drawn.
+        # A single block is answered before a bar could be drawn.
         shown = bar("exact search", total=total, unit="block") if total > 1 else None
         with shown or contextlib.nullcontext():
             for block in range(self._num_blocks):
@@ -191,11 +191,11 @@ def _search_block(
 def grouped_top_k(
     scores: Float[Array, "queries columns"], k: int
 ) -> tuple[Float[Array, "queries k"], Int[Array, "queries k"]]:
-    """Exact top-k of wide lines, equals by column; columns must be a multiple of 32.
+    """Exact top-k of wide rows, ties by column; the number of columns must be a multiple of 32.
 
-    Looks for the k groups of 32 columns with the highest maxima, then inside them. An element of
-    any other group has k elements before it: one in each chosen group, higher or as high and
-    further left.
+    Finds the k groups of 32 columns with the highest maxima, then searches these. An element of
+    any other group has k elements before it: one in each chosen group that is higher, or as high
+    and further left.
     """
     num_groups = scores.shape[1] // _GROUP
     if num_groups <= k:

@@ -26,14 +26,14 @@ class ChosenFor(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class HybridConfig:
-    """How lists are joined.
+    """Options of the fusion.
 
     Attributes:
-        depth: results of each list that take part (the paper's K').
+        depth: results used from each list (the paper's K').
         normalization: of each list's scores.
         alphas: candidates for α, the weight of the sparse scores.
-        tasks: whose development queries choose α; none named means all.
-        sets: whether tasks or queries count the same in that choice.
+        tasks: tasks whose development queries choose α; empty means all.
+        sets: whether tasks or queries have equal weight in that choice.
         chosen_for: one α for all tasks, or one for each.
     """
 
@@ -62,7 +62,7 @@ class HybridConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DevelopmentSet:
-    """One set's lists and what shall be high.
+    """One set's runs and the metric to maximise.
 
     Attributes:
         dense: the model's run.

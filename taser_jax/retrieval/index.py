@@ -1,4 +1,4 @@
-"""One way to build and open an index, whichever kind it is."""
+"""Builds and opens indexes of every kind."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax.artifacts import (
-    METADATA,
-    FilePath,
-    follow_plan,
-    kind_of,
-    read_metadata,
-    require_equal,
-    write_json,
-)
+from taser_jax import artifacts
 from taser_jax.errors import ConfigError
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.exact import ExactConfig, ExactSearcher
@@ -70,14 +62,14 @@ class IndexConfig:
 
 
 def build_index(
-    embeddings_dir: FilePath,
-    index_dir: FilePath,
+    embeddings_dir: artifacts.FilePath,
+    index_dir: artifacts.FilePath,
     *,
     config: IndexConfig | None = None,
     sample_queries: Float[np.ndarray, "queries dim"] | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> Searcher:
-    """Builds an index of finished embeddings, or opens it where it is built already.
+    """Builds an index of finished embeddings, or opens a finished one.
 
     An exact index is a pointer to the embeddings with their fingerprints.
 
@@ -110,13 +102,13 @@ def build_index(
     }
     if config.dim is not None:
         plan["dim"] = TruncatedEmbeddings.of(embeddings, config.dim).dim
-    follow_plan(index_dir, plan)
-    write_json(pathlib.Path(index_dir) / METADATA, plan)
+    artifacts.follow_plan(index_dir, plan)
+    artifacts.write_json(pathlib.Path(index_dir) / artifacts.METADATA, plan)
     return open_index(index_dir, exact=config.exact, devices=devices)
 
 
 def open_index(
-    index_dir: FilePath,
+    index_dir: artifacts.FilePath,
     *,
     fingerprints: Mapping[str, str] | None = None,
     exact: ExactConfig | None = None,
@@ -137,13 +129,13 @@ def open_index(
             points to have since been replaced.
     """
     directory = pathlib.Path(index_dir)
-    if kind_of(directory) == SCANN_KIND:
+    if artifacts.kind_of(directory) == SCANN_KIND:
         return ScannSearcher.open(directory, fingerprints=fingerprints)
-    metadata = read_metadata(directory, _EXACT_KIND, _VERSION)
+    metadata = artifacts.read_metadata(directory, _EXACT_KIND, _VERSION)
     embeddings = Embeddings.open(
         directory / metadata["embeddings"], fingerprints=metadata["fingerprints"]
     )
-    require_equal(
+    artifacts.require_equal(
         f"exact index {directory}",
         embeddings.fingerprints,
         fingerprints or {},

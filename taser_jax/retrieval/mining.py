@@ -111,7 +111,7 @@ def mine_negatives(
     Raises:
         ConfigError: results less deep than `config.depth`, or answers, pages or texts to leave out
             without the function that finds them.
-        DataError: not one list of positives a query.
+        DataError: the lists of positives are not one per query.
     """
     _check(result, positives, config, contains_answer, pages_of, texts_of)
     rows: list[list[int]] = []
@@ -183,7 +183,7 @@ def _reasons(
     *,
     pages_of: PagesOf | None,
 ) -> Iterator[tuple[Reason, Bool[np.ndarray, "queries depth"]]]:
-    """What can be told without reading texts."""
+    """Rows that can be excluded without reading texts."""
     pairs = list(zip(ranked.rows, positives, strict=True))
     last = 1 if config.excluded is Excluded.GOLD else None
     yield Reason.POSITIVE, np.stack([np.isin(rows, known[:last]) for rows, known in pairs])
@@ -208,7 +208,7 @@ def _on_pages_of(
     rows: Int[np.ndarray, " depth"],
     pages_of: PagesOf,
 ) -> Bool[np.ndarray, " depth"]:
-    """Which rows are on a page of a positive; where there is no result, no."""
+    """True for rows on the page of a positive; False where there is no result."""
     pages = set(pages_of(positives.tolist()))
     if "" in pages:
         raise ConfigError(
@@ -273,7 +273,7 @@ def _check(
 ) -> None:
     if config.excluded is Excluded.PAGES and pages_of is None:
         raise ConfigError(
-            "passages of the positives' pages are to be left out, but nothing tells pages",
+            "passages of the positives' pages are to be left out, but pages are unknown",
             where="MiningConfig.excluded",
             fix="give pages_of",
         )

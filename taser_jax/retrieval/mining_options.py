@@ -1,4 +1,4 @@
-"""What to take as hard negatives, what is left out and why, and the counts of both."""
+"""Options of hard-negative mining, and counts of passages taken and left out, by reason."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class MiningConfig:
     """What to take as hard negatives.
 
     Attributes:
-        depth: ranks looked at, counted before anything is left out.
-        count: negatives to keep a query, at most.
+        depth: ranks considered, counted before anything is excluded.
+        count: maximum negatives per query.
         min_rank: the first rank that may be a negative, from 1, counted like `depth`.
         max_score: a negative scores at most this; None sets no limit.
         absolute_margin: a negative scores at least so much less than the positive; None: no margin.
@@ -83,10 +83,10 @@ class MiningConfig:
         answer_containing: keep or drop candidates with an answer; a query without answers loses
             only its positives.
         equal_text: keep or drop candidates with the text of a positive.
-        excluded: what of the known passages is never taken.
+        excluded: known passages that are never taken.
         same_page_tasks: tasks for which it is `Excluded.PAGES` instead: where a page is the answer
             (entity linking), no passage of it is wrong.
-        without_negatives: what becomes of queries that are left with no negative.
+        without_negatives: treatment of queries without any negative left.
         seed: of the sampling.
     """
 

@@ -46,7 +46,7 @@ class QueryEmbeddings(Embeddings):
         """Opens the queries of a task's split.
 
         Args:
-            embeddings_dir: what `taser encode` wrote.
+            embeddings_dir: directory that `taser encode` wrote.
             task: the task's name.
             split: the split's name.
             fingerprints: of the passages, or of their index, that the queries are searched in:
@@ -101,7 +101,7 @@ def encode_queries(
 ) -> bool:
     """Encodes one task's split into its folder beside the passages; resumable like these.
 
-    They are stored as float32 whatever the passages are: there are few, and each score has one.
+    They are always stored as float32: they are few, and every score depends on one.
 
     Args:
         encode_fn: tokens -> embeddings [batch, dim], for the role and task of these queries.
@@ -113,7 +113,7 @@ def encode_queries(
         process_count: how many share the work.
 
     Returns:
-        Whether all shards are there.
+        Whether all shards are finished.
 
     Raises:
         FingerprintError: the folder was begun with another model or other tokens.
@@ -134,7 +134,7 @@ def encode_queries(
 
 
 def queries_directory(embeddings_dir: FilePath, task: str, split: str) -> pathlib.Path:
-    """Where the embeddings of one task's split are."""
+    """The directory of one task's split."""
     return split_path(pathlib.Path(embeddings_dir) / "queries", task, split)
 
 

@@ -24,7 +24,7 @@ Qrels = dict[str, dict[int, int]]
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-    """Top k of each query, in the order this module's first lines give.
+    """Top k per query, in the order that this module's docstring defines.
 
     Attributes:
         rows: rows of the passage store, -1 where there is no result.
@@ -40,7 +40,7 @@ class Run:
     """Search results with the queries they belong to.
 
     Attributes:
-        query_ids: one a line of `rows`.
+        query_ids: one per row of `rows`.
         rows: rows of the passage store, -1 where there is no result.
         scores: their scores, -inf where there is no result.
     """
@@ -70,7 +70,7 @@ class Run:
 
 
 def top_k(rows: np.ndarray, scores: np.ndarray, k: int) -> SearchResult:
-    """The k best of each line's candidates, each row once with its best score.
+    """The k best candidates per query, each row once with its best score.
 
     Example:
         >>> result = top_k(np.array([[7, 4, 2, 7]]), np.array([[1.0, 3.0, 3.0, 2.0]]), 4)
@@ -80,7 +80,7 @@ def top_k(rows: np.ndarray, scores: np.ndarray, k: int) -> SearchResult:
     Args:
         rows: candidates in any order. [queries, candidates]; negative means none.
         scores: their scores. [queries, candidates]; NaN and -inf mean none.
-        k: results to keep; lines with fewer are filled with row -1, score -inf.
+        k: results to keep; missing ones are row -1, score -inf.
     """
     rows = np.asarray(rows, np.int64)
     scores = np.asarray(scores, np.float32)
@@ -105,14 +105,14 @@ def top_k(rows: np.ndarray, scores: np.ndarray, k: int) -> SearchResult:
 def without_own(result: SearchResult, own: Int32[np.ndarray, " queries"], k: int) -> SearchResult:
     """Top k of each query without one row of its own.
 
-    Where queries are passages themselves (ArguAna's arguments), a query finds itself first.
+    If queries are themselves passages (ArguAna's arguments), each finds itself first.
 
     Args:
-        result: at least k + 1 results a query, so that k remain.
-        own: the row that is no result of each query; -1 where there is none.
+        result: at least k + 1 results per query, so that k remain.
+        own: the row to exclude for each query; -1 for none.
         k: results to keep.
 
-    Source: BEIR (Thakur et al., 2021); its evaluation leaves out the document with the query's id.
+    Source: BEIR (Thakur et al., 2021), whose evaluation excludes the document with the query's id.
     """
     scores = np.where(result.rows == own[:, None], np.float32(-np.inf), result.scores)
     return top_k(result.rows, scores, k)
@@ -131,7 +131,7 @@ def write_trec_run(path: FilePath, run: Run, *, ids: Sequence[str], tag: str = "
     """Writes TREC's six columns: query id, Q0, passage id, rank from 1, score, tag.
 
     Scores are the shortest decimals that read back as the same float32. Missing results are not
-    written, so a query that found nothing leaves no line.
+    written, so a query without results has no line.
 
     Args:
         path: the file; gzipped where it ends in .gz.
@@ -168,8 +168,8 @@ def read_trec_run(
     Args:
         path: the file; gzipped where it ends in .gz.
         row_of: passage id -> row; raises DataError or KeyError where the id is unknown.
-        query_ids: queries the run shall have, in this order; those without a line get no results.
-            Without it, those of the file, in its order.
+        query_ids: the run's queries, in this order; those without a line get no results. None
+            takes those of the file, in its order.
 
     Raises:
         DataError: a line without six columns, a score that is no finite number, an unknown

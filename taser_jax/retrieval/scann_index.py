@@ -21,15 +21,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax.artifacts import (
-    METADATA,
-    FilePath,
-    follow_plan,
-    read_metadata,
-    replacing,
-    require_equal,
-    write_json,
-)
+from taser_jax import artifacts
 from taser_jax.errors import ConfigError
 from taser_jax.progress import logger, track
 from taser_jax.retrieval.exact import ExactSearcher
@@ -63,9 +55,9 @@ class ScannSearcher:
             more than this; a larger index is read shard by shard at each search.
     """
 
-    def __init__(self, directory: FilePath, *, resident_bytes: int = 32 << 30) -> None:
+    def __init__(self, directory: artifacts.FilePath, *, resident_bytes: int = 32 << 30) -> None:
         self.directory = pathlib.Path(directory)
-        self.metadata = read_metadata(directory, KIND, _VERSION)
+        self.metadata = artifacts.read_metadata(directory, KIND, _VERSION)
         self.fingerprints: Mapping[str, str] = self.metadata["fingerprints"]
         self.effort = from_plain(SearchEffort, self.metadata["effort"], str(directory))
         self._shards = Shards(
@@ -78,7 +70,7 @@ class ScannSearcher:
     @classmethod
     def open(
         cls,
-        directory: FilePath,
+        directory: artifacts.FilePath,
         *,
         fingerprints: Mapping[str, str] | None = None,
         resident_bytes: int = 32 << 30,
@@ -90,7 +82,7 @@ class ScannSearcher:
             FingerprintError: it was built from another model's or collection's embeddings.
         """
         searcher = cls(directory, resident_bytes=resident_bytes)
-        require_equal(
+        artifacts.require_equal(
             f"ScaNN index {os.fspath(directory)}",
             searcher.fingerprints,
             fingerprints or {},
@@ -113,13 +105,13 @@ class ScannSearcher:
 
 def build_scann(
     embeddings: EmbeddingRows,
-    directory: FilePath,
+    directory: artifacts.FilePath,
     *,
     fingerprints: Mapping[str, str],
     config: ScannConfig | None = None,
     sample_queries: Float[np.ndarray, "queries dim"] | None = None,
 ) -> ScannSearcher:
-    """Builds an index shard by shard, or opens it where it is built already.
+    """Builds an index shard by shard, or opens a finished one.
 
     Args:
         embeddings: of the passages, row-aligned.
@@ -146,8 +138,8 @@ def build_scann(
         "num_passages": num_passages,
         "dim": dim,
     }
-    follow_plan(directory, plan)
-    if (directory / METADATA).exists():
+    artifacts.follow_plan(directory, plan)
+    if (directory / artifacts.METADATA).exists():
         return ScannSearcher(directory)
 
     bounds = shard_bounds(num_passages, config.shard_passages)
@@ -159,11 +151,13 @@ def build_scann(
         began = time.monotonic()
         rows = np.asarray(embeddings.rows(start, stop)).astype(np.float32)
         built = build_shard(rows, structure, config)
-        with replacing(path) as scratch:
+        with artifacts.replacing(path) as scratch:
             scratch.mkdir()
             built.serialize(str(scratch), relative_path=True)
             seconds = time.monotonic() - began
-            write_json(scratch / "shard.json", {"start": start, "stop": stop, "seconds": seconds})
+            artifacts.write_json(
+                scratch / "shard.json", {"start": start, "stop": stop, "seconds": seconds}
+            )
         del rows, built
 
     shards = Shards(
@@ -177,8 +171,8 @@ def build_scann(
     else:
         queries, measured_on = _some_passages(embeddings, config), "passages"
     effort, measured = _choose_effort(embeddings, shards, config, queries)
-    write_json(
-        directory / METADATA,
+    artifacts.write_json(
+        directory / artifacts.METADATA,
         {
             **plan,
             "effort": dataclasses.asdict(effort),

@@ -23,7 +23,7 @@ _TREE_FROM = 100_000
 
 
 class Structure(enum.Enum):
-    """What a shard is made of; AUTO takes the first that its size needs."""
+    """The structure of a shard; AUTO takes the first that suits its size."""
 
     AUTO = "auto"
     BRUTE_FORCE = "brute_force"
@@ -42,10 +42,10 @@ class ScannConfig:
         anisotropic_threshold: T of the paper, relative to the norm; errors along a passage's own
             direction weigh more the higher it is.
         training_passages: passages that leaves and codes are trained on.
-        shard_passages: most passages a shard; one float32 shard is in memory while it is built.
-        recall_target: share of the exact top k that shall be found.
-        recall_k: k of that share.
-        recall_queries: queries it is measured on.
+        shard_passages: maximum passages per shard; one float32 shard is in memory during the build.
+        recall_target: required share of the exact top k.
+        recall_k: k of the required share.
+        recall_queries: queries on which it is measured.
         threads: for building; 0: all cores.
     """
 
@@ -143,7 +143,7 @@ class Shards:
 
 
 def structure_for(num_passages: int, config: ScannConfig) -> Structure:
-    """What a shard of this many passages is made of."""
+    """The structure of a shard of this many passages."""
     if config.structure is not Structure.AUTO:
         return config.structure
     if num_passages < _BRUTE_FORCE_BELOW:

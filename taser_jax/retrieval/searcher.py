@@ -1,4 +1,4 @@
-"""What every index takes and offers."""
+"""The interface that every index implements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Searcher(Protocol):
     """Top k passages by inner product.
 
     Attributes:
-        fingerprints: of what the passages' embeddings were made from; empty where not known.
+        fingerprints: those of the passages' embeddings; empty if unknown.
     """
 
     fingerprints: Mapping[str, str]
@@ -39,7 +39,7 @@ class Searcher(Protocol):
 
 
 def check_search(query_embeddings: np.ndarray, k: int, *, dim: int) -> None:
-    """Refuses k below 1 and queries of other dimensions than the passages.
+    """Checks that k is positive and that queries have the passages' dimensions.
 
     Raises:
         ConfigError: naming both.
@@ -58,7 +58,7 @@ def check_search(query_embeddings: np.ndarray, k: int, *, dim: int) -> None:
 def measure_recall(found: SearchResult, exact: SearchResult) -> float:
     """Share of the exact results that were found, over all queries.
 
-    A found passage that scores as high as the last exact one counts: among equals any will do.
+    A found passage with the score of the last exact one counts, since ties are interchangeable.
 
     Args:
         found: an approximate search's results.

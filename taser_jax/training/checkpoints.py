@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
+from jaxtyping import PyTree
 from orbax.checkpoint import checkpoint_managers
 
 from taser_jax.artifacts import check_version, is_remote
@@ -45,8 +46,8 @@ class CheckpointConfig:
     """What is kept.
 
     Attributes:
-        keep_latest: how many of the newest checkpoints stay.
-        keep_best: how many of the best by `selection` stay beside them.
+        keep_latest: number of newest checkpoints kept.
+        keep_best: number of best checkpoints by `selection` kept beside them.
         selection: the validation metric that ranks checkpoints.
     """
 
@@ -278,12 +279,12 @@ class Checkpoints:
             ) from error
         return TrainState(**restored)
 
-    def restore_params(self, abstract_params: Any, *, step: int | None = None) -> Any:
+    def restore_params(self, abstract_params: PyTree, *, step: int | None = None) -> Any:
         """Restores parameters alone, for encoding, export or a further training.
 
         Args:
             abstract_params: shapes, dtypes and shardings of the parameters.
-            step: which checkpoint; None means the best one.
+            step: step of the checkpoint; None means the best one.
         """
         step = self.best_step if step is None else step
         if step is None:
@@ -320,7 +321,7 @@ def saved_params(checkpoint: str | os.PathLike[str]) -> Any:
         return reader.metadata(path).item_metadata.tree["params"]
 
 
-def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: Any) -> Any:
+def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: PyTree) -> Any:
     """Restores the parameters of one `checkpoint_N` directory without its optimiser state."""
     _check_same_tree(saved_params(checkpoint), abstract_params, where=str(checkpoint))
     path = _absolute(checkpoint) / _STATE

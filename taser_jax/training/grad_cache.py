@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from taser_jax.batch import Array
 from taser_jax.errors import ConfigError
@@ -15,7 +16,7 @@ Encode = Callable[[Any, Any, jax.Array], tuple[Any, Any]]
 
 
 def encode_in_chunks(
-    encode: Encode, params: Any, inputs: Any, key: jax.Array, *, num_chunks: int
+    encode: Encode, params: PyTree, inputs: Any, key: jax.Array, *, num_chunks: int
 ) -> tuple[Any, Any]:
     """Encodes a batch chunk by chunk so that its backward pass holds one chunk at a time.
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 _ADAM_MOMENTS = 2
 _GIB = 2**30
 
 
-def parameter_table(params: Any, *, logical_axes: Any, shardings: Any = None) -> str:
+def parameter_table(params: PyTree, *, logical_axes: PyTree, shardings: PyTree = None) -> str:
     """One line a parameter, and the total.
 
     Example:
@@ -76,7 +77,7 @@ class MemoryEstimate:
 
 
 def memory_estimate(
-    params: Any, *, shardings: Any = None, activation_bytes: int = 0
+    params: PyTree, *, shardings: PyTree = None, activation_bytes: int = 0
 ) -> MemoryEstimate:
     """Memory per device of parameters, gradients and Adam's moments, from shapes and shardings.
 
@@ -102,7 +103,7 @@ def memory_estimate(
     )
 
 
-def _by_path(tree: Any) -> dict[str, Any]:
+def _by_path(tree: PyTree) -> dict[str, Any]:
     leaves = jax.tree_util.tree_leaves_with_path(
         tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec | NamedSharding)
     )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
+from jaxtyping import PyTree
 
 from taser_jax.errors import ConfigError
 
-Params = Any
+Params: TypeAlias = PyTree
 """A nested dictionary of arrays, as Flax makes it."""
 
 
@@ -48,8 +50,8 @@ class TrainState:
     """
 
     step: Any
-    params: Any
-    opt_state: Any
+    params: PyTree
+    opt_state: PyTree
     skipped: SkippedSteps = dataclasses.field(default_factory=_none_skipped)
 
 
@@ -58,7 +60,7 @@ def init_state(
     optimizer: optax.GradientTransformation,
     key: jax.Array,
     *,
-    param_shardings: Any | None = None,
+    param_shardings: PyTree | None = None,
 ) -> TrainState:
     """A fresh state, every leaf computed directly on the devices that keep it.
 
@@ -88,7 +90,7 @@ def init_state(
     return jax.jit(create, out_shardings=shardings)(key)
 
 
-def state_shardings(state: TrainState, param_shardings: Any) -> TrainState:
+def state_shardings(state: TrainState, param_shardings: PyTree) -> TrainState:
     """Shardings of a whole state from those of its parameters.
 
     An optimiser leaf belongs to the parameter whose path ends its own path and whose shape ends
@@ -117,7 +119,7 @@ def state_shardings(state: TrainState, param_shardings: Any) -> TrainState:
         )
     replicated = NamedSharding(next(iter(by_path.values())).mesh, PartitionSpec())
 
-    def of_leaf(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+    def of_leaf(path: KeyPath, leaf: Any) -> NamedSharding:
         for start in range(len(path)):
             owner = path[start:]
             if owner in by_path:

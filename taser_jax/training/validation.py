@@ -34,10 +34,10 @@ class PoolConfig:
     """Which passages the gold of each question is ranked against.
 
     Attributes:
-        max_queries: questions taken at most, drawn by `seed` where there are more.
-        hard_negatives: of each question, its first so many enter the pool.
-        other_negatives: random passages that enter the pool for each question.
-        seed: of both draws.
+        max_queries: maximum number of questions, drawn by `seed` if there are more.
+        hard_negatives: number of each question's first hard negatives in the pool.
+        other_negatives: number of random passages in the pool per question.
+        seed: seed of both draws.
     """
 
     max_queries: int = 10_000

@@ -71,7 +71,7 @@ def pipeline_ance(
 
     An episode starts from the checkpoint selected in the one before, whose run over the training
     queries gave its hard negatives. Every model is evaluated. Killed anywhere and run again, it
-    goes on at the stage it was in.
+    resumes at the interrupted stage.
 
     Args:
         setting: what all stages share; its training is the warm-up's, its first mining BM25's, its
@@ -259,7 +259,7 @@ class _AnceRun:
 
 
 def _mining_for(mining: MiningConfig, episode: int) -> MiningConfig:
-    """An episode's mining, with a sample of its own."""
+    """An episode's mining, with its own sample."""
     return dataclasses.replace(mining, seed=mining.seed + episode - 1)
 
 

@@ -1,4 +1,4 @@
-"""Which episodes `taser pipeline ance` runs: what each is trained with, and on which batches."""
+"""The episodes of `taser pipeline ance`: their trainings and their batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taser_jax.errors import ConfigError
 
 
 class OptimizerState(enum.Enum):
-    """What a later episode's optimiser starts from.
+    """The initial optimiser state of a later episode.
 
     FRESH: nothing but the selected parameters; every episode has a schedule and draws batches of
         its own (TACO-DR).
@@ -30,9 +30,9 @@ class Episodes:
     """Some episodes in a row that are trained alike.
 
     Attributes:
-        training: one episode's; the episode's number sets its seeds and T-SAGE's temperature.
+        training: training of an episode, whose number sets the seeds and T-SAGE's temperature.
         count: how many.
-        optimizer_state: of every episode but the first one here, which begins fresh.
+        optimizer_state: initial optimiser state of all episodes but the first, which begins fresh.
     """
 
     training: TrainingConfig
@@ -51,7 +51,7 @@ class Episode:
     Attributes:
         number: from 1.
         training: as it is run: its last step counts the steps of those it continues.
-        is_continued: whether it goes on from the optimiser of the episode before.
+        is_continued: whether it continues with the optimiser state of the previous episode.
     """
 
     number: int

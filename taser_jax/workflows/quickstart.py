@@ -41,13 +41,13 @@ def quickstart(
         setting: what the stages share; data and tokens are made where it says.
         systems: row name -> model.
         hybrid_systems: systems also shown with BM25 added.
-        questions: answered at the end.
+        questions: questions to answer at the end.
         ask_system: whose second round answers them.
         untrained_systems: row name -> model shown as its pretrained weights left it.
         vocabulary: of the pretrained weights; None trains one on the collection.
         vocabulary_size: entries of the WordPiece vocabulary that is trained.
-        query_length: tokens a query.
-        passage_length: tokens a passage.
+        query_length: tokens per query.
+        passage_length: tokens per passage.
         config_text: written to config.gin.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What follows a training, or a BM25 run, in every pipeline: retrieve, mine, evaluate."""
+"""Stages after a training or a BM25 run in every pipeline: retrieve, mine, evaluate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison compares: its systems, and what all their stages share."""
+"""The systems of a comparison, and the settings that all their stages share."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class System:
 
     Attributes:
         model: the dual encoder.
-        objective: None takes the training's; learned routing brings its regulariser here.
-        learning_rate: None takes the training's; models of other shapes may want their own.
+        objective: None takes the training's; set it for the regulariser of learned routing.
+        learning_rate: None takes the training's.
         tasks: that it is trained on; None means all that the comparison searches.
         train_steps: None takes the training's.
     """
@@ -70,26 +70,26 @@ class System:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What all stages of one comparison share.
+    """Settings that all stages of one comparison share.
 
     Attributes:
-        output_dir: everything goes below it.
-        data_dir: where collections lie.
+        output_dir: directory of all outputs.
+        data_dir: folder of collections.
         token_store: tokens of the collection.
-        training: how models are trained; the same steps in each round.
+        training: configuration of all trainings; the same steps in each round.
         first_mining: hard negatives of round 1, from BM25 (P1).
         second_mining: hard negatives of round 2, from each round-1 model's own run (P2).
-        final_negatives: what round 2 draws from; None is the paper's, by the number of sets.
-        index: of the searches that are reported; mining searches exactly.
+        final_negatives: negatives of round 2; None follows the paper, by the number of sets.
+        index: index of the reported searches; mining searches exactly.
         encode: batches and shards of encoding.
         evaluation: how runs are scored.
-        bm25: its parameters.
+        bm25: parameters of BM25.
         hybrid: depth and candidates for α.
-        hybrid_measure: what α maximises on the development split.
+        hybrid_measure: measure that α maximises on the development split.
         significance: what the table's rows are tested against; None tests nothing.
-        k: results a query.
+        k: results per query.
         tasks: None means all.
-        own_passage_tasks: tasks whose queries are passages, too, and never find themselves.
+        own_passage_tasks: tasks whose queries are also passages and must not find themselves.
     """
 
     output_dir: str

@@ -19,7 +19,7 @@ FORMAT_VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class StageRecord:
-    """What one finished stage took and gave.
+    """The inputs and outputs of a finished stage.
 
     Attributes:
         name: the stage.
@@ -38,7 +38,7 @@ class Stages:
     """The stages of one pipeline directory, recorded as `stages/<name>.json`.
 
     A stage that is recorded is not run again. One that was killed has no record and runs again;
-    what it does inside (training, encoding) goes on from its own files. On several hosts, which
+    what it does inside (training, encoding) resumes from its own files. On several hosts, which
     must share the directory, all run every stage and the first one keeps the records.
 
     Args:

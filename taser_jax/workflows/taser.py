@@ -53,7 +53,7 @@ def pipeline_taser(
 
     BM25 negatives (P1) -> train -> search the training queries -> mine (P2) -> train again, as
     long, on P2 (a single set: on P1 and P2) -> search held-out queries -> evaluate -> add BM25 to
-    the chosen systems. Killed anywhere and run again, it goes on at the stage it was in.
+    the chosen systems. If interrupted, rerun the command to resume at that stage.
 
     Every round starts from the same weights and draws the same queries in the same order (one seed
     for all): the rows of one system differ by their hard negatives alone. TASER's final model is
@@ -318,7 +318,7 @@ def _check_untrained(
         raise ConfigError(
             f"the name {', '.join(sorted(shared))} is a trained and an untrained system's",
             where="pipeline_taser.untrained_systems",
-            fix="give each row a name of its own",
+            fix="give each row its own name",
         )
 
 
@@ -331,7 +331,7 @@ def check_depth(setting: Setting) -> None:
     depth = max(setting.first_mining.depth, setting.second_mining.depth)
     if setting.k < depth:
         raise ConfigError(
-            f"{setting.k} results a query, and mining looks {depth} deep",
+            f"{setting.k} results per query, and mining considers the first {depth}",
             where="TOP_K",
             expected=f"at least {depth}",
             fix="raise TOP_K, or lower MiningConfig.depth",

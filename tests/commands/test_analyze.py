@@ -250,7 +250,7 @@ def test_it_leaves_tables_and_figures_with_their_data(analyzed):
     shares = [float(r["share"]) for r in entropy if (r["model"], r["step"]) == ("bert", "4")]
     assert sum(shares) == pytest.approx(len(CONFIG.all_temperatures), abs=1e-4)
     text = (directory / "analysis.md").read_text()
-    assert "Queries a batch: first 8, second 8." in text
+    assert "Queries per batch: first 8, second 8." in text
     assert "| steps | T-SAGE's own | noise | β = 0 | noise | β = 0.9 | noise |" in text
     assert "| bert | 8 | 1 | 8 to 8 |" in text
 

@@ -177,7 +177,7 @@ def test_a_training_step_that_compiles_and_does_not_fit_shows_its_figures(
     monkeypatch.setattr(compile_module, "compile_step", lambda *_, **__: compiled(LARGE_MEMORY))
     assert run("--topology=v5e:2x2", f"--gin.compile_recipe.output_dir={tmp_path}") == 2
     shown = capsys.readouterr()
-    assert "the training step needs 16.00 GiB of a device" in shown.err
+    assert "the training step needs 16.00 GiB per device" in shown.err
     assert "more chips, over which the batch is split" in shown.err
     assert "16.000 of 16 (100%)" in shown.out
     (training,) = json.loads((tmp_path / "report.json").read_text())

@@ -14,6 +14,8 @@ from small_world import gin, succeed
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
 
+pytestmark = pytest.mark.slow
+
 PAGES = 20
 MEASURES = ["PageRprec", "Rprec", "Recall@20"]
 

@@ -31,7 +31,13 @@ from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 st = pytest.importorskip("sentence_transformers")
 transformers = pytest.importorskip("transformers")
 
-KINDS = ("taser", "dpr", "shared", "minilm")
+# Two models of two paths and two of one: the faster tests take one of each.
+KINDS = (
+    "taser",
+    pytest.param("dpr", marks=pytest.mark.slow),
+    pytest.param("shared", marks=pytest.mark.slow),
+    "minilm",
+)
 TOLERANCE = 1e-5
 LENGTHS = {Role.QUERY: ten_steps.QUERY_LENGTH, Role.PASSAGE: ten_steps.PASSAGE_LENGTH}
 TEXTS = {Role.QUERY: list(ten_steps.QUERIES), Role.PASSAGE: ten_steps.PAIRS}
@@ -169,6 +175,7 @@ def test_paths_of_the_roles_were_trained_apart_where_they_are_two(exported):
 
 
 @pytest.mark.parametrize("kind", ["shared", "minilm"])
+@pytest.mark.slow
 def test_onnx_gives_the_models_own_embeddings(kind, train_once, tmp_path):
     trained = train_once(kind)
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -115,6 +115,7 @@ def wide(tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
     source, directory = det_r
     queries = [{"queries": TEXTS}, {"queries": TEXTS[:1]}, {"queries": []}]
@@ -146,6 +147,7 @@ def test_a_process_with_tensorflow_alone_gives_our_embeddings(det_r, tmp_path):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
 def test_learned_routing_separate_towers_and_sentencepiece(tmp_path, name):
     source, directory = exported(tmp_path, **MODELS[name])
     np.testing.assert_allclose(
@@ -176,6 +178,7 @@ def test_parameters_lie_there_once_and_come_back_bit_for_bit(det_r):
     assert b"taser_jax/models" not in (directory / "saved_model.pb").read_bytes(), "local paths"
 
 
+@pytest.mark.slow
 def test_larger_weights_leave_the_graph_as_it_is(det_r, wide):
     graphs = [(directory / "saved_model.pb").stat().st_size for _, directory in (det_r, wide)]
     parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(wide[0].params))
@@ -186,6 +189,7 @@ def test_larger_weights_leave_the_graph_as_it_is(det_r, wide):
     assert parameters < data < 1.1 * parameters
 
 
+@pytest.mark.slow
 def test_bfloat16_activations_and_texts_as_in_training(wide):
     source, directory = wide
     found = run(directory, Role.QUERY, ["’", "city’"])

@@ -70,6 +70,7 @@ def det_r(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
 def test_embeddings_equal_ours_at_every_batch_size(tmp_path, name):
     source, directory = exported(tmp_path, **MODELS[name])
     for role in Role:

@@ -16,6 +16,8 @@ from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.tasks.odqa import ENTITY_TASKS, RELATIONS, TASKS
 from taser_jax.workflows.stages import Stages
 
+pytestmark = pytest.mark.slow
+
 FILES = {"nq": "nq", "trivia": "trivia", "webq": "webq", "trec": "curatedtrec", "squad": "squad1"}
 TOWNS = [f"town{number}" for number in range(40)]
 

@@ -85,5 +85,5 @@ def test_untrained_systems_need_pretrained_weights(
         *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),
         "--gin.pipeline_taser.untrained_systems={'shared': @untrained/System()}",
     )
-    assert "give each row a name of its own" in message
+    assert "give each row its own name" in message
     assert not (tmp_path / "out").exists()

@@ -14,6 +14,7 @@ from taser_jax.workflows import quickstart, retrieval_stages, taser
 ROWS = ("BM25", "TASER (BM25 negatives)", "TASER (mined negatives)", "TASER + BM25")
 
 
+@pytest.mark.slow
 def test_quickstart_and_again(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -8,16 +8,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from etils import epath
-
-from taser_jax.artifacts import FilePath, fingerprint_json, read_json, write_json
-from taser_jax.data.collections.store import (
-    SPLITS,
-    PassageStore,
-    QuerySet,
-    write_collection,
-    write_queries,
-)
+from taser_jax.artifacts import FilePath, fingerprint_json
+from taser_jax.data.collections.store import SPLITS, write_collection, write_queries
 from taser_jax.data.files import file_digest
 from taser_jax.data.prepare.merging import PassageMerger, PassageSource
 from taser_jax.data.prepare.questions import (
@@ -27,60 +19,19 @@ from taser_jax.data.prepare.questions import (
     judged_beir_queries,
     read_questions,
 )
+from taser_jax.data.prepare.receipts import (
+    PreparedCollection,
+    PreparedSplit,
+    already_prepared,
+    write_receipt,
+)
 from taser_jax.data.readers import beir, dpr, tsv
 from taser_jax.data.readers.located import Question
-from taser_jax.errors import ConfigError, DataError, TaserError
+from taser_jax.errors import ConfigError, DataError
 from taser_jax.records import EmptyPassages, Passage
 from taser_jax.settings import to_plain
 
-_RECEIPT = "prepare.json"
 _FORMAT_VERSION = 1
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PreparedSplit:
-    """Counts of one task and split.
-
-    Attributes:
-        task: its task.
-        split: "train", "validation" or "test".
-        queries: number written.
-        without_positive: questions without a positive, dropped or kept.
-        missing_positives: positives dropped because they are not in the collection.
-        missing_hard_negatives: hard negatives dropped for the same reason.
-        fingerprint: of the query set.
-    """
-
-    task: str
-    split: str
-    queries: int
-    without_positive: int
-    missing_positives: int
-    missing_hard_negatives: int
-    fingerprint: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PreparedCollection:
-    """A summary of what was prepared.
-
-    Attributes:
-        collection: its name.
-        passages: number written.
-        merged: passages skipped because their title and text occurred before.
-        renamed: passages whose id was taken, now written label:id.
-        fingerprint: of the collection.
-        splits: the query sets.
-        reused: whether the same had been prepared before, so that nothing was done.
-    """
-
-    collection: str
-    passages: int
-    merged: int
-    renamed: int
-    fingerprint: str
-    splits: tuple[PreparedSplit, ...]
-    reused: bool = False
 
 
 Tasks = Mapping[str, Mapping[str, FilePath | QuestionFiles]]
@@ -112,7 +63,7 @@ def prepare_dpr(
         passages: one file; several (labelled by their names without suffixes), merged; or
             label -> file.
         tasks: task -> split -> questions, as a path or `QuestionFiles`.
-        directory: where files that are given by relative paths lie; None is the current one.
+        directory: base of relative paths; None is the current directory.
         options: how to treat incomplete input.
 
     Returns:
@@ -241,27 +192,10 @@ def _prepare(
         mapper = QuestionMapper(task, split, question_files, resolver, options)
         questions = read(question_files, split)
         queries = write_queries(data_dir, collection, task, split, mapper.queries(questions))
-        splits.append(
-            PreparedSplit(
-                task=task,
-                split=split,
-                queries=len(queries),
-                without_positive=mapper.counts["without_positive"],
-                missing_positives=mapper.counts["missing_positives"],
-                missing_hard_negatives=mapper.counts["missing_hard_negatives"],
-                fingerprint=queries.fingerprint,
-            )
-        )
-    prepared = PreparedCollection(
-        collection=collection,
-        passages=len(store),
-        merged=merger.merged,
-        renamed=merger.renamed,
-        fingerprint=store.fingerprint,
-        splits=tuple(splits),
+        splits.append(PreparedSplit.of(queries, mapper.counts))
+    return write_receipt(
+        data_dir, store, splits, inputs=inputs, merged=merger.merged, renamed=merger.renamed
     )
-    write_receipt(data_dir, prepared, inputs)
-    return prepared
 
 
 def _below(directory: FilePath, files: Any) -> Any:
@@ -332,41 +266,10 @@ def _inputs_fingerprint(
     options: PrepareOptions,
 ) -> str:
     """Fingerprint of all inputs' bytes; reports a missing file before any work is done."""
-    described: list[Any] = [_FORMAT_VERSION, to_plain(options)]
+    described: list[object] = [_FORMAT_VERSION, to_plain(options)]
     described += [[source.label, file_digest(source.path)] for source in sources]
     for (task, split), given in files.items():
         paths = (given.questions, given.ids, given.qrels)
         digests = [None if path is None else file_digest(path) for path in paths]
         described.append([task, split, given.passages, os.fspath(given.questions), *digests])
     return fingerprint_json(described)
-
-
-def write_receipt(data_dir: FilePath, prepared: PreparedCollection, inputs: str) -> None:
-    """Records what was prepared from which inputs, for `already_prepared`."""
-    receipt = epath.Path(data_dir) / prepared.collection / _RECEIPT
-    content = {
-        "format_version": _FORMAT_VERSION,
-        "inputs": inputs,
-        "prepared": dataclasses.asdict(prepared),
-    }
-    write_json(receipt, content)
-
-
-def already_prepared(data_dir: FilePath, collection: str, inputs: str) -> PreparedCollection | None:
-    """What was prepared from the same inputs before, if all of it still exists."""
-    receipt = epath.Path(data_dir) / collection / _RECEIPT
-    if not receipt.exists():
-        return None
-    content = read_json(receipt)
-    if content.get("format_version") != _FORMAT_VERSION or content["inputs"] != inputs:
-        return None
-    splits = tuple(PreparedSplit(**split) for split in content["prepared"].pop("splits"))
-    prepared = PreparedCollection(**content["prepared"], splits=splits)
-    try:
-        intact = PassageStore.open(data_dir, collection).fingerprint == prepared.fingerprint
-        for one in splits:
-            queries = QuerySet.open(data_dir, collection, one.task, one.split)
-            intact = intact and queries.fingerprint == one.fingerprint
-    except TaserError:
-        return None
-    return dataclasses.replace(prepared, reused=True) if intact else None

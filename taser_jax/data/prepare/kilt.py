@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO
 
 from etils import epath
 
 from taser_jax.artifacts import FilePath, fingerprint_json, storage_errors
 from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
 from taser_jax.data.files import file_digest
-from taser_jax.data.prepare.formats import (
+from taser_jax.data.prepare import query_splits
+from taser_jax.data.prepare.kilt_gold import ProvenanceIndex
+from taser_jax.data.prepare.kilt_options import VALIDATION, KiltOptions
+from taser_jax.data.prepare.kilt_queries import KiltQueryMapper
+from taser_jax.data.prepare.receipts import (
     PreparedCollection,
     PreparedSplit,
     already_prepared,
     write_receipt,
 )
-from taser_jax.data.prepare.kilt_gold import Gold, ProvenanceIndex
-from taser_jax.data.prepare.kilt_options import VALIDATION, KiltOptions
-from taser_jax.data.prepare.query_splits import (
-    group_of,
-    last,
-    named_splits,
-    sampled,
-    split_of,
-    without_last,
-)
-from taser_jax.data.prepare.questions import MissingPassages, NoPositive
 from taser_jax.data.readers import kilt
 from taser_jax.data.readers.kilt import KiltPassage, KiltQuery
 from taser_jax.data.readers.kilt_chunking import chunk_page
@@ -43,9 +35,6 @@ GOLD_FILE = "kilt.jsonl"
 ALL_SPLITS = "train+validation+test"
 # Of what is made from the same files and options: another one prepares them again.
 _VERSION = 2
-# What fact checking answers with; no passage holds it as an answer.
-_VERDICTS = frozenset({"SUPPORTS", "REFUTES", "DISPUTED", "NOT ENOUGH INFO"})
-MENTION_START, MENTION_END = "[START_ENT]", "[END_ENT]"
 
 logger = logging.getLogger("taser")
 
@@ -109,97 +98,12 @@ def prepare_kilt(
         _write_split(data_dir, collection, task, split, sharing, path, index, options)
         for (task, split), (sharing, path) in files.items()
     ]
-    prepared = PreparedCollection(
-        collection=collection,
-        passages=len(store),
-        merged=0,
-        renamed=0,
-        fingerprint=store.fingerprint,
-        splits=tuple(splits),
-    )
-    write_receipt(data_dir, prepared, inputs)
-    return prepared
+    return write_receipt(data_dir, store, splits, inputs=inputs)
 
 
 def gold_path(queries: QuerySet) -> epath.Path:
     """The official gold of a query set that was prepared from KILT's files."""
     return queries.directory / GOLD_FILE
-
-
-class _QueryMapper:
-    """Turns KILT's queries into ours.
-
-    Attributes:
-        counts: "without_positive", "missing_positives" and "whole_page".
-    """
-
-    def __init__(self, task: str, split: str, index: ProvenanceIndex, options: KiltOptions) -> None:
-        self._task, self._split, self._index, self._options = task, split, index, options
-        self._gold = Gold.PAGE if task in options.page_gold_tasks else options.gold
-        self.counts: collections.Counter[str] = collections.Counter()
-
-    def query(self, query: KiltQuery) -> Query | None:
-        """The query with its gold rows; None where it is dropped for having none."""
-        positives = self._positives(query)
-        if not positives and not self._keeps(query):
-            return None
-        answers = [one.answer for one in query.outputs if one.answer is not None]
-        return Query(
-            id=query.id,
-            text=self._text(query),
-            task=self._task,
-            positives=positives,
-            answers=tuple(answer for answer in dict.fromkeys(answers) if answer not in _VERDICTS),
-        )
-
-    def _text(self, query: KiltQuery) -> str:
-        options = self._options
-        if self._task in options.entity_tasks:
-            return entity_input(query.text, left_words=options.left_words, where=query.where)
-        if self._task in options.dialogue_turns:
-            return dialogue_input(query.text, turns=options.dialogue_turns[self._task])
-        return query.text
-
-    def _positives(self, query: KiltQuery) -> tuple[int, ...]:
-        found: dict[int, None] = {}
-        for number, output in enumerate(query.outputs):
-            for place, provenance in enumerate(output.provenance or ()):
-                where = f"{query.where}, output[{number}].provenance[{place}]"
-                if not self._index.has_page(provenance.page_id):
-                    self._missing(f"the page {provenance.page_id!r}", where)
-                    continue
-                rows, whole_page = self._index.rows(provenance, self._gold, where)
-                if not rows:
-                    self._missing("the place in the page", where)
-                self.counts["whole_page"] += whole_page
-                found.update(dict.fromkeys(rows))
-        return tuple(found)
-
-    def _missing(self, what: str, where: str) -> None:
-        if self._options.strictness.missing_positives is MissingPassages.ERROR:
-            raise DataError(
-                f"{what} is not in the collection",
-                where=f"{where}, field 'wikipedia_id'",
-                expected="a page, and a place in it, that the passages cover",
-                fix="give the passages or knowledge source that the queries were made from, or "
-                "drop such provenance with PrepareOptions.missing_positives = 'drop'",
-            )
-        self.counts["missing_positives"] += 1
-
-    def _keeps(self, query: KiltQuery) -> bool:
-        self.counts["without_positive"] += 1
-        option = (
-            "train_without_positive" if self._split == "train" else "evaluation_without_positive"
-        )
-        choice: NoPositive = getattr(self._options.strictness, option)
-        if choice is NoPositive.ERROR:
-            raise DataError(
-                "no output has a provenance in the collection",
-                where=f"{query.where}, field 'output'",
-                expected="at least one gold passage",
-                fix=f"add one, or drop such queries with PrepareOptions.{option} = 'drop'",
-            )
-        return choice is NoPositive.KEEP
 
 
 def _write_split(
@@ -212,7 +116,7 @@ def _write_split(
     index: ProvenanceIndex,
     options: KiltOptions,
 ) -> PreparedSplit:
-    mapper = _QueryMapper(task, split, index, options)
+    mapper = KiltQueryMapper(task, split, index, options)
     scratch = epath.Path(data_dir) / collection / f"{task}.{split}.kilt.partial"
     try:
         with storage_errors(scratch), scratch.open("w") as file:
@@ -231,19 +135,11 @@ def _write_split(
             split,
             f"{mapper.counts['whole_page']:,}",
         )
-    return PreparedSplit(
-        task=task,
-        split=split,
-        queries=len(queries),
-        without_positive=mapper.counts["without_positive"],
-        missing_positives=mapper.counts["missing_positives"],
-        missing_hard_negatives=0,
-        fingerprint=queries.fingerprint,
-    )
+    return PreparedSplit.of(queries, mapper.counts)
 
 
 def _mapped(
-    queries: Iterator[KiltQuery], mapper: _QueryMapper, gold: IO[str], where: str
+    queries: Iterator[KiltQuery], mapper: KiltQueryMapper, gold: IO[str], where: str
 ) -> Iterator[Query]:
     count = 0
     for query in queries:
@@ -273,9 +169,9 @@ def _of_split(
     if options.validation_last and len(sharing) > 1 and VALIDATION in sharing:
         queries = _sampled(whole_file, task, count)
         if split == VALIDATION:
-            yield from last(queries, options.validation_last)
+            yield from query_splits.last(queries, options.validation_last)
             return
-        queries = without_last(queries, options.validation_last)
+        queries = query_splits.without_last(queries, options.validation_last)
         others = tuple(one for one in sharing if one != VALIDATION)
         yield from _shared(queries, task, split, others, options)
         return
@@ -297,8 +193,8 @@ def _shared(
     pattern = options.split_groups.get(task)
     shares = options.task_shares.get(task, options.shares)
     for query in queries:
-        group = group_of(query.id, pattern, query.where)
-        if split_of(group, task=task, splits=splits, shares=shares) == split:
+        group = query_splits.group_of(query.id, pattern, query.where)
+        if query_splits.split_of(group, task=task, splits=splits, shares=shares) == split:
             yield query
 
 
@@ -308,7 +204,7 @@ def _sampled(
     """A sample of what is read, twice: ids first."""
     if count is None:
         return read()
-    kept = sampled((query.id for query in read()), task=task, count=count)
+    kept = query_splits.sampled((query.id for query in read()), task=task, count=count)
     return (query for query in read() if query.id in kept)
 
 
@@ -327,7 +223,7 @@ def _checked_files(
     files: dict[tuple[str, str], tuple[tuple[str, ...], FilePath]] = {}
     for task, given in queries.items():
         for name, path in (given if isinstance(given, Mapping) else {ALL_SPLITS: given}).items():
-            sharing = named_splits(name, f"task {task!r}")
+            sharing = query_splits.named_splits(name, f"task {task!r}")
             for split in sharing:
                 if (task, split) in files:
                     raise ConfigError(
@@ -369,7 +265,7 @@ def _inputs_fingerprint(
     for path in [source, *(path for _, path in files.values())]:
         if str(path) not in digests:
             digests[str(path)] = file_digest(path)
-    described: list[Any] = ["kilt", _VERSION, chunked, digests[str(source)]]
+    described: list[object] = ["kilt", _VERSION, chunked, digests[str(source)]]
     described += [[*key, *sharing, digests[str(path)]] for key, (sharing, path) in files.items()]
     settings = to_plain(options)
     return fingerprint_json([*described, settings])
@@ -382,49 +278,3 @@ def _gold_is_there(data_dir: FilePath, prepared: PreparedCollection) -> bool:
             for one in prepared.splits
         )
     return False
-
-
-def entity_input(text: str, *, left_words: int, where: str) -> str:
-    """A document around a marked mention, with only the last words before it.
-
-    The tokeniser truncates on the right, so the mention is never lost, as in TACO-DR's AIDA inputs.
-
-    Example:
-        >>> entity_input("a b c [START_ENT] Bern [END_ENT] d", left_words=2, where="line 1")
-        'b c [START_ENT] Bern [END_ENT] d'
-
-    Args:
-        text: the whole input.
-        left_words: words kept before the mention; TACO-DR keeps 64.
-        where: file:line, for the message.
-
-    Raises:
-        DataError: the text does not have exactly one mention between [START_ENT] and [END_ENT].
-    """
-    left, start, rest = text.partition(MENTION_START)
-    mention, end, right = rest.partition(MENTION_END)
-    if not start or not end or not mention.strip() or MENTION_START in rest:
-        raise DataError(
-            f"{text.count(MENTION_START)} {MENTION_START}, {text.count(MENTION_END)} {MENTION_END}",
-            where=f"{where}, field 'input'",
-            expected=f"one mention, as {MENTION_START} Bern {MENTION_END}",
-            fix="leave the task out of entity_tasks if it is not entity linking",
-        )
-    words = left.split()
-    kept = words[max(0, len(words) - left_words) :]
-    return " ".join(
-        [*kept, MENTION_START, *mention.split(), MENTION_END, *right.split()],
-    )
-
-
-def dialogue_input(text: str, *, turns: int) -> str:
-    r"""The last turns of a dialogue, one per line, oldest first.
-
-    The last turn is the one to answer, and would be the first to be lost by truncation.
-
-    Example:
-        >>> dialogue_input("Hello\nHi\nSeen it?", turns=2)
-        'Hi\nSeen it?'
-    """
-    lines = [line for line in text.split("\n") if line.strip()]
-    return "\n".join(lines[max(0, len(lines) - turns) :])

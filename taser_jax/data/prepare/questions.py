@@ -81,6 +81,48 @@ class PrepareOptions:
                 ) from error
 
 
+class IncompleteQuestions:
+    """Counts, and drops, keeps or refuses, what is missing from a split's questions.
+
+    Args:
+        split: "train", "validation" or "test".
+        options: how to treat incomplete input.
+
+    Attributes:
+        counts: "without_positive", "missing_positives" and what the caller counts beside them.
+    """
+
+    def __init__(self, split: str, options: PrepareOptions) -> None:
+        self._split, self._options = split, options
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    def missing_positive(self, error: DataError) -> None:
+        """Counts a positive that is not in the collection, or raises the error."""
+        if self._options.missing_positives is MissingPassages.ERROR:
+            raise error
+        self.counts["missing_positives"] += 1
+
+    def keeps_without_positive(self, message: str, *, where: str, expected: str) -> bool:
+        """Counts a question without a positive; whether it is kept.
+
+        Raises:
+            DataError: the options demand a positive.
+        """
+        self.counts["without_positive"] += 1
+        option = (
+            "train_without_positive" if self._split == "train" else "evaluation_without_positive"
+        )
+        choice: NoPositive = getattr(self._options, option)
+        if choice is NoPositive.ERROR:
+            raise DataError(
+                message,
+                where=where,
+                expected=expected,
+                fix=f"add one, or drop such questions with PrepareOptions.{option} = 'drop'",
+            )
+        return choice is NoPositive.KEEP
+
+
 class QuestionMapper:
     """Turns questions into queries: contexts and judgements into rows.
 
@@ -104,8 +146,8 @@ class QuestionMapper:
         options: PrepareOptions,
     ) -> None:
         self._task, self._split, self._files = task, split, files
-        self._resolver, self._options = resolver, options
-        self.counts: collections.Counter[str] = collections.Counter()
+        self._resolver, self._incomplete = resolver, IncompleteQuestions(split, options)
+        self.counts = self._incomplete.counts
 
     def queries(self, questions: Iterable[Question]) -> Iterator[Query]:
         """Maps questions to queries, in order, and counts what it drops.
@@ -137,7 +179,11 @@ class QuestionMapper:
                 relevance: tuple[int, ...] = ()
             else:
                 positives, relevance = self._judged(judgements.get(question.id, []))
-            if not positives and not self._keeps_without_positive(question):
+            if not positives and not self._incomplete.keeps_without_positive(
+                "the question has no positive",
+                where=f"{question.where}, question {question.text[:60]!r}",
+                expected="at least one positive passage",
+            ):
                 continue
             yield Query(
                 id=id,
@@ -207,30 +253,15 @@ class QuestionMapper:
         return self._resolver.row_of_context(context, label=self._files.passages, where=where)
 
     def _missing(self, passage: str, where: str) -> None:
-        if self._options.missing_positives is MissingPassages.ERROR:
-            raise DataError(
+        self._incomplete.missing_positive(
+            DataError(
                 f"the positive ({passage}) is not in the collection",
                 where=where,
                 expected="a passage of the collection, by id or by equal title and text",
                 fix="give the passage file that the questions were made from, or drop such "
                 "positives with PrepareOptions.missing_positives = 'drop'",
             )
-        self.counts["missing_positives"] += 1
-
-    def _keeps_without_positive(self, question: Question) -> bool:
-        self.counts["without_positive"] += 1
-        option = (
-            "train_without_positive" if self._split == "train" else "evaluation_without_positive"
         )
-        choice: NoPositive = getattr(self._options, option)
-        if choice is NoPositive.ERROR:
-            raise DataError(
-                "the question has no positive",
-                where=f"{question.where}, question {question.text[:60]!r}",
-                expected="at least one positive passage",
-                fix=f"add one, or drop such questions with PrepareOptions.{option} = 'drop'",
-            )
-        return choice is NoPositive.KEEP
 
 
 def read_questions(files: QuestionFiles, split: str) -> Iterator[Question]:

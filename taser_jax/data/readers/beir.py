@@ -11,12 +11,7 @@ from collections.abc import Iterator
 
 from taser_jax.artifacts import FilePath
 from taser_jax.data.files import file_exists, json_lines
-from taser_jax.data.readers.located import (
-    Question,
-    checked_passages,
-    id_field,
-    string_field,
-)
+from taser_jax.data.readers import located
 from taser_jax.errors import DataError
 from taser_jax.records import EmptyPassages, Passage
 
@@ -40,10 +35,10 @@ def read_passages(
         DataError: malformed input; names file:line, the field and the fix.
     """
     path = corpus_file(directory)
-    return checked_passages(path, functools.partial(_located_passages, path), empty)
+    return located.checked_passages(path, functools.partial(_located_passages, path), empty)
 
 
-def read_queries(directory: FilePath) -> Iterator[Question]:
+def read_queries(directory: FilePath) -> Iterator[located.Question]:
     """Queries of queries.jsonl: {_id, text}.
 
     Args:
@@ -58,7 +53,9 @@ def read_queries(directory: FilePath) -> Iterator[Question]:
     path = queries_file(directory)
     for line, record in json_lines(path):
         where = f"{os.fspath(path)}:{line}"
-        yield Question(where=where, text=string_field(record, "text", where), id=_id(record, where))
+        yield located.Question(
+            where=where, text=located.string_field(record, "text", where), id=_id(record, where)
+        )
 
 
 def corpus_file(directory: FilePath) -> str:
@@ -91,14 +88,14 @@ def _located_passages(path: FilePath) -> Iterator[tuple[int, Passage]]:
             line,
             Passage(
                 id=_id(record, where),
-                text=string_field(record, "text", where),
-                title="" if title is None else string_field(record, "title", where),
+                text=located.string_field(record, "text", where),
+                title="" if title is None else located.string_field(record, "title", where),
             ),
         )
 
 
 def _id(record: dict, where: str) -> str:
-    id = id_field(record, "_id", where=where)
+    id = located.id_field(record, "_id", where=where)
     if not id:
         raise DataError("no id", where=f"{where}, field '_id'", expected="a non-empty string")
     return id

@@ -14,14 +14,7 @@ from typing import Any
 
 from taser_jax.artifacts import FilePath
 from taser_jax.data.files import json_records, numbered_lines
-from taser_jax.data.readers.located import (
-    Context,
-    Question,
-    checked_passages,
-    id_field,
-    string_field,
-    string_list,
-)
+from taser_jax.data.readers import located
 from taser_jax.errors import DataError
 from taser_jax.records import EmptyPassages, Passage
 
@@ -49,10 +42,10 @@ def read_passages(
     Raises:
         DataError: malformed input; names file:line, the field and the fix.
     """
-    return checked_passages(path, functools.partial(_located_passages, path), empty)
+    return located.checked_passages(path, functools.partial(_located_passages, path), empty)
 
 
-def read_training(path: FilePath) -> Iterator[Question]:
+def read_training(path: FilePath) -> Iterator[located.Question]:
     """Questions with their passages, from a DPR training or dev file.
 
     Reads one JSON array (as a stream) or JSON lines of {question, answers, positive_ctxs,
@@ -80,7 +73,7 @@ def read_training(path: FilePath) -> Iterator[Question]:
         yield _question(record, where)
 
 
-def read_questions(path: FilePath) -> Iterator[Question]:
+def read_questions(path: FilePath) -> Iterator[located.Question]:
     r"""Questions with their answers: `.qa.csv`, JSON or JSONL, by the file's name.
 
     A `.qa.csv` has, despite its name, tab-separated columns and no header: the question and a
@@ -112,7 +105,7 @@ def is_json(path: FilePath) -> bool:
     return os.fspath(path).removesuffix(".gz").endswith((".json", ".jsonl"))
 
 
-def _qa_csv(path: FilePath) -> Iterator[Question]:
+def _qa_csv(path: FilePath) -> Iterator[located.Question]:
     for line, content in numbered_lines(path):
         if not content.strip():
             continue
@@ -135,20 +128,20 @@ def _qa_csv(path: FilePath) -> Iterator[Question]:
                 expected='a list of strings, such as ["Paris"]',
                 fix="write the answers as a Python or JSON list",
             ) from error
-        yield Question(
+        yield located.Question(
             where=where,
             text=_non_empty_question(text, where),
-            answers=string_list(answers, f"{where}, field 'answers'"),
+            answers=located.string_list(answers, f"{where}, field 'answers'"),
         )
 
 
-def _question(record: Mapping[str, Any], where: str) -> Question:
+def _question(record: Mapping[str, Any], where: str) -> located.Question:
     answers = record.get("answers", record.get("answer", []))
-    return Question(
+    return located.Question(
         where=where,
-        text=_non_empty_question(string_field(record, "question", where), where),
-        id=id_field(record, "qid", "id", "question_id", where=where),
-        answers=string_list(answers, f"{where}, field 'answers'"),
+        text=_non_empty_question(located.string_field(record, "question", where), where),
+        id=located.id_field(record, "qid", "id", "question_id", where=where),
+        answers=located.string_list(answers, f"{where}, field 'answers'"),
         positives=_contexts(record, "positive_ctxs", where),
         hard_negatives=_contexts(record, "hard_negative_ctxs", where),
         negatives=_contexts(record, "negative_ctxs", where),
@@ -163,7 +156,7 @@ def _non_empty_question(text: str, where: str) -> str:
     return text
 
 
-def _contexts(record: Mapping[str, Any], name: str, where: str) -> tuple[Context, ...]:
+def _contexts(record: Mapping[str, Any], name: str, where: str) -> tuple[located.Context, ...]:
     value = record.get(name)
     if value is None:
         return ()
@@ -180,10 +173,10 @@ def _contexts(record: Mapping[str, Any], name: str, where: str) -> tuple[Context
             raise DataError(f"found a {type(context).__name__}", where=at, expected="{title, text}")
         title = context.get("title")
         contexts.append(
-            Context(
-                title="" if title is None else string_field(context, "title", at),
-                text=string_field(context, "text", at),
-                id=id_field(context, "passage_id", "psg_id", where=at),
+            located.Context(
+                title="" if title is None else located.string_field(context, "title", at),
+                text=located.string_field(context, "text", at),
+                id=located.id_field(context, "passage_id", "psg_id", where=at),
             )
         )
     return tuple(contexts)

@@ -283,7 +283,7 @@ def _outputs(record: Mapping[str, Any], where: str, outputs: Outputs) -> tuple[O
     return tuple(_output(item, f"{where}, output[{i}]") for i, item in enumerate(value))
 
 
-def _output(item: Any, where: str) -> Output:
+def _output(item: object, where: str) -> Output:
     if not isinstance(item, dict):
         raise DataError(
             f"found a {type(item).__name__}", where=where, expected="{answer, provenance}"
@@ -306,7 +306,7 @@ def _output(item: Any, where: str) -> Output:
     )
 
 
-def _provenance(item: Any, where: str) -> Provenance:
+def _provenance(item: object, where: str) -> Provenance:
     if not isinstance(item, dict):
         raise DataError(
             f"found a {type(item).__name__}", where=where, expected="{wikipedia_id, title, ...}"

@@ -131,7 +131,7 @@ def id_field(record: Mapping[str, Any], *names: str, where: str) -> str:
     return ""
 
 
-def string_list(value: Any, where: str) -> tuple[str, ...]:
+def string_list(value: object, where: str) -> tuple[str, ...]:
     """A value that must be a list of strings; numbers in it are converted."""
     items = value if isinstance(value, list | tuple) else None
     if items is None or any(not isinstance(item, str | int | float) for item in items):
@@ -144,7 +144,7 @@ def string_list(value: Any, where: str) -> tuple[str, ...]:
     return tuple(map(str, items))
 
 
-def _shortened(value: Any) -> str:
+def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -15,15 +15,8 @@ import seqio
 
 from taser_jax.artifacts import fingerprint, storage_errors
 from taser_jax.data.collections.store import SPLITS, list_tasks
+from taser_jax.data.seqio_tasks import registry
 from taser_jax.data.seqio_tasks.context import use_data
-from taser_jax.data.seqio_tasks.registry import (
-    check_query_room,
-    find_mixture_or_task,
-    passage_titles,
-    passages_task,
-    query_settings,
-    retrieval_tasks,
-)
 from taser_jax.data.seqio_tasks.sources import PASSAGES_SPLIT, PassageSource
 from taser_jax.data.text.preprocessors import PREPROCESSING_VERSION, check_length
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
@@ -77,9 +70,9 @@ def tokenize_collection(
     check_length(passage_length)
     if isinstance(vocabulary, str | os.PathLike):
         vocabulary = load_vocabulary(vocabulary)
-    tasks = retrieval_tasks(mixture_or_task)
+    tasks = registry.retrieval_tasks(mixture_or_task)
     collection = tasks[0].source.collection
-    passages_name = passages_task(collection) if passages is None else passages
+    passages_name = registry.passages_task(collection) if passages is None else passages
     passage_task = _passage_task(passages_name, collection)
     output_dir = pathlib.Path(output_dir)
     lengths = {"query": query_length, "passage": passage_length}
@@ -87,7 +80,7 @@ def tokenize_collection(
         store = passage_task.source.open()
         work = _work(tasks, splits, os.fspath(data_dir))
         for task in tasks:
-            check_query_room(task, task.source.query_length or query_length)
+            registry.check_query_room(task, task.source.query_length or query_length)
         inputs: dict[str, Any] = {
             "preprocessing_version": PREPROCESSING_VERSION,
             "mixture_or_task": mixture_or_task,
@@ -114,7 +107,7 @@ def tokenize_collection(
             vocabulary_size=vocabulary.size,
             query_length=query_length,
             passage_length=passage_length,
-            titles=passage_titles(passage_task),
+            titles=registry.passage_titles(passage_task),
         )
         vocabulary.save(str(writer.vocabulary_directory))
         with phase(f"tokenising {mixture_or_task}"):
@@ -127,7 +120,7 @@ def tokenize_collection(
 
 
 def _passage_task(name: str, collection: str) -> seqio.Task:
-    task = find_mixture_or_task(name)
+    task = registry.find_mixture_or_task(name)
     if not isinstance(task.source, PassageSource) or task.source.collection != collection:
         raise ConfigError(
             f"{name!r} is not the passages of collection {collection!r}",
@@ -205,7 +198,7 @@ def _write_queries(
         positives=columns["positives"],
         hard_negatives=columns["hard_negatives"],
         length=length,
-        settings=query_settings(task),
+        settings=registry.query_settings(task),
     )
 
 

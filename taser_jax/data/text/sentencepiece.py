@@ -12,12 +12,7 @@ import tensorflow as tf
 import tensorflow_text as tf_text
 
 from taser_jax.artifacts import fingerprint
-from taser_jax.data.text.vocabulary_files import (
-    check_fingerprint,
-    encode_eagerly,
-    read_bytes,
-    save_directory,
-)
+from taser_jax.data.text import vocabulary_files
 from taser_jax.errors import DataError
 
 MODEL_FILE = "sentencepiece.model"
@@ -88,14 +83,14 @@ class SentencePieceVocabulary:
     @classmethod
     def from_file(cls, path: str, *, extra_ids: int = 0) -> SentencePieceVocabulary:
         """Reads a `.model` file."""
-        return cls(read_bytes(path), where=path, extra_ids=extra_ids)
+        return cls(vocabulary_files.read_bytes(path), where=path, extra_ids=extra_ids)
 
     @classmethod
     def from_directory(cls, directory: str, metadata: dict) -> SentencePieceVocabulary:
         """Reads what `save` wrote."""
         extra_ids = metadata.get("extra_ids", 0)
         vocabulary = cls.from_file(f"{directory}/{MODEL_FILE}", extra_ids=extra_ids)
-        check_fingerprint(directory, metadata, vocabulary.fingerprint)
+        vocabulary_files.check_fingerprint(directory, metadata, vocabulary.fingerprint)
         return vocabulary
 
     @property
@@ -116,7 +111,7 @@ class SentencePieceVocabulary:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens."""
-        return encode_eagerly(self.encode_tf, texts)
+        return vocabulary_files.encode_eagerly(self.encode_tf, texts)
 
     def encode_tf(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Ids of each text, without special tokens. [texts] -> [texts, (pieces)], int32."""
@@ -151,7 +146,7 @@ class SentencePieceVocabulary:
 
     def save(self, directory: str) -> None:
         """Writes `sentencepiece.model` and `vocabulary.json`."""
-        save_directory(
+        vocabulary_files.save_directory(
             str(directory),
             kind=self.kind,
             fingerprint=self.fingerprint,

@@ -9,13 +9,7 @@ import tensorflow as tf
 import tensorflow_text as tf_text
 
 from taser_jax.artifacts import fingerprint
-from taser_jax.data.text.vocabulary_files import (
-    SPECIAL_TOKENS,
-    check_fingerprint,
-    encode_eagerly,
-    read_bytes,
-    save_directory,
-)
+from taser_jax.data.text import vocabulary_files
 from taser_jax.errors import DataError
 
 VOCAB_FILE = "vocab.txt"
@@ -59,7 +53,9 @@ class WordPieceVocabulary:
         self.pieces = tuple(pieces)
         self.lower_case = lower_case
         self._ids = ids = _index(self.pieces, where)
-        self.unk_id, self.cls_id, self.sep_id = (ids[name] for name in SPECIAL_TOKENS[1:4])
+        self.unk_id, self.cls_id, self.sep_id = (
+            ids[name] for name in vocabulary_files.SPECIAL_TOKENS[1:4]
+        )
         self._special_ids = {ids[name] for name in ("[PAD]", "[CLS]", "[SEP]")}
         self._tokenizer = tf_text.FastWordpieceTokenizer(
             list(self.pieces),
@@ -74,7 +70,7 @@ class WordPieceVocabulary:
     def from_file(cls, path: str, *, lower_case: bool = True) -> WordPieceVocabulary:
         """Reads a BERT `vocab.txt`: one piece per line; the id is the line number minus one."""
         try:
-            text = read_bytes(path).decode("utf-8")
+            text = vocabulary_files.read_bytes(path).decode("utf-8")
         except UnicodeDecodeError as error:
             raise DataError(f"not UTF-8 ({error})", where=path) from error
         # Not splitlines(): a piece may be one of the characters that it treats as line ends.
@@ -86,7 +82,7 @@ class WordPieceVocabulary:
         """Reads what `save` wrote."""
         path = f"{directory}/{VOCAB_FILE}"
         vocabulary = cls.from_file(path, lower_case=metadata["lower_case"])
-        check_fingerprint(directory, metadata, vocabulary.fingerprint)
+        vocabulary_files.check_fingerprint(directory, metadata, vocabulary.fingerprint)
         return vocabulary
 
     @property
@@ -106,7 +102,7 @@ class WordPieceVocabulary:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens."""
-        return encode_eagerly(self.encode_tf, texts)
+        return vocabulary_files.encode_eagerly(self.encode_tf, texts)
 
     def encode_tf(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Ids of each text, without special tokens. [texts] -> [texts, (pieces)], int32."""
@@ -139,7 +135,7 @@ class WordPieceVocabulary:
 
     def save(self, directory: str) -> None:
         """Writes `vocab.txt` and `vocabulary.json`."""
-        save_directory(
+        vocabulary_files.save_directory(
             str(directory),
             kind=self.kind,
             fingerprint=self.fingerprint,
@@ -177,12 +173,12 @@ def _index(pieces: Sequence[str], where: str) -> dict[str, int]:
                 expected="each piece once",
             )
         ids[piece] = i
-    for name in SPECIAL_TOKENS[:4]:
+    for name in vocabulary_files.SPECIAL_TOKENS[:4]:
         if name not in ids:
             raise DataError(
                 f"no line {name!r}",
                 where=where,
-                expected=f"lines {', '.join(SPECIAL_TOKENS[:4])}",
+                expected=f"lines {', '.join(vocabulary_files.SPECIAL_TOKENS[:4])}",
                 fix="check that this is a BERT vocab.txt; `taser vocab` makes one",
             )
     if ids["[PAD]"] != 0:

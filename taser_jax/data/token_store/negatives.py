@@ -21,16 +21,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from taser_jax.artifacts import (
-    METADATA,
-    FilePath,
-    check_version,
-    read_json,
-    require_equal,
-    split_path,
-    write_json,
-    write_text,
-)
+from taser_jax import artifacts
 from taser_jax.errors import DataError
 
 FORMAT_VERSION = 2
@@ -70,7 +61,7 @@ class QueryNegatives:
 
 
 def write_negatives(
-    directory: FilePath,
+    directory: artifacts.FilePath,
     task: str,
     split: str,
     *,
@@ -140,32 +131,32 @@ def write_negatives(
         lines.append(json.dumps(record) + "\n")
     path = negatives_path(directory, task, split)
     _write_metadata(directory, metadata, {path.name: dict(facts or {})})
-    write_text(path, "".join(lines))
+    artifacts.write_text(path, "".join(lines))
     return path
 
 
-def read_metadata(directory: FilePath) -> dict[str, Any]:
+def read_metadata(directory: artifacts.FilePath) -> dict[str, Any]:
     """The record of how a directory's negatives were mined.
 
     Raises:
         DataError: no such directory, or one of another format version.
     """
-    path = pathlib.Path(directory) / METADATA
+    path = pathlib.Path(directory) / artifacts.METADATA
     if not path.is_file():
         raise DataError("no negatives here", where=str(path), fix=_REMAKE)
-    metadata = read_json(path, fix=_REMAKE)
-    check_version(metadata, FORMAT_VERSION, where=path, fix=_REMAKE)
+    metadata = artifacts.read_json(path, fix=_REMAKE)
+    artifacts.check_version(metadata, FORMAT_VERSION, where=path, fix=_REMAKE)
     return metadata
 
 
-def read_facts(directory: FilePath, task: str, split: str) -> dict[str, Any]:
+def read_facts(directory: artifacts.FilePath, task: str, split: str) -> dict[str, Any]:
     """What `metadata.json` says of one task's split alone; empty where it says nothing."""
     files = read_metadata(directory).get(_FILES, {})
     return files.get(negatives_path(directory, task, split).name, {})
 
 
 def read_negatives(
-    directory: FilePath,
+    directory: artifacts.FilePath,
     task: str,
     split: str,
     query_ids: Sequence[str],
@@ -188,7 +179,7 @@ def read_negatives(
     """
     metadata = read_metadata(directory)
     if collection_fingerprint is not None:
-        require_equal(
+        artifacts.require_equal(
             str(directory),
             {"collection": str(metadata["collection_fingerprint"])},
             {"collection": collection_fingerprint},
@@ -285,7 +276,7 @@ def _write_metadata(
             raise DataError(f"metadata without {name!r}", where=str(directory))
     new = {"format_version": FORMAT_VERSION, **metadata}
     known: dict[str, Any] = {}
-    if (directory / METADATA).exists():
+    if (directory / artifacts.METADATA).exists():
         old = read_metadata(directory)
         known = old.pop(_FILES, {})
         for name in new.keys() & old.keys():
@@ -296,9 +287,9 @@ def _write_metadata(
                     expected=f"{name} {new[name]!r}",
                     fix="write to a new directory, to keep the two kinds apart",
                 )
-    write_json(directory / METADATA, {**new, _FILES: {**known, **files}})
+    artifacts.write_json(directory / artifacts.METADATA, {**new, _FILES: {**known, **files}})
 
 
-def negatives_path(directory: FilePath, task: str, split: str) -> pathlib.Path:
+def negatives_path(directory: artifacts.FilePath, task: str, split: str) -> pathlib.Path:
     """The file with the negatives of one task's split."""
-    return split_path(directory, task, split, ".jsonl")
+    return artifacts.split_path(directory, task, split, ".jsonl")

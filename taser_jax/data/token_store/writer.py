@@ -10,14 +10,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from taser_jax.artifacts import (
-    METADATA,
-    FilePath,
-    Fingerprint,
-    fingerprint,
-    storage_errors,
-    write_json,
-)
+from taser_jax import artifacts
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries, id_dtype, pack_tokens
 from taser_jax.data.token_store.store import (
     QueriesEntry,
@@ -49,7 +42,7 @@ class TokenStoreWriter:
 
     def __init__(
         self,
-        directory: FilePath,
+        directory: artifacts.FilePath,
         *,
         collection: str,
         collection_fingerprint: str,
@@ -81,9 +74,9 @@ class TokenStoreWriter:
         self._passages_fingerprint = ""
         self._entries: list[QueriesEntry] = []
         self._largest_row = (-1, "")
-        with storage_errors(self.directory):
+        with artifacts.storage_errors(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
-            (self.directory / METADATA).unlink(missing_ok=True)
+            (self.directory / artifacts.METADATA).unlink(missing_ok=True)
 
     @property
     def vocabulary_directory(self) -> pathlib.Path:
@@ -104,10 +97,10 @@ class TokenStoreWriter:
         """
         folder = self.directory / "passages"
         length, vocabulary_size = self._header["passage_length"], self._header["vocabulary_size"]
-        content = Fingerprint()
+        content = artifacts.Fingerprint()
         lengths = np.zeros(count, np.int32)
         done = 0
-        with storage_errors(folder):
+        with artifacts.storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with open(folder / "ids.npy", "wb") as file:
                 _write_header(file, (count, length), id_dtype(vocabulary_size))
@@ -172,7 +165,7 @@ class TokenStoreWriter:
         for name in ("positives", "hard_negatives"):
             ragged: Ragged = getattr(queries, name)
             arrays[f"{name}.offsets"], arrays[f"{name}.values"] = ragged.offsets, ragged.values
-        with storage_errors(folder):
+        with artifacts.storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for name, array in arrays.items():
                 np.save(folder / f"{name}.npy", array)
@@ -200,7 +193,7 @@ class TokenStoreWriter:
                 expected=f"a row below {self._num_passages}, the number of passages",
                 fix="queries and passages must come from one collection: prepare it again",
             )
-        content = fingerprint(
+        content = artifacts.fingerprint(
             [json.dumps(self._header, sort_keys=True), self._passages_fingerprint]
             + [entry.fingerprint for entry in self._entries]
         )
@@ -212,7 +205,7 @@ class TokenStoreWriter:
             fingerprint=content,
             titles=self._titles,
         )
-        write_json(self.directory / METADATA, dataclasses.asdict(metadata))
+        artifacts.write_json(self.directory / artifacts.METADATA, dataclasses.asdict(metadata))
         return TokenStore.open(self.directory)
 
     def _check_rows(self, queries: TokenizedQueries) -> None:

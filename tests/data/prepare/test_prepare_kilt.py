@@ -6,9 +6,10 @@ import pytest
 
 from taser_jax.data.collections.store import SPLITS, PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare import kilt
-from taser_jax.data.prepare.kilt import dialogue_input, entity_input, gold_path, prepare_kilt
+from taser_jax.data.prepare.kilt import gold_path, prepare_kilt
 from taser_jax.data.prepare.kilt_gold import Gold
 from taser_jax.data.prepare.kilt_options import KiltOptions
+from taser_jax.data.prepare.kilt_queries import dialogue_input, entity_input
 from taser_jax.data.prepare.query_splits import sampled, split_of
 from taser_jax.data.prepare.questions import NoPositive, PrepareOptions
 from taser_jax.data.readers.kilt import Outputs
