@@ -60,6 +60,51 @@ class Tokens:
     ids: Int[Array, "batch length"]
     mask: Bool[Array, "batch length"]
 
+    def resized(self, length: int) -> Tokens:
+        """The same texts in arrays of `length` columns; what is cut off must be padding."""
+        missing = ((0, 0), (0, max(length - self.ids.shape[1], 0)))
+        return Tokens(*(np.pad(array[:, :length], missing) for array in (self.ids, self.mask)))
+
+
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class States:
+    """What frozen blocks make of texts, in place of their tokens; padded at the end.
+
+    Attributes:
+        hidden: output of the last frozen block. Shape [batch, length, embed].
+        mask: True at real tokens. Shape [batch, length], bool.
+    """
+
+    hidden: Float[Array, "batch length embed"]
+    mask: Bool[Array, "batch length"]
+
+    def resized(self, length: int) -> States:
+        """The same texts in arrays of `length` columns; what is cut off must be padding."""
+        missing = ((0, 0), (0, max(length - self.mask.shape[1], 0)))
+        return States(
+            np.pad(self.hidden[:, :length], (*missing, (0, 0))),
+            np.pad(self.mask[:, :length], missing),
+        )
+
+
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TokenGroups:
+    """Texts in groups of similar length, each padded to a length of its own.
+
+    On several hosts, each group holds this host's share of its rows, and `place` that of the texts.
+
+    Attributes:
+        groups: the texts, short ones first.
+        place: row of each text among all rows of the groups, one group after another. [batch]
+    """
+
+    groups: tuple[Tokens | States, ...]
+    place: Int[Array, " batch"]
+
 
 @no_type_check
 @jax.tree_util.register_dataclass
@@ -83,13 +128,14 @@ class Batch:
     """Queries and passages of one training step; all of one task.
 
     Passages are query-major: query i's positive is passage i·(1+N), its N hard negatives follow.
+    Texts in groups are in this order after `place`.
     On several hosts, `queries`, `passages`, `query_rows`, `positive_index` and the first axis of
     `ignore` hold this host's share; `positive_index` and the second axis of `ignore` refer to the
     passages of the *global* batch.
 
     Attributes:
-        queries: shape [batch, query_length].
-        passages: shape [batch·(1+N), passage_length].
+        queries: shape [batch, query_length], or groups.
+        passages: shape [batch·(1+N), passage_length], or groups.
         positive_index: column of each query's positive among the global batch's passages. [batch]
         ignore: True where a passage must not count as a negative of the query (it is another of
             its positives, or the same passage again); never True at the positive. [batch, passages]
@@ -100,14 +146,38 @@ class Batch:
         teacher_embeddings: a teacher's embeddings of the same texts; None without.
     """
 
-    queries: Tokens
-    passages: Tokens
+    queries: Tokens | States | TokenGroups
+    passages: Tokens | States | TokenGroups
     positive_index: Int[Array, " batch"]
     ignore: Bool[Array, "batch passages"]
     query_rows: Int[Array, " batch"]
     passage_rows: Int[Array, " all_passages"]
     teacher_scores: Float[Array, "batch candidates"] | None = None
     teacher_embeddings: TeacherEmbeddings | None = None
+
+    @property
+    def texts(self) -> list[Tokens | States]:
+        """The texts of both sides, groups one by one."""
+        return [*groups_of(self.queries), *groups_of(self.passages)]
+
+    @property
+    def shape(self) -> BatchShape:
+        """Sizes of the arrays, over all devices where they are on these."""
+        queries, passages = (
+            tuple((len(each.mask), each.mask.shape[1]) for each in groups_of(side))
+            for side in (self.queries, self.passages)
+        )
+        (num_queries, query_length), (num_passages, passage_length) = (
+            (sum(rows for rows, _ in side), max(length for _, length in side))
+            for side in (queries, passages)
+        )
+        groups = (*queries, *passages)
+        return BatchShape(num_queries, query_length, num_passages, passage_length, groups=groups)
+
+
+def groups_of(texts: Tokens | States | TokenGroups) -> tuple[Tokens | States, ...]:
+    """The arrays of one side."""
+    return texts.groups if isinstance(texts, TokenGroups) else (texts,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +191,7 @@ class BatchShape:
         passage_length: tokens of each, padding included.
         teacher_candidates: passages of a query that a teacher scores; 0 without such scores.
         teacher_dim: dimensions of a teacher's embeddings; 0 without.
+        groups: (texts, length) of each group, where texts are padded in groups.
     """
 
     queries: int
@@ -129,11 +200,13 @@ class BatchShape:
     passage_length: int
     teacher_candidates: int = 0
     teacher_dim: int = 0
+    groups: tuple[tuple[int, int], ...] = ()
 
     @property
-    def sides(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(texts, length) of queries and of passages."""
-        return (self.queries, self.query_length), (self.passages, self.passage_length)
+    def sides(self) -> tuple[tuple[int, int], ...]:
+        """(texts, length) of queries and of passages, or of all their groups."""
+        whole = (self.queries, self.query_length), (self.passages, self.passage_length)
+        return self.groups or whole
 
     @property
     def tokens(self) -> int:
@@ -143,17 +216,21 @@ class BatchShape:
     def chunk(self, num_chunks: int) -> BatchShape:
         """One of `num_chunks` equal parts."""
         return dataclasses.replace(
-            self, queries=self.queries // num_chunks, passages=self.passages // num_chunks
+            self,
+            queries=self.queries // num_chunks,
+            passages=self.passages // num_chunks,
+            groups=tuple((rows // num_chunks, length) for rows, length in self.groups),
         )
 
     def abstract(self) -> Batch:
-        """Shapes and dtypes of the batch's arrays, as `jax.jit(...).lower` takes them."""
+        """Shapes and dtypes of the arrays, without groups, as `jax.jit(...).lower` takes them."""
 
         # Any: what stands in the batch's fields is no array.
         def array(dtype: type, *shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, dtype)
 
-        queries, passages = (Tokens(array(np.int32, *s), array(np.bool_, *s)) for s in self.sides)
+        whole = dataclasses.replace(self, groups=())
+        queries, passages = (Tokens(array(np.int32, *s), array(np.bool_, *s)) for s in whole.sides)
         return Batch(
             queries=queries,
             passages=passages,

@@ -24,11 +24,19 @@ _CLS, _SEP, _FIRST_WORD = 2, 3, 5
 
 
 def write_token_store(
-    directory: pathlib.Path, *, num_passages: int = 48, num_queries: int = 32, seed: int = 0
+    directory: pathlib.Path,
+    *,
+    num_passages: int = 48,
+    num_queries: int = 32,
+    seed: int = 0,
+    least_words: int = PASSAGE_LENGTH - 2,
 ) -> TokenStore:
     """Two tasks in which a query is made of words of its positive, so that learning shows."""
     rng = np.random.default_rng(seed)
     words = rng.integers(_FIRST_WORD, VOCABULARY_SIZE, (num_passages, PASSAGE_LENGTH - 2))
+    # Where they differ, most passages are short.
+    shares = np.random.default_rng(seed).random(num_passages) ** 3
+    counts = least_words + (shares * (PASSAGE_LENGTH - 1 - least_words)).astype(int)
     writer = TokenStoreWriter(
         directory,
         collection="tiny",
@@ -41,7 +49,8 @@ def write_token_store(
     writer.vocabulary_directory.mkdir(parents=True)
     (writer.vocabulary_directory / "vocabulary.json").write_text("{}")
     writer.write_passages(
-        [[_CLS, *passage.tolist(), _SEP] for passage in words], count=num_passages
+        [[_CLS, *row[:count].tolist(), _SEP] for row, count in zip(words, counts, strict=True)],
+        count=num_passages,
     )
     for task in ("first", "second"):
         for split in ("train", "validation"):

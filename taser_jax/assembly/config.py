@@ -22,6 +22,7 @@ from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.optim.pcgrad import PCGradConfig
 from taser_jax.optim.tsage_options import TSageConfig
 from taser_jax.partitioning import LogicalRules, MeshConfig
+from taser_jax.retrieval.embeddings import EmbeddingDtype
 from taser_jax.training.checkpoints import CheckpointConfig
 from taser_jax.training.distillation import Distillation, Guide
 from taser_jax.training.loop import LoopConfig
@@ -57,6 +58,11 @@ class TrainingConfig:
         mesh: devices along each mesh axis.
         rules: logical axis -> mesh axis.
         num_chunks: GradCache chunks; 1 encodes the batch at once.
+        length_buckets: lengths that texts are padded to, in groups; none pads to the token store's.
+        train_from_block: so many first blocks, and the embeddings below them, are frozen.
+        states_dir: where the frozen blocks' states of the token store are kept; None computes them
+            in each step.
+        states_dtype: of these states; bfloat16 halves them and keeps 8 bits of each number.
         pretrained: weights that encoders start from; None draws them.
         multitask: a batch of every task in each step, and how their gradients become one, in place
             of `batching`; None gives each batch to one task.
@@ -76,6 +82,10 @@ class TrainingConfig:
     mesh: MeshConfig = MeshConfig()
     rules: LogicalRules = LogicalRules()
     num_chunks: int = 1
+    length_buckets: tuple[int, ...] = ()
+    train_from_block: int = 0
+    states_dir: str | None = None
+    states_dtype: EmbeddingDtype = EmbeddingDtype.BFLOAT16
     pretrained: Pretrained | None = None
     multitask: MultitaskTraining | None = None
     teacher_embeddings: str | None = None

@@ -211,6 +211,21 @@ def check_query_towers(config: ModelConfig, tasks: Iterable[str], *, where: str)
         )
 
 
+def check_buckets(buckets: Sequence[int], config: ModelConfig) -> None:
+    """Checks that texts of every bucket fit the model.
+
+    Raises:
+        ConfigError: a bucket longer than the position table.
+    """
+    if config.max_length is not None and max(buckets, default=0) > config.max_length:
+        raise ConfigError(
+            f"a bucket of {max(buckets)} tokens",
+            where="TrainingConfig.length_buckets",
+            expected=f"at most the {config.max_length} positions of the model",
+            fix="leave out longer buckets; the token store's length is always one",
+        )
+
+
 def fit_vocabulary(config: ModelConfig, store: TokenStore | None) -> ModelConfig:
     """Checks the vocabulary's size, or takes the store's if the configuration leaves it open."""
     if store is None:

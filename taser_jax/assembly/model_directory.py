@@ -17,7 +17,7 @@ from etils import epath
 from jaxtyping import PyTree
 
 from taser_jax.artifacts import FilePath, Fingerprint, is_remote, read_json, require_equal
-from taser_jax.batch import Role, Tokens
+from taser_jax.batch import Role, States, Tokens
 from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
@@ -33,7 +33,7 @@ RUN_FILE = "run.json"
 CONFIG_FILE = "config.gin"
 VOCABULARY = "vocabulary"
 
-EncodeFn = Callable[[Tokens], jax.Array]
+EncodeFn = Callable[[Tokens | States], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +72,8 @@ class LoadedModel:
         devices = self.partitioner.batch_devices
         static = static_task(self.model.query_tasks, task)
 
-        def encode(tokens: Tokens) -> jax.Array:
-            count = len(tokens.ids)
+        def encode(tokens: Tokens | States) -> jax.Array:
+            count = len(tokens.mask)
             if count % devices:
                 tokens = jax.tree.map(
                     lambda array: np.concatenate(
@@ -96,9 +96,9 @@ class LoadedModel:
 # At module level, so that what is compiled serves every task, split and round of a comparison.
 @functools.partial(jax.jit, static_argnames=("model", "role", "task"))
 def embed(
-    params: PyTree, tokens: Tokens, *, model: DualEncoder, role: Role, task: str | None
+    params: PyTree, tokens: Tokens | States, *, model: DualEncoder, role: Role, task: str | None
 ) -> jax.Array:
-    """Float32 embeddings [batch, dim] of tokens of one role."""
+    """Float32 embeddings [batch, dim] of tokens of one role, or of their states."""
     encoded: Any = model.apply({"params": params}, tokens, role=role, task=task, method="encode")
     return encoded.embeddings
 

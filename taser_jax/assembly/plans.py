@@ -14,6 +14,7 @@ from taser_jax.assembly.teacher import EncodedTeacher, open_teacher
 from taser_jax.batch import Batch, BatchShape
 from taser_jax.data.batches.every_task import TaskBatchStream, step_batch_sizes
 from taser_jax.data.batches.one_task import BatchStream
+from taser_jax.data.batches.padding import Layout, Padding
 from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
@@ -29,8 +30,8 @@ class BatchPlan:
     """The batches of a training's steps.
 
     Attributes:
-        shapes: task -> shape of its batch in a step. Where each step has a batch of one task,
-            chosen by a schedule, one entry represents all tasks.
+        shapes: task -> shape of its batch in a step, without groups of similar length. Where each
+            step has a batch of one task, chosen by a schedule, one entry represents all tasks.
         tasks: the tasks of every step, in the order of the task axis; None if each step has one
             task.
         stream: the batches; None without a token store.
@@ -96,8 +97,14 @@ def make_plan(
     stream = None
     if store is not None:
         rated = with_mixture_rates(batching, store, queries)
-        share = partitioner.host_share
-        stream = BatchStream(store, queries, rated, share=share, teacher=teacher)
+        stream = BatchStream(
+            store,
+            queries,
+            rated,
+            share=partitioner.host_share,
+            teacher=teacher,
+            padding=Padding(training.length_buckets, multiple=devices * training.num_chunks),
+        )
     passages = 1 + batching.num_negatives
     shape = BatchShape(
         batching.batch_size,
@@ -116,6 +123,11 @@ def make_plan(
                 f"{batching.batch_size} queries x {passages} passages - 1, {_devices()}"
             ),
             "false_negatives": batching.false_negatives.value,
+            **(
+                {"length_groups": _groups(stream.layouts)}
+                if stream is not None and stream.layouts is not None
+                else {}
+            ),
         },
     )
 
@@ -145,6 +157,7 @@ def _every_task(
             num_chunks=num_chunks,
             share=partitioner.host_share,
             teacher=teacher,
+            padding=Padding(training.length_buckets, multiple=devices * num_chunks),
         )
         sizes, lengths = stream.batch_sizes, stream.query_lengths
         combiner = multitask.combiner
@@ -159,6 +172,9 @@ def _every_task(
             "padded_query_lengths": lengths,
             "false_negatives": batching.false_negatives.value,
         }
+        if stream.layouts:
+            found = {task: _groups(layouts) for task, layouts in stream.layouts.items()}
+            facts["length_groups"] = found
     elif task_sizes:
         sizes = step_batch_sizes(batching, task_sizes, num_devices=devices, num_chunks=num_chunks)
         lengths = dict.fromkeys(sizes, query_length)
@@ -184,13 +200,18 @@ def _every_task(
 
 def _teacher_sizes(
     training: TrainingConfig, candidates: int, teacher: EncodedTeacher | None
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """What the batches' shapes say of the teacher."""
     scored = TeacherInput.SCORES in training.objective.reads
     return {
         "teacher_candidates": candidates if scored else 0,
         "teacher_dim": 0 if teacher is None else teacher.dim,
     }
+
+
+def _groups(layouts: tuple[Layout, Layout]) -> str:
+    """Texts x tokens of a batch's groups."""
+    return f"queries {layouts[0]}; passages {layouts[1]}"
 
 
 def _devices() -> str:

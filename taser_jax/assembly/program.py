@@ -10,11 +10,12 @@ import jax
 import optax
 
 from taser_jax.assembly.config import TrainingConfig
-from taser_jax.assembly.data import check_query_towers, fit_vocabulary, lengths
+from taser_jax.assembly.data import check_buckets, check_query_towers, fit_vocabulary, lengths
 from taser_jax.assembly.plans import BatchPlan, make_plan
 from taser_jax.copied_axes import CopiedAxis, copied_axes
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import (
     DualEncoder,
     ModelConfig,
@@ -29,7 +30,13 @@ from taser_jax.optim.multitask import (
     build_multitask_optimizer,
     reads_task_gradients,
 )
-from taser_jax.optim.optimizers import build_optimizer, build_schedule, trainable
+from taser_jax.optim.optimizers import (
+    OptimizerConfig,
+    Update,
+    build_optimizer,
+    build_schedule,
+    trainable,
+)
 from taser_jax.optim.tsage import check_median
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
@@ -98,7 +105,9 @@ def make_program(
         ConfigError: settings that do not go together, or do not fit the devices or the tokens.
     """
     query_length, passage_length = lengths(store, feature_lengths)
-    model = DualEncoder(fit_vocabulary(model_config, store))
+    model = DualEncoder(fit_vocabulary(model_config, store), training.train_from_block)
+    training = dataclasses.replace(training, optimizer=_without_frozen(training, model.config))
+    check_buckets(training.length_buckets, model.config)
     check_query_towers(model.config, queries, where="train queries of the token store")
     plan = make_plan(
         training,
@@ -154,6 +163,34 @@ def make_program(
         ),
         train_step=train_step,
     )
+
+
+def _without_frozen(training: TrainingConfig, config: ModelConfig) -> OptimizerConfig:
+    """The optimiser, of what lies above the frozen blocks.
+
+    Raises:
+        ConfigError: no such block, or parameters that are frozen otherwise too.
+    """
+    blocks, optimizer = training.train_from_block, training.optimizer
+    if not 0 <= blocks < config.transformer.num_layers:
+        raise ConfigError(
+            f"{blocks} frozen blocks of {config.transformer.num_layers}",
+            where="TrainingConfig.train_from_block",
+            expected=f"0 to {config.transformer.num_layers - 1}: a block is left to train",
+            fix="lower train_from_block; 0 trains all",
+        )
+    if not blocks:
+        return optimizer
+    if optimizer.updates is not None:
+        raise ConfigError(
+            f"{blocks} frozen blocks, and a table of what is frozen",
+            where="TrainingConfig.train_from_block",
+            expected="one of the two",
+            fix="drop train_from_block, and freeze the blocks in OptimizerConfig.updates",
+        )
+    frozen = config.frozen_parameters(blocks)
+    updates = ((frozen, Update.FREEZE), (f"(?!{frozen}$).*", Update.TRAIN))
+    return dataclasses.replace(optimizer, updates=updates)
 
 
 def _optimizer(

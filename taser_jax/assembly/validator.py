@@ -11,10 +11,12 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from taser_jax.batch import Role, Tokens
+from taser_jax.batch import Role, States, Tokens
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.one_task import BatchingConfig, BatchStream
+from taser_jax.data.batches.padding import Texts
 from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.states import CachedStates
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.encoded import static_task
 from taser_jax.errors import ConfigError, DataError
@@ -22,7 +24,7 @@ from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
 from taser_jax.records import DevelopmentSets
-from taser_jax.training.batch_loss import make_eval_step
+from taser_jax.training.losses import contrastive_loss
 from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.validation import PoolConfig, rank_in_pool, select_pool
 
@@ -51,6 +53,9 @@ class ValidationConfig:
     sets: DevelopmentSets = DevelopmentSets.APART
 
 
+_contrastive_loss = jax.jit(contrastive_loss, static_argnames="temperature")
+
+
 class Validator:
     """Parameters -> metrics, each a mean over tasks or over their queries.
 
@@ -64,6 +69,8 @@ class Validator:
         config: sizes.
         objective: its temperature is used.
         partitioner: devices; every host calls this with the same arguments.
+        states: of frozen blocks, in place of the store's tokens.
+        buckets: lengths that texts, sorted by length, are padded to; none pads to the store's.
     """
 
     def __init__(
@@ -75,6 +82,8 @@ class Validator:
         *,
         objective: ObjectiveConfig,
         partitioner: Partitioner,
+        states: CachedStates | None = None,
+        buckets: Sequence[int] = (),
     ) -> None:
         if not tasks:
             raise ConfigError(
@@ -94,8 +103,12 @@ class Validator:
         self._config, self._store, self._partitioner = config, store, partitioner
         tasks = {task: _with_positives(queries) for task, queries in tasks.items()}
         self._tasks = tasks
+        self._passages: Texts = store.passages if states is None else states.passages
+        self._queries: Mapping[str, Texts] = (
+            tasks if states is None else {t: states.of_queries(each) for t, each in tasks.items()}
+        )
         self._query_tasks = model.query_tasks
-        self._eval_step = make_eval_step(model, objective=objective)
+        self._temperature, self._buckets = objective.temperature, np.array(sorted(buckets), int)
         self._streams = {
             task: BatchStream(
                 store,
@@ -105,7 +118,6 @@ class Validator:
                     # Without hard negatives of their own, queries share each other's golds.
                     num_negatives=config.num_negatives if len(queries.hard_negatives.values) else 0,
                 ),
-                share=partitioner.host_share,
             )
             for task, queries in tasks.items()
         }
@@ -137,11 +149,25 @@ class Validator:
     def _losses(self, task: str, params: PyTree) -> Float[np.ndarray, " batches"]:
         stream = self._streams[task]
         batches = min(self._config.num_batches, stream.steps_per_epoch)
-        found = [
-            self._eval_step(params, self._partitioner.put_batch(stream.batch(step)), task=task)
-            for step in range(batches)
+        drawn = [stream.rows(step) for step in range(batches)]
+        # Each text once, however many batches have it.
+        queries, query_places = np.unique([one.query_rows for one in drawn], return_inverse=True)
+        passages, places = np.unique([one.passage_rows for one in drawn], return_inverse=True)
+        query_embeddings = self._encode(Role.QUERY, params, self._queries[task], queries, task=task)
+        embeddings = self._encode(Role.PASSAGE, params, self._passages, passages)
+        losses = [
+            _contrastive_loss(
+                query_embeddings[query_place],
+                embeddings[place],
+                positive_index=one.positive_index,
+                ignore=one.ignore,
+                temperature=self._temperature,
+            ).loss
+            for one, query_place, place in zip(
+                drawn, query_places.reshape(batches, -1), places.reshape(batches, -1), strict=True
+            )
         ]
-        return np.array([float(metrics["nll"]) for metrics in found])
+        return np.array(losses, np.float64)
 
     def _ranks(
         self, tasks: Sequence[str], params: PyTree
@@ -162,11 +188,11 @@ class Validator:
         for task, start, begin, end in zip(tasks, starts[:-1], cuts[:-1], cuts[1:], strict=True):
             if begin < end:
                 parts[task] = slice(begin, end)
-                rows, tokens = pool.query_rows[begin:end] - start, self._tasks[task].tokens
-                embeddings.append(self._encode(Role.QUERY, params, tokens, rows, task=task))
+                rows, texts = pool.query_rows[begin:end] - start, self._queries[task]
+                embeddings.append(self._encode(Role.QUERY, params, texts, rows, task=task))
         ranks = rank_in_pool(
             np.concatenate(embeddings),
-            self._encode(Role.PASSAGE, params, self._store.passage_tokens, pool.passage_rows),
+            self._encode(Role.PASSAGE, params, self._passages, pool.passage_rows),
             positive_index=pool.positive_index,
         )
         return {task: ranks.rank[part] for task, part in parts.items()}
@@ -175,22 +201,26 @@ class Validator:
         self,
         role: Role,
         params: PyTree,
-        tokens_of: Callable[[np.ndarray], Tokens],
+        texts: Texts,
         rows: np.ndarray,
         *,
         task: str | None = None,
     ) -> np.ndarray:
-        """Embeddings of rows, in blocks whose parts the hosts prepare."""
+        """Embeddings of rows, in blocks of similar length whose parts the hosts prepare."""
         name = static_task(self._query_tasks, task)
         size = self._config.batch_size * 2
         size += -size % (self._partitioner.batch_devices)
         mine = self._partitioner.host_share.rows(size)
-        blocks = []
+        order = np.argsort(-texts.lengths[rows], kind="stable")
+        found = []
         for start in range(0, len(rows), size):
-            block = np.resize(rows[start : start + size], size)
-            tokens = self._partitioner.put_batch(tokens_of(block[mine]))
-            blocks.append(np.asarray(self._encode_tokens(params, tokens, role=role, task=name)))
-        return np.concatenate(blocks)[: len(rows)]
+            block = np.resize(rows[order[start : start + size]], size)
+            tokens = texts.tokens(block[mine])
+            wide_enough = self._buckets[self._buckets >= texts.lengths[block].max()]
+            tokens = tokens.resized(min([*wide_enough, tokens.mask.shape[1]]))
+            placed = self._partitioner.put_batch(tokens)
+            found.append(np.asarray(self._encode_tokens(params, placed, role=role, task=name)))
+        return np.concatenate(found)[np.argsort(order)]
 
 
 def _with_positives(queries: TokenizedQueries) -> TokenizedQueries:
@@ -217,7 +247,9 @@ def _usable(size: int, partitioner: Partitioner) -> int:
 
 
 def _encoder(model: DualEncoder, partitioner: Partitioner) -> Callable[..., jax.Array]:
-    def apply(params: PyTree, tokens: Tokens, *, role: Role, task: str | None) -> jax.Array:
+    def apply(
+        params: PyTree, tokens: Tokens | States, *, role: Role, task: str | None
+    ) -> jax.Array:
         encoded: Any = model.apply(
             {"params": params}, tokens, role=role, task=task, method="encode"
         )

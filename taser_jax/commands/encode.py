@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 import jax
 
-from taser_jax.assembly.model_directory import check_vocabulary, load_model
+from taser_jax.assembly.cached_states import cached_states
+from taser_jax.assembly.model_directory import check_vocabulary, load_model, read_facts
 from taser_jax.batch import Role
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.hosts import wait_for_all
 from taser_jax.progress import phase
-from taser_jax.retrieval.embeddings import EncodeConfig, encode_texts
+from taser_jax.retrieval.embeddings import EmbeddingDtype, EncodeConfig, encode_texts
 from taser_jax.retrieval.query_embeddings import encode_queries
 
 
@@ -27,6 +28,8 @@ def encode(
     tasks: Sequence[str] | None = None,
     query_splits: Sequence[str] | None = None,
     step: int | None = None,
+    states_dir: str | None = None,
+    states_dtype: EmbeddingDtype = EmbeddingDtype.BFLOAT16,
 ) -> dict[str, str]:
     """Encodes all passages, and queries beside them; after a kill, rerun it to resume at a shard.
 
@@ -41,6 +44,9 @@ def encode(
         tasks: tasks of the queries; None means all of the token store.
         query_splits: splits of the queries; None means all, [] none.
         step: step of the checkpoint; None means the best one.
+        states_dir: states of the blocks that were frozen in the model's training, as `taser train`
+            keeps them; None computes from tokens. States that are missing are made first.
+        states_dtype: of these states.
 
     Returns:
         Fingerprints of model, collection, vocabulary and the passages' tokens.
@@ -61,11 +67,23 @@ def encode(
         "passages": store.metadata.passages_fingerprint,
     }
     config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
+    states = None
+    if states_dir:
+        blocks = read_facts(model_dir).get("train_from_block", 0)
+        model = dataclasses.replace(model, model=model.model.clone(frozen_blocks=blocks))
+        states = cached_states(
+            states_dir,
+            dtype=states_dtype,
+            model=model.model,
+            params=model.params,
+            store=store,
+            queries=queries,
+        )
     hosts = jax.process_count()
     with phase("encode passages"):
         encode_texts(
             model.encode_fn(Role.PASSAGE),
-            store.passages,
+            store.passages if states is None else states.passages,
             output_dir,
             fingerprints=fingerprints,
             config=config,
@@ -79,6 +97,7 @@ def encode(
                 model.encode_fn(Role.QUERY, task=split.task),
                 split,
                 output_dir,
+                states=None if states is None else states.of_queries(split),
                 fingerprints=fingerprints,
                 config=config,
                 # Most splits are a single shard: each begins at another host.

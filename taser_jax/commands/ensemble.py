@@ -193,7 +193,7 @@ def _train(
             log_period=training.log_period,
         ),
         about=about,
-        cost=loop.StepCost(tokens=0, flops=flops * placement.padded, peak_flops=peak_flops()),
+        cost=loop.StepCost(lambda _: flops * placement.padded, peak_flops=peak_flops()),
         validate=_validator(job, store),
         writers=make_writers(
             output_dir,

@@ -12,6 +12,7 @@ from etils import epath
 
 from taser_jax import hosts
 from taser_jax.artifacts import fingerprint, storage_errors
+from taser_jax.assembly.cached_states import cached_states
 from taser_jax.assembly.config import CONFIGURABLES as CONFIGURABLES
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import (
@@ -25,9 +26,11 @@ from taser_jax.assembly.model_directory import data_facts, write_run_record
 from taser_jax.assembly.pretrained import place_pretrained, read_pretrained
 from taser_jax.assembly.program import Program, make_program
 from taser_jax.assembly.validator import Validator
+from taser_jax.batch import Batch, States
 from taser_jax.compilation.chips import peak_flops
 from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.states import CachedStates
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models import config_io
@@ -205,6 +208,7 @@ def _resolve(
         "query_length": program.query_length,
         "passage_length": program.passage_length,
         "train_steps": training.loop.train_steps,
+        "train_from_block": training.train_from_block,
         "selection": training.checkpoints.selection.value,
         "jax": f"{jax.__version__} on {jax.devices()[0].device_kind}",
         **program.plan.facts,
@@ -265,6 +269,20 @@ def _run(
         )
         if not resume_step:
             state = _start(job, state, initial_checkpoint, continued_checkpoint)
+    states = None
+    if training.states_dir:
+        params = state.params
+        if resume_step:
+            params = checkpoints.restore_params(program.state.params, step=resume_step)
+        states = cached_states(
+            training.states_dir,
+            dtype=training.states_dtype,
+            model=program.model,
+            params=params,
+            store=store,
+            queries=[*job.queries.values(), *job.validation_queries.values()],
+        )
+        stream = stream.on_states(states)
     with jax.set_mesh(program.partitioner.mesh):
         result = loop.train(
             state,
@@ -274,7 +292,7 @@ def _run(
             config=training.loop,
             about=about,
             cost=_step_cost(program),
-            validate=_validator(job, store),
+            validate=_validator(job, store, states),
             writers=make_writers(model_dir, resume_step=resume_step, is_first_process=is_first),
         )
     checkpoints.close()
@@ -297,7 +315,7 @@ def _identity(job: _Job, stream: Stream) -> dict[str, Any]:
     }
 
 
-def _validator(job: _Job, store: TokenStore) -> Validator | None:
+def _validator(job: _Job, store: TokenStore, states: CachedStates | None) -> Validator | None:
     if job.training.validation is None:
         return None
     return Validator(
@@ -307,6 +325,8 @@ def _validator(job: _Job, store: TokenStore) -> Validator | None:
         job.training.validation,
         objective=job.training.objective,
         partitioner=job.program.partitioner,
+        states=states,
+        buckets=job.training.length_buckets,
     )
 
 
@@ -327,9 +347,19 @@ def _start(
 
 
 def _step_cost(program: Program) -> loop.StepCost:
-    shapes = program.plan.shapes.values()
-    return loop.StepCost(
-        tokens=sum(shape.tokens for shape in shapes),
-        flops=float(sum(program.model.config.training_flops(shape) for shape in shapes)),
-        peak_flops=peak_flops(),
-    )
+    model = program.model
+
+    def flops(batches: Mapping[str, Batch]) -> float:
+        return sum(
+            model.config.training_flops(
+                batch.shape,
+                frozen_blocks=model.frozen_blocks,
+                has_states=any(isinstance(texts, States) for texts in batch.texts),
+            )
+            for batch in batches.values()
+        )
+
+    def positions(batches: Mapping[str, Batch]) -> int:
+        return sum(batch.shape.tokens for batch in batches.values())
+
+    return loop.StepCost(flops, positions, peak_flops())

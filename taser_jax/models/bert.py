@@ -7,10 +7,11 @@ import enum
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from taser_jax.batch import Role, Tokens
+from taser_jax.batch import Role, States, Tokens
 from taser_jax.errors import ConfigError
 from taser_jax.expert_use import RoutingStatistics
 from taser_jax.models import routing
@@ -42,11 +43,13 @@ class EncoderOutput(enum.Enum):
     """Positions that the encoder returns.
 
     FIRST_TOKEN gives [CLS] only, and the last block then computes no other query or feed-forward:
-    the same values for less work (about a quarter less in a stack of three blocks).
+    the same values for less work (about a quarter less in a stack of three blocks). FROZEN gives
+    what comes out of the frozen blocks, and runs no other.
     """
 
     ALL_TOKENS = "all_tokens"
     FIRST_TOKEN = "first_token"
+    FROZEN = "frozen"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,15 +285,22 @@ class BertEncoder(nn.Module):
 
     Parameters: `embeddings/...`, `layers_i/...` for i from 0 (block i+1 of the paper), and
     `router/...` if one router serves all specialised blocks.
+
+    Attributes:
+        config: sizes and numerics.
+        experts: of the specialised blocks.
+        frozen_blocks: embeddings and so many first blocks run as at inference, and no gradient
+            passes into them; their routers' statistics are left out. 0 freezes nothing.
     """
 
     config: BertConfig
     experts: ExpertConfig = ExpertConfig()
+    frozen_blocks: int = 0
 
     @nn.compact
     def __call__(
         self,
-        tokens: Tokens,
+        texts: Tokens | States,
         *,
         role: Role,
         train: bool = False,
@@ -299,11 +309,11 @@ class BertEncoder(nn.Module):
         """Encodes padded sequences.
 
         Args:
-            tokens: ids and mask.
+            texts: ids and mask, or what the frozen blocks make of them.
             role: the role whose experts Det-R runs.
             train: True enables dropout and routing draws, from the rngs "dropout" and "routing".
-            output: all hidden states or [CLS] only. The last block, if specialised, computes all
-                tokens where its router reads them all.
+            output: all hidden states, [CLS] only, or those of the frozen blocks. The last block, if
+                specialised, computes all tokens where its router reads them all.
 
         Returns:
             Hidden states in `config.dtype`, and the statistics of learned routers.
@@ -312,10 +322,10 @@ class BertEncoder(nn.Module):
             ConfigError: the sequences are longer than the position table.
         """
         config, experts = self.config, self.experts
-        ids, mask = jnp.asarray(tokens.ids), jnp.asarray(tokens.mask)
-        if ids.shape[1] > config.max_length:
+        mask = jnp.asarray(texts.mask)
+        if mask.shape[1] > config.max_length:
             raise ConfigError(
-                f"sequences of {ids.shape[1]} tokens",
+                f"sequences of {mask.shape[1]} tokens",
                 where="BertEncoder",
                 expected=f"at most max_length = {config.max_length}",
                 fix="shorten query_length or passage_length, or raise BertConfig.max_length",
@@ -324,32 +334,41 @@ class BertEncoder(nn.Module):
         shared_router = None
         if experts.learned and experts.gate_sharing is GateSharing.SHARED:
             shared_router = router_parameters(config, experts)
-        group_gates = self._group_gates(role, ids, train=train)
+        group_gates = self._group_gates(role, mask, train=train)
         block_class = nn.remat(Block) if config.remat is Remat.BLOCK else Block
 
-        hidden = Embeddings(config, deterministic=not train, name="embeddings")(ids)
+        frozen = self.frozen_blocks
+        if isinstance(texts, States):
+            first, hidden = frozen, jnp.asarray(texts.hidden).astype(config.dtype)
+        else:
+            embeddings = Embeddings(config, not train or frozen > 0, name="embeddings")
+            first, hidden = 0, embeddings(jnp.asarray(texts.ids))
         hidden = split_over_batch(hidden)
         statistics = []
-        for i in range(config.num_layers):
+        for i in range(first, frozen if output is EncoderOutput.FROZEN else config.num_layers):
+            trains = train and i >= frozen
+            if i == frozen > 0:
+                hidden = jax.lax.stop_gradient(hidden)
             is_specialized = i + 1 in specialized
             block = block_class(
                 config=config,
                 experts=experts if is_specialized else None,
                 role=role,
-                deterministic=not train,
+                deterministic=not trains,
                 output=block_output(config, experts, i + 1, output),
                 name=f"layers_{i}",
             )
-            hidden, block_statistics = block(hidden, mask, group_gates, shared_router)
+            gates = group_gates if i >= frozen else None
+            hidden, block_statistics = block(hidden, mask, gates, shared_router)
             hidden = split_over_batch(hidden)
-            if block_statistics is not None:
+            if block_statistics is not None and i >= frozen:
                 statistics.append(block_statistics)
         if output is EncoderOutput.FIRST_TOKEN:
             hidden = hidden[:, :1]
         return hidden, routing.stack_statistics(statistics) if statistics else None
 
     def _group_gates(
-        self, role: Role, ids: Int[Array, "batch length"], *, train: bool
+        self, role: Role, mask: Bool[Array, "batch length"], *, train: bool
     ) -> Float[Array, "batch 1 group"] | None:
         """Det-R with I > 2: in training, a uniform draw per sequence, the same for all blocks.
 
@@ -361,7 +380,7 @@ class BertEncoder(nn.Module):
         if not train or experts.num_experts == 1 or experts.learned or size == 1:
             return None
         key = self.make_rng("routing")
-        return routing.group_gates(key, batch_size=ids.shape[0], group_size=size)
+        return routing.group_gates(key, batch_size=mask.shape[0], group_size=size)
 
 
 def block_output(

@@ -6,9 +6,10 @@ import dataclasses
 import enum
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 
-from taser_jax.batch import Role, Tokens
+from taser_jax.batch import Role, States, Tokens
 from taser_jax.encoded import Encoded, Normalization, normalize
 from taser_jax.errors import ConfigError
 from taser_jax.models.attention import AttentionKernel
@@ -20,8 +21,8 @@ from taser_jax.models.dual_encoder import (
     Towers,
 )
 from taser_jax.models.layers import mean_over_tokens
-from taser_jax.models.routing import ExpertConfig, Routing
-from taser_jax.models.transformer import BlockCost, Remat
+from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
+from taser_jax.models.transformer import BlockCost, Remat, layer_names
 
 
 class Pooling(enum.Enum):
@@ -156,11 +157,34 @@ class DualEncoderConfig(ModelConfig):
             facts=(("specialised blocks", ", ".join(map(str, blocks)) or "none"),),
         )
 
-    def make_tower(self) -> BertEncoder:
+    def make_tower(self, frozen_blocks: int = 0) -> BertEncoder:
         """BERT with its specialised blocks."""
-        return BertEncoder(self.bert, self.experts)
+        return BertEncoder(self.bert, self.experts, frozen_blocks)
 
-    def embed(self, tower: BertEncoder, tokens: Tokens, *, role: Role, train: bool) -> Encoded:
+    def frozen_parameters(self, blocks: int) -> str:
+        """Regular expression of the paths of embeddings and the first blocks.
+
+        Raises:
+            ConfigError: frozen and trained blocks share a router.
+        """
+        experts = self.experts
+        frozen = [b for b in experts.specialized_blocks(self.bert.num_layers) if b <= blocks]
+        if experts.learned and experts.gate_sharing is GateSharing.SHARED and frozen:
+            raise ConfigError(
+                f"blocks {', '.join(map(str, frozen))} are frozen, and their router serves all",
+                where="TrainingConfig.train_from_block",
+                expected="frozen blocks without learned routing, or a router for each block",
+                fix=f"train_from_block={frozen[0] - 1} or less, or ExpertConfig.gate_sharing",
+            )
+        return rf"[^/]+/(embeddings|{layer_names(blocks)})/.*"
+
+    def frozen_states(self, tower: BertEncoder, tokens: Tokens, *, role: Role) -> jax.Array:
+        """What BERT's frozen blocks make of texts."""
+        return tower(tokens, role=role, output=EncoderOutput.FROZEN)[0]
+
+    def embed(
+        self, tower: BertEncoder, tokens: Tokens | States, *, role: Role, train: bool
+    ) -> Encoded:
         """Pools what BERT makes of texts."""
         hidden, statistics = tower(tokens, role=role, train=train, output=self.output)
         if self.pooling is Pooling.CLS:

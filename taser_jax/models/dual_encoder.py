@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from taser_jax.batch import BatchShape, Role, Tokens
+from taser_jax.batch import BatchShape, Role, States, Tokens
 from taser_jax.encoded import Encoded, Normalization
 from taser_jax.errors import ConfigError
 from taser_jax.models.transformer import BlockCost, Remat, TransformerConfig
@@ -135,11 +135,19 @@ class ModelConfig(abc.ABC):
         """The model in words."""
 
     @abc.abstractmethod
-    def make_tower(self) -> nn.Module:
-        """One tower, whose texts `embed` encodes."""
+    def make_tower(self, frozen_blocks: int = 0) -> nn.Module:
+        """One tower, whose texts `embed` encodes; its first blocks are frozen."""
 
     @abc.abstractmethod
-    def embed(self, tower: Any, tokens: Tokens, *, role: Role, train: bool) -> Encoded:
+    def frozen_parameters(self, blocks: int) -> str:
+        """Regular expression of the parameters that so many frozen blocks freeze."""
+
+    @abc.abstractmethod
+    def frozen_states(self, tower: Any, tokens: Tokens, *, role: Role) -> jax.Array:
+        """What a tower's frozen blocks make of texts: [batch, length, embed]."""
+
+    @abc.abstractmethod
+    def embed(self, tower: Any, tokens: Tokens | States, *, role: Role, train: bool) -> Encoded:
         """Encodes texts of one role by a tower that `make_tower` made."""
 
     def initial_params(self, params: Params) -> Params:
@@ -198,16 +206,25 @@ class ModelConfig(abc.ABC):
         """
         return batch_size * sum(block.flops for block in self.block_costs(length))
 
-    def training_flops(self, shape: BatchShape) -> int:
+    def training_flops(
+        self, shape: BatchShape, *, frozen_blocks: int = 0, has_states: bool = False
+    ) -> int:
         """Model FLOPs of a training step: three forward passes (the backward pass costs two).
 
         This is the numerator of MFU: rematerialisation and experts whose output is masked do not
         count. The score matrix of queries x passages is included.
+
+        Args:
+            shape: the batch.
+            frozen_blocks: these have no backward pass.
+            has_states: nor a forward pass.
         """
-        return 3 * (
-            sum(self.forward_flops(batch_size=size, length=length) for size, length in shape.sides)
-            + self._score_flops(shape)
-        )
+        flops = 3 * self._score_flops(shape)
+        for size, length in shape.sides:
+            blocks = [block.flops for block in self.block_costs(length)]
+            below, above = sum(blocks[:frozen_blocks]), sum(blocks[frozen_blocks:])
+            flops += size * (3 * above + (0 if has_states else below))
+        return flops
 
     def _score_flops(self, shape: BatchShape) -> int:
         return 2 * shape.queries * shape.passages * self.embedding_dim
@@ -240,7 +257,8 @@ class DualEncoder(nn.Module):
     """Maps queries and passages to embeddings, whose dot products are the scores.
 
     Parameters are under `encoder` (tied), or `query_encoder` or `query_encoder_<task>`, and
-    `passage_encoder`.
+    `passage_encoder`. With `frozen_blocks`, embeddings and so many first blocks of each tower run
+    as at inference, without gradients; texts may then be given as `States`.
 
     Example:
         >>> encoded = model.apply(
@@ -249,11 +267,12 @@ class DualEncoder(nn.Module):
     """
 
     config: ModelConfig
+    frozen_blocks: int = 0
 
     def setup(self) -> None:
         """Makes the towers."""
         for name in self.config.tower_names:
-            setattr(self, name, self.config.make_tower())
+            setattr(self, name, self.config.make_tower(self.frozen_blocks))
 
     @property
     def query_tasks(self) -> tuple[str, ...]:
@@ -273,13 +292,18 @@ class DualEncoder(nn.Module):
             self.encode(passages, role=Role.PASSAGE, train=train),
         )
 
+    def states(self, tokens: Tokens, *, role: Role, task: str | None = None) -> States:
+        """What the frozen blocks make of texts of one role; `encode` takes it in their place."""
+        tower = getattr(self, self.config.tower_name(role, task))
+        return States(self.config.frozen_states(tower, tokens, role=role), tokens.mask)
+
     def encode(
-        self, tokens: Tokens, *, role: Role, task: str | None = None, train: bool = False
+        self, tokens: Tokens | States, *, role: Role, task: str | None = None, train: bool = False
     ) -> Encoded:
         """Encodes texts of one role.
 
         Args:
-            tokens: ids and mask. [batch, length]
+            tokens: ids and mask [batch, length], or states of the frozen blocks.
             role: selects the tower, and Det-R's expert, during tracing.
             task: the task's name; selects the query tower if tasks have their own.
             train: True enables dropout and routing draws, from the rngs "dropout" and "routing".

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.tree_util import KeyPath
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from taser_jax.batch import Tokens
+from taser_jax.batch import States, Tokens
 from taser_jax.errors import ConfigError
 from taser_jax.models.bert import Table
 from taser_jax.models.dropout import Dropout
@@ -229,9 +229,15 @@ class DecoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """`num_layers` blocks that share one position bias, and a final norm."""
+    """`num_layers` blocks that share one position bias, and a final norm.
+
+    Attributes:
+        config: sizes and numerics.
+        frozen_blocks: so many first blocks run as at inference, without gradients.
+    """
 
     config: T5Config
+    frozen_blocks: int = 0
 
     @nn.compact
     def __call__(
@@ -240,19 +246,24 @@ class Encoder(nn.Module):
         mask: Bool[Array, "batch length"],
         *,
         train: bool,
+        blocks: range,
     ) -> Float[Array, "batch length embed"]:
-        """Encodes embedded tokens."""
-        config = self.config
+        """Runs blocks on the embedded tokens, or on what the blocks before them made."""
+        config, frozen = self.config, self.frozen_blocks
         dropout = Dropout(config.dropout_rate, deterministic=not train)
         position_bias = None
         if config.position_bias is PositionBias.SHARED:
             position_bias = _relative_positions(config)(hidden.shape[1])
         layer_class = nn.remat(EncoderLayer) if config.remat is Remat.BLOCK else EncoderLayer
-        hidden = split_over_batch(dropout(hidden))
-        for i in range(config.num_layers):
-            layer = layer_class(config, deterministic=not train, name=f"layers_{i}")
+        hidden = split_over_batch(hidden if frozen else dropout(hidden))
+        for i in blocks:
+            if i == frozen > 0:
+                hidden = jax.lax.stop_gradient(hidden)
+            layer = layer_class(config, not train or i < frozen, name=f"layers_{i}")
             hidden = layer(hidden, mask, position_bias)
             hidden = split_over_batch(hidden)
+        if blocks.stop < config.num_layers:
+            return hidden
         return dropout(RmsNorm(config.rms_norm_epsilon, name="encoder_norm")(hidden))
 
 
@@ -298,6 +309,7 @@ class T5(nn.Module):
     """
 
     config: T5Config
+    frozen_blocks: int = 0
 
     def setup(self) -> None:
         """Makes table and stacks."""
@@ -305,21 +317,32 @@ class T5(nn.Module):
         self.token_embedder = Table(
             config.vocab_size, config.embed_dim, "vocab", nn.initializers.normal(1.0)
         )
-        self.encoder = Encoder(config)
+        self.encoder = Encoder(config, self.frozen_blocks)
         self.decoder = Decoder(config)
 
-    def encode(self, tokens: Tokens, *, train: bool = False) -> Float[Array, "batch length embed"]:
+    def encode(
+        self, tokens: Tokens | States, *, train: bool = False
+    ) -> Float[Array, "batch length embed"]:
         """The encoder's hidden states, in `config.dtype`.
 
         Args:
-            tokens: ids and mask.
+            tokens: ids and mask, or what the frozen blocks make of them.
             train: True enables dropout, from the rng "dropout".
         """
-        mask = jnp.asarray(tokens.mask)
-        return self.encoder(self._embed(jnp.asarray(tokens.ids)), mask, train=train)
+        if isinstance(tokens, States):
+            first, hidden = self.frozen_blocks, jnp.asarray(tokens.hidden).astype(self.config.dtype)
+        else:
+            first, hidden = 0, self._embed(jnp.asarray(tokens.ids))
+        blocks = range(first, self.config.num_layers)
+        return self.encoder(hidden, jnp.asarray(tokens.mask), train=train, blocks=blocks)
+
+    def frozen_states(self, tokens: Tokens) -> Float[Array, "batch length embed"]:
+        """What the frozen blocks make of tokens."""
+        hidden, mask = self._embed(jnp.asarray(tokens.ids)), jnp.asarray(tokens.mask)
+        return self.encoder(hidden, mask, train=False, blocks=range(self.frozen_blocks))
 
     def first_decoder_output(
-        self, tokens: Tokens, *, train: bool = False
+        self, tokens: Tokens | States, *, train: bool = False
     ) -> Float[Array, "batch embed"]:
         """The decoder's last hidden state for the start token, normalised, in `config.dtype`."""
         encoded = self.encode(tokens, train=train)

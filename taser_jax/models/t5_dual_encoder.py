@@ -7,10 +7,11 @@ import enum
 from typing import Any, ClassVar
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from taser_jax.batch import Role, Tokens
+from taser_jax.batch import Role, States, Tokens
 from taser_jax.encoded import Encoded, Normalization, normalize
 from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import (
@@ -23,7 +24,7 @@ from taser_jax.models.dual_encoder import (
 from taser_jax.models.layers import mean_over_tokens
 from taser_jax.models.t5 import T5, T5Config, rescale
 from taser_jax.models.t5_layers import Kernel
-from taser_jax.models.transformer import BlockCost, Remat
+from taser_jax.models.transformer import BlockCost, Remat, layer_names
 
 
 class T5Embedding(enum.Enum):
@@ -153,16 +154,29 @@ class T5DualEncoderConfig(ModelConfig):
             last_token=" </s>",
         )
 
-    def make_tower(self) -> T5Tower:
+    def make_tower(self, frozen_blocks: int = 0) -> T5Tower:
         """T5, the choice of output, and the projection."""
         return T5Tower(
             self.t5,
+            frozen_blocks,
             embedding=self.embedding,
             projection_dim=self.projection_dim,
             normalization=self.normalization,
         )
 
-    def embed(self, tower: T5Tower, tokens: Tokens, *, role: Role, train: bool) -> Encoded:
+    def frozen_parameters(self, blocks: int) -> str:
+        """Regular expression of the paths of tokens' embeddings, position biases and first blocks.
+
+        The decoder's start token has one of the embeddings.
+        """
+        return rf"[^/]+/(token_embedder|encoder/(relpos_bias|{layer_names(blocks)}))/.*"
+
+    def frozen_states(self, tower: T5Tower, tokens: Tokens, *, role: Role) -> jax.Array:
+        """What T5's frozen blocks make of texts; both roles run alike."""
+        del role
+        return tower.frozen_states(tokens)
+
+    def embed(self, tower: T5Tower, tokens: Tokens | States, *, role: Role, train: bool) -> Encoded:
         """Embeddings; both roles run alike."""
         del role
         return Encoded(tower(tokens, train=train), None)
@@ -190,7 +204,7 @@ class T5Tower(T5):
                 shape, ("embed", None), nn.initializers.variance_scaling(1.0, "fan_in", "normal")
             )
 
-    def __call__(self, tokens: Tokens, *, train: bool) -> Float[Array, "batch dim"]:
+    def __call__(self, tokens: Tokens | States, *, train: bool) -> Float[Array, "batch dim"]:
         """Float32 embeddings."""
         if self.embedding is T5Embedding.FIRST_DECODER_OUTPUT:
             pooled = self.first_decoder_output(tokens, train=train).astype(jnp.float32)

@@ -34,6 +34,16 @@ class TransformerConfig:
         return _BYTES[self.dtype]
 
 
+def layer_names(count: int) -> str:
+    """Regular expression of the names of the first blocks.
+
+    Example:
+        >>> layer_names(2)
+        '(layers_0|layers_1)'
+    """
+    return f"({'|'.join(f'layers_{i}' for i in range(count))})"
+
+
 @dataclasses.dataclass(frozen=True)
 class BlockCost:
     """Cost of one block for one text, padding included.

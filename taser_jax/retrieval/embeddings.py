@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int
 
 from taser_jax import artifacts
-from taser_jax.batch import Tokens
+from taser_jax.batch import States, Tokens
 from taser_jax.encoded import Normalization
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.progress import bar, logger
@@ -31,7 +31,7 @@ _IN_FLIGHT = 2
 _CPU_BATCH_TOKENS = 2048
 _BATCH_TOKENS = 16384
 
-EncodeFn = Callable[[Tokens], Any]
+EncodeFn = Callable[[Tokens | States], Any]
 
 
 @runtime_checkable
@@ -42,8 +42,8 @@ class TokenRows(Protocol):
     def lengths(self) -> Int[np.ndarray, " texts"]:
         """Real tokens of each text."""
 
-    def tokens(self, rows: np.ndarray) -> Tokens:
-        """Tokens of the given rows, padded at the end to one length."""
+    def tokens(self, rows: np.ndarray) -> Tokens | States:
+        """Tokens of the given rows, or their states, padded at the end to one length."""
 
 
 class EmbeddingDtype(enum.Enum):
@@ -265,12 +265,18 @@ def encode_texts(
         return False
     if todo or not (directory / artifacts.METADATA).exists():
         dim = int(np.load(paths[0], mmap_mode="r").shape[1])
+        encoded = total_tokens - done_tokens
         speed = {
-            "tokens": total_tokens - done_tokens,
+            "tokens": encoded,
             "computed_positions": computed,
+            "padding": round(1 - encoded / max(computed, 1), 4),
             "seconds": round(seconds, 3),
-            "tokens_per_second": round((total_tokens - done_tokens) / max(seconds, 1e-9), 1),
+            "tokens_per_second": round(encoded / max(seconds, 1e-9), 1),
         }
+        logger.info(
+            "%s: %s tokens a second, %.1f%% of what was computed is padding",
+            *(directory, f"{speed['tokens_per_second']:,}", 100 * speed["padding"]),
+        )
         for name, value in attached.items():
             artifacts.write_json(directory / name, value)
         known = {} if normalization is None else {"normalization": normalization.value}
@@ -334,11 +340,10 @@ def encode_rows(
         results[members] = array
         update(int(lengths[members].sum()))
 
-    for members, size, length in _batches(lengths, config):
+    for members, size, length in batches_by_length(lengths, config):
         batch = tokens.tokens(rows[np.resize(members, size)])
-        length = min(length, batch.ids.shape[1])
-        cut = Tokens(ids=batch.ids[:, :length], mask=batch.mask[:, :length])
-        waiting.append((members, encode_fn(cut)))
+        length = min(length, batch.mask.shape[1])
+        waiting.append((members, encode_fn(batch.resized(length))))
         computed += size * length
         if len(waiting) > _IN_FLIGHT:
             collect()
@@ -348,7 +353,9 @@ def encode_rows(
     return results, computed
 
 
-def _batches(lengths: np.ndarray, config: EncodeConfig) -> Iterator[tuple[np.ndarray, int, int]]:
+def batches_by_length(
+    lengths: np.ndarray, config: EncodeConfig
+) -> Iterator[tuple[np.ndarray, int, int]]:
     """Yields (members, batch size, padded length), longest first.
 
     The longest text left decides the bucket, and the next longest fill the batch: only the last

@@ -23,6 +23,7 @@ from taser_jax.retrieval.embeddings import (
     Embeddings,
     EncodeConfig,
     EncodeFn,
+    TokenRows,
     encode_texts,
 )
 
@@ -95,6 +96,7 @@ def encode_queries(
     embeddings_dir: FilePath,
     *,
     fingerprints: Mapping[str, str],
+    states: TokenRows | None = None,
     config: EncodeConfig | None = None,
     process_index: int = 0,
     process_count: int = 1,
@@ -108,6 +110,7 @@ def encode_queries(
         queries: the split, from the token store.
         embeddings_dir: where the passages' embeddings are.
         fingerprints: of the passages' embeddings; that of the queries' tokens is added.
+        states: of the queries, in place of their tokens.
         config: sizes of batches and shards.
         process_index: which process this is.
         process_count: how many share the work.
@@ -122,7 +125,7 @@ def encode_queries(
     """
     return encode_texts(
         encode_fn,
-        queries,
+        states or queries,
         queries_directory(embeddings_dir, queries.task, queries.split),
         kind=QueryEmbeddings.KIND,
         fingerprints={**fingerprints, "queries": queries.fingerprint},

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
-from taser_jax.batch import Batch, Role, Tokens
-from taser_jax.encoded import Encoded, static_task
+from taser_jax.batch import Batch, Role, States, TokenGroups, Tokens
+from taser_jax.encoded import Encoded
 from taser_jax.training.grad_cache import encode_in_chunks
 from taser_jax.training.keys import named_key
 from taser_jax.training.objective import Objective, ObjectiveConfig, StepMetrics
@@ -63,9 +62,16 @@ def make_loss(
     objective = objective or ObjectiveConfig()
 
     def encode_side(
-        params: Params, tokens: Tokens, *, role: Role, step: jax.Array, task: str | None
+        params: Params,
+        texts: Tokens | States | TokenGroups,
+        *,
+        role: Role,
+        step: jax.Array,
+        task: str | None,
     ) -> Encoded:
-        def encode(params: Params, tokens: Tokens, key: jax.Array) -> tuple[jax.Array, Any]:
+        def encode(
+            params: Params, tokens: Tokens | States, key: jax.Array
+        ) -> tuple[jax.Array, Any]:
             dropout, routing = jax.random.split(key)
             encoded = model.apply(
                 {"params": params},
@@ -79,7 +85,17 @@ def make_loss(
             return encoded.embeddings, encoded.routing
 
         key = jax.random.fold_in(named_key(seed, f"encode {role.value}"), step)
-        return Encoded(*encode_in_chunks(encode, params, tokens, key, num_chunks=num_chunks))
+        if not isinstance(texts, TokenGroups):
+            return Encoded(*encode_in_chunks(encode, params, texts, key, num_chunks=num_chunks))
+        found = [
+            encode_in_chunks(
+                encode, params, tokens, jax.random.fold_in(key, number), num_chunks=num_chunks
+            )
+            for number, tokens in enumerate(texts.groups)
+        ]
+        rows = jnp.concatenate([embeddings for embeddings, _ in found])
+        sums = jax.tree.map(lambda *parts: sum(parts), *(routing for _, routing in found))
+        return Encoded(rows[texts.place], sums)
 
     def loss_fn(
         params: Params, batch: Batch, *, step: jax.Array, task: str | None = None
@@ -89,30 +105,3 @@ def make_loss(
         return objective(queries, passages, batch)
 
     return loss_fn
-
-
-def make_eval_step(
-    model: Encoder, *, objective: ObjectiveConfig | None = None, num_chunks: int = 1
-) -> Callable[..., StepMetrics]:
-    """The jitted evaluation of one batch on labels alone: no dropout, no routing noise.
-
-    Args:
-        model: the dual encoder.
-        objective: its temperature is used.
-        num_chunks: as in training; bounds memory.
-
-    Returns:
-        `step(params, batch, *, task=None) -> metrics`, those of the objective; `nll` is DPR's
-        validation loss of this batch.
-    """
-    plain = ObjectiveConfig(temperature=(objective or ObjectiveConfig()).temperature)
-    loss_fn = make_loss(model, objective=plain, num_chunks=num_chunks, train=False)
-
-    @functools.partial(jax.jit, static_argnames="name")
-    def jitted(params: Params, batch: Batch, *, name: str | None) -> StepMetrics:
-        return loss_fn(params, batch, step=jnp.zeros((), jnp.int32), task=name)[1]
-
-    def eval_step(params: Params, batch: Batch, *, task: str | None = None) -> StepMetrics:
-        return jitted(params, batch, name=static_task(model.query_tasks, task))
-
-    return eval_step

@@ -93,13 +93,14 @@ class StepCost:
     """What one step costs, to turn its time into rates.
 
     Attributes:
-        tokens: tokens (padding included) in a global batch.
-        flops: matrix-product FLOPs of forward and backward pass.
+        flops: matrix-product FLOPs of a step's forward and backward pass, from its batches.
+        positions: tokens of a step, padding included, from its batches; None if they are vectors.
+            The step then reports `tokens` as a metric, those without padding.
         peak_flops: peak FLOP/s of all devices together; None where the chip is unknown.
     """
 
-    tokens: int
-    flops: float
+    flops: Callable[[Any], float]
+    positions: Callable[[Any], int] | None = None
     peak_flops: float | None = None
 
 
@@ -142,7 +143,7 @@ def train(
         checkpoints: where states are saved and found.
         config: lengths and periods.
         about: facts a resumed run must share (data fingerprint, seed, model).
-        cost: turns step times into tokens a second and FLOPs utilisation.
+        cost: turns step times into FLOPs a second and their utilisation.
         validate: parameters -> metrics; called between steps.
         writers: where scalars go.
 
@@ -194,7 +195,7 @@ def train(
             skips.check()
             skips.pending = (index, metrics)
             step = index + 1
-            meter.tick()
+            meter.tick(batch, metrics)
             bar.update(1)
             validates = config.validates_after(step)
             saves = config.saves_after(step)
@@ -313,22 +314,30 @@ def _catch_signals() -> Iterator[_Stop]:
 
 
 class _Meter:
-    """Steps a second, tokens a second and utilisation, without compilation and validation."""
+    """Steps, tokens and FLOPs a second, without compilation and validation; share of padding."""
 
     def __init__(self, cost: StepCost):
         self._cost = cost
-        self._steps_since = 0
+        self._forget()
         self._started: float | None = None
         self._paused = 0.0
         self._total_steps = 0
         self._total_seconds = 0.0
 
-    def tick(self) -> None:
+    def tick(self, batches: Any, metrics: Mapping[str, jax.Array]) -> None:
         """One step was dispatched; the first, which compiles, only starts the clock."""
         if self._started is None:
             self._started = time.monotonic()
-        else:
-            self._steps_since += 1
+            return
+        self._steps_since += 1
+        if self._cost.positions is not None:
+            self._tokens.append(metrics["tokens"])
+            self._positions += self._cost.positions(batches)
+        self._flops += self._cost.flops(batches)
+
+    def _forget(self) -> None:
+        self._steps_since, self._positions, self._flops = 0, 0, 0.0
+        self._tokens: list[jax.Array] = []
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -346,14 +355,18 @@ class _Meter:
         rate = self._steps_since / seconds
         self._total_steps += self._steps_since
         self._total_seconds += seconds
-        self._started, self._paused, self._steps_since = now, 0.0, 0
+        tokens, flops = sum(map(float, self._tokens)), self._flops / seconds
         rates = {
             "steps_per_second": rate,
-            "tokens_per_second": rate * self._cost.tokens,
-            "model_flops_per_second": rate * self._cost.flops,
+            "model_flops_per_second": flops,
         }
+        if self._positions:
+            rates["tokens_per_second"] = tokens / seconds
+            rates["padding"] = 1.0 - tokens / self._positions
         if self._cost.peak_flops:
-            rates["model_flops_utilisation"] = rate * self._cost.flops / self._cost.peak_flops
+            rates["model_flops_utilisation"] = flops / self._cost.peak_flops
+        self._started, self._paused = now, 0.0
+        self._forget()
         return rates
 
     @property

@@ -19,7 +19,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from taser_jax.batch import Batch, Tokens
+from taser_jax.batch import Batch
 from taser_jax.encoded import static_task
 from taser_jax.errors import ConfigError
 from taser_jax.optim.task_gradients import Report, check_tasks, find_report
@@ -133,10 +133,10 @@ def make_train_step(
             choose otherwise than the state came, and then compiles a second time.
 
     Returns:
-        The step. Metrics: `loss`, those of `apply_gradients`, and `learning_rate` where a schedule
-        is given. Without `tasks` those of the objective; with them, for each task, `loss/<task>`,
-        `nll/<task>`, `accuracy/<task>`, `mrr/<task>`, `grad_norm/<task>`, and where there is a
-        combiner `weight/<task>` and its own figures.
+        The step. Metrics: `loss`, `tokens` (padding left out), those of `apply_gradients`, and
+        `learning_rate` where a schedule is given. Without `tasks` those of the objective; with
+        them, for each task, `loss/<task>`, `nll/<task>`, `accuracy/<task>`, `mrr/<task>`,
+        `grad_norm/<task>`, and where there is a combiner `weight/<task>` and its own figures.
 
     Raises:
         ConfigError: (when a step is traced) batches of other tasks, or no combiner for stacked
@@ -198,6 +198,8 @@ def make_train_step(
             param_shardings=param_shardings,
         )
         metrics["loss"] = jnp.sum(losses)
+        masks = [tokens.mask for batch in batches for tokens in batch.texts]
+        metrics["tokens"] = jnp.sum(jnp.stack([jnp.sum(mask, dtype=jnp.float32) for mask in masks]))
         metrics |= found[0].metrics if fixed is None else _by_task(fixed, found, report)
         if schedule is not None:
             # The optimiser counts the steps that were taken.
@@ -324,10 +326,11 @@ def _freeze(params: Params, trainable: Any | None) -> Params:
 def _after(zero: jax.Array, batch: Batch) -> Batch:
     """The same batch, once `zero`, which is 0, has been computed."""
 
-    def wait(tokens: Tokens) -> Tokens:
-        return Tokens(ids=tokens.ids + zero, mask=tokens.mask & (zero == 0))
+    def wait(leaf: jax.Array) -> jax.Array:
+        return leaf & (zero == 0) if leaf.dtype == bool else leaf + zero.astype(leaf.dtype)
 
-    return dataclasses.replace(batch, queries=wait(batch.queries), passages=wait(batch.passages))
+    queries, passages = jax.tree.map(wait, (batch.queries, batch.passages))
+    return dataclasses.replace(batch, queries=queries, passages=passages)
 
 
 def _check_updates(updates: Params, params: Params) -> None:

@@ -82,6 +82,8 @@ class RetrievalStages:
                 token_store=setting.token_store,
                 output_dir=embeddings_dir,
                 config=setting.encode,
+                states_dir=setting.training.states_dir,
+                states_dtype=setting.training.states_dtype,
                 # All splits: an episode that is asked for later searches more of them.
                 tasks=setting.tasks,
             )

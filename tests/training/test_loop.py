@@ -22,7 +22,7 @@ from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Select
 from taser_jax.training.state import SkippedSteps, TrainState
 
 ABOUT = {"data": "abc"}
-COST = loop.StepCost(tokens=10, flops=100.0, peak_flops=1e6)
+COST = loop.StepCost(lambda batches: 100.0, lambda batches: 40, peak_flops=1e6)
 
 
 def make_batch(step: int) -> Batch:
@@ -51,7 +51,7 @@ class ToyBatches:
             for step in range(start_step, stop_step):
                 self.asked.append(step)
                 self._on_step(step)
-                yield step, make_batch(step)
+                yield step, {"toy": make_batch(step)}
         finally:
             self.closed = True
 
@@ -60,25 +60,25 @@ class ToyBatches:
 
 
 @jax.jit
-def toy_step(state: TrainState, batch: Batch):
+def toy_step(state: TrainState, batches: dict[str, Batch]):
     """Order matters: the weight is a polynomial in the steps' numbers."""
-    number = batch.queries.ids[0, 0].astype(jnp.float32)
+    number = batches["toy"].queries.ids[0, 0].astype(jnp.float32)
     weight = state.params["weight"] * 1.25 + number
     skipped = SkippedSteps(jnp.int32(0), state.skipped.total)
     new = TrainState(state.step + 1, {"weight": weight}, state.opt_state, skipped)
     metrics = {"loss": weight, "grad_norm": weight, "skipped_in_a_row": jnp.float32(0)}
-    return new, metrics | {"skipped_total": skipped.total}
+    return new, metrics | {"skipped_total": skipped.total, "tokens": jnp.float32(10.0)}
 
 
 def nan_at(*bad_steps: int, **reported: float):
     """As training.step: a step that is not finite leaves parameters as they were."""
 
-    def step(state: TrainState, batch: Batch):
-        if int(batch.queries.ids[0, 0]) not in bad_steps:
-            return toy_step(state, batch)
+    def step(state: TrainState, batches: dict[str, Batch]):
+        if int(batches["toy"].queries.ids[0, 0]) not in bad_steps:
+            return toy_step(state, batches)
         skipped = SkippedSteps(*(count + 1 for count in state.skipped))
         nan = jnp.float32(np.nan)
-        metrics = {"loss": nan, "grad_norm": nan}
+        metrics = {"loss": nan, "grad_norm": nan, "tokens": jnp.float32(10.0)}
         metrics |= {name: jnp.float32(value) for name, value in reported.items()}
         metrics |= {"skipped_in_a_row": skipped.in_a_row, "skipped_total": skipped.total}
         return dataclasses.replace(state, step=state.step + 1, skipped=skipped), metrics
@@ -372,14 +372,15 @@ def test_rates_leave_out_compilation_and_validation(tmp_path):
     for line in lines_of(tmp_path):
         rate = line["train/steps_per_second"]
         assert line["train/tokens_per_second"] == pytest.approx(10 * rate)
+        assert line["train/padding"] == pytest.approx(1 - 10 / 40)
         assert line["train/model_flops_utilisation"] == pytest.approx(100 * rate / 1e6)
 
 
 def test_utilisation_is_left_out_where_the_peak_is_unknown():
     meter = loop._Meter(dataclasses.replace(COST, peak_flops=None))
-    meter.tick()
+    meter.tick({}, {"tokens": jnp.float32(10)})
     assert meter.read() == {}
-    meter.tick()
+    meter.tick({}, {"tokens": jnp.float32(10)})
     assert "model_flops_utilisation" not in meter.read()
 
 

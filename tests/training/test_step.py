@@ -10,7 +10,7 @@ from tiny_encoder import TinyEncoder, init, make_batch
 
 from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
-from taser_jax.training.batch_loss import make_eval_step, make_loss
+from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.keys import named_key
 from taser_jax.training.losses import contrastive_loss
 from taser_jax.training.objective import ObjectiveConfig
@@ -59,8 +59,8 @@ def test_training_learns_and_reports():
     assert history[3]["learning_rate"] == pytest.approx(0.125)
     first = history[0]
     assert set(first) == {
-        "loss", "nll", "accuracy", "mean_rank", "mrr", "grad_norm", "param_norm", "skipped",
-        "skipped_in_a_row", "skipped_total", "learning_rate",
+        "loss", "tokens", "nll", "accuracy", "mean_rank", "mrr", "grad_norm", "param_norm",
+        "skipped", "skipped_in_a_row", "skipped_total", "learning_rate",
         "routing/entropy", "routing/mutual_information", "routing/logit_offset",
         "routing/logit_spread",
         "routing/query/expert_0_share", "routing/query/expert_1_share",
@@ -182,13 +182,11 @@ def test_temperature_must_be_positive():
         ObjectiveConfig(temperature=0.0)
 
 
-def test_evaluation_has_no_noise_and_no_regulariser():
-    objective = ObjectiveConfig(regularizer=RoutingRegularizer(weight=5.0))
-    params = fresh().params
-    first = make_eval_step(MODEL, objective=objective)(params, BATCH)
-    chunked = make_eval_step(MODEL, num_chunks=4)(params, BATCH)
+def test_without_training_there_is_no_noise():
+    params, step = fresh().params, jnp.int32(0)
+    _, first = make_loss(MODEL, train=False)(params, BATCH, step=step)
+    _, chunked = make_loss(MODEL, train=False, num_chunks=4)(params, BATCH, step=step)
     assert {"nll", "accuracy", "mean_rank", "mrr"} <= set(first)
-    assert "regularization" not in first
     assert set(first) == set(chunked)
     for name, value in first.items():
         np.testing.assert_allclose(chunked[name], value, rtol=1e-5, atol=1e-6, err_msg=name)

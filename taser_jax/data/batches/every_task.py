@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import functools
@@ -10,16 +11,18 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from taser_jax.artifacts import fingerprint_json
-from taser_jax.batch import Batch, HostShare, Tokens
+from taser_jax.batch import Batch, HostShare
 from taser_jax.data.batches.one_task import (
     BatchingConfig,
     BatchStream,
     FalseNegatives,
     PositiveChoice,
 )
+from taser_jax.data.batches.padding import Layout, Padding
 from taser_jax.data.batches.schedule import task_number
 from taser_jax.data.batches.teacher import TeacherRows
 from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.states import CachedStates
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 
@@ -170,7 +173,8 @@ class TaskBatchStream:
 
     A task's batches are those of `BatchStream`: a pass is a permutation of its queries, and a
     smaller set starts another pass, reshuffled, while the others continue. Tasks do not share
-    negatives. Query arrays are as long as their task's longest query.
+    negatives. Query arrays are as long as their task's longest query. With buckets, each task has
+    its groups; a step in which one task's texts do not fit is padded to full length in all.
 
     Args:
         store: the passages' tokens.
@@ -180,6 +184,7 @@ class TaskBatchStream:
         num_chunks: GradCache chunks of each task's batch.
         share: the part of each task's batch that this host makes.
         teacher: embeddings that batches bring along.
+        padding: to what lengths.
 
     Raises:
         ConfigError: as `task_batch_sizes` and `BatchStream`.
@@ -195,6 +200,7 @@ class TaskBatchStream:
         num_chunks: int = 1,
         share: HostShare = HostShare(),
         teacher: TeacherRows | None = None,
+        padding: Padding = Padding(),
     ) -> None:
         self.config = config
         self.batch_sizes = step_batch_sizes(
@@ -214,7 +220,7 @@ class TaskBatchStream:
         self._streams = {
             task: BatchStream(
                 store,
-                {task: queries},
+                {task: _cut(queries, self.query_lengths[task])},
                 BatchingConfig(
                     batch_size=self.batch_sizes[task],
                     num_negatives=negatives[task],
@@ -225,6 +231,7 @@ class TaskBatchStream:
                 ),
                 share=share,
                 teacher=teacher,
+                padding=padding,
             )
             for task, queries in tasks.items()
         }
@@ -263,19 +270,34 @@ class TaskBatchStream:
 
     def batches(self, step: int) -> dict[str, Batch]:
         """This host's share of each task's batch."""
+        fit = all(stream.fits(step) for stream in self._streams.values())
         return {
-            task: _cut_queries(stream.batch(step), self.query_lengths[task])
+            task: stream.padded_batch(step, stream.layouts if fit else None)
             for task, stream in self._streams.items()
         }
+
+    @property
+    def layouts(self) -> dict[str, tuple[Layout, Layout]]:
+        """Task -> groups of its queries and passages; empty without buckets."""
+        return {
+            task: stream.layouts
+            for task, stream in self._streams.items()
+            if stream.layouts is not None
+        }
+
+    def on_states(self, states: CachedStates) -> TaskBatchStream:
+        """The same batches, of states of frozen blocks in place of tokens."""
+        stream = copy.copy(self)
+        stream._streams = {task: one.on_states(states) for task, one in self._streams.items()}
+        return stream
 
     def query_rows(self, step: int) -> dict[str, np.ndarray]:
         """Rows of the queries in each task's global batch."""
         return {task: stream.rows(step).query_rows for task, stream in self._streams.items()}
 
 
-def _cut_queries(batch: Batch, length: int) -> Batch:
-    queries = Tokens(ids=batch.queries.ids[:, :length], mask=batch.queries.mask[:, :length])
-    return dataclasses.replace(batch, queries=queries)
+def _cut(queries: TokenizedQueries, length: int) -> TokenizedQueries:
+    return dataclasses.replace(queries, ids=queries.ids[:, :length])
 
 
 def _next_total(total: int, multiple: int, tasks: int) -> int:

@@ -13,11 +13,13 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from taser_jax.artifacts import fingerprint_json, require_equal
-from taser_jax.batch import Batch, HostShare, TeacherEmbeddings
+from taser_jax.batch import Batch, HostShare, States, TeacherEmbeddings, TokenGroups, Tokens
 from taser_jax.data.batches import draws as sampling
+from taser_jax.data.batches.padding import Layout, Padding, Texts
 from taser_jax.data.batches.schedule import Purpose, Schedule, generator, task_number
 from taser_jax.data.batches.teacher import ScoreTable, TeacherRows
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
+from taser_jax.data.token_store.states import CachedStates
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
 
@@ -103,6 +105,11 @@ class BatchStream:
     without those that may be trained on), shuffled anew each step, the first N taken; what the pool
     lacks is filled with random passages of the store that are none of its positives.
 
+    With buckets, texts are padded in groups of similar length: which texts share a batch, and their
+    order after `TokenGroups.place`, stay the same. All batches have the same groups, laid out for
+    those of the first steps; later ones that do not fit are padded to full length. So there are two
+    shapes at most.
+
     Example:
         queries = store.queries("nq", "train")
         stream = BatchStream(store, {"nq": queries}, BatchingConfig(batch_size=256))
@@ -115,6 +122,7 @@ class BatchStream:
         share: the part of each batch that this host makes.
         teacher: embeddings that batches bring along. A teacher's scores of hard negatives come
             with the queries that have them.
+        padding: to what lengths.
 
     Raises:
         ConfigError: settings with which no batch can be drawn.
@@ -130,6 +138,7 @@ class BatchStream:
         *,
         share: HostShare = HostShare(),
         teacher: TeacherRows | None = None,
+        padding: Padding = Padding(),
     ) -> None:
         if config.batch_size % share.count:
             raise ConfigError(
@@ -139,6 +148,8 @@ class BatchStream:
         self.config = config
         self._store = store
         self._tasks = dict(tasks)
+        self._passages: Texts = store.passages
+        self._queries: Mapping[str, Texts] = self._tasks
         self._schedule = Schedule(
             {task: len(queries) for task, queries in tasks.items()},
             batch_size=config.batch_size,
@@ -171,7 +182,8 @@ class BatchStream:
                     *(task, short, len(tasks[task]), config.num_negatives),
                 )
         self._all = np.arange(config.batch_size)
-        self._share = share.rows(config.batch_size)
+        self._host, self._share = share, share.rows(config.batch_size)
+        self._padding = padding
         # The current orders of all tasks, and those of passes that have just ended.
         self._order = functools.lru_cache(maxsize=2 * len(tasks))(self._make_order)
 
@@ -254,12 +266,51 @@ class BatchStream:
 
     def batch(self, step: int) -> Batch:
         """This host's share of a step's batch."""
+        return self.padded_batch(step, self.layouts if self.fits(step) else None)
+
+    @functools.cached_property
+    def layouts(self) -> tuple[Layout, Layout] | None:
+        """Groups of queries and of passages; None without buckets."""
+        if not self._padding.buckets:
+            return None
+        found = [self._lengths(step) for step in range(self._padding.steps)]
+        queries, passages = (np.stack(lengths) for lengths in zip(*found, strict=True))
+        longest = max(queries.ids.shape[1] for queries in self._tasks.values())
+        return (
+            Layout.of(queries, self._padding, longest=longest),
+            Layout.of(passages, self._padding, longest=self._store.passages.ids.shape[1]),
+        )
+
+    def on_states(self, states: CachedStates) -> BatchStream:
+        """The same batches, of states of frozen blocks in place of tokens."""
+        stream = copy.copy(self)
+        stream._passages = states.passages
+        stream._queries = {task: states.of_queries(each) for task, each in self._tasks.items()}
+        return stream
+
+    def fits(self, step: int) -> bool:
+        """Whether the groups hold a step's texts."""
+        if self.layouts is None:
+            return False
+        pairs = zip(self.layouts, self._lengths(step), strict=True)
+        return all(layout.holds(lengths) for layout, lengths in pairs)
+
+    def padded_batch(self, step: int, layouts: tuple[Layout, Layout] | None) -> Batch:
+        """This host's share of a step's batch, in these groups; None pads to full length."""
         rows, _ = self._draw(step)
-        share = self._share
+        share, queries, passages = self._share, self._queries[rows.task], self._passages
         passage_rows = rows.passages[share].reshape(-1)
+        texts: tuple[Tokens | States | TokenGroups, Tokens | States | TokenGroups]
+        if layouts is None:
+            texts = queries.tokens(rows.queries[share]), passages.tokens(passage_rows)
+        else:
+            texts = (
+                layouts[0].group(queries, rows.queries, self._host),
+                layouts[1].group(passages, rows.passages.reshape(-1), self._host),
+            )
         return Batch(
-            queries=self._tasks[rows.task].tokens(rows.queries[share]),
-            passages=self._store.passage_tokens(passage_rows),
+            queries=texts[0],
+            passages=texts[1],
             positive_index=self._positive_index(share),
             ignore=self._ignore(rows, share),
             query_rows=rows.queries[share],
@@ -276,6 +327,12 @@ class BatchStream:
             if self._teacher is not None
             else None,
         )
+
+    def _lengths(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of a global batch's queries and passages."""
+        rows, _ = self._draw(step)
+        queries = self._tasks[rows.task].lengths[rows.queries]
+        return queries, self._store.passages.lengths[rows.passages.reshape(-1)]
 
     def _draw(self, step: int) -> tuple[_Rows, int]:
         """Query and passage rows of a global batch, and how many negatives were random."""

@@ -1,0 +1,171 @@
+"""Makes what frozen blocks make of a token store, once; later trainings read it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from taser_jax.artifacts import Fingerprint, follow_plan, replacing
+from taser_jax.batch import Role, States, Tokens
+from taser_jax.data.batches.padding import Texts
+from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.states import (
+    STATES,
+    CachedStates,
+    StateRows,
+    passages_directory,
+    queries_directory,
+)
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.encoded import static_task
+from taser_jax.errors import ConfigError
+from taser_jax.models import config_io
+from taser_jax.models.dual_encoder import DualEncoder, Params
+from taser_jax.optim.parameter_rules import parameter_path
+from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
+from taser_jax.progress import bar, logger
+from taser_jax.retrieval.embeddings import EmbeddingDtype, EncodeConfig, batches_by_length
+
+_VERSION = 1
+_GIB = 2**30
+
+
+def cached_states(
+    directory: str,
+    *,
+    dtype: EmbeddingDtype,
+    model: DualEncoder,
+    params: Params,
+    store: TokenStore,
+    queries: Sequence[TokenizedQueries],
+) -> CachedStates:
+    """Opens the states of a store's passages and queries; what is missing is made first.
+
+    Args:
+        directory: of one model's frozen blocks and one token store; made where absent.
+        dtype: of the states; bfloat16 halves them and keeps 8 bits of each number.
+        model: with frozen blocks.
+        params: its parameters.
+        store: the token store.
+        queries: tasks and splits to have; the states of a split are those of all its queries.
+
+    Raises:
+        ConfigError: nothing is frozen, or there are several hosts.
+        FingerprintError: the directory has states of other weights, tokens or blocks.
+        StorageError: it cannot be written.
+    """
+    if not model.frozen_blocks or jax.process_count() > 1:
+        hosts = jax.process_count()
+        raise ConfigError(
+            f"{model.frozen_blocks} frozen blocks, {hosts} hosts, and a directory for states",
+            where="TrainingConfig.states_dir",
+            expected="at least one frozen block, on one host",
+            fix="set train_from_block" if hosts == 1 else "drop states_dir, or train on one host",
+        )
+    maker = _Maker(dtype, model, params)
+    passages = maker.rows(
+        passages_directory(directory),
+        store.passages,
+        length=store.metadata.passage_length,
+        fingerprint=store.metadata.passages_fingerprint,
+        role=Role.PASSAGE,
+    )
+    rows, places = {}, {}
+    for task, split in dict.fromkeys((each.task, each.split) for each in queries):
+        whole = store.queries(task, split)
+        rows[task, split] = maker.rows(
+            queries_directory(directory, task, split),
+            whole,
+            length=whole.ids.shape[1],
+            fingerprint=whole.fingerprint,
+            role=Role.QUERY,
+            task=task,
+        )
+        places[task, split] = {query_id: row for row, query_id in enumerate(whole.query_ids)}
+    return CachedStates(passages, rows, places)
+
+
+class _Maker:
+    def __init__(self, dtype: EmbeddingDtype, model: DualEncoder, params: Params) -> None:
+        self._dtype, self._model, self._params = dtype, model, params
+        self._partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()))
+
+    def rows(
+        self,
+        directory: pathlib.Path,
+        texts: Texts,
+        *,
+        length: int,
+        fingerprint: str,
+        role: Role,
+        task: str | None = None,
+    ) -> StateRows:
+        """The states of all texts of a side, made where they are not there yet."""
+        plan = {
+            "format_version": _VERSION,
+            "kind": "states",
+            "role": role.value,
+            "tokens": fingerprint,
+            "blocks": self._model.frozen_blocks,
+            "weights": self._fingerprint(self._model.config.tower_name(role, task)),
+            "dtype": self._dtype.value,
+        }
+        follow_plan(directory, plan)
+        if not (directory / STATES).is_file():
+            self._write(directory / STATES, texts, longest=length, role=role, task=task)
+        return StateRows.open(directory, texts.lengths, length=length)
+
+    def _fingerprint(self, tower: str) -> str:
+        """Of the model's configuration, and of the frozen parameters of a tower."""
+        frozen = re.compile(self._model.config.frozen_parameters(self._model.frozen_blocks))
+        total = Fingerprint().add(config_io.to_json(self._model.config))
+        for path, leaf in jax.tree_util.tree_leaves_with_path({tower: self._params[tower]}):
+            if frozen.fullmatch(parameter_path(path)):
+                total.add(parameter_path(path)).add(np.asarray(leaf))
+        return total.hex()
+
+    def _write(
+        self, path: pathlib.Path, texts: Texts, *, longest: int, role: Role, task: str | None
+    ) -> None:
+        lengths = np.asarray(texts.lengths)
+        ends = np.cumsum(lengths, dtype=np.int64)
+        dtype, width = self._dtype.numpy, self._model.config.transformer.embed_dim
+        bytes_ = int(ends[-1]) * width * dtype.itemsize
+        logger.info("%s: %.2f GiB, states of %s tokens", path, bytes_ / _GIB, f"{ends[-1]:,}")
+        stored = np.uint16 if self._dtype is EmbeddingDtype.BFLOAT16 else np.float32
+        states_of = self._encoder(role, task)
+        encoding = EncodeConfig(batch_multiple=8 * self._partitioner.batch_devices)
+        with replacing(path) as scratch, bar("states", total=int(ends[-1]), unit="token") as done:
+            out = np.lib.format.open_memmap(
+                os.fspath(scratch), "w+", dtype=stored, shape=(int(ends[-1]), width)
+            )
+            for members, size, length in batches_by_length(lengths, encoding):
+                states = states_of(
+                    texts.tokens(np.resize(members, size)).resized(min(length, longest))
+                )
+                hidden = np.asarray(states.hidden).astype(dtype).view(stored)
+                for row, found in zip(members, hidden, strict=False):
+                    out[ends[row] - lengths[row] : ends[row]] = found[: lengths[row]]
+                done.update(int(lengths[members].sum()))
+            out.flush()
+
+    def _encoder(self, role: Role, task: str | None) -> Callable[[Any], States]:
+        model, put = self._model, self._partitioner.put_batch
+        told = static_task(model.query_tasks, task)
+        params = jax.device_put(self._params, self._partitioner.replicated)
+
+        @functools.partial(jax.jit, out_shardings=self._partitioner.replicated)
+        def states(params: Params, tokens: Tokens) -> States:
+            found: Any = model.apply(
+                {"params": params}, tokens, role=role, task=told, method="states"
+            )
+            return found
+
+        return lambda tokens: states(params, put(tokens))

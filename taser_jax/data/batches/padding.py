@@ -1,0 +1,112 @@
+"""To what lengths the texts of a batch are padded."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int
+
+from taser_jax.batch import HostShare, States, TokenGroups, Tokens
+from taser_jax.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Padding:
+    """To what lengths the texts of a batch are padded.
+
+    Attributes:
+        buckets: ascending lengths; the texts of a batch are grouped by the one they are padded to.
+            The longest text there can be always is one. Without any, all texts are padded to it.
+        multiple: texts in a group are a multiple of this: of devices times chunks.
+        steps: the groups are laid out for the batches of so many first steps.
+    """
+
+    buckets: tuple[int, ...] = ()
+    multiple: int = 1
+    steps: int = 1024
+
+    def __post_init__(self) -> None:
+        buckets = list(self.buckets)
+        if buckets != sorted(set(buckets)) or any(length < 1 for length in buckets):
+            raise ConfigError(
+                f"buckets of {buckets} tokens",
+                where="TrainingConfig.length_buckets",
+                expected="ascending lengths above 0, such as [16, 32, 64, 128, 256]",
+            )
+
+
+@runtime_checkable
+class Texts(Protocol):
+    """A token store's passages, or one split of its queries."""
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " texts"]:
+        """Real tokens of each text."""
+
+    def tokens(self, rows: np.ndarray) -> Tokens | States:
+        """Tokens of the given rows, or what frozen blocks make of them, padded to one length."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Numbers and lengths of the groups that one side of every batch is padded in.
+
+    Example:
+        Four texts a batch, of 3, 5, 9, 30 and of 4, 7, 20, 21 tokens, in buckets of 8 and 32. The
+        shorter two never have more than 4 and 7 tokens, the longer two 20 and 30: two groups of
+        two, of 8 and of 32 tokens.
+
+    Attributes:
+        sizes: texts of each group, over all devices.
+        lengths: tokens of each, ascending.
+    """
+
+    sizes: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, lengths: Int[np.ndarray, "steps texts"], padding: Padding, *, longest: int
+    ) -> Layout:
+        """The least padding that holds every one of these batches.
+
+        Args:
+            lengths: real tokens of the texts of each batch.
+            padding: buckets and multiple.
+            longest: tokens of the longest text there can be.
+        """
+        buckets = np.array([*(each for each in padding.buckets if each < longest), longest])
+        # Of the i-th shortest text of each batch, the longest.
+        needed = np.sort(lengths, axis=1).max(axis=0)
+        padded = buckets[np.searchsorted(buckets, needed)]
+        padded = padded.reshape(-1, padding.multiple).max(axis=1)
+        found, counts = np.unique(padded, return_counts=True)
+        return cls(tuple((counts * padding.multiple).tolist()), tuple(found.tolist()))
+
+    def __str__(self) -> str:
+        pairs = zip(self.sizes, self.lengths, strict=True)
+        return ", ".join(f"{size} x {length}" for size, length in pairs)
+
+    def holds(self, lengths: Int[np.ndarray, " texts"]) -> bool:
+        """Whether texts of these lengths fit into the groups, in ascending order."""
+        return bool((np.sort(lengths) <= np.repeat(self.lengths, self.sizes)).all())
+
+    def group(self, texts: Texts, rows: Int[np.ndarray, " batch"], share: HostShare) -> TokenGroups:
+        """The texts of a global batch in groups, as far as they are this host's.
+
+        Args:
+            texts: whose rows.
+            rows: of the global batch.
+            share: the part of each group, and of the batch, that this host makes.
+        """
+        order = np.argsort(texts.lengths[rows], kind="stable")
+        place = np.empty(len(rows), np.int32)
+        place[order] = np.arange(len(rows), dtype=np.int32)
+        members = np.split(order, np.cumsum(self.sizes)[:-1])
+        groups = tuple(
+            texts.tokens(rows[member[share.rows(len(member))]]).resized(length)
+            for member, length in zip(members, self.lengths, strict=True)
+        )
+        return TokenGroups(groups, place[share.rows(len(rows))])

@@ -1,0 +1,153 @@
+"""`train_from_block` through `taser train`."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+import tiny_training
+
+from taser_jax.assembly.config import MultitaskTraining
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.commands.encode import encode
+from taser_jax.commands.train import train
+from taser_jax.data.batches.every_task import TaskBatchingConfig
+from taser_jax.errors import ConfigError, FingerprintError
+from taser_jax.models.dual_encoder import init_params
+from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
+from taser_jax.optim.optimizers import OptimizerConfig, Update
+from taser_jax.optim.parameter_rules import parameter_paths
+from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings
+from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.training.keys import named_key
+
+TRAINING = tiny_training.training_config(train_steps=2, validates=False)
+MODEL = tiny_training.model_config().with_transformer(num_layers=2)
+
+
+def start(store_dir, model_dir, *, model=MODEL, **changes):
+    return train(
+        model_dir=str(model_dir),
+        token_store=str(store_dir),
+        model=model,
+        training=dataclasses.replace(TRAINING, **changes),
+    )
+
+
+def test_the_saved_model_has_the_frozen_parameters_too(tiny_store_dir, tmp_path):
+    start(tiny_store_dir, tmp_path, train_from_block=1)
+    model = load_model(tmp_path)
+    drawn = init_params(model.model, named_key(TRAINING.seed, "init"))
+    stands = jax.tree.map(lambda a, b: np.allclose(a, b, atol=1e-6), drawn, model.params)
+    for path, same in zip(parameter_paths(stands), jax.tree.leaves(stands), strict=True):
+        # Keys' biases cancel in the softmax: their gradient is rounding noise, or nothing.
+        if not path.endswith("key/bias"):
+            assert same == bool(re.match(r"\w+/(embeddings|layers_0)/", path)), path
+
+
+SHARED = ExpertConfig(
+    num_experts=2, blocks=(1, 2), routing=Routing.TOKEN, gate_sharing=GateSharing.SHARED
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"train_from_block": 2}, "2 frozen blocks of 2.*0 to 1"),
+        ({"train_from_block": -1}, "-1 frozen blocks"),
+        (
+            {
+                "train_from_block": 1,
+                "optimizer": OptimizerConfig(updates=((".*", Update.TRAIN),)),
+            },
+            "and a table of what is frozen",
+        ),
+        (
+            {"train_from_block": 1, "model": dataclasses.replace(MODEL, experts=SHARED)},
+            "blocks 1 are frozen, and their router serves all",
+        ),
+    ],
+)
+def test_what_cannot_be_frozen(changes, told, tiny_store_dir, tmp_path):
+    with pytest.raises(ConfigError, match=f"(?s){told}"):
+        start(tiny_store_dir, tmp_path, **changes)
+
+
+EVERY_TASK = MultitaskTraining(batching=TaskBatchingConfig(total=32, num_negatives=1))
+VALIDATED = tiny_training.training_config(train_steps=3)
+
+
+@pytest.fixture(scope="module")
+def ragged_store_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("ragged") / "tokens"
+    tiny_training.write_token_store(directory, least_words=1)
+    return directory
+
+
+def metrics_of(store_dir, model_dir, **changes):
+    training = {"loop": VALIDATED.loop, "validation": VALIDATED.validation, "train_from_block": 1}
+    start(store_dir, model_dir, **{**training, **changes})
+    lines = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in line.items() if not name.endswith("_second")}
+        for line in lines
+    ]
+
+
+@pytest.mark.parametrize("changes", [{}, {"multitask": EVERY_TASK, "length_buckets": (5, 9)}])
+def test_cached_states_train_and_validate_as_tokens_do(changes, ragged_store_dir, tmp_path):
+    states_dir = tmp_path / "states"
+    expected = metrics_of(ragged_store_dir, tmp_path / "tokens", **changes)
+    changes = {**changes, "states_dir": str(states_dir)}
+    exact = {"states_dtype": EmbeddingDtype.FLOAT32, **changes}
+    found = metrics_of(ragged_store_dir, tmp_path / "states_of", **exact)
+    made = {path: path.stat().st_mtime_ns for path in states_dir.rglob("states.npy")}
+    assert len(made) == 5, "passages, and two splits of two tasks"
+    # Dropout above the frozen blocks is on: its draws are the same.
+    for line, other in zip(found, expected, strict=True):
+        assert line == pytest.approx(other, rel=1e-5, abs=1e-6)
+    assert "validation/mrr" in found[-1]
+    # Made once; a training that goes on reads the frozen parameters from its checkpoint.
+    longer = dataclasses.replace(VALIDATED.loop, train_steps=4)
+    gone_on = metrics_of(ragged_store_dir, tmp_path / "states_of", loop=longer, **exact)
+    assert gone_on[:3] == found
+    assert {path: path.stat().st_mtime_ns for path in states_dir.rglob("states.npy")} == made
+    embeddings = [tmp_path / "embeddings", tmp_path / "of_states"]
+    for directory, states in zip(embeddings, (None, str(states_dir)), strict=True):
+        encode(
+            model_dir=str(tmp_path / "states_of"),
+            token_store=str(ragged_store_dir),
+            output_dir=str(directory),
+            query_splits=["validation"],
+            states_dir=states,
+            states_dtype=EmbeddingDtype.FLOAT32,
+        )
+    for kind in (Embeddings.open, lambda d: QueryEmbeddings.of_split(d, "first", "validation")):
+        whole, of_states = (found.rows(0, len(found)) for found in map(kind, embeddings))
+        np.testing.assert_allclose(of_states, whole, rtol=1e-5, atol=1e-6)
+    rounded = metrics_of(
+        ragged_store_dir, tmp_path / "rounded", **{**changes, "states_dir": str(tmp_path / "half")}
+    )
+    sizes = [
+        sum(p.stat().st_size for p in d.rglob("*.npy")) for d in (states_dir, tmp_path / "half")
+    ]
+    assert sizes[1] == pytest.approx(sizes[0] / 2, rel=0.1)
+    assert rounded[-1]["train/loss"] == pytest.approx(expected[-1]["train/loss"], rel=1e-2)
+
+
+def test_states_of_something_else_are_refused(ragged_store_dir, tiny_store_dir, tmp_path):
+    states = {"states_dir": str(tmp_path / "states"), "train_from_block": 1}
+    start(ragged_store_dir, tmp_path / "model", **states)
+    deeper = MODEL.with_transformer(num_layers=3)
+    for told, store_dir, changes in (
+        ("weights", ragged_store_dir, {"seed": 1}),
+        ("tokens", tiny_store_dir, {}),
+        ("blocks 1", ragged_store_dir, {"model": deeper, "train_from_block": 2}),
+        ("dtype bfloat16", ragged_store_dir, {"states_dtype": EmbeddingDtype.FLOAT32}),
+    ):
+        with pytest.raises(FingerprintError, match=f"(?s)begun with.*{told}"):
+            start(store_dir, tmp_path / "other", **{**states, **changes})
+    with pytest.raises(ConfigError, match=r"(?s)0 frozen blocks.*directory for states"):
+        start(ragged_store_dir, tmp_path / "other", **{**states, "train_from_block": 0})

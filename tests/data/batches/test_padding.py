@@ -1,0 +1,160 @@
+"""Texts in groups of similar length: the same texts in the same order, with less padding."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from taser_jax.batch import HostShare, TokenGroups, Tokens
+from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
+from taser_jax.data.batches.one_task import BatchingConfig, BatchStream
+from taser_jax.data.batches.padding import Layout, Padding
+from taser_jax.data.token_store.arrays import TokenArray
+from taser_jax.data.token_store.writer import TokenStoreWriter
+from taser_jax.errors import ConfigError
+
+QUERY_LENGTH, PASSAGE_LENGTH = 12, 64
+CONFIG = BatchingConfig(batch_size=16, num_negatives=2)
+PADDING = Padding((4, 8, 16, 32, 999), multiple=4, steps=4)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Most passages are short, some as long as can be."""
+    rng = np.random.default_rng(0)
+    writer = TokenStoreWriter(
+        tmp_path_factory.mktemp("ragged") / "tokens",
+        collection="ragged",
+        collection_fingerprint="c",
+        vocabulary_fingerprint="v",
+        vocabulary_size=100,
+        query_length=QUERY_LENGTH,
+        passage_length=PASSAGE_LENGTH,
+    )
+    lengths = np.minimum(rng.geometric(0.08, 300), PASSAGE_LENGTH)
+    writer.write_passages([rng.integers(1, 100, n).tolist() for n in lengths], count=300)
+    for task, longest in (("one", QUERY_LENGTH), ("two", 6)):
+        writer.write_queries(
+            task,
+            "train",
+            query_ids=[f"{task}-{i}" for i in range(90)],
+            tokens=[rng.integers(1, 100, rng.integers(1, longest + 1)).tolist() for _ in range(90)],
+            positives=[[int(row)] for row in rng.permutation(300)[:90]],
+            hard_negatives=[rng.integers(0, 300, 5).tolist() for _ in range(90)],
+        )
+    return writer.finish()
+
+
+def tasks_of(store):
+    return {task: store.queries(task, "train") for task in ("one", "two")}
+
+
+def restored(texts: TokenGroups, length: int) -> Tokens:
+    """The texts in their own order, padded to one length."""
+    whole = [group.resized(length) for group in texts.groups]
+    ids, mask = (np.concatenate([getattr(g, name) for g in whole]) for name in ("ids", "mask"))
+    return Tokens(ids[texts.place], mask[texts.place])
+
+
+def assert_same(found: Tokens, expected: Tokens) -> None:
+    np.testing.assert_array_equal(found.mask, expected.mask)
+    np.testing.assert_array_equal(found.ids, expected.ids)
+
+
+def test_a_layout_by_hand():
+    batches = np.array([[9, 3, 30, 5], [4, 21, 7, 20]])
+    layout = Layout.of(batches, Padding((8, 32, 64)), longest=40)
+    assert layout == Layout(sizes=(2, 2), lengths=(8, 32))
+    assert str(layout) == "2 x 8, 2 x 32"
+    # The third-shortest text would fit into 20 tokens, but groups have multiples of two texts.
+    layout = Layout.of(batches, Padding((8, 20), multiple=2), longest=40)
+    assert layout == Layout(sizes=(2, 2), lengths=(8, 40))
+    assert layout.holds(np.array([40, 8, 8, 9]))
+    assert not layout.holds(np.array([40, 8, 9, 9]))
+
+
+def test_a_group_by_hand():
+    texts = TokenArray(
+        np.array([[1, 2, 3], [4, 0, 0], [5, 6, 0], [7, 0, 0]]), np.array([3, 1, 2, 1])
+    )
+    layout = Layout(sizes=(2, 2), lengths=(1, 4))
+    found = layout.group(texts, np.array([2, 3, 0, 1]), HostShare())
+    assert [group.ids.tolist() for group in found.groups] == [
+        [[7], [4]],
+        [[5, 6, 0, 0], [1, 2, 3, 0]],
+    ]
+    assert found.place.tolist() == [2, 0, 3, 1]
+
+
+def test_batches_are_those_of_full_padding(store):
+    tasks = tasks_of(store)
+    plain = BatchStream(store, tasks, CONFIG)
+    grouped = BatchStream(store, tasks, CONFIG, padding=PADDING)
+    shapes, fits = set(), []
+    for step in range(64):
+        expected, found = plain.batch(step), grouped.batch(step)
+        fits.append(isinstance(found.passages, TokenGroups))
+        shapes.add(found.shape.sides)
+        if not fits[-1]:
+            assert_same(found.passages, expected.passages)
+            continue
+        assert_same(restored(found.queries, expected.queries.ids.shape[1]), expected.queries)
+        assert_same(restored(found.passages, PASSAGE_LENGTH), expected.passages)
+        assert found.shape.tokens < 0.75 * expected.shape.tokens
+        without = [dataclasses.replace(b, queries=0, passages=0) for b in (found, expected)]
+        jax.tree.map(np.testing.assert_array_equal, *without)
+    # The first steps decide the groups; later ones that do not fit are padded in full.
+    assert all(fits[: PADDING.steps])
+    assert not all(fits)
+    assert len(shapes) == 2
+    queries, passages = grouped.layouts
+    assert max(passages.lengths) == PASSAGE_LENGTH
+    assert max(queries.lengths) == QUERY_LENGTH
+    assert all(size % PADDING.multiple == 0 for size in (*queries.sizes, *passages.sizes))
+    assert plain.fingerprint == grouped.fingerprint
+
+
+def test_any_step_of_a_new_stream_is_the_same(store):
+    streams = [BatchStream(store, tasks_of(store), CONFIG, padding=PADDING) for _ in range(2)]
+    streams[0].batch(3)
+    jax.tree.map(np.testing.assert_array_equal, *(stream.batch(17) for stream in streams))
+
+
+def test_hosts_make_their_parts_of_every_group(store):
+    whole = BatchStream(store, tasks_of(store), CONFIG, padding=PADDING).batch(5)
+    parts = [
+        BatchStream(
+            store, tasks_of(store), CONFIG, padding=PADDING, share=HostShare((host,), 2)
+        ).batch(5)
+        for host in range(2)
+    ]
+    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    jax.tree.map(np.testing.assert_array_equal, joined, whole)
+
+
+def test_every_tasks_batch_is_grouped_or_none_is(store):
+    config = TaskBatchingConfig(total=32, num_negatives=2)
+    plain = TaskBatchStream(store, tasks_of(store), config)
+    grouped = TaskBatchStream(store, tasks_of(store), config, padding=PADDING)
+    shapes = set()
+    for step in range(64):
+        expected, found = plain.batches(step), grouped.batches(step)
+        shapes.add(tuple(batch.shape.sides for batch in found.values()))
+        kinds = {type(text) for batch in found.values() for text in (batch.queries, batch.passages)}
+        assert len(kinds) == 1
+        for task, batch in found.items():
+            if kinds == {TokenGroups}:
+                width = grouped.query_lengths[task]
+                assert_same(restored(batch.queries, width), expected[task].queries)
+                assert_same(restored(batch.passages, PASSAGE_LENGTH), expected[task].passages)
+            else:
+                assert_same(batch.queries, expected[task].queries)
+    assert len(shapes) == 2
+    assert max(grouped.layouts["two"][0].lengths) <= 8
+
+
+@pytest.mark.parametrize("buckets", [(8, 4), (4, 4), (0, 4)])
+def test_buckets_ascend(buckets):
+    with pytest.raises(ConfigError, match="length_buckets"):
+        Padding(buckets)

@@ -1,0 +1,122 @@
+"""Frozen blocks: the training of the same parameters frozen by a table, on tokens or states."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_encoder import VOCAB, make_batch
+
+from taser_jax.batch import Role
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import DualEncoder, Towers, init_params
+from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.models.t5 import T5Config
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer, trainable
+from taser_jax.optim.parameter_rules import parameter_paths
+from taser_jax.training.state import init_state
+from taser_jax.training.step import make_train_step
+
+RATE = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
+SIZES = {"vocab_size": VOCAB, "embed_dim": 16, "num_layers": 2, "num_heads": 2, "head_dim": 8,
+         "mlp_dim": 32}  # fmt: skip
+BATCH = make_batch(8)
+
+
+def bert(routing=Routing.DETERMINISTIC, *, num_experts=2, towers=Towers.TIED, **rates):
+    config = BertConfig(**SIZES, max_length=8, **(rates or RATE))
+    experts = ExpertConfig(num_experts=num_experts, blocks=(1, 2), routing=routing)
+    return DualEncoderConfig(config, experts, towers=towers, pooling=Pooling.MEAN)
+
+
+SYSTEMS = {
+    "taser": bert(),
+    "tok-r": bert(Routing.TOKEN),
+    "dpr": DualEncoderConfig(BertConfig(**SIZES, max_length=8, **RATE), towers=Towers.SEPARATE),
+    "t5": T5DualEncoderConfig(T5Config(**SIZES, num_decoder_layers=1, dropout_rate=0.0)),
+}
+# Written out beside `frozen_parameters`, which is tested by it.
+FROZEN = {"t5": r".*/(token_embedder|encoder/relpos_bias|encoder/layers_0)/.*"}
+FROZEN_BERT = r".*/(embeddings|layers_0)/.*"
+
+
+def frozen_optimizer(config, params, frozen):
+    rules = ((frozen, Update.FREEZE), (f"(?!{frozen}$).*", Update.TRAIN))
+    optimizer = OptimizerConfig(learning_rate=1e-2, updates=rules)
+    return build_optimizer(optimizer, params, total_steps=10), trainable(optimizer, params)
+
+
+def train(model, params, optimizer, trains, batch):
+    # An own copy: the step takes its state's memory.
+    state = init_state(lambda _: jax.tree.map(jnp.array, params), optimizer, jax.random.key(0))
+    step = make_train_step(model, optimizer, trainable=trains)
+    for _ in range(2):
+        state, metrics = step(state, {"nq": batch})
+    return state, metrics
+
+
+def with_states(model, params, batch):
+    states = functools.partial(model.apply, {"params": params}, method="states")
+    return batch.__class__(**{
+        **vars(batch),
+        "queries": states(batch.queries, role=Role.QUERY),
+        "passages": states(batch.passages, role=Role.PASSAGE),
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("system", list(SYSTEMS))
+def test_training_is_that_of_frozen_parameters(system):
+    config = SYSTEMS[system]
+    plain, model = DualEncoder(config), DualEncoder(config, frozen_blocks=1)
+    params = init_params(plain, jax.random.key(0))
+    assert parameter_paths(params) == parameter_paths(init_params(model, jax.random.key(0)))
+    expected, _ = train(
+        plain, params, *frozen_optimizer(config, params, FROZEN.get(system, FROZEN_BERT)), BATCH
+    )
+    optimizer, trains = frozen_optimizer(config, params, config.frozen_parameters(1))
+    on_tokens, metrics = train(model, params, optimizer, trains, BATCH)
+    on_states, same = train(model, params, optimizer, trains, with_states(model, params, BATCH))
+    for found in (on_tokens, on_states):
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
+            found.params,
+            expected.params,
+        )
+    assert metrics.keys() == same.keys()
+    moved = jax.tree.map(lambda new, old: bool(np.any(new != old)), on_states.params, params)
+    assert not any(jax.tree.leaves(jax.tree.map(lambda m, t: m and not t, moved, trains)))
+    assert sum(jax.tree.leaves(moved)) > len(jax.tree.leaves(moved)) // 4
+    # Two moments for each trained parameter, and none for a frozen one.
+    moments = [leaf for leaf in jax.tree.leaves(on_states.opt_state) if leaf.ndim]
+    assert len(moments) == 2 * sum(jax.tree.leaves(trains))
+
+
+def test_frozen_blocks_run_as_at_inference_and_those_above_as_before():
+    model = DualEncoder(bert(Routing.TOKEN, dropout_rate=0.5), frozen_blocks=1)
+    params = init_params(model, jax.random.key(0))
+    rngs = {"dropout": jax.random.key(1), "routing": jax.random.key(2)}
+    encode = functools.partial(
+        model.apply, {"params": params}, role=Role.QUERY, train=True, method="encode"
+    )
+    states = model.apply({"params": params}, BATCH.queries, role=Role.QUERY, method="states")
+    assert states.hidden.shape == (8, 5, 16)
+    found = [encode(texts, rngs=rngs) for texts in (BATCH.queries, states)]
+    np.testing.assert_allclose(found[0].embeddings, found[1].embeddings, rtol=1e-5, atol=1e-6)
+    # Statistics of the block that trains, out of two with a router.
+    assert [encoded.routing.count.shape for encoded in found] == [(1,), (1,)]
+    other = encode(states, rngs={**rngs, "dropout": jax.random.key(3)})
+    assert np.abs(other.embeddings - found[0].embeddings).max() > 1e-2
+
+
+def test_states_leave_the_flops_of_frozen_blocks_out():
+    config, shape = SYSTEMS["taser"], BATCH.shape
+    forward = sum(config.forward_flops(batch_size=n, length=length) for n, length in shape.sides)
+    scores = 3 * 2 * shape.queries * shape.passages * 16
+    # Both blocks cost the same: mean pooling, one expert a role.
+    assert config.training_flops(shape) == 3 * forward + scores
+    assert config.training_flops(shape, frozen_blocks=1) == 2 * forward + scores
+    on_states = config.training_flops(shape, frozen_blocks=1, has_states=True)
+    assert on_states == 3 * forward // 2 + scores

@@ -1,0 +1,101 @@
+"""A step over texts in groups of similar length is the step over texts padded to one length."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_encoder import VOCAB, make_batch
+
+from taser_jax.batch import HostShare
+from taser_jax.data.batches.padding import Layout, Padding
+from taser_jax.data.token_store.arrays import TokenArray
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import DualEncoder, abstract_params, init_params, logical_axes
+from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
+from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
+from taser_jax.training.batch_loss import make_loss
+from taser_jax.training.state import init_state
+from taser_jax.training.step import make_train_step
+
+BERT = BertConfig(
+    vocab_size=VOCAB, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, max_length=8,
+    dropout_rate=0.0, attention_dropout_rate=0.0,
+)  # fmt: skip
+LENGTH = 8
+
+
+def grouped(batches, *, multiple):
+    """The batches in groups that hold all of them, as a stream makes them."""
+
+    def group(name):
+        sides = [getattr(batch, name) for batch in batches]
+        texts = [TokenArray(side.ids, side.mask.sum(axis=1)) for side in sides]
+        padding = Padding((3, 5, 7), multiple=multiple)
+        layout = Layout.of(np.stack([each.lengths for each in texts]), padding, longest=LENGTH)
+        assert len(layout.sizes) > 1
+        return [layout.group(each, np.arange(len(each)), HostShare()) for each in texts]
+
+    return [
+        dataclasses.replace(batch, queries=queries, passages=passages)
+        for batch, queries, passages in zip(
+            batches, group("queries"), group("passages"), strict=True
+        )
+    ]
+
+
+def loss_and_gradients(model, params, batch, **options):
+    loss = make_loss(model, train=False, **options)
+    return jax.jit(
+        jax.value_and_grad(lambda params: loss(params, batch, step=jnp.int32(0)), has_aux=True)
+    )(params)  # fmt: skip
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2])
+def test_loss_and_gradients_are_those_of_full_padding(num_chunks):
+    experts = ExpertConfig(num_experts=2, blocks=(1,), routing=Routing.TOKEN)
+    model = DualEncoder(DualEncoderConfig(BERT, experts, pooling=Pooling.MEAN))
+    params = init_params(model, jax.random.key(0))
+    batch = make_batch(16, length=LENGTH)
+    padded = loss_and_gradients(model, params, batch)
+    (batch,) = grouped([batch], multiple=num_chunks)
+    found = loss_and_gradients(model, params, batch, num_chunks=num_chunks)
+    assert "routing/entropy" in found[0][1]
+    np.testing.assert_allclose(found[0][0], padded[0][0], rtol=1e-6)
+    # Sums of other orders: up to the rounding of gradients of 8.
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=5e-5), found, padded)
+
+
+def test_a_sharded_step_is_the_unsharded_one_and_compiles_once():
+    model = DualEncoder(DualEncoderConfig(BERT, ExpertConfig(num_experts=2, blocks=(1,))))
+    shapes = abstract_params(model)
+    optimizer = build_optimizer(OptimizerConfig(learning_rate=3e-3), shapes, total_steps=10)
+
+    def run(config, num_devices, batches):
+        partitioner = Partitioner(make_mesh(config, devices=jax.devices()[:num_devices]))
+        state = init_state(
+            functools.partial(init_params, model),
+            optimizer,
+            jax.random.key(0),
+            param_shardings=partitioner.param_shardings(logical_axes(model), shapes),
+        )
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+        step = make_train_step(model, optimizer, state_shardings=shardings)
+        found = []
+        with jax.set_mesh(partitioner.mesh):
+            for batch in batches:
+                state, metrics = step(state, {"nq": partitioner.put_batch(batch)})
+                found.append([float(metrics[n]) for n in ("loss", "grad_norm", "tokens")])
+        assert step.compilations == 1
+        return found
+
+    plain = [make_batch(16, length=LENGTH, seed=seed) for seed in range(2)]
+    expected = run(MeshConfig(), 1, plain)
+    both = grouped(plain, multiple=4)
+    np.testing.assert_allclose(run(MeshConfig(), 1, both), expected, rtol=1e-6)
+    np.testing.assert_allclose(run(MeshConfig(data=2, fsdp=2), 4, both), expected, rtol=2e-5)
+    assert expected[0][2] == sum(tokens.mask.sum() for tokens in plain[0].texts)
