@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 
 import jax
 import numpy as np
@@ -17,7 +19,6 @@ from taser_jax.errors import ConfigError, DataError, FingerprintError, Preempted
 from taser_jax.models.ensemble import EnsembleConfig
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings
-from taser_jax.training import loop
 from taser_jax.training.ensemble_step import member_seed
 
 TRAINING = EnsembleTraining(
@@ -107,14 +108,15 @@ def test_the_first_members_of_more_are_the_ensemble_of_so_many(
 def test_a_killed_training_goes_on_to_the_same_bits(
     trained, embeddings_dir, store, tmp_path, monkeypatch
 ):
-    directory, found = trained
-    real, asked = loop._agree_on_preemption, []
+    _, found = trained
+    batch = SpecialistVectors.batch
 
-    def preempted(sigterm, step):
-        asked.append(step)
-        return step == 7 or real(sigterm, step)
+    def told_to_stop(vectors, streams, step):
+        if step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch(vectors, streams, step)
 
-    monkeypatch.setattr(loop, "_agree_on_preemption", preempted)
+    monkeypatch.setattr(SpecialistVectors, "batch", told_to_stop)
     with pytest.raises(Preempted):
         start(tmp_path / "out", embeddings_dir, store)
     monkeypatch.undo()
@@ -122,7 +124,6 @@ def test_a_killed_training_goes_on_to_the_same_bits(
     again = start(tmp_path / "out", embeddings_dir, store)
     assert again.fingerprints == found.fingerprints
     assert (tmp_path / "out" / "members.npz").exists()
-    del directory
 
 
 def test_batches_are_the_members_own(embeddings_dir, store):
