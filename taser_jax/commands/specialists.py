@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Float32
 
-from taser_jax.artifacts import FilePath, read_json, require_equal, split_path, write_json
+from taser_jax.artifacts import (
+    FilePath,
+    fingerprint_json,
+    read_json,
+    require_equal,
+    split_path,
+    write_json,
+)
 from taser_jax.assembly.ensembles import Ensemble
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, search_devices
@@ -76,7 +83,8 @@ class OpenSpecialist:
     """A specialist over one collection; what it computes is kept in `directory` and reused.
 
         <directory>/lists/<task>.<split>/         ranked lists
-        <directory>/confidence/<task>.<split>/    w of each query
+        <directory>/confidence/<hash>/<task>.<split>/    w of each query; the hash is of members,
+                                                         temperature, k and ε
         <directory>/temperature.json              the chosen one, with the curve
 
     Args:
@@ -205,13 +213,14 @@ class OpenSpecialist:
             ConfigError: it has no ensemble.
         """
         queries = self.queries(task, split)
-        directory = split_path(self._directory / "confidence", task, split)
-        fingerprints = {
-            **self._list_fingerprints(queries),
+        settings = {
             "ensemble": self._members.fingerprints["ensemble"],
             "temperature": str(self.temperature),
             "confidence": f"k {self._confidence.k}, epsilon {self._confidence.epsilon}",
         }
+        root = self._directory / "confidence" / fingerprint_json(settings)[:8]
+        directory = split_path(root, task, split)
+        fingerprints = {**self._list_fingerprints(queries), **settings}
         if not is_finished(directory):
             with phase(f"{self.name}: confidence of {task} {split}"):
                 found = self._own_confidences(task, split, (self.temperature,))[0]
@@ -230,7 +239,8 @@ class OpenSpecialist:
         if self._specialist.temperature is not None:
             check_temperatures([self._specialist.temperature])
             return self._specialist.temperature
-        path = self._directory / _TEMPERATURE
+        members = self._specialist.members
+        path = self._directory / (f"temperature-{members}.json" if members else _TEMPERATURE)
         basis = {
             "ensemble": self._members.fingerprints["ensemble"],
             "grid": str(self._calibration.temperatures),

@@ -44,7 +44,7 @@ from taser_jax.evaluation.results import read_results
 from taser_jax.progress import logger
 from taser_jax.retrieval.confidence import ConfidenceConfig
 from taser_jax.retrieval.fusion import FusionConfig, Weighting, weights_of
-from taser_jax.retrieval.query_arrays import CONFIDENCE, QueryArrays
+from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
 from taser_jax.settings import flatten, to_plain
 from taser_jax.workflows.retrieval_stages import DEVELOPMENT, RetrievalStages
 from taser_jax.workflows.setting import BM25, Setting, System
@@ -54,6 +54,8 @@ from taser_jax.workflows.taser import begin_pipeline
 
 MUF, OWN, WORST, ORACLE = "MUF", "Single, own domain", "Single, worst", "Oracle indicator"
 _WITHOUT_DOMAIN, _EQUAL = "MUF without the domain", "Equal weights"
+# The paper's inverse temperature of 1e-3, to the letter: every w is about 1.
+_LITERAL, _LITERAL_TEMPERATURE = "MUF, T = 1000", 1000.0
 _TEST = "test"
 
 
@@ -67,6 +69,8 @@ class Fusion:
         confidence: what the members' softmaxes are over.
         calibration: how temperatures are chosen.
         temperature: one T for all specialists, without calibration; None calibrates each.
+        sizes: numbers of members that further rows fuse with, for the curve over sizes (the
+            paper's figure 2); the first members of each ensemble.
         left_out: a specialist that further rows do without, as the paper's do without SQuAD.
         mixed: the mixes of queries; None leaves their table out.
     """
@@ -76,6 +80,7 @@ class Fusion:
     confidence: ConfidenceConfig = ConfidenceConfig()
     calibration: CalibrationConfig = CalibrationConfig()
     temperature: float | None = None
+    sizes: tuple[int, ...] = ()
     left_out: str | None = None
     mixed: MixedConfig | None = MixedConfig()
 
@@ -107,7 +112,7 @@ def pipeline_muf(
         config_text: written to config.gin.
 
     Returns:
-        The tables: "domains", "bm25" and, where there are mixes, "mixed".
+        The tables: "domains", "bm25" and, where there are mixes or sizes, "mixed" and "sizes".
 
     Raises:
         ConfigError: names, tasks or steps that do not fit, or another run's directory.
@@ -135,7 +140,10 @@ def pipeline_muf(
     run.fuse(_WITHOUT_DOMAIN, singles, domain=Domain.LEFT_OUT)
     equal = dataclasses.replace(fusion.config, weighting=Weighting.EQUAL)
     run.fuse(_EQUAL, singles, config=equal)
-    rows += [_WITHOUT_DOMAIN, _EQUAL]
+    run.fuse(_LITERAL, singles, temperature=_LITERAL_TEMPERATURE)
+    rows += [_WITHOUT_DOMAIN, _EQUAL, _LITERAL]
+    for size in fusion.sizes:
+        run.fuse(_of_size(size), singles, members=size)
     tables = run.tables(specialists, rows)
     run.uncertainty(specialists)
     for name, table in tables.items():
@@ -168,6 +176,7 @@ class _Run:
         self._tasks = tasks_with(setting.data_dir, collection, split=_TEST, tasks=setting.tasks)
         self._models: dict[str, _Model] = {}
         self._rows: dict[str, Evaluations] = {}
+        self._roots: dict[str, pathlib.Path] = {}
 
     def bm25(self) -> None:
         """BM25's runs, hard negatives and row."""
@@ -236,11 +245,13 @@ class _Run:
         *,
         domain: Domain = Domain.INCLUDED,
         config: FusionConfig | None = None,
+        **change: Any,
     ) -> None:
         """Fuses models' lists and evaluates them, alone and with BM25.
 
         One model is its own list. A row of other models than before is another stage, in another
-        directory: a specialist may be added to a finished run.
+        directory: a specialist may be added to a finished run. `change` sets fields of every
+        specialist: its temperature, its members.
         """
         setting, fusion = self._setting, self._fusion
         label = f"{file_name(row)}-{fingerprint_json(list(names))[:6]}"
@@ -259,13 +270,17 @@ class _Run:
             **self._data,
             **flatten(fusion=settings, bm25=setting.bm25),
             "tasks": self._tasks,
+            "change": change,
             "models": {name: to_plain(self._models[name].inputs) for name in names},
         }
         parameters = sum(self._models[name].parameters for name in names)
 
         def fuse_stage() -> dict[str, Any]:
             summary = fuse(
-                specialists={name: self._models[name].specialist for name in names},
+                specialists={
+                    name: dataclasses.replace(self._models[name].specialist, **change)
+                    for name in names
+                },
                 output_dir=str(root),
                 lists_dir=str(self._root / "specialists"),
                 development_split=DEVELOPMENT,
@@ -294,6 +309,7 @@ class _Run:
             return dataclasses.asdict(summary)
 
         self._stages.run(f"{label}-fuse", fuse_stage, inputs=inputs)
+        self._roots[row] = root
         for name in (row, _with_bm25(row)):
             found = read_row(root, name, self._tasks, split=_TEST)
             self._rows[name] = found
@@ -316,11 +332,14 @@ class _Run:
         write_row(directory, OWN, pick(singles, own), split=_TEST)
         write_row(directory, WORST, pick(singles, worst), split=_TEST)
         write_row(directory, _with_bm25(OWN), pick(joined, own), split=_TEST)
-        with_bm25 = [row for row in rows if row not in (WORST, _WITHOUT_DOMAIN, _EQUAL)]
+        with_bm25 = [row for row in rows if row not in (WORST, _WITHOUT_DOMAIN, _EQUAL, _LITERAL)]
         tables = {
             "domains": self._table(directory, "domains", [*specialists, *rows]),
             "bm25": self._table(directory, "bm25", [BM25, *map(_with_bm25, with_bm25)]),
         }
+        if self._fusion.sizes:
+            sized = [_of_size(size) for size in self._fusion.sizes]
+            tables["sizes"] = self._table(directory, "sizes", [*sized, MUF])
         if self._fusion.mixed is None:
             return tables
         # Of tasks that have a specialist: the indicator knows one for each.
@@ -341,15 +360,17 @@ class _Run:
         if measure is None:
             logger.info("no figures of confidence: they need the measure R@1")
             return
+        fused = {
+            task: QueryArrays.open(split_path(self._roots[MUF] / "lists", task, _TEST), FUSED_LISTS)
+            for task in self._tasks
+        }
         found, weights = [], {}
-        for name, system in specialists.items():
+        for place, (name, system) in enumerate(specialists.items()):
             directory = self._root / "specialists" / file_name(name)
             sure, correct = {}, {}
-            for task in self._tasks:
-                saved = QueryArrays.open(
-                    split_path(directory / "confidence", task, _TEST), CONFIDENCE
-                )
-                w = dict(zip(saved.query_ids, saved.arrays["confidence"], strict=True))
+            for task, arrays in fused.items():
+                column = arrays.arrays["confidence"][:, place]
+                w = dict(zip(arrays.query_ids, column, strict=True))
                 judged = self._rows[name][task]
                 sure[task] = np.array([w[query_id] for query_id in judged.query_ids])
                 correct[task] = judged.values[measure] > 0
@@ -377,6 +398,10 @@ class _Run:
         return table
 
 
+def _of_size(members: int) -> str:
+    return f"MUF, {members} members"
+
+
 def _with_bm25(row: str) -> str:
     return f"{row} + BM25"
 
@@ -389,7 +414,7 @@ def _check(
 ) -> None:
     """Refuses names and tasks that do not fit, before anything is computed."""
     names = [*specialists, *joint]
-    rows = [*names, BM25, MUF, OWN, WORST, ORACLE, _WITHOUT_DOMAIN, _EQUAL]
+    rows = [*names, BM25, MUF, OWN, WORST, ORACLE, _WITHOUT_DOMAIN, _EQUAL, _LITERAL]
     if len(specialists) < 2 or len(set(map(file_name, rows))) < len(rows):
         raise ConfigError(
             f"models {', '.join(names) or 'none'}",

@@ -84,6 +84,20 @@ def test_evaluation_judges_each_set_by_its_own_match(sets: pathlib.Path, tmp_pat
         assert any(context["has_answer"] for context in record["ctxs"]) == bool(expected)
 
 
+def test_a_set_may_be_judged_by_its_positives_beside_one_judged_by_answers(
+    sets: pathlib.Path, tmp_path: pathlib.Path
+):
+    succeed(
+        *("evaluate", *_where(sets), *gin(RUNS_DIR=sets / "runs", SYSTEM="BM25")),
+        *gin(EVAL_OUTPUT_DIR=tmp_path),
+        *gin("EvaluationConfig", judge="answers", measures=["R@5"], qrels_tasks=["trec"]),
+    )
+    tasks = json.loads((tmp_path / "results" / "bm25.json").read_text())["tasks"]
+    # As a string the pattern is in no passage, but its positive is found.
+    assert tasks["trec"]["metrics"]["R@5"] == 1.0
+    assert tasks["capital"]["metrics"]["R@5"] == 1.0
+
+
 def test_alpha_is_chosen_by_each_sets_own_match(
     sets: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -15,7 +15,7 @@ from taser_jax.workflows.stages import Stages
 SYSTEMS = "{'Summary': @summary/System(), 'Code': @code/System()}"
 THREE = "{'Summary': @summary/System(), 'Code': @code/System(), 'Both': @both/System()}"
 SINGLES = ["Summary", "Code"]
-FUSED = ["MUF", "MUF without the domain", "Equal weights"]
+FUSED = ["MUF", "MUF without the domain", "Equal weights", "MUF, T = 1000"]
 
 
 def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> list[str]:
@@ -34,6 +34,7 @@ def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> li
         f"--gin.pipeline_muf.specialists={SYSTEMS}",
         "--gin.pipeline_muf.joint={'Joint': @joint/System()}",
         "--gin.Fusion.left_out=None",
+        "--gin.Fusion.sizes=(2,)",
         "--gin.FusionConfig.depth=60",
         "--gin.FusionConfig.k=60",
         "--gin.ConfidenceConfig.k=30",
@@ -81,7 +82,8 @@ def test_the_papers_tables(finished):
         "MUF + BM25",
     ]
     assert rows(finished, "mixed") == [*SINGLES, "Joint", *FUSED, "Oracle indicator"]
-    for name in ("domains", "bm25", "mixed"):
+    assert rows(finished, "sizes") == ["MUF, 2 members", "MUF"]
+    for name in ("domains", "bm25", "mixed", "sizes"):
         assert (finished / f"{name}.md").exists()
         assert (finished / f"{name}.png").exists()
 
@@ -126,6 +128,12 @@ def test_mixes_are_equal_shares_of_the_tasks(finished):
     assert other.query_ids != indicator.query_ids
 
 
+def test_the_temperature_to_the_letter_weighs_every_specialist_the_same(finished):
+    for task in ("summary", "code"):
+        literal = values(finished, "MUF, T = 1000", task)
+        np.testing.assert_array_equal(literal, values(finished, "Equal weights", task))
+
+
 def test_every_specialist_trains_on_its_own_task(finished):
     trained = {"summary": ["summary"], "code": ["code"], "joint": ["code", "summary"]}
     for name, tasks in trained.items():
@@ -156,7 +164,8 @@ def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
     assert {name.rsplit("-", 1)[0] for name in new if not name.endswith("-fuse")} == {"both"}
     fused = {name.rsplit("-", 2)[0] for name in new if name.endswith("-fuse")}
     # Without the newcomer it is the fusion there was.
-    assert fused == {"both", "muf", "muf-without-the-domain", "equal-weights", "muf-without-both"}
+    without = {"muf-without-the-domain", "muf-without-both"}
+    assert fused == {"both", "muf", "equal-weights", "muf-t-1000", "muf-2-members"} | without
     without = values(copy, "MUF without Both", "code")
     np.testing.assert_array_equal(without, values(finished, "MUF", "code"))
     # Back without it, the tables are the former ones.
