@@ -17,14 +17,23 @@ from typing import Any
 import argcomplete
 
 from taser_jax import __version__, configuration
-from taser_jax.command_line import COMMANDS, GROUPS, Arguments, Command, overview, parse, parser
+from taser_jax.command_line import (
+    COMMANDS,
+    GROUPS,
+    Arguments,
+    Command,
+    configurable_names,
+    overview,
+    parse,
+    parser,
+)
 from taser_jax.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, ConfigError, Preempted, TaserError
 from taser_jax.gin_files import gin_directory
 
 logger = logging.getLogger("taser")
 
 # Every host would write their files at once.
-_ONE_HOST = ("prepare", "import", "ask", "export", "quickstart", "compile")
+_ONE_HOST = ("init", "prepare", "import", "ask", "export", "quickstart", "compile")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -113,6 +122,7 @@ def _execute(module: ModuleType, function: Callable[..., None], arguments: Argum
             flags=arguments.flags,
             allow_unset=arguments.dry_run,
             recipe_of=COMMANDS[arguments.command].recipe_of,
+            elsewhere=configurable_names(),
         )
     except ConfigError as error:
         # The other hosts wait for this one's command line. They learn that it differs; here the
@@ -125,6 +135,8 @@ def _execute(module: ModuleType, function: Callable[..., None], arguments: Argum
         _require_same_start(arguments, resolved.text)
     if resolved.unused:
         logger.info("not used by this command: %s", ", ".join(resolved.unused))
+    if resolved.elsewhere:
+        logger.info("for other commands: %s", ", ".join(resolved.elsewhere))
     if resolved.unset:
         logger.info("still to be set: %s", ", ".join(resolved.unset))
     keywords: dict[str, Any] = {"dry_run": arguments.dry_run} if has_dry_run else {}

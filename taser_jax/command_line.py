@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 import itertools
+import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -33,7 +34,10 @@ class Command:
         recipe: for a command that works on another's configuration, the Gin file read by default;
             `gin_file` is then always read before it.
         recipe_of: that other command's function.
+        base: the Gin file read before the given ones if they do not configure the command, or the
+            command whose recipes it takes; None is `gin_file`.
         flags: its own flags, each for a binding.
+        argument: the parameter that a word after the command sets, as `function.parameter`.
     """
 
     module: str
@@ -42,7 +46,9 @@ class Command:
     gin_file: str
     recipe: str | None = None
     recipe_of: str | None = None
+    base: str | None = None
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    argument: str | None = None
 
     def gin_files(self, given: Sequence[str] = ()) -> tuple[str, ...]:
         """Files to read, in order.
@@ -56,6 +62,13 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
+    "init": Command(
+        "commands.init",
+        "init",
+        "write a project's Gin file and task module",
+        "runs/init.gin",
+        argument="init.name",
+    ),
     "prepare pydocs": Command(
         "commands.prepare",
         "prepare_pydocs",
@@ -97,6 +110,7 @@ COMMANDS: dict[str, Command] = {
         "runs/compile.gin",
         recipe="runs/taser_base.gin",
         recipe_of="train",
+        base="runs/train.gin",
         flags={"--topology": "compile_recipe.topology"},
     ),
     "encode": Command("commands.encode", "encode", "embed the passages", "runs/encode.gin"),
@@ -299,7 +313,8 @@ def parse(argv: Sequence[str]) -> Arguments:
         ConfigError: an unknown command or flag, with the nearest known one.
     """
     words = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
-    name = " ".join(words)
+    rest = argv[len(words) :]
+    name, bindings = _with_argument(words)
     if name not in COMMANDS:
         nearest = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.4)
         raise ConfigError(
@@ -307,14 +322,17 @@ def parse(argv: Sequence[str]) -> Arguments:
             expected=f"one of {', '.join(COMMANDS)}",
             fix=f"did you mean `taser {nearest[0]}`?" if nearest else "run `taser --help`",
         )
-    found, unknown = parser().parse_known_args([*words, *_spelled_out(argv[len(words) :])])
+    found, unknown = parser().parse_known_args([*name.split(), *_spelled_out(rest)])
+    if COMMANDS[name].argument and not (found.help or bindings or found.bindings):
+        raise ConfigError(f"`taser {name}` needs a name", fix=f"write `taser {name} NAME`")
     if unknown:
         raise ConfigError(f"unknown flag {unknown[0]!r}", fix=f"see:\n{usage()}")
     return Arguments(
         command=name,
         flags=GinFlags(
             files=COMMANDS[name].gin_files(found.gin_file),
-            bindings=tuple(found.bindings),
+            defaults=(COMMANDS[name].base or COMMANDS[name].gin_file,) if found.gin_file else (),
+            bindings=(*bindings, *found.bindings),
             search_paths=tuple(found.gin_search_paths),
         ),
         dry_run=found.dry_run,
@@ -322,6 +340,31 @@ def parse(argv: Sequence[str]) -> Arguments:
         coordinator_timeout=found.coordinator_timeout,
         help=found.help,
     )
+
+
+def _with_argument(words: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
+    """The command that words name, and the binding of a word after it."""
+    command = COMMANDS.get(" ".join(words[:-1]))
+    if command is None or command.argument is None:
+        return " ".join(words), []
+    return " ".join(words[:-1]), [(command.argument, words[-1])]
+
+
+@functools.cache
+def configurable_names() -> frozenset[str]:
+    """Names of all commands' functions and of what they may be configured with.
+
+    From the sources: importing every command would load every library.
+    """
+    sources = pathlib.Path(__file__).parent
+    texts = (
+        path.read_text(encoding="utf-8")
+        for folder in ("assembly", "commands", "workflows")
+        for path in (sources / folder).glob("*.py")
+    )
+    lists = (re.findall(r"^CONFIGURABLES = \((.*?)\)$", text, re.M | re.S) for text in texts)
+    objects = re.findall(r"(?<![*.\w])\w+(?![.\w])", " ".join(itertools.chain(*lists)))
+    return frozenset([*objects, *(command.function for command in COMMANDS.values())])
 
 
 def _spelled_out(arguments: Sequence[str]) -> Iterator[str]:

@@ -20,7 +20,14 @@ from typing import Any
 import gin
 
 from taser_jax.errors import ConfigError
-from taser_jax.gin_files import MACRO, GinReader, did_you_mean, former_macros, references
+from taser_jax.gin_files import (
+    MACRO,
+    GinReader,
+    did_you_mean,
+    former_macros,
+    packaged_macros,
+    references,
+)
 
 _PRETRAINED = "PRETRAINED"
 # The object that loads what it names.
@@ -33,11 +40,14 @@ class GinFlags:
 
     Attributes:
         files: Gin files, later ones win.
+        defaults: Gin files read before them if none of them configures the command itself, as those
+            of a project, which hold paths and names for all commands.
         bindings: (name, value as written) pairs; they win over files.
         search_paths: folders searched for Gin files beside the packaged ones.
     """
 
     files: tuple[str, ...] = ()
+    defaults: tuple[str, ...] = ()
     bindings: tuple[tuple[str, str], ...] = ()
     search_paths: tuple[str, ...] = ()
 
@@ -49,13 +59,15 @@ class Resolved:
     Attributes:
         function: the configured command; call it without arguments.
         text: the whole configuration as Gin text (what `config.gin` holds).
-        unused: bindings of files that this command does not reach.
+        unused: bindings of files that this command could reach and does not.
+        elsewhere: names of other commands' functions and objects that files configure, too.
         unset: macros still `%gin.REQUIRED`; empty unless they were allowed.
     """
 
     function: Callable[..., Any]
     text: str
     unused: tuple[str, ...]
+    elsewhere: tuple[str, ...]
     unset: tuple[str, ...]
 
 
@@ -116,6 +128,7 @@ def resolve(
     flags: GinFlags,
     allow_unset: bool = False,
     recipe_of: str | None = None,
+    elsewhere: Collection[str] = frozenset(),
 ) -> Resolved:
     """Reads files and bindings for a command and checks every name in them.
 
@@ -126,20 +139,19 @@ def resolve(
         allow_unset: list macros that are still required instead of raising (for dry runs); what
             they would have set is then None.
         recipe_of: another command's function: bindings that only it reaches are not `unused`.
+        elsewhere: names of all commands' functions and objects, which files may configure, too.
 
     Raises:
         ConfigError: with the nearest real name where something is misspelled.
     """
-    gin.clear_config(clear_constants=False)
-    _register([function, *configurables])
-    reader = GinReader(flags.search_paths)
-    for path in flags.files:
-        reader.read_file(path)
+    targets = [function, *configurables]
+    _register(targets)
+    reader = _read_files(flags, recipe_of or function.__name__, elsewhere)
     for name, value in flags.bindings:
         reader.read_binding(name, value)
     bindings = _all_bindings()
     used = _reachable(function.__name__, bindings)
-    _check_macros(bindings, reader.referenced, [function, *configurables])
+    _check_macros(bindings, reader.referenced, targets, given={name for name, _ in flags.bindings})
     _check_pretrained(bindings, used, configurables)
     _check_command_line(flags.bindings, bindings, used, function.__name__)
     unset = _required(bindings, used)
@@ -153,17 +165,50 @@ def resolve(
     for name in unset:
         gin.bind_parameter(f"{name}/gin.macro.value" if name.isupper() else name, None)
     reached = used | _reachable(recipe_of, bindings) if recipe_of else used
-    unused = sorted(
-        _binding_name(key, parameter)
-        for key, parameters in bindings.items()
-        for parameter in parameters
-        if key not in reached
-    )
+    own = {_selector(target) for target in targets}
+    others = {selector.split(".")[-1] for _, selector in bindings if selector not in {MACRO, *own}}
     return Resolved(
         function=gin.get_configurable(_selector(function)),
         text=gin.config_str(),
-        unused=tuple(unused),
+        unused=_unused(bindings, reached, own),
+        elsewhere=tuple(sorted(reader.skipped | others)),
         unset=tuple(unset),
+    )
+
+
+def _read_files(flags: GinFlags, function: str, elsewhere: Collection[str]) -> GinReader:
+    """Reads the files, and the defaults before them if none of them configures the function."""
+
+    def read(*paths: str) -> GinReader:
+        gin.clear_config(clear_constants=False)
+        reader = GinReader(flags.search_paths, elsewhere)
+        for path in paths:
+            reader.read_file(path)
+        return reader
+
+    reader = read(*flags.files)
+    if any(selector.split(".")[-1] == function for _, selector in _all_bindings()):
+        return reader
+    return read(*flags.defaults, *flags.files) if flags.defaults else reader
+
+
+def _unused(bindings: _Bindings, reached: set[_Key], own: set[str]) -> tuple[str, ...]:
+    """Bindings of the command's own objects that it does not reach, and their macros."""
+    macros = {
+        scope
+        for (_, selector), values in bindings.items()
+        if selector in own
+        for value in values.values()
+        for scope, kind in references(value)
+        if kind == MACRO
+    }
+    return tuple(
+        sorted(
+            _binding_name(key, parameter)
+            for key, parameters in bindings.items()
+            for parameter in parameters
+            if key not in reached and (key[1] in own or key[0] in macros)
+        )
     )
 
 
@@ -217,8 +262,13 @@ def _reachable(root: str, bindings: _Bindings) -> set[_Key]:
 
 
 def _check_macros(
-    bindings: _Bindings, referenced: set[str], targets: Iterable[Callable[..., Any]]
+    bindings: _Bindings,
+    referenced: set[str],
+    targets: Iterable[Callable[..., Any]],
+    *,
+    given: Collection[str],
 ) -> None:
+    """Refuses unknown macros, and those of other commands that are given on the command line."""
     bound = {scope for scope, selector in bindings if selector == MACRO}
     known = referenced | {target.__name__ for target in targets}
     for name in sorted(referenced - bound):
@@ -227,13 +277,14 @@ def _check_macros(
             where=f"%{name}",
             fix=_in_place_of(name, known) or did_you_mean(name, bound) or f"set --gin.{name}=...",
         )
-    for name in sorted(bound - referenced):
+    # A project's file sets macros for all commands.
+    for name in sorted(bound - referenced - (packaged_macros() - set(given))):
         raise ConfigError(
             f"macro {name} is set, but nothing refers to it",
             where=name,
             expected=f"one of {', '.join(sorted(referenced))}",
             fix=_in_place_of(name, known)
-            or did_you_mean(name, referenced)
+            or did_you_mean(name, referenced | packaged_macros() - {name})
             or "check the spelling, or remove it",
         )
 

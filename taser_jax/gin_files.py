@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import functools
 import importlib
 import importlib.resources
 import inspect
@@ -12,7 +13,7 @@ import pathlib
 import re
 import tokenize
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 import gin
@@ -49,6 +50,33 @@ class _Binding:
         return f"{self.files[-1]}:{self.line}"
 
 
+class _Delegate(gin.config.ParserDelegate):
+    """Makes references, and notes those to what other commands are configured with."""
+
+    def __init__(self, elsewhere: Collection[str]) -> None:
+        super().__init__()
+        self._elsewhere = elsewhere
+        self.skipped: str | None = None
+
+    def configurable_reference(self, scoped_selector: str, evaluate: bool) -> object:
+        name = scoped_selector.rpartition("/")[2]
+        if _is_only_elsewhere(name, self._elsewhere):
+            self.skipped = name
+            return None
+        return super().configurable_reference(scoped_selector, evaluate)
+
+
+def _is_only_elsewhere(selector: str, elsewhere: Collection[str]) -> bool:
+    """Whether other commands know a name, and this one does not."""
+    if selector.split(".")[-1] not in elsewhere:
+        return False
+    try:
+        gin.get_configurable(selector)
+    except ValueError:
+        return True
+    return False
+
+
 class GinReader:
     """Reads files in the order given; later bindings win.
 
@@ -59,15 +87,22 @@ class GinReader:
     Args:
         search_paths: folders searched for files after the working directory and before the
             packaged ones.
+        elsewhere: names that other commands are configured with; bindings of files that use them
+            are skipped.
 
     Attributes:
         referenced: macros that a binding has named, whether or not a later one took its place.
+        skipped: those of `elsewhere` that were skipped.
     """
 
-    def __init__(self, search_paths: Sequence[str] = ()) -> None:
+    def __init__(
+        self, search_paths: Sequence[str] = (), elsewhere: Collection[str] = frozenset()
+    ) -> None:
         self._folders = ("", *search_paths, str(gin_directory()))
+        self._elsewhere = elsewhere
         self._bindings: dict[tuple[str, str, str], _Binding] = {}
         self.referenced: set[str] = set()
+        self.skipped: set[str] = set()
 
     def read_file(self, path: str, included_by: tuple[str, ...] = ()) -> None:
         """Reads a file and what it includes.
@@ -91,18 +126,27 @@ class GinReader:
                 fix=did_you_mean(path.removeprefix("gin_configs/"), names) or "check the path",
             )
         with found.open(encoding="utf-8") as text:
-            self._read(text, (*included_by, path))
+            self._read(text, (*included_by, path), self._elsewhere)
 
     def read_binding(self, name: str, value: str) -> None:
         """Reads one binding of the command line."""
         self._read(f"{name} = {literal(value)}", (f"--gin.{name}={value}",))
 
-    def _read(self, text: TextIO | str, files: tuple[str, ...]) -> None:
+    def _read(
+        self, text: TextIO | str, files: tuple[str, ...], elsewhere: Collection[str] = frozenset()
+    ) -> None:
+        delegate = _Delegate(elsewhere)
         try:
-            for statement in config_parser.ConfigParser(text, gin.config.ParserDelegate()):
+            for statement in config_parser.ConfigParser(text, delegate):
                 match statement:
-                    case config_parser.BindingStatement():
-                        self._bind(statement, files)
+                    case config_parser.BindingStatement(selector=selector, arg_name=parameter):
+                        if parameter and _is_only_elsewhere(selector, elsewhere):
+                            delegate.skipped = selector
+                        if delegate.skipped is None:
+                            self._bind(statement, files)
+                        else:
+                            self.skipped.add(delegate.skipped.split(".")[-1])
+                            delegate.skipped = None
                     case config_parser.IncludeStatement(filename=filename):
                         self.read_file(filename, files)
                     case config_parser.ImportStatement(module=module):
@@ -136,6 +180,15 @@ def references(value: Any) -> Iterator[tuple[str, str]]:
     """(scope, selector) of every reference inside a value; a macro's scope is its name."""
     for reference in gin.config.iterate_references({"value": value}):
         yield reference.config_key
+
+
+@functools.cache
+def packaged_macros() -> frozenset[str]:
+    """Macros of all packaged files."""
+    texts = (path.read_text(encoding="utf-8") for path in gin_directory().rglob("*.gin"))
+    return frozenset(
+        name for text in texts for name in re.findall(r"^([A-Z][A-Z0-9_]*) = ", text, re.MULTILINE)
+    )
 
 
 def former_macros() -> dict[str, list[str]]:

@@ -6,7 +6,8 @@ import shlex
 
 import pytest
 
-from taser_jax import cli, configuration, gin_files
+from taser_jax import cli, command_line, configuration, gin_files
+from taser_jax.commands.init import init
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
@@ -95,6 +96,10 @@ def test_commands_are_commands_with_options_they_have(page, tmp_path):
     for words in commands(page):
         if words in (["--help"], []):
             continue
+        if words[0] == "init":
+            # What it writes is what later commands read.
+            init(name=words[1], directory=str(tmp_path))
+            continue
         arguments = cli.parse([*words, f"--gin_search_paths={tmp_path}"])
         command = cli.COMMANDS[arguments.command]
         files = arguments.flags.files
@@ -109,6 +114,7 @@ def test_commands_are_commands_with_options_they_have(page, tmp_path):
             configurables=module.CONFIGURABLES,
             flags=arguments.flags,
             allow_unset=arguments.dry_run,
+            elsewhere=command_line.configurable_names(),
         )
 
 

@@ -391,6 +391,6 @@ def _of_task(facts: Mapping[str, Any], name: str, task: str | None) -> Any:
             f"{name} differs among the tasks, and the task is {task!r}",
             where=RUN_FILE,
             expected=f"one of {', '.join(value)}",
-            fix=f"--gin.TASK={next(iter(value))!r}",
+            fix=f"--gin.export_model.task={next(iter(value))!r}, or ask.task",
         )
     return value[task]

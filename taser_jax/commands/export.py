@@ -215,7 +215,7 @@ def _check_positions(config: ModelConfig, **lengths: int) -> None:
                 f"{name} is {length}",
                 where="taser export",
                 expected=f"4 to {limit}, the rows of the model's position table",
-                fix=f"--gin.{name.upper()}=..., as in training",
+                fix=f"--gin.export_model.{name}=..., as in training",
             )
 
 
@@ -226,7 +226,7 @@ def _length(name: str, given: int | None, recorded: Any, model_dir: str) -> int:
             f"{name} is not known: the model was trained before it was recorded",
             where=str(pathlib.Path(model_dir) / RUN_FILE),
             expected=f"a field {name!r}, or the length as an argument",
-            fix=f"--gin.{name.upper()}=..., as in the token store it was trained from",
+            fix=f"--gin.export_model.{name}=..., as in the token store it was trained from",
         )
     return length
 
@@ -242,7 +242,7 @@ def _metrics(results_dir: str | None, system: str | None) -> dict[str, float]:
             f"results of {len(results)} systems",
             where=results_dir,
             expected=f"a choice of one: {names}",
-            fix="--gin.SYSTEM=...",
+            fix="--gin.export_model.system=...",
         )
     return {
         f"{task} {measure}": value

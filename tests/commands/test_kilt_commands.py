@@ -6,7 +6,7 @@ import json
 import pathlib
 
 import pytest
-from small_world import gin, refused, succeed
+from small_world import figures, gin, refused, succeed
 
 from taser_jax.data.collections.store import QuerySet
 from taser_jax.data.prepare.kilt import gold_path
@@ -119,13 +119,9 @@ def test_a_task_judged_by_pages_alone(prepared: pathlib.Path):
     tasks = json.loads((out / "results" / "hand.json").read_text())["tasks"]
     assert tasks["aida"]["metrics"].keys() == {"PageRprec"}
     rprec = tasks["fever"]["metrics"]["Rprec"]
-    [average] = [
-        line.split(",")
-        for line in (out / "table.csv").read_text().splitlines()
-        if ",average," in line
-    ]
-    assert float(average[-1]) == pytest.approx(rprec, abs=1e-6), "over fever alone"
-    assert float(average[-2]) == pytest.approx(0.5, abs=1e-6), "over both"
+    [average] = [row for row in figures(out) if row["task"] == "average"]
+    assert float(average["Rprec"]) == pytest.approx(rprec, abs=1e-6), "over fever alone"
+    assert float(average["PageRprec"]) == pytest.approx(0.5, abs=1e-6), "over both"
     alone = prepared / "alone"
     succeed(
         *("evaluate", *gin(DATA_DIR=prepared / "d2", COLLECTION="k", RUNS_DIR=prepared / "runs")),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from taser_jax.artifacts import FilePath, fingerprint_json
 from taser_jax.data.collections.store import SPLITS, write_collection, write_queries
 from taser_jax.data.files import file_digest
 from taser_jax.data.prepare.merging import PassageMerger, PassageSource
+from taser_jax.data.prepare.patterns import Tasks, below, by_task_and_split
 from taser_jax.data.prepare.questions import (
     PrepareOptions,
     QuestionFiles,
@@ -34,7 +33,6 @@ from taser_jax.settings import to_plain
 _FORMAT_VERSION = 1
 
 
-Tasks = Mapping[str, Mapping[str, FilePath | QuestionFiles]]
 PassageFiles = FilePath | Sequence[FilePath] | Mapping[str, FilePath]
 
 
@@ -62,7 +60,8 @@ def prepare_dpr(
         collection: name of the collection to write.
         passages: one file; several (labelled by their names without suffixes), merged; or
             label -> file.
-        tasks: task -> split -> questions, as a path or `QuestionFiles`.
+        tasks: task -> split -> questions, as a path or `QuestionFiles`; or a pattern of these
+            files, such as "nq/{task}-{split}.json" (`by_task_and_split`).
         directory: base of relative paths; None is the current directory.
         options: how to treat incomplete input.
 
@@ -74,7 +73,7 @@ def prepare_dpr(
         StorageError: the disk is full or `data_dir` cannot be written.
     """
     if directory is not None:
-        passages, tasks = _below(directory, passages), _below(directory, tasks)
+        passages, tasks = below(directory, passages), below(directory, tasks)
     return _prepare(
         data_dir,
         collection,
@@ -103,7 +102,8 @@ def prepare_tsv(
         data_dir: folder of collections.
         collection: name of the collection to write.
         passages: one file, several, or label -> file; see `prepare_dpr`.
-        tasks: task -> split -> `QuestionFiles`.
+        tasks: task -> split -> `QuestionFiles`; or one `QuestionFiles` of patterns, such as
+            `QuestionFiles("{task}.{split}.queries.tsv", qrels="{task}.{split}.qrels.tsv")`.
         options: how to treat incomplete input.
 
     Returns:
@@ -198,20 +198,6 @@ def _prepare(
     )
 
 
-def _below(directory: FilePath, files: Any) -> Any:
-    """The same files, relative paths taken from a folder."""
-    if isinstance(files, Mapping):
-        return {name: _below(directory, inner) for name, inner in files.items()}
-    if isinstance(files, QuestionFiles):
-        named = {name: getattr(files, name) for name in ("questions", "ids", "qrels")}
-        return dataclasses.replace(
-            files, **{name: _below(directory, path) for name, path in named.items() if path}
-        )
-    if isinstance(files, str | os.PathLike):
-        return os.path.join(os.fspath(directory), files)
-    return [_below(directory, path) for path in files]
-
-
 def _sources(
     passages: PassageFiles, read: Callable[[FilePath], Iterator[Passage]]
 ) -> list[PassageSource]:
@@ -241,15 +227,13 @@ def _label(path: FilePath) -> str:
 
 def _checked_tasks(tasks: Tasks, labels: Sequence[str]) -> dict[tuple[str, str], QuestionFiles]:
     checked = {}
-    for task, splits in tasks.items():
+    for task, splits in by_task_and_split(tasks).items():
         for split, files in splits.items():
             where = f"task {task!r}, split {split!r}"
             if split not in SPLITS:
                 raise ConfigError(
                     f"unknown split {split!r}", where=where, expected=", ".join(SPLITS)
                 )
-            if not isinstance(files, QuestionFiles):
-                files = QuestionFiles(files)
             if files.passages and files.passages not in labels:
                 raise ConfigError(
                     f"no passage file is labelled {files.passages!r}",

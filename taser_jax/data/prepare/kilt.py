@@ -18,6 +18,7 @@ from taser_jax.data.prepare import query_splits
 from taser_jax.data.prepare.kilt_gold import ProvenanceIndex
 from taser_jax.data.prepare.kilt_options import VALIDATION, KiltOptions
 from taser_jax.data.prepare.kilt_queries import KiltQueryMapper
+from taser_jax.data.prepare.patterns import below, by_task_and_split
 from taser_jax.data.prepare.receipts import (
     PreparedCollection,
     PreparedSplit,
@@ -40,7 +41,7 @@ logger = logging.getLogger("taser")
 
 
 _DEFAULTS = KiltOptions()
-QueryFiles = Mapping[str, FilePath | Mapping[str, FilePath]]
+QueryFiles = FilePath | Mapping[str, FilePath | Mapping[str, FilePath]]
 
 
 def prepare_kilt(
@@ -68,7 +69,8 @@ def prepare_kilt(
         data_dir: folder of collections.
         collection: name of the collection to write.
         queries: task -> split -> file; a split such as "train+validation" is divided by a hash
-            of the ids. A file without a split is divided into all three.
+            of the ids. A file without a split is divided into all three. Or a pattern of these
+            files, such as "{task}.{split}.jsonl" or "{task}.jsonl" (`by_task_and_split`).
         passages: TSV with page ids: Maillard's six columns, or id, text, title, wikipedia_id and
             optionally paragraph_id.
         knowledge_source: KILT's JSONL of pages, to be cut into passages; replaces `passages`.
@@ -221,22 +223,23 @@ def _checked_files(
 ) -> dict[tuple[str, str], tuple[tuple[str, ...], FilePath]]:
     """(task, split) -> (splits that share the file, file)."""
     files: dict[tuple[str, str], tuple[tuple[str, ...], FilePath]] = {}
-    for task, given in queries.items():
-        for name, path in (given if isinstance(given, Mapping) else {ALL_SPLITS: given}).items():
+    tasks = by_task_and_split(below(base, queries), whole=ALL_SPLITS)
+    for task, splits in tasks.items():
+        for name, given in splits.items():
             sharing = query_splits.named_splits(name, f"task {task!r}")
             for split in sharing:
                 if (task, split) in files:
                     raise ConfigError(
                         f"split {split!r} twice", where=f"task {task!r}", expected="each split once"
                     )
-                files[task, split] = (sharing, os.path.join(base, path))
+                files[task, split] = (sharing, given.questions)
     if not files:
         raise ConfigError("no query file is given", where="queries")
-    if unknown := sorted(options.tasks() - set(queries)):
+    if unknown := sorted(options.tasks() - set(tasks)):
         raise ConfigError(
             f"options for {', '.join(unknown)}",
             where="KiltOptions",
-            expected=f"tasks of the query files: {', '.join(queries)}",
+            expected=f"tasks of the query files: {', '.join(tasks)}",
             fix="correct the name, or leave the option out",
         )
     return files

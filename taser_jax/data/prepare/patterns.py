@@ -1,0 +1,205 @@
+"""Question files by pattern: one name with {task} and {split} for all of them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+
+from taser_jax.artifacts import FilePath
+from taser_jax.data.collections.store import SPLITS
+from taser_jax.data.files import file_exists
+from taser_jax.data.prepare.questions import QuestionFiles
+from taser_jax.errors import ConfigError
+from taser_jax.progress import logger
+
+# The files of a task and split, or a pattern for several.
+Files = FilePath | QuestionFiles
+Tasks = Files | Mapping[str, Files | Mapping[str, Files]]
+
+_PLACE = re.compile(r"\{(task|split)\}")
+_SPLIT = "|".join(SPLITS)
+# KILT's files may hold several splits.
+_SPLITS = rf"(?:{_SPLIT})(?:\+(?:{_SPLIT}))*"
+_SHOWN = 8
+
+
+def by_task_and_split(
+    given: Tasks, *, whole: str | None = None
+) -> dict[str, dict[str, QuestionFiles]]:
+    """Question files by task and split, where patterns stand for all files whose names match.
+
+    Example:
+        "sample/{task}.{split}.queries.tsv" finds sample/code.train.queries.tsv and gives
+        {"code": {"train": QuestionFiles("sample/code.train.queries.tsv")}};
+        {"code": "sample/{split}.tsv"} finds one task's files, and {"code": {"train": "a.tsv"}} has
+        no pattern.
+
+    Args:
+        given: a pattern, or task -> pattern or task -> split -> files. In `QuestionFiles`,
+            `questions` is searched for, and the other files are those of the task and split found.
+        whole: the split of a file that is given, or found, without one; None: that is an error.
+
+    Returns:
+        Task -> split -> files.
+
+    Raises:
+        ConfigError: nothing matches, a place is missing in the pattern, or a file that goes with
+            the questions does not exist; says what matched and what did not.
+    """
+    if not isinstance(given, Mapping):
+        return _found(_files(given), None, whole)
+    named: dict[str, dict[str, QuestionFiles]] = {}
+    for task, files in given.items():
+        if isinstance(files, Mapping):
+            named[task] = {split: _files(one) for split, one in files.items()}
+        else:
+            named |= _found(_files(files), task, whole)
+    return named
+
+
+def below(directory: FilePath, files: Any) -> Any:
+    """The same files, or patterns, relative paths taken from a folder."""
+    if isinstance(files, Mapping):
+        return {name: below(directory, inner) for name, inner in files.items()}
+    if isinstance(files, QuestionFiles):
+        named = {name: getattr(files, name) for name in ("questions", "ids", "qrels")}
+        return dataclasses.replace(
+            files, **{name: below(directory, path) for name, path in named.items() if path}
+        )
+    if isinstance(files, str | os.PathLike):
+        return os.path.join(os.fspath(directory), files)
+    return [below(directory, path) for path in files]
+
+
+def _files(given: Files) -> QuestionFiles:
+    return given if isinstance(given, QuestionFiles) else QuestionFiles(given)
+
+
+def _found(
+    given: QuestionFiles, task: str | None, whole: str | None
+) -> dict[str, dict[str, QuestionFiles]]:
+    """The files of all tasks, or of one, that match a pattern."""
+    pattern = os.fspath(given.questions)
+    if task is not None:
+        pattern = pattern.replace("{task}", task)
+    places = set(_PLACE.findall(pattern))
+    wanted = {"task"} if task is None else set()
+    wanted |= {"split"} if whole is None else set()
+    if missing := sorted(wanted - places):
+        raise ConfigError(
+            f"the pattern has no {' and no '.join(f'{{{one}}}' for one in missing)}",
+            where=pattern,
+            expected="a pattern such as 'folder/{task}.{split}.queries.tsv', or "
+            "{task: {split: path}}",
+        )
+    if not places:
+        return {str(task): {str(whole): given}}
+    found: dict[str, dict[str, QuestionFiles]] = collections.defaultdict(dict)
+    others = []
+    for path in _candidates(pattern):
+        match = re.fullmatch(_expression(pattern, _SPLITS), path)
+        if match is None:
+            others.append(path)
+            continue
+        named = {"task": task or "", "split": whole or "", **match.groupdict()}
+        found[named["task"]][named["split"]] = _filled(given, **named)
+    if not found:
+        raise _nothing_matches(pattern, others)
+    ordered = {
+        name: {split: splits[split] for split in sorted(splits, key=_place_of_split)}
+        for name, splits in sorted(found.items())
+    }
+    _check_companions(ordered)
+    if others:
+        logger.info("%s: passed over, no split: %s", pattern, _few(others))
+    return ordered
+
+
+def _place_of_split(name: str) -> int:
+    return SPLITS.index(name.split("+")[0])
+
+
+def _filled(given: QuestionFiles, *, task: str, split: str) -> QuestionFiles:
+    """The files of one task and split."""
+    values = {"task": task, "split": split}
+
+    def fill(text: FilePath) -> str:
+        return _PLACE.sub(lambda place: values[place[1]], os.fspath(text))
+
+    texts = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+    return dataclasses.replace(given, **{name: fill(text) for name, text in texts.items() if text})
+
+
+def _check_companions(found: Mapping[str, Mapping[str, QuestionFiles]]) -> None:
+    for field in ("ids", "qrels"):
+        paths = [getattr(files, field) for splits in found.values() for files in splits.values()]
+        there = [path for path in paths if path and file_exists(path)]
+        if absent := [path for path in paths if path and path not in there]:
+            raise ConfigError(
+                f"missing: {_few(absent)}",
+                where=f"QuestionFiles.{field}",
+                expected=f"one for each file of questions; there is: {_few(there)}",
+                fix="add what is missing, or correct the pattern",
+            )
+
+
+def _nothing_matches(pattern: str, others: list[str]) -> ConfigError:
+    base, _ = _parted(pattern)
+    folder = epath.Path(base)
+    if others:
+        seen = f"{_few(others)}: no split there is one of {', '.join(SPLITS)}"
+    elif not folder.is_dir():
+        seen = f"there is no folder {base}"
+    else:
+        seen = f"{base} has {_few(sorted(path.name for path in folder.iterdir()))}"
+    return ConfigError(
+        f"no file matches; {seen}",
+        where=pattern,
+        expected=f"a file for each task and split, {{split}} being {', '.join(SPLITS)}",
+        fix="correct the pattern, or name the files: {task: {split: path}}",
+    )
+
+
+def _candidates(pattern: str) -> list[str]:
+    """Files that match with anything in the places, sorted."""
+    base, rest = _parted(pattern)
+    folder = epath.Path(base)
+    if not folder.is_dir():
+        return []
+    paths = [path for path in folder.glob(_PLACE.sub("*", rest)) if path.is_file()]
+    prefix = pattern[: len(pattern) - len(rest)]
+    loose = _expression(pattern, "[^/]+")
+    names = sorted(prefix + path.relative_to(folder).as_posix() for path in paths)
+    return [name for name in names if re.fullmatch(loose, name)]
+
+
+def _parted(pattern: str) -> tuple[str, str]:
+    """The folder before the first place, and the rest of the pattern."""
+    head = pattern[: pattern.index("{")].rpartition("/")
+    return (head[0] or head[1] or "."), pattern[len(head[0] + head[1]) :]
+
+
+def _expression(pattern: str, splits: str) -> str:
+    """A regular expression of the names that match; a place that occurs again is the same."""
+    seen: set[str] = set()
+    parts = []
+    for number, part in enumerate(_PLACE.split(pattern)):
+        if number % 2 == 0:
+            parts.append(re.escape(part))
+        elif part in seen:
+            parts.append(f"(?P={part})")
+        else:
+            seen.add(part)
+            parts.append(f"(?P<{part}>{'[^/]+' if part == 'task' else splits})")
+    return "".join(parts)
+
+
+def _few(names: list[str]) -> str:
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + rest if names else "none"

@@ -1,0 +1,214 @@
+"""A project: two files written, and every command run with one of them alone."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import recipes
+from small_world import figures, gin, refused, succeed
+
+from taser_jax import cli, configuration
+from taser_jax.command_line import COMMANDS, configurable_names
+from taser_jax.data.collections.store import list_tasks
+from taser_jax.errors import ConfigError
+
+TOPICS = ("river", "castle", "violin", "comet", "glacier", "beetle", "harbour", "orchard")
+SPLITS = {"train": range(5), "validation": range(5, 6), "test": range(6, 8)}
+
+# What a user would change in the project's file, here so that it takes seconds.
+SMALLER = """
+VOCAB_SIZE = 150
+TASK_FEATURE_LENGTHS = {'query': 16, 'passage': 24}
+BertConfig.num_layers = 3
+BertConfig.embed_dim = 16
+BertConfig.num_heads = 2
+BertConfig.head_dim = 8
+BertConfig.mlp_dim = 32
+ValidationConfig.pool = None
+ValidationConfig.num_batches = 0
+BATCH_SIZE = 16
+TRAIN_STEPS = 3
+WARMUP_STEPS = 1
+"""
+
+
+def write_files(folder: pathlib.Path) -> None:
+    """Two tasks over 64 passages: each asks for the passage that has two words together."""
+    folder.mkdir()
+    lines = [
+        f"{a}-{b}\tThe {TOPICS[a]} lies beside a {TOPICS[b]} and is old.\t{TOPICS[a]} {TOPICS[b]}\n"
+        for a in range(8)
+        for b in range(8)
+    ]
+    (folder / "passages.tsv").write_text("id\ttext\ttitle\n" + "".join(lines))
+    for task, words in (("where", "where is the"), ("what", "what of the")):
+        for split, numbers in SPLITS.items():
+            pairs = [(a, b) for a in range(8) for b in numbers]
+            questions = [
+                f"{task}{a}{b}\t{words} {TOPICS[a]} with a {TOPICS[b]}\n" for a, b in pairs
+            ]
+            judgements = [f"{task}{a}{b}\t0\t{a}-{b}\t1\n" for a, b in pairs]
+            (folder / f"{task}.{split}.queries.tsv").write_text("".join(questions))
+            (folder / f"{task}.{split}.qrels.tsv").write_text("".join(judgements))
+
+
+@pytest.fixture
+def project(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A folder with faq.gin and faq_tasks.py."""
+    monkeypatch.chdir(tmp_path)
+    succeed("init", "FAQ", *gin("init", tasks=["where", "what"]))
+    return tmp_path
+
+
+def run(command: str, *arguments: str) -> None:
+    """A command with the project's file alone, and what only this run changes."""
+    succeed(*command.split(), "--gin_file=faq.gin", *arguments)
+
+
+def test_from_files_to_a_table_with_one_gin_file(
+    project: pathlib.Path, capsys: pytest.CaptureFixture[str]
+):
+    write_files(project / "faq")
+    with open("faq.gin", "a") as file:
+        file.write(SMALLER)
+    run("prepare tsv")
+    assert list_tasks("faq/data", "faq") == {task: list(SPLITS) for task in ("what", "where")}
+    run("vocab")
+    run("tokenize")
+    for split in SPLITS:
+        run("bm25", *gin(SPLIT=split))
+    run("mine", *gin(RUNS_DIR="faq/bm25/runs"))
+    run("train", *gin(NEGATIVES_DIRS=["faq/negatives"]))
+    run("encode")
+    run("index")
+    for split in ("validation", "test"):
+        run("search", *gin(SPLIT=split))
+    run("evaluate")
+    run("evaluate", *gin(RUNS_DIR="faq/bm25/runs", SYSTEM="BM25"))
+    run("hybrid")
+    run("ask", *gin(QUESTIONS=["where is the comet"]))
+    assert "? where is the comet" in capsys.readouterr().out
+    rows = {row["system"]: row for row in figures(project / "faq/results") if row["task"] == "what"}
+    assert rows.keys() == {"TASER", "BM25"}
+    assert float(rows["BM25"]["R@20"]) > 0.5
+    assert sorted(path.name for path in (project / "faq" / "hybrid").glob("*.trec")) == [
+        "what.test.trec",
+        "where.test.trec",
+    ]
+
+
+# Commands that need nothing else.
+FLOW = (
+    "prepare tsv",
+    "vocab",
+    "tokenize",
+    "train",
+    "encode",
+    "index",
+    "search",
+    "evaluate",
+    "bm25",
+)
+FLOW += ("mine", "hybrid", "analyze", "export", "pipeline taser", "pipeline ance")
+
+
+def text(project: pathlib.Path) -> str:
+    """The project's Gin file."""
+    return (project / "faq.gin").read_text()
+
+
+def resolve(name: str, *arguments: str) -> configuration.Resolved:
+    """What the command line resolves to, with whatever is still required left open."""
+    parsed = cli.parse([*name.split(), *arguments])
+    command = COMMANDS[parsed.command]
+    module = importlib.import_module(f"taser_jax.{command.module}")
+    return configuration.resolve(
+        getattr(module, command.function),
+        configurables=module.CONFIGURABLES,
+        flags=parsed.flags,
+        allow_unset=True,
+        recipe_of=command.recipe_of,
+        elsewhere=configurable_names(),
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "init"])
+def test_every_command_takes_it_alone(name: str, project: pathlib.Path):
+    resolved = resolve(name, "--gin_file=faq.gin")
+    # What is still required is not the project's: other formats' files, pretrained weights, ...
+    assert not set(resolved.unset) & set(re.findall(r"^(\w+) = ", text(project), re.MULTILINE))
+    assert not resolved.unset or name not in FLOW
+    # Its questions are TSV, and its model is trained from scratch.
+    of_others = {"prepare pydocs": "QuestionFiles", "prepare beir": "QuestionFiles"}
+    of_others["import"] = "pretrained_bert"
+    assert {one.split(".")[0] for one in resolved.unused} <= {of_others.get(name)}
+
+
+def test_training_reads_the_defaults_and_the_project(project: pathlib.Path):
+    training = recipes.value("train", "training", "runs/train.gin", "faq.gin")
+    assert (training.loop.train_steps, training.batching.batch_size) == (300, 32)
+    resolved = resolve("train", "--gin_file=faq.gin").text
+    assert "MODEL_DIR = 'faq/model'" in resolved
+    assert "train.model_dir = %MODEL_DIR" in resolved
+    # A recipe configures the command itself; the project's file only changes what it sets.
+    resolved = resolve("train", "--gin_file=runs/taser_base.gin", "--gin_file=faq.gin").text
+    assert "BertConfig.dtype = 'bfloat16'" in resolved
+    assert "TRAIN_STEPS = 300" in resolved
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("TRAIN_STEP = 5", "macro TRAIN_STEP is set, but nothing refers to it"),
+        ("NUM_LAYERS = 5", "set BertConfig.num_layers or T5Config.num_layers instead"),
+        ("DualEncodrConfig.pooling = 'mean'", "unknown name 'DualEncodrConfig'"),
+        ("MODEL = @DualEncodrConfig()", "unknown name 'DualEncodrConfig'"),
+        ("DualEncoderConfig.poling = 'mean'", "DualEncoderConfig has no parameter 'poling'"),
+    ],
+)
+def test_what_is_misspelled_in_it_is_an_error(line: str, words: str, project: pathlib.Path):
+    with open(project / "faq.gin", "a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(ConfigError) as error:
+        resolve("train", "--gin_file=faq.gin")
+    assert words in str(error.value)
+
+
+def test_a_macro_of_other_commands_is_refused_on_the_command_line(project: pathlib.Path):
+    with pytest.raises(ConfigError, match="macro INDEX_DIR is set, but nothing refers to it"):
+        resolve("train", "--gin_file=faq.gin", "--gin.INDEX_DIR=elsewhere")
+
+
+def test_what_is_for_other_commands_is_reported_in_one_line(project: pathlib.Path):
+    """In a process of its own, where Gin knows nothing of other commands."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "taser_jax.cli", "search", "--gin_file=faq.gin"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode == 2
+    known = "BertConfig, DualEncoderConfig, ExpertConfig, QuestionFiles"
+    assert f"for other commands: {known}\n" in shown.stderr
+    assert "not used by this command" not in shown.stderr
+
+
+def test_names_read_from_sources_are_those_that_commands_have():
+    modules = [importlib.import_module(f"taser_jax.{one.module}") for one in COMMANDS.values()]
+    names = {target.__name__ for module in modules for target in module.CONFIGURABLES}
+    assert configurable_names() == names | {one.function for one in COMMANDS.values()}
+
+
+def test_refusals(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert "the name '7 faqs'" in refused(capsys, "init", "7 faqs")
+    assert "no task" in refused(capsys, "init", "FAQ", *gin("init", tasks=[]))
+    assert "taser init NAME" in refused(capsys, "init")
+    succeed("init", "My FAQ!", *gin("init", directory=tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my_faq.gin", "my_faq_tasks.py"]
+    assert "my_faq.gin and my_faq_tasks.py exist" in refused(capsys, "init", "my faq")
