@@ -50,7 +50,7 @@ OPTIONS = {
 
 
 def read(source: pathlib.Path, *, passages: int, queries: int) -> tuple[list[Passage], list[Query]]:
-    """The first passages of each set, and the first questions whose positives they hold."""
+    """The first passages of each set, and questions spread over those whose positives they hold."""
     store: list[Passage] = []
     asked: list[Query] = []
     for name, (passage_file, question_file) in SETS.items():
@@ -68,7 +68,7 @@ def read(source: pathlib.Path, *, passages: int, queries: int) -> tuple[list[Pas
             for line in file:
                 record = json.loads(line)
                 ids = [context["passage_id"] for context in record["positive_ctxs"]]
-                if len(found) < queries and ids and all(id in rows for id in ids):
+                if ids and all(id in rows for id in ids):
                     found.append(
                         Query(
                             id=str(record["qid"]),
@@ -78,7 +78,9 @@ def read(source: pathlib.Path, *, passages: int, queries: int) -> tuple[list[Pas
                             answers=tuple(record["answers"]),
                         )
                     )
-        asked += found
+        # Neighbours ask about one article.
+        places = np.linspace(0, len(found), min(queries, len(found)), endpoint=False)
+        asked += [found[int(place)] for place in places]
     return store, asked
 
 
