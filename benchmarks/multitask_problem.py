@@ -19,6 +19,7 @@ from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, init_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.models.transformer import Remat
+from taser_jax.optim.median import MedianOver
 from taser_jax.optim.multitask import (
     Combiner,
     MultitaskConfig,
@@ -49,6 +50,8 @@ TINY = {
     "model": "bert", "layers": 4, "embed_dim": 256, "heads": 4, "head_dim": 64, "mlp_dim": 1024,
     "vocab_size": 8192, "dtype": "float32", "tasks": "kilt", "batch_share": 0.25,
     "max_query_length": 64, "passage_length": 64, "negatives": 1,
+    # Most of a small model's parameters are embeddings of tokens that a batch does not have.
+    "median_over": "nonzero",
 }  # fmt: skip
 SHAPES = {
     "tiny": TINY,
@@ -59,7 +62,7 @@ SHAPES = {
     "t5_base": TINY | {
         "model": "t5", "layers": 12, "embed_dim": 768, "heads": 12, "mlp_dim": 3072,
         "vocab_size": 32128, "dtype": "bfloat16", "batch_share": 1.0, "max_query_length": 256,
-        "passage_length": 160, "negatives": 2,
+        "passage_length": 160, "negatives": 2, "median_over": "all",
     },
 }  # fmt: skip
 
@@ -82,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--remat", choices=[remat.value for remat in Remat], default="none")
     parser.add_argument("--num_chunks", type=int, default=1)
     parser.add_argument("--average_dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--median_over", choices=["all", "nonzero"], help="of T-SAGE")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
 
 
@@ -157,7 +161,12 @@ class Problem:
     def _config(self, method: str) -> MultitaskConfig:
         average = AverageDtype(self.arguments.average_dtype)
         return MultitaskConfig(
-            combiner=Combiner(method), tsage=TSageConfig(burn_in_share=0.0, average_dtype=average)
+            combiner=Combiner(method),
+            tsage=TSageConfig(
+                burn_in_share=0.0,
+                average_dtype=average,
+                median_over=MedianOver(self.arguments.median_over),
+            ),
         )
 
     def state(self, method: str) -> TrainState:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from taser_jax.errors import ConfigError
 from taser_jax.optim.task_gradients import (
@@ -38,7 +38,7 @@ class CgdConfig:
         size_adjustment: C of the official code: a gain for task j counts in proportion to
             exp(C/√n_j), and weights start from these shares, so that small tasks are not drowned.
             0, as in TACO-DR, counts all alike.
-        task_sizes: n, the training queries of each task by name; looked at where C is not 0.
+        task_sizes: n, the training queries of each task by name; needed if C is not 0.
     """
 
     loss_exponent: float = 0.25
@@ -66,9 +66,9 @@ class CgdState(NamedTuple):
 
 
 def cgd(
-    config: CgdConfig, *, tasks: Sequence[str], trainable: Any | None = None
+    config: CgdConfig, *, tasks: Sequence[str], trainable: PyTree[bool] | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """The combiner Σ_t w_t·g_t with weights that grow with what a task's step gives to all.
+    """The combiner Σ_t w_t·g_t with weights that grow with a task's contribution to all tasks.
 
     r_i = Σ_j (ℓ_i·ℓ_j)^p · cos(g_i, g_j), over all tasks, i itself included; then
     w ← softmax(log w + r/τ), from 1/T at the start, and the new w is used at once.
@@ -89,25 +89,30 @@ def cgd(
     Follows", Algorithm 1, with cosines over all parameters; sizes as in its official code.
 
     Raises:
-        ConfigError: sizes are to count, and one is missing or not positive.
+        ConfigError: C is not 0, and a size is missing or not positive.
     """
     tasks = check_tasks(tasks)
     num_tasks = len(tasks)
     shares = _size_shares(config, tasks)
 
-    def init(params: Any) -> CgdState:
+    def init(params: PyTree) -> CgdState:
         del params
         weights = jnp.asarray(shares)
         return CgdState(jnp.log(weights), Report(weights, {"task_entropy": entropy(weights)}))
 
     def update(
-        updates: Any, state: CgdState, params: Any | None = None, *, losses: Any, **extra: Any
-    ) -> tuple[Any, CgdState]:
+        updates: PyTree,
+        state: CgdState,
+        params: PyTree | None = None,
+        *,
+        losses: jax.typing.ArrayLike,
+        **extra: Any,
+    ) -> tuple[PyTree, CgdState]:
         del extra
         products = gram_matrix(check_task_gradients(updates, params, losses, tasks, trainable))
         norms = jnp.sqrt(jnp.diagonal(products))
         inverse = jnp.where(norms > 0, 1.0 / jnp.where(norms > 0, norms, 1.0), 0.0)
-        # A regulariser may make a loss negative; it then has no power.
+        # A regulariser may make a loss negative; it then counts as 0.
         powers = jnp.maximum(losses, 0.0) ** config.loss_exponent
         gains = powers * inverse
         common = gains * jnp.sum(products * gains * num_tasks * shares, axis=1)

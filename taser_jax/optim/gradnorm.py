@@ -1,4 +1,4 @@
-"""GradNorm: loss weights are trained so that tasks learn at one pace."""
+"""GradNorm: loss weights are trained so that all tasks learn at the same pace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from taser_jax.errors import ConfigError
 from taser_jax.optim.parameter_rules import parameter_path, parameter_paths
@@ -59,7 +59,7 @@ class GradNormState(NamedTuple):
 
     Attributes:
         step: steps done.
-        weights: w, one a task; their sum is the number of tasks.
+        weights: w, one per task; their sum is the number of tasks.
         first_losses: the losses of the first step.
         inner: state of the weights' Adam.
         report: the weights the last step used.
@@ -68,22 +68,22 @@ class GradNormState(NamedTuple):
     step: Array
     weights: Array
     first_losses: Array
-    inner: Any
+    inner: PyTree
     report: Report
 
 
 def gradnorm(
-    config: GradNormConfig, *, tasks: Sequence[str], trainable: Any | None = None
+    config: GradNormConfig, *, tasks: Sequence[str], trainable: PyTree[bool] | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """The combiner Σ_t w_t·g_t with weights trained on the tasks' gradient norms.
 
     With G_t = ‖w_t·g_t‖ over the chosen parameters, Ḡ their mean over tasks, and
     r_t = (ℓ_t/ℓ_t(0)) / (its mean over tasks), the weights descend Σ_t |G_t − Ḡ·r_t^α|, whose
     second part counts as a constant: its gradient for w_t is sign(G_t − Ḡ·r_t^α)·‖g_t‖. An Adam of
-    their own takes the step, then they are scaled to add up to T. A step uses the weights it came
-    with.
-    A weight that would fall below 0 is 0, from where its own gradient raises it; where all would,
-    they stay as they were. Losses below 1e-6 count as 1e-6 in r: a first loss of 0 would divide.
+    their own takes the step, then they are scaled to add up to T. A step uses the weights of the
+    step before. A weight that would fall below 0 becomes 0, and its own gradient can raise it
+    again; if all would, all stay as they are. Losses below 1e-6 count as 1e-6 in r, since a first
+    loss of 0 would be a divisor.
 
     Example:
         ‖g‖ = (4, 2), w = (1, 1), ℓ = ℓ(0): r = (1, 1), Ḡ = 3, gradients of w (+4, −2). Adam's first
@@ -104,7 +104,7 @@ def gradnorm(
     num_tasks = len(tasks)
     inner = optax.adam(config.learning_rate)
 
-    def init(params: Any) -> GradNormState:
+    def init(params: PyTree) -> GradNormState:
         _chosen(keep_trainable(params, trainable), config.layers)
         weights = jnp.ones((num_tasks,), jnp.float32)
         return GradNormState(
@@ -116,8 +116,13 @@ def gradnorm(
         )
 
     def update(
-        updates: Any, state: GradNormState, params: Any | None = None, *, losses: Any, **extra: Any
-    ) -> tuple[Any, GradNormState]:
+        updates: PyTree,
+        state: GradNormState,
+        params: PyTree | None = None,
+        *,
+        losses: jax.typing.ArrayLike,
+        **extra: Any,
+    ) -> tuple[PyTree, GradNormState]:
         del extra
         check_task_gradients(updates, params, losses, tasks, trainable)
         norms = jnp.sqrt(squared_norms(_chosen(keep_trainable(updates, trainable), config.layers)))
@@ -148,7 +153,7 @@ def gradnorm(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _chosen(tree: Any, layers: str | None) -> list[Any]:
+def _chosen(tree: PyTree, layers: str | None) -> list[PyTree]:
     """Leaves whose path the expression matches as a whole."""
     paths = jax.tree_util.tree_leaves_with_path(tree)
     try:

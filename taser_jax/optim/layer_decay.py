@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import jax
+from jaxtyping import PyTree
 
 from taser_jax.errors import ConfigError
 from taser_jax.optim.parameter_rules import Rules, assign, parameter_paths
@@ -16,8 +16,10 @@ _DECODER_LAYER = re.compile(r"(?:.*/)?decoder/layers_(\d+)/.*")
 _T5_EMBEDDING = re.compile(r"(?:.*/)?token_embedder/.*")
 
 
-def layer_factors(params: Any, *, decay: float, depths: Rules[int] | None = None) -> Any:
-    """The factor decay^(n + 2 − depth) of each parameter's learning rate, n layers.
+def layer_factors(
+    params: PyTree, *, decay: float, depths: Rules[int] | None = None
+) -> PyTree[float]:
+    """The factor decay^(n + 2 − depth) of each parameter's learning rate, for n layers.
 
     TASER's code with n = 12 and decay 0.8 has embeddings at depth 0 (0.8^14 = 0.044), layer i
     (from 0) at depth i + 1 (layer 0: 0.055, layer 11: 0.64) and anything above the layers at
@@ -25,7 +27,7 @@ def layer_factors(params: Any, *, decay: float, depths: Rules[int] | None = None
 
     Args:
         params: parameters, arrays or abstract, with paths that hold "layers_<i>".
-        decay: factor a layer; 1 changes nothing.
+        decay: factor per layer; 1 changes nothing.
         depths: table of depths; None is `layer_depths`, or `t5_layer_depths` for a T5.
 
     Returns:
@@ -49,8 +51,8 @@ def layer_factors(params: Any, *, decay: float, depths: Rules[int] | None = None
     return jax.tree.map(lambda depth: decay ** (num_layers + 2 - depth), tree)
 
 
-def layer_depths(params: Any) -> tuple[tuple[str, int], ...]:
-    """TASER's depth table for parameters named as ours are.
+def layer_depths(params: PyTree) -> tuple[tuple[str, int], ...]:
+    """TASER's depth table, for the names of our parameters.
 
     A router in a layer has that layer's depth. A gate shared by all specialised blocks lies
     outside the layers and has depth 8 of 12 in TASER's code (factor 0.262), here two thirds of n.
@@ -77,19 +79,19 @@ def layer_depths(params: Any) -> tuple[tuple[str, int], ...]:
     return tuple(rule for rule in rules if any(re.fullmatch(rule[0], path) for path in paths))
 
 
-def t5_layer_depths(params: Any) -> tuple[tuple[str, int], ...]:
-    """The depth table of a T5 named as T5X names it: in the order in which a text passes.
+def t5_layer_depths(params: PyTree) -> tuple[tuple[str, int], ...]:
+    """The depth table of a T5 with T5X's names: layers in the order in which a text passes.
 
-    TASER's rule carried over, as no paper has one for encoder-decoders: token embeddings at depth
+    No paper has a rule for encoder-decoders; this carries TASER's over: token embeddings at depth
     0, layer i of the encoder (from 0) at i + 1, layer j of the decoder after all of those, a
-    stack's position biases with its first layer, whose they are in T5. The last stack's norm and a
+    stack's position biases with its first layer, which owns them in T5. The last stack's norm and a
     projection lie above the layers; an encoder's norm below a decoder goes with its last layer.
 
     Args:
         params: parameters, arrays or abstract.
 
     Returns:
-        (regular expression, depth) pairs; a parameter of another name is covered by none.
+        (regular expression, depth) pairs; no rule covers a parameter of another name.
     """
     num_encoder, num_decoder = _count_t5_layers(params)
     above = num_encoder + num_decoder + 2
@@ -107,7 +109,7 @@ def t5_layer_depths(params: Any) -> tuple[tuple[str, int], ...]:
     return tuple(rule for rule in rules if any(re.fullmatch(rule[0], path) for path in paths))
 
 
-def _count_t5_layers(params: Any) -> tuple[int, int]:
+def _count_t5_layers(params: PyTree) -> tuple[int, int]:
     """Layers of the encoder and of the decoder; every tower has as many."""
     paths = parameter_paths(params)
     counts = [
@@ -117,7 +119,7 @@ def _count_t5_layers(params: Any) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def _count_layers(params: Any) -> int:
+def _count_layers(params: PyTree) -> int:
     found = [int(match[1]) for path in parameter_paths(params) if (match := _LAYER.fullmatch(path))]
     if not found:
         raise ConfigError(

@@ -4,8 +4,8 @@ The bit patterns of non-negative floats, read as integers, are ordered as the fl
 median is an integer between 0 and the pattern of infinity, and "how many patterns lie below b?"
 is a reduction over each parameter where it lives: sharded parameters add up their counts. One pass
 over memory answers that for several values of b at once, for every task. Counts are integers, so
-the answer does not depend on the order of addition and hence not on the number of devices. Where
-it is told how parameters are sharded, a pass has one exchange, or few (`over_devices`).
+the answer does not depend on the order of addition and hence not on the number of devices. If
+parameters' shardings are given, a pass takes one exchange or a few (`over_devices`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Median(NamedTuple):
     Attributes:
         value: the lower medians.
         bits: their bit patterns; the next step's guess.
-        passes: passes over all entries that it took.
+        passes: number of passes over all entries.
     """
 
     value: Float[Array, " task"]
@@ -61,25 +61,25 @@ def lower_median(
     """The lower median of |values| (or |values·factors|) of each task, over all arrays together.
 
     Of n entries it is entry (n − 1) // 2 of the sorted ones, as in `torch.median`, bit for bit.
-    A bracket around it is narrowed pass by pass (`selection.select`). The first pass looks around
-    the guess; a good guess is what the median was a step ago. Smooth distributions take four to six
-    passes, none more than 15. Products are taken again in every pass: that costs no memory.
+    A bracket around it is narrowed pass by pass (`selection.select`). The first pass searches
+    around the guess, best the previous step's median. Smooth distributions take four to six passes,
+    none more than 15. Every pass recomputes the products, which saves memory.
 
     Example:
-        4, 0, −1, 9 -> 1 (the lower of the middle two of 0, 1, 4, 9); over what is not zero -> 4.
+        4, 0, −1, 9 -> 1 (the lower of the middle two of 0, 1, 4, 9); over nonzero entries -> 4.
 
     Args:
         values: arrays with a leading task axis.
         factors: arrays without it, multiplied in.
-        guess: bit patterns to look around; 0 has no guess. None is all 0.
+        guess: bit patterns to search around; 0 for no guess. None is 0 for every task.
         over: which entries count. A task without any has median 0.
         shardings: of the arrays without their task axis, which no device splits; on one mesh.
 
     Returns:
-        Medians, 0 or above. Where a task has a NaN its median means nothing.
+        Medians, 0 or above. The median of a task with a NaN is meaningless.
 
     Raises:
-        ConfigError: no entries, or more than 2³² − 1 a task.
+        ConfigError: no entries, or more than 2³² − 1 per task.
     """
     entries = sum(int(np.prod(leaf.shape[1:])) for leaf in values)
     if not 0 < entries < 2**32:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import Any
 
 import optax
+from jaxtyping import PyTree
 
 from taser_jax.errors import ConfigError
 from taser_jax.optim.cgd import CgdConfig, cgd
@@ -42,7 +42,7 @@ class NaiveConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MultitaskConfig:
-    """The combiner of a multi-task run, and the options of each; the others' are not looked at.
+    """The combiner of a multi-task run, and the options of each; only the chosen one's matter.
 
     Attributes:
         combiner: which one.
@@ -66,7 +66,7 @@ def build_combiner(
     *,
     tasks: Sequence[str],
     total_steps: int,
-    trainable: Any | None = None,
+    trainable: PyTree[bool] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """The first link of a multi-task chain.
 
@@ -101,14 +101,14 @@ def build_combiner(
 
 
 def reads_task_gradients(config: MultitaskConfig) -> bool:
-    """Whether the combiner looks at tasks' gradients one by one; the naive sum does not."""
+    """Whether the combiner needs each task's gradients; the naive sum does not."""
     return Combiner(config.combiner) is not Combiner.NAIVE
 
 
 def build_multitask_optimizer(
     config: MultitaskConfig,
     optimizer: OptimizerConfig,
-    params: Any,
+    params: PyTree,
     *,
     tasks: Sequence[str],
     total_steps: int,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 import operator
-from typing import Any
 
 import jax
 import optax
+from jaxtyping import PyTree
 
 from taser_jax.errors import ConfigError
 from taser_jax.optim.layer_decay import layer_factors
@@ -78,7 +78,7 @@ def build_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
 
 
 def build_optimizer(
-    config: OptimizerConfig, params: Any, *, total_steps: int
+    config: OptimizerConfig, params: PyTree, *, total_steps: int
 ) -> optax.GradientTransformationExtraArgs:
     """The optax chain of a run.
 
@@ -116,7 +116,7 @@ def build_optimizer(
     return optax.with_extra_args_support(optax.chain(*links))
 
 
-def trainable(config: OptimizerConfig, params: Any) -> Any:
+def trainable(config: OptimizerConfig, params: PyTree) -> PyTree[bool]:
     """Tree of bool shaped as `params`: True where a parameter is trained."""
     if config.updates is None:
         return jax.tree.map(lambda _: True, params)
@@ -132,28 +132,28 @@ def trainable(config: OptimizerConfig, params: Any) -> Any:
     return trains
 
 
-def learning_rate_factors(config: OptimizerConfig, params: Any) -> Any:
+def learning_rate_factors(config: OptimizerConfig, params: PyTree) -> PyTree[float]:
     """Tree of floats shaped as `params`: what multiplies each parameter's learning rate."""
     if config.layer_decay is None:
         layers = jax.tree.map(lambda _: 1.0, params)
     else:
         layers = layer_factors(params, decay=config.layer_decay, depths=config.layer_depths)
 
-    def times_expert(path: tuple[Any, ...], factor: float) -> float:
+    def times_expert(path: jax.tree_util.KeyPath, factor: float) -> float:
         is_expert = "experts" in parameter_path(path).split("/")
         return factor * config.expert_learning_rate_factor if is_expert else factor
 
     return jax.tree_util.tree_map_with_path(times_expert, layers)
 
 
-def _scale_each(factors: Any) -> optax.GradientTransformation:
+def _scale_each(factors: PyTree) -> optax.GradientTransformation:
     """Multiplies each update by its own constant."""
     if all(factor == 1.0 for factor in jax.tree.leaves(factors)):
         return optax.identity()
     return optax.stateless(lambda updates, params: jax.tree.map(operator.mul, updates, factors))
 
 
-def _decays(path: tuple[Any, ...], _: Any) -> bool:
+def _decays(path: jax.tree_util.KeyPath, _: object) -> bool:
     return parameter_path(path).split("/")[-1] not in _WITHOUT_DECAY
 
 

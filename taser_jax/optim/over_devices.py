@@ -1,7 +1,7 @@
 """Sums over parameters where they live: each device adds up its own parts before any exchange.
 
-Left to itself the compiler exchanges the sum of every parameter, and a reduction with several
-results by gathering; hundreds of small messages a pass over a model's parameters.
+The compiler alone would exchange each parameter's sum separately, and gather for a reduction with
+several results: hundreds of small messages per pass.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def total(
 
     Args:
         function: called as `function(stacked, plain, *shared)` with the lists of those parameters
-            that are split alike; its result may be added up over parameters and parts of them.
-        stacked: lists of arrays [task, ...], an array a parameter.
+            that are split alike; its results add up over parameters and over parts of them.
+        stacked: lists of arrays [task, ...], one array per parameter.
         plain: lists of arrays without the task axis.
-        shared: arrays that every device has whole.
-        shardings: of the parameters, on one mesh; no device splits the task axis. None: whole
-            parameters, or what the compiler makes of it.
+        shared: arrays replicated on all devices.
+        shardings: of the parameters, on one mesh; the task axis is not split. None leaves the
+            sum to the compiler.
     """
     if shardings is None:
         return function(stacked, plain, *shared)
@@ -62,7 +62,7 @@ def total(
 
 
 def _by_split(specs: Sequence[PartitionSpec]) -> dict[tuple[str, ...], list[int]]:
-    """Places of the parameters that the same mesh axes split, in whatever order."""
+    """Mesh axes -> places of the parameters that are split over exactly these."""
     places: dict[tuple[str, ...], list[int]] = {}
     for place, spec in enumerate(specs):
         entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec if entry]

@@ -1,12 +1,13 @@
-"""Tables of (regular expression, value) over parameter paths, checked to cover each once."""
+"""Tables of (regular expression, value) that match each parameter path exactly once."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
+from jaxtyping import PyTree
 
 from taser_jax.errors import ConfigError
 
@@ -14,17 +15,17 @@ Value = TypeVar("Value")
 Rules = Sequence[tuple[str, Value]]
 
 
-def parameter_path(path: Sequence[Any]) -> str:
+def parameter_path(path: jax.tree_util.KeyPath) -> str:
     """A JAX key path as T5X writes it: "encoder/layers_0/attention/query/kernel"."""
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
 
 
-def parameter_paths(params: Any) -> list[str]:
+def parameter_paths(params: PyTree) -> list[str]:
     """Paths of all parameters, in tree order."""
     return [parameter_path(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
-def assign(rules: Rules[Value], params: Any, *, table: str) -> Any:
+def assign(rules: Rules[Value], params: PyTree, *, table: str) -> PyTree:
     """Gives each parameter the value of the one rule that matches its whole path.
 
     Example:
@@ -53,7 +54,7 @@ def assign(rules: Rules[Value], params: Any, *, table: str) -> Any:
         ) from error
     used: set[str] = set()
 
-    def value_of(path: Sequence[Any], _: Any) -> Value:
+    def value_of(path: jax.tree_util.KeyPath, _: object) -> Value:
         name = parameter_path(path)
         matching = [(regex, value) for regex, value in compiled if regex.fullmatch(name)]
         if len(matching) != 1:

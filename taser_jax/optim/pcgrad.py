@@ -1,4 +1,4 @@
-"""PCGrad: a task's gradient loses what points against another task's."""
+"""PCGrad: each task's gradient loses its component against another task's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from taser_jax.optim.task_gradients import (
     Reduction,
@@ -41,7 +41,7 @@ class PCGradState(NamedTuple):
 
 
 def pcgrad(
-    config: PCGradConfig, *, tasks: Sequence[str], trainable: Any | None = None
+    config: PCGradConfig, *, tasks: Sequence[str], trainable: PyTree[bool] | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """The combiner Σ_i g′_i of gradient surgery.
 
@@ -66,20 +66,20 @@ def pcgrad(
     num_tasks = len(tasks)
     scale = 1.0 / num_tasks if config.reduction is Reduction.MEAN else 1.0
 
-    def init(params: Any) -> PCGradState:
+    def init(params: PyTree) -> PCGradState:
         del params
         weights = jnp.full((num_tasks,), scale, jnp.float32)
         return PCGradState(Report(weights, {"conflicts": jnp.float32(0)}))
 
     def update(
-        updates: Any,
+        updates: PyTree,
         state: PCGradState,
-        params: Any | None = None,
+        params: PyTree | None = None,
         *,
-        losses: Any,
-        key: Any,
+        losses: jax.typing.ArrayLike,
+        key: jax.Array,
         **extra: Any,
-    ) -> tuple[Any, PCGradState]:
+    ) -> tuple[PyTree, PCGradState]:
         del state, extra
         products = gram_matrix(check_task_gradients(updates, params, losses, tasks, trainable))
         factors = projected(products, visiting_orders(key, num_tasks))
@@ -97,7 +97,7 @@ def pcgrad(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def visiting_orders(key: Any, num_tasks: int) -> Int[Array, "task visit"]:
+def visiting_orders(key: jax.Array, num_tasks: int) -> Int[Array, "task visit"]:
     """For each task the others in random order; the task itself, visited last, is left alone."""
     draws = jax.random.uniform(key, (num_tasks, num_tasks))
     return jnp.argsort(draws + 2.0 * jnp.eye(num_tasks), axis=1)

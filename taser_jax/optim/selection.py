@@ -1,9 +1,9 @@
 """The integer of a given rank among very many, found by counting how many lie below thresholds.
 
-Integers are bit patterns of non-negative floats, which are ordered as the floats are: from 0 to
-infinity's. One pass over them answers "how many lie below b?" for `THRESHOLDS` values of b, and so
-narrows a bracket around the one that is looked for. What they are and where they live is the
-caller's: this module only chooses thresholds.
+The integers are bit patterns of non-negative floats, from 0 to infinity's, and are ordered like the
+floats. One pass over them answers "how many lie below b?" for `THRESHOLDS` values of b, which
+narrows a bracket around the wanted integer. The caller holds and counts the integers; this module
+only chooses thresholds.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 from jaxtyping import Array, Int, UInt32
 
 THRESHOLDS = 16
-"""Counts a pass takes. More would narrow faster, but compute would cost more than memory."""
+"""Counts per pass. More would narrow faster, but arithmetic would take longer than memory."""
 
 ABOVE_INFINITY = 0x7F800001
-"""All patterns but those of NaNs lie below."""
+"""Larger than the pattern of any number; only NaNs lie above."""
 
 _INTERPOLATING_PASSES = 6
-"""After so many, passes split the bracket evenly: 17-fold each, whatever the distribution."""
+"""Later passes split the bracket into 17 even parts, whatever the distribution."""
 
 _OCTAVE = 1 << 23
 # Around a guess, in octaves; around an interpolated place, in standard errors.
@@ -52,10 +52,10 @@ def select(
 ) -> tuple[Int[Array, " row"], Int[Array, ""]]:
     """The integer with `rank` integers before it in sorted order, for each row.
 
-    Throughout, count_below(low) <= rank < count_below(high): it is in [low, high). The first pass
-    has thresholds around the guess, the next ones around the place where a locally even
-    distribution would have it, and from the seventh on they are evenly spaced, so that no
-    distribution takes more than 15 passes.
+    The bracket [low, high) always satisfies count_below(low) <= rank < count_below(high). The first
+    pass has thresholds around the guess, the next ones around the place that linear interpolation
+    gives, and from the seventh pass on they are evenly spaced, so that no distribution takes more
+    than 15 passes.
 
     Args:
         count_below: one pass.
@@ -106,7 +106,7 @@ def select(
 
 
 def _around_guess(guess: Int[Array, " row"]) -> Int[Array, "row thresholds"]:
-    """First thresholds from the integers that are expected; all over where one is 0, no guess."""
+    """Thresholds of the first pass: around the guess, or evenly spaced if it is 0."""
     offsets = np.concatenate([-_WARM[::-1], _WARM]) * _OCTAVE
     # The sum may leave int32: as float it saturates, and a threshold need not be exact.
     near = _to_int(guess.astype(jnp.float32)[:, None] + offsets.astype(np.float32))
@@ -126,7 +126,7 @@ def _everything(size: jax.Array) -> _Bracket:
 
 
 def _interpolated(bracket: _Bracket, rank: jax.Array) -> jax.Array:
-    """Evenly spaced ones and some where a locally even distribution has the rank."""
+    """Some evenly spaced thresholds, and some around the place that interpolation gives."""
     width = (bracket.high - bracket.low).astype(jnp.float32)
     inside = jnp.maximum(bracket.below_high - bracket.below_low, 1).astype(jnp.float32)
     share = ((rank - bracket.below_low).astype(jnp.float32) + 0.5) / inside

@@ -1,4 +1,4 @@
-"""Rounding to bfloat16 at random, which keeps changes smaller than half a bit on average."""
+"""Stochastic rounding to bfloat16, which on average keeps changes of less than half a bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Array, BFloat16, Float, UInt32
 def noise(
     gradient: Float[Array, "*shape"], param: Float[Array, "*shape"], salt: UInt32[Array, ""]
 ) -> UInt32[Array, "*shape"]:
-    """16 bits that look random, hashed from the entry: nothing to draw, nothing to move.
+    """16 pseudo-random bits, hashed from each entry so that nothing is drawn or moved.
 
     Args:
         gradient: what is hashed, with the parameter.
@@ -30,10 +30,10 @@ def noise(
 def round_at_random(
     values: Float[Array, "*shape"], random_bits: UInt32[Array, "*shape"]
 ) -> BFloat16[Array, "*shape"]:
-    """bfloat16 of the next smaller or larger magnitude than a finite value; its mean is that.
+    """Rounds to bfloat16 of the next smaller or larger magnitude; the mean is the value.
 
     Example:
-        1.001 lies between bfloat16's 1 and 1.0078125: one of 7.8 calls gives the larger.
+        1.001 lies between bfloat16's 1 and 1.0078125: one call in 7.8 gives the larger.
 
     Args:
         values: finite.

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from taser_jax.errors import ConfigError
 from taser_jax.optim.parameter_rules import parameter_path
@@ -33,7 +33,7 @@ class Reduction(enum.Enum):
 
 
 class Report(NamedTuple):
-    """What a combiner tells about its last step; part of its state, so that a step can log it.
+    """What a combiner reports on its last step; part of its state, so that the step can log it.
 
     Attributes:
         weights: the mean factor of each task's gradient.
@@ -43,11 +43,11 @@ class Report(NamedTuple):
     """
 
     weights: Float[Array, " task"]
-    scalars: dict[str, Any]
+    scalars: dict[str, Array]
     usable: Bool[Array, ""] | None = None
 
 
-def find_report(opt_state: Any) -> Report | None:
+def find_report(opt_state: PyTree) -> Report | None:
     """The combiner's report in an optimiser state; None where there is no combiner."""
     leaves = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, Report))
     return next((leaf for leaf in leaves if isinstance(leaf, Report)), None)
@@ -69,8 +69,8 @@ def check_tasks(tasks: Sequence[str]) -> tuple[str, ...]:
     return tuple(tasks)
 
 
-def keep_trainable(tree: Any, trainable: Any | None) -> Any:
-    """The tree without frozen parameters: `optax.MaskedNode`, which has no leaves, stands there."""
+def keep_trainable(tree: PyTree, trainable: PyTree[bool] | None) -> PyTree:
+    """The tree with each frozen parameter replaced by `optax.MaskedNode`, which has no leaves."""
     if trainable is None:
         return tree
     return jax.tree.map(
@@ -80,11 +80,11 @@ def keep_trainable(tree: Any, trainable: Any | None) -> Any:
 
 def combine(
     function: Callable[..., Float[Array, "*shape"]],
-    task_grads: Any,
-    params: Any,
-    *others: Any,
-    trainable: Any | None,
-) -> Any:
+    task_grads: PyTree,
+    params: PyTree,
+    *others: PyTree,
+    trainable: PyTree[bool] | None,
+) -> PyTree:
     """One gradient tree from `function(gradients, *others)` of each trainable leaf; 0 for frozen.
 
     Args:
@@ -95,7 +95,7 @@ def combine(
         trainable: tree of bool; None trains all.
     """
 
-    def of_leaf(param: jax.Array, gradients: Any, *leaves: Any) -> jax.Array:
+    def of_leaf(param: jax.Array, gradients: PyTree, *leaves: Any) -> jax.Array:
         if isinstance(gradients, optax.MaskedNode):
             return jnp.zeros_like(param)
         return function(gradients, *leaves)
@@ -104,12 +104,16 @@ def combine(
 
 
 def check_task_gradients(
-    task_grads: Any, params: Any, losses: Any, tasks: Sequence[str], trainable: Any | None = None
-) -> list[Any]:
+    task_grads: PyTree,
+    params: PyTree,
+    losses: jax.typing.ArrayLike,
+    tasks: Sequence[str],
+    trainable: PyTree[bool] | None = None,
+) -> list[PyTree]:
     """Trainable leaves of gradients with a leading task axis.
 
     Raises:
-        ConfigError: parameters are missing, a leaf has no such axis, or there is not one loss a
+        ConfigError: parameters are missing, a leaf has no such axis, or there is not one loss per
             task.
     """
     if params is None:
@@ -129,13 +133,13 @@ def check_task_gradients(
 
 
 def check_combined() -> optax.GradientTransformation:
-    """A link that lets gradients of the parameters' shapes pass and makes any other an error.
+    """A link that raises an error unless gradients have the parameters' shapes.
 
     Without it a chain whose combiner was forgotten would broadcast: Adam's moments, and then the
     parameters, would silently get a task axis.
     """
 
-    def check(updates: Any, params: Any) -> Any:
+    def check(updates: PyTree, params: PyTree) -> PyTree:
         _check_shapes(
             updates,
             jax.tree.map(lambda param: param.shape, params),
@@ -147,7 +151,7 @@ def check_combined() -> optax.GradientTransformation:
     return optax.stateless(check)
 
 
-def _check_shapes(gradients: Any, shapes: Any, *, expected: str, fix: str) -> None:
+def _check_shapes(gradients: PyTree, shapes: PyTree, *, expected: str, fix: str) -> None:
     def is_shape(node: Any) -> bool:
         return isinstance(node, tuple)
 
@@ -186,10 +190,10 @@ def gram_matrix(leaves: Sequence[Float[Array, "task ..."]]) -> Float[Array, "tas
 
 
 def sums(arrays: Sequence[Float[Array, "*shape"]]) -> Float[Array, " sums"]:
-    """Sums of arrays of one shape in one pass, which stores none of them.
+    """Sums of arrays of one shape in one pass, without storing them.
 
-    Along the last axis first, and long vectors in rows: one running float32 sum over millions of
-    entries would lose digits.
+    Sums run along the last axis first, of long vectors in rows: one running float32 sum over
+    millions of entries would lose digits.
     """
     if arrays[0].ndim == 1:
         missing = -arrays[0].size % _ROW

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
 from taser_jax.errors import ConfigError
 from taser_jax.optim.median import lower_median
@@ -67,13 +67,13 @@ class TSageState(NamedTuple):
     """
 
     step: Array
-    average: dict[str, Any]
+    average: dict[str, PyTree]
     median_bits: Array
     report: Report
 
 
 class _Weighing(NamedTuple):
-    """What a step weighs every parameter's gradients by.
+    """The numbers of a step by which every parameter's gradients are weighed.
 
     Attributes:
         inverse_median: 1 over the median sensitivity.
@@ -91,7 +91,7 @@ def tsage(
     *,
     tasks: Sequence[str],
     total_steps: int,
-    trainable: Any | None = None,
+    trainable: PyTree[bool] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """The combiner Σ_t u_t ⊙ g_t of TACO-DR's Algorithm 1.
 
@@ -133,7 +133,7 @@ def tsage(
     dtype = jnp.dtype(config.average_dtype.value)
     burn_in_steps = int(config.burn_in_share * total_steps)
 
-    def init(params: Any) -> TSageState:
+    def init(params: PyTree) -> TSageState:
         kept = keep_trainable(params, trainable)
         return TSageState(
             step=jnp.zeros((), jnp.int32),
@@ -154,16 +154,16 @@ def tsage(
         )
 
     def update(
-        updates: Any,
+        updates: PyTree,
         state: TSageState,
-        params: Any | None = None,
+        params: PyTree | None = None,
         *,
         losses: jax.typing.ArrayLike,
         key: jax.Array,
         squared_norms: Float[Array, " task"] | None = None,
-        param_shardings: Any | None = None,
+        param_shardings: PyTree | None = None,
         **extra: Any,
-    ) -> tuple[Any, TSageState]:
+    ) -> tuple[PyTree, TSageState]:
         del extra
         leaves = check_task_gradients(updates, params, losses, tasks, trainable)
         kept = keep_trainable(params, trainable)
@@ -195,7 +195,7 @@ def tsage(
             },
             usable=~jnp.any((median.value == 0) & has_gradient),
         )
-        # The old averages are read here before a step writes over them, or they would be copied.
+        # The old averages must be read before the step overwrites them, or they would be copied.
         report, weighing = jax.lax.optimization_barrier((report, weighing))
         salts = jax.random.bits(key, (len(leaves), num_tasks), jnp.uint32)
         new_gradients, moved = _combined(config, weighing, leaves, factors, averages, salts=salts)
@@ -216,7 +216,9 @@ def tsage(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def check_median(params: Any, *, tokens: Mapping[str, int], trainable: Any | None = None) -> None:
+def check_median(
+    params: PyTree, *, tokens: Mapping[str, int], trainable: PyTree[bool] | None = None
+) -> None:
     """Refuses a median over all parameters that is 0 whatever the batch: too many are untouched.
 
     A batch of n tokens touches at most n rows of the token table, so at least (V − n)·d of the P
@@ -259,7 +261,7 @@ def _weighing(
     step: Int[Array, ""],
     in_burn_in: Bool[Array, ""],
 ) -> _Weighing:
-    """Of the step after `step` others."""
+    """The weighing of step number `step`, counted from 0."""
     correction = jnp.float32(1)
     if config.bias_correction is BiasCorrection.ADAM:
         correction = 1.0 / (1.0 - jnp.power(jnp.float32(config.beta), step + 1))
@@ -288,8 +290,8 @@ def _combined(
         _of_leaf(config, weighing, of_tasks, param, old, salts=row)
         for of_tasks, param, old, row in by_leaf
     ]
-    # Or its last division would be done again wherever the gradient is used, and the numerators
-    # kept for that.
+    # Without the barrier, the last division would be repeated wherever the gradient is used, and
+    # its numerators kept until then.
     combined = jax.lax.optimization_barrier([new for new, _ in found])
     return combined, [moved for _, moved in found]
 

@@ -48,7 +48,7 @@ def make_loss(
     Args:
         model: the dual encoder.
         objective: what is minimised; None is `ObjectiveConfig()`.
-        num_chunks: queries, and passages, are encoded in so many chunks.
+        num_chunks: number of chunks in which queries, and passages, are encoded.
         seed: the run's seed.
         train: whether dropout and routing noise are on.
 

@@ -61,7 +61,7 @@ class CheckpointConfig:
                 f"keep_latest {self.keep_latest}, keep_best {self.keep_best}",
                 where="CheckpointConfig",
                 expected="keep_latest of 1 or more, keep_best of 0 or more",
-                fix="a run goes on from its newest checkpoint: keep one at least",
+                fix="a run resumes from its newest checkpoint: keep at least one",
             )
 
 
@@ -86,7 +86,7 @@ class _KeepPinned(checkpoint_managers.PreservationPolicy):
 
 @contextlib.contextmanager
 def _storage_errors(directory: epath.Path) -> Iterator[None]:
-    """Tells a full disk or a read-only directory apart from a defect."""
+    """Turns failed writes into `StorageError`."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -108,7 +108,7 @@ def _storage_errors(directory: epath.Path) -> Iterator[None]:
 
 
 def _error_number(error: Exception) -> int | None:
-    """The operating system's error number; TensorStore tells it inside a ValueError's text."""
+    """The operating system's error number; TensorStore hides it in a ValueError's text."""
     told = re.search(r"os_error_code='(\d+)'", str(error))
     return int(told.group(1)) if told else getattr(error, "errno", None)
 
@@ -122,8 +122,8 @@ def _absolute(path: str | os.PathLike[str]) -> epath.Path:
 class Checkpoints:
     """The checkpoints of one model directory.
 
-    A checkpoint is the training state and a small JSON object that says which data and
-    configuration it belongs to. Saving returns at once; a killed save leaves no checkpoint.
+    A checkpoint is the training state and a small JSON object with the data and configuration it
+    belongs to. Saving is asynchronous; an interrupted save leaves no checkpoint.
 
     Args:
         model_dir: local directory or gs:// address; checkpoints lie in it as `checkpoint_N/`.
@@ -195,7 +195,7 @@ class Checkpoints:
         about: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Starts saving the state after `step` steps; does nothing where it is saved already.
+        """Starts saving the state after `step` steps; does nothing if it is saved already.
 
         Args:
             state: the training state; may be donated once this returns.
@@ -216,7 +216,7 @@ class Checkpoints:
             )
 
     def wait(self) -> None:
-        """Blocks until the save under way is finished, and reports how it went."""
+        """Waits until the current save is finished, and raises its error if it failed."""
         with _storage_errors(self._directory):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
@@ -279,7 +279,7 @@ class Checkpoints:
             ) from error
         return TrainState(**restored)
 
-    def restore_params(self, abstract_params: PyTree, *, step: int | None = None) -> Any:
+    def restore_params(self, abstract_params: PyTree, *, step: int | None = None) -> PyTree:
         """Restores parameters alone, for encoding, export or a further training.
 
         Args:
@@ -298,13 +298,13 @@ class Checkpoints:
         )
 
     def close(self) -> None:
-        """Finishes the save under way and releases its threads."""
+        """Waits for the current save and releases its threads."""
         with _storage_errors(self._directory):
             self._manager.close()
 
 
-def saved_params(checkpoint: str | os.PathLike[str]) -> Any:
-    """What parameters one `checkpoint_N` directory has: a tree of leaves with shapes, none read.
+def saved_params(checkpoint: str | os.PathLike[str]) -> PyTree:
+    """The shapes of the parameters in one `checkpoint_N` directory; no array is read.
 
     Raises:
         ConfigError: there is no finished checkpoint.
@@ -321,7 +321,7 @@ def saved_params(checkpoint: str | os.PathLike[str]) -> Any:
         return reader.metadata(path).item_metadata.tree["params"]
 
 
-def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: PyTree) -> Any:
+def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: PyTree) -> PyTree:
     """Restores the parameters of one `checkpoint_N` directory without its optimiser state."""
     _check_same_tree(saved_params(checkpoint), abstract_params, where=str(checkpoint))
     path = _absolute(checkpoint) / _STATE
@@ -365,7 +365,7 @@ def restore_state_from(
     return TrainState(**restored)
 
 
-def _check_same_tree(saved: Any, expected: Any, *, where: str) -> None:
+def _check_same_tree(saved: PyTree, expected: PyTree, *, where: str) -> None:
     """Raises naming the first parameter that is missing, surplus or of another shape."""
     found = {
         jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +11,12 @@ from jaxtyping import PyTree
 from taser_jax.batch import Array
 from taser_jax.errors import ConfigError
 
-Encode = Callable[[Any, Any, jax.Array], tuple[Any, Any]]
+Encode = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, PyTree]]
 
 
 def encode_in_chunks(
-    encode: Encode, params: PyTree, inputs: Any, key: jax.Array, *, num_chunks: int
-) -> tuple[Any, Any]:
+    encode: Encode, params: PyTree, inputs: PyTree, key: jax.Array, *, num_chunks: int
+) -> tuple[PyTree, PyTree]:
     """Encodes a batch chunk by chunk so that its backward pass holds one chunk at a time.
 
     A contrastive loss needs all representations at once, but each representation needs only its
@@ -57,7 +56,7 @@ def encode_in_chunks(
     # Inside a scan XLA cannot merge the two forward passes, so no barrier is needed.
     encode_again = jax.checkpoint(encode, prevent_cse=False)
 
-    def encode_chunk(sums: Any, chunk: tuple[jax.Array, Any]) -> tuple[Any, Any]:
+    def encode_chunk(sums: PyTree, chunk: tuple[jax.Array, PyTree]) -> tuple[PyTree, PyTree]:
         index, chunk_inputs = chunk
         rows, chunk_sums = encode_again(params, chunk_inputs, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, sums, chunk_sums), rows

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from taser_jax.training.checkpoints import restore_params_from, saved_params
 
@@ -16,8 +16,8 @@ _QUERY = "query_encoder"
 
 
 def restore_initial_params(
-    checkpoint: str | os.PathLike[str], *, abstract_params: Mapping[str, Any]
-) -> dict[str, Any]:
+    checkpoint: str | os.PathLike[str], *, abstract_params: Mapping[str, PyTree]
+) -> dict[str, PyTree]:
     """Parameters of one `checkpoint_N` directory, its towers copied where the model has more.
 
     A tower that the checkpoint does not have is a copy of one that it has: a task's query tower
@@ -52,7 +52,7 @@ def restore_initial_params(
     return params
 
 
-def _source(tower: str, saved: Mapping[str, Any]) -> str:
+def _source(tower: str, saved: Mapping[str, PyTree]) -> str:
     """The saved tower that a tower starts from; its own name where there is none."""
     if tower in saved:
         return tower

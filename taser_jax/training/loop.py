@@ -19,7 +19,7 @@ from taser_jax import progress
 from taser_jax.errors import ConfigError, Preempted
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.skipped_steps import SkipWatch
-from taser_jax.training.state import TrainState
+from taser_jax.training.state import Params, TrainState
 
 logger = logging.getLogger("taser")
 
@@ -128,13 +128,13 @@ def train(
     config: LoopConfig,
     about: Mapping[str, Any],
     cost: StepCost,
-    validate: Callable[[Any], dict[str, float]] | None = None,
+    validate: Callable[[Params], dict[str, float]] | None = None,
     writers: Sequence[MetricWriter] = (),
 ) -> TrainResult:
     """Trains from `state`, or from the newest checkpoint, up to `config.train_steps`.
 
-    Rerun after a kill it gives the parameters an uninterrupted run gives: batches and random
-    keys depend on the step alone, and a checkpoint is either whole or absent.
+    If interrupted, rerunning it gives the parameters of an uninterrupted run: batches and random
+    keys depend on the step alone, and a checkpoint is either complete or absent.
 
     Args:
         state: the initial state, which may have steps behind it; its buffers are donated.
@@ -173,7 +173,7 @@ def train(
     if saved:
         state = checkpoints.restore(jax.tree.map(_abstract, state), step=step, about=about)
 
-    # A finished training, run again, reports what its last checkpoint was judged to be.
+    # Rerunning a finished training reports the metrics of its last checkpoint.
     validation = checkpoints.metrics(step) if saved else {}
     meter = _Meter(cost)
     skips = SkipWatch(
@@ -226,11 +226,11 @@ def train(
 
 @contextlib.contextmanager
 def _finish_saving(checkpoints: Checkpoints) -> Iterator[None]:
-    """Lets the save under way finish, also where training stops with an error."""
+    """Waits for the current save, even if training stops with an error."""
     try:
         yield
     except BaseException:
-        # The error that stopped the training is the one to tell.
+        # The error that stopped the training is the one to report.
         with contextlib.suppress(Exception):
             checkpoints.wait()
         raise
@@ -285,7 +285,7 @@ class _Stop:
 
 
 def _agree_to_stop(stop: _Stop, step: int) -> bool:
-    """True on every host once any of them was told to stop."""
+    """True on every host once any of them received SIGTERM."""
     if jax.process_count() == 1:
         return stop.is_asked()
     return multihost_utils.reached_preemption_sync_point(step)
@@ -371,5 +371,5 @@ class _Meter:
 
     @property
     def mean_rate(self) -> float:
-        """Steps a second over all readings; 0 where nothing was timed."""
+        """Steps per second over all readings; 0 if nothing was timed."""
         return self._total_steps / self._total_seconds if self._total_seconds else 0.0

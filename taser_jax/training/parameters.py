@@ -1,4 +1,4 @@
-"""What a model's parameters are and what they cost: the table and estimate a dry run prints."""
+"""The table of parameters and the memory estimate that a dry run prints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GIB = 2**30
 
 
 def parameter_table(params: PyTree, *, logical_axes: PyTree, shardings: PyTree = None) -> str:
-    """One line a parameter, and the total.
+    """One line per parameter, and the total.
 
     Example:
         parameter                          shape       axes           sharding          count

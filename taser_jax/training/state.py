@@ -27,8 +27,8 @@ class SkippedSteps(NamedTuple):
         total: all of them.
     """
 
-    in_a_row: Any
-    total: Any
+    in_a_row: PyTree
+    total: PyTree
 
 
 def _none_skipped() -> SkippedSteps:
@@ -40,7 +40,7 @@ def _none_skipped() -> SkippedSteps:
 class TrainState:
     """What a checkpoint holds and a step turns into the next.
 
-    The fields are `Any` because trees of this shape also carry shardings and abstract arrays.
+    The fields are trees because shardings and abstract arrays are carried in this shape, too.
 
     Attributes:
         step: steps done so far, skipped ones included, int32 scalar.
@@ -114,8 +114,8 @@ def state_shardings(state: TrainState, param_shardings: PyTree) -> TrainState:
         raise ConfigError(
             f"shardings and parameters differ at {missing[0]}",
             where="param_shardings",
-            expected="one NamedSharding a parameter",
-            fix="make the shardings from the model that is trained",
+            expected="one NamedSharding per parameter",
+            fix="derive the shardings from the model that is trained",
         )
     replicated = NamedSharding(next(iter(by_path.values())).mesh, PartitionSpec())
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from taser_jax.batch import Batch
 from taser_jax.encoded import static_task
@@ -32,10 +32,10 @@ _TASK_METRICS = ("nll", "accuracy", "mrr")
 
 
 class TaskGradients(enum.Enum):
-    """What the optimiser gets of a step with several tasks.
+    """What a step with several tasks passes to the optimiser.
 
-    STACKED: gradients with a leading task axis, for a combiner. SUMMED: their sum, taken task by
-    task, for an optimiser without one; that is the naive combiner at one gradient's memory.
+    STACKED: gradients with a leading task axis, for a combiner. SUMMED: their sum, accumulated task
+    by task, for an optimiser without one: the naive combiner at one gradient's memory.
     """
 
     STACKED = "stacked"
@@ -46,10 +46,10 @@ class TrainStep:
     """A jitted step: `(state, {task: batch}) -> (state, metrics)`; `state` is donated.
 
     Args:
-        jitted: (state, batches, names), `names` static: what the model is told of the tasks.
-        query_tasks: of the model.
-        tasks: those of every step, in the order of the task axis; None where each step has one
-            task, whichever.
+        jitted: (state, batches, names); `names`, static, are the task names passed to the model.
+        query_tasks: the model's tasks with a query tower of their own.
+        tasks: those of every step, in the order of the task axis; None if each step has one task,
+            which may change.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class TrainStep:
         """The next state, and metrics."""
         return self._jitted(state, *self._split(batches))
 
-    def trace(self, state: TrainState, batches: Mapping[str, Batch]) -> Any:
+    def trace(self, state: TrainState, batches: Mapping[str, Batch]) -> jax.stages.Traced:
         """Traces the step for shapes, as `jax.jit`'s `trace`."""
         return self._jitted.trace(state, *self._split(batches))
 
-    def lower(self, state: TrainState, batches: Mapping[str, Batch]) -> Any:
+    def lower(self, state: TrainState, batches: Mapping[str, Batch]) -> jax.stages.Lowered:
         """Lowers the step for shapes, as `jax.jit`'s `lower`."""
         return self.trace(state, batches).lower()
 
@@ -102,7 +102,7 @@ def make_train_step(
     num_chunks: int = 1,
     seed: int = 0,
     schedule: optax.Schedule | None = None,
-    trainable: Any | None = None,
+    trainable: PyTree[bool] | None = None,
     state_shardings: TrainState | None = None,
 ) -> TrainStep:
     """The jitted training step.
@@ -120,13 +120,13 @@ def make_train_step(
             begins with a combiner of the same tasks, as `build_multitask_optimizer` makes it
             (SUMMED: without one).
         tasks: names of the tasks that every step has a batch of, in the order of the task axis.
-            None: a step has a batch of one task, whichever.
+            None: a step has a batch of one task, which may change from step to step.
         gradients: of `tasks`: with a task axis, or summed.
         objective: what is minimised; None is `ObjectiveConfig()`.
-        num_chunks: queries, and passages, of each batch are encoded in so many chunks
-            (`grad_cache`).
+        num_chunks: number of chunks in which the queries, and the passages, of each batch are
+            encoded (`grad_cache`).
         seed: the run's seed.
-        schedule: step -> learning rate, only reported.
+        schedule: step -> learning rate; for the metric only.
         trainable: tree of bool shaped as the parameters; where False no gradient is computed.
         state_shardings: where the new state lives; task gradients are then kept as the parameters
             are, [tasks, ...] by (None, ...). None leaves it to the compiler, which on a mesh may
@@ -173,7 +173,7 @@ def make_train_step(
         found: list[_TaskResult] = []
         zero = jnp.zeros((), jnp.int32)
         for place, (loss_fn, batch, name) in enumerate(zip(loss_fns, batches, names, strict=True)):
-            # Dropout masks wait too: they depend on the step, not on tokens.
+            # Dropout masks depend on the step, not on tokens: through it they wait too.
             loss = functools.partial(
                 loss_fn, batch=_after(zero, batch), step=state.step + zero, task=name
             )
@@ -182,9 +182,9 @@ def make_train_step(
             )(state.params)
             grads = add(grads, task_grads, place)
             square = _square(task_grads)
-            # Nothing is below 0, but the compiler does not know: the next task's forward pass
-            # waits. XLA's barriers do not order the CPU's schedule, and there all activations
-            # would be alive.
+            # No square is below 0, but the compiler does not know, so the next task's forward pass
+            # waits. XLA's barriers do not order the schedule on CPUs, where all tasks' activations
+            # would be alive at once.
             zero = (square < 0).astype(jnp.int32)
             found.append(_TaskResult(value, square, metrics))
         losses = jnp.stack([each.loss for each in found])
@@ -315,7 +315,7 @@ def _square(grads: Params) -> jax.Array:
     return jnp.sum(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(grads)]))
 
 
-def _freeze(params: Params, trainable: Any | None) -> Params:
+def _freeze(params: Params, trainable: PyTree[bool] | None) -> Params:
     if trainable is None:
         return params
     return jax.tree.map(

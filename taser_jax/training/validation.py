@@ -131,7 +131,7 @@ def select_pool(
         rows = np.sort(rng.choice(rows, config.max_queries, replace=False))
     golds = np.asarray([positives[i][0] for i in rows], np.int64)
     hard = [np.asarray(hard_negatives[i][: config.hard_negatives], np.int64) for i in rows]
-    # Drawn with replacement: repetitions fall together in the pool.
+    # Drawn with replacement: the pool keeps one of equal rows.
     others = rng.integers(num_passages, size=len(rows) * config.other_negatives)
     passages = np.unique(np.concatenate([golds, *hard, others]))
     return Pool(
@@ -150,15 +150,15 @@ def rank_in_pool(
 ) -> RankMetrics:
     """Rank of each query's gold among all passages of the pool, by inner product.
 
-    Queries are scored a block at a time, so memory is one block of scores beside the embeddings.
+    Queries are scored block by block, so memory holds one block of scores beside the embeddings.
     On ties the earlier passage ranks first.
 
     Example:
         Query (1, 0); passages (0.5, 0), (2, 0), (1, 0), gold 2: rank 2, reciprocal rank 0.5.
 
     Args:
-        query_embeddings: one row a query.
-        passage_embeddings: one row a passage of the pool.
+        query_embeddings: one row per query.
+        passage_embeddings: one row per passage of the pool.
         positive_index: row of each query's gold among the passages.
         block: queries scored at once; None keeps the scores within 256 MiB.
 
