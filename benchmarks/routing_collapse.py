@@ -314,7 +314,8 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _range(seeds: Sequence[Mapping[str, Any]], name: str, *, digits: int = 3) -> str:
     values = np.concatenate([np.atleast_1d(found[name]) for found in seeds])
-    ends = [f"{value:.{digits}f}" for value in (values.min(), values.max())]
+    # Not "-0.000".
+    ends = [f"{value + 0.0:.{digits}f}" for value in np.round([values.min(), values.max()], digits)]
     return "–".join(dict.fromkeys(ends))
 
 
