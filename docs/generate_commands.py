@@ -34,8 +34,8 @@ the Gin file that a command reads.
 ```
 {command_line.usage()}```
 
-A command ends with status 0 when it has finished, 2 for a problem that its message tells how to
-mend, 75 when SIGTERM preempted it (run the same command again and it goes on), and 130 for Ctrl-C.
+A command ends with status 0 when it has finished, 2 for a problem whose fix its message names, 75
+when SIGTERM preempted it (rerun the command to resume), and 130 for Ctrl-C.
 
 Below, **Option** is what to write after `--gin.`; options that are **required** have no default.
 Options in capitals are macros of the command's default Gin file; options with a dot are parameters

@@ -170,7 +170,7 @@ def _help(name: str, command: Command, function: Callable[..., None]) -> str:
 
 
 def _with_includes(gin_file: str) -> str:
-    """A packaged file's text, with that of the files that it includes in their places."""
+    """The text of a packaged file, includes expanded in place."""
     text = (gin_directory() / gin_file).read_text(encoding="utf-8")
     return re.sub(
         r"^include '(.*)'$", lambda found: _with_includes(found[1]).rstrip(), text, flags=re.M

@@ -18,8 +18,8 @@ from taser_jax.configuration import GinFlags
 from taser_jax.errors import ConfigError
 from taser_jax.gin_files import gin_directory
 
-# Verbs whose commands have a second word.
-GROUPS = {"prepare": "files of a known format as a collection", "pipeline": "several stages"}
+# Commands of two words, by their first.
+GROUPS = {"prepare": "convert files into a collection", "pipeline": "run several stages"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,17 +78,23 @@ COMMANDS: dict[str, Command] = {
     "prepare dpr": Command(
         "commands.prepare",
         "prepare_dpr",
-        "DPR's TSV, JSON and qa.csv files",
+        "convert DPR's TSV, JSON and qa.csv files",
         "runs/prepare_dpr.gin",
     ),
     "prepare beir": Command(
         "commands.prepare", "prepare_beir", "a BEIR directory", "runs/prepare_beir.gin"
     ),
     "prepare tsv": Command(
-        "commands.prepare", "prepare_tsv", "plain TSV passages and queries", "runs/prepare_tsv.gin"
+        "commands.prepare",
+        "prepare_tsv",
+        "convert plain TSV passages and queries",
+        "runs/prepare_tsv.gin",
     ),
     "prepare kilt": Command(
-        "commands.prepare", "prepare_kilt", "KILT's passages and queries", "runs/prepare_kilt.gin"
+        "commands.prepare",
+        "prepare_kilt",
+        "convert KILT's passages and queries",
+        "runs/prepare_kilt.gin",
     ),
     "vocab": Command(
         "commands.vocab", "vocab", "train a vocabulary on a collection", "runs/vocab.gin"
@@ -96,17 +102,20 @@ COMMANDS: dict[str, Command] = {
     "tokenize": Command(
         "commands.tokenize",
         "tokenize",
-        "run SeqIO tasks once into a token store",
+        "tokenize SeqIO tasks into a token store",
         "runs/tokenize.gin",
     ),
     "import": Command(
-        "commands.import_model", "import_model", "pretrained weights as a model", "runs/import.gin"
+        "commands.import_model",
+        "import_model",
+        "make a model directory from pretrained weights",
+        "runs/import.gin",
     ),
     "train": Command("commands.train", "train", "train a dual encoder", "runs/train.gin"),
     "compile": Command(
         "commands.compile",
         "compile_recipe",
-        "compile a recipe of train for a TPU pod, without one",
+        "compile a training recipe for a TPU pod, without a TPU",
         "runs/compile.gin",
         recipe="runs/taser_base.gin",
         recipe_of="train",
@@ -122,7 +131,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "index": Command("commands.index", "index", "build an exact or ScaNN index", "runs/index.gin"),
     "search": Command(
-        "commands.search", "search", "search queries into a run file", "runs/search.gin"
+        "commands.search", "search", "search an index, write run files", "runs/search.gin"
     ),
     "bm25": Command("commands.bm25", "bm25", "search queries with BM25", "runs/bm25.gin"),
     "hybrid": Command(
@@ -140,11 +149,17 @@ COMMANDS: dict[str, Command] = {
     ),
     "evaluate": Command("commands.evaluate", "evaluate", "evaluate runs", "runs/evaluate.gin"),
     "analyze": Command(
-        "commands.analyze", "analyze", "which parameters serve which task", "runs/analyze.gin"
+        "commands.analyze",
+        "analyze",
+        "measure which parameters serve which task",
+        "runs/analyze.gin",
     ),
     "ask": Command("commands.ask", "ask", "answer typed questions from an index", "runs/ask.gin"),
     "export": Command(
-        "commands.export", "export_model", "a model in other libraries' formats", "runs/export.gin"
+        "commands.export",
+        "export_model",
+        "export a model to other libraries' formats",
+        "runs/export.gin",
     ),
     "pipeline taser": Command(
         "workflows.taser",
@@ -155,7 +170,7 @@ COMMANDS: dict[str, Command] = {
     "pipeline ance": Command(
         "workflows.ance",
         "pipeline_ance",
-        "warm up, then mine and train in turns",
+        "warm up, then alternate mining and training",
         "runs/pipeline_ance.gin",
     ),
     "pipeline muf": Command(
@@ -165,7 +180,10 @@ COMMANDS: dict[str, Command] = {
         "runs/pipeline_muf.gin",
     ),
     "quickstart": Command(
-        "workflows.quickstart", "quickstart", "BM25, DPR and TASER on pydocs", "runs/quickstart.gin"
+        "workflows.quickstart",
+        "quickstart",
+        "compare BM25, DPR and TASER on pydocs",
+        "runs/quickstart.gin",
     ),
 }
 
@@ -235,13 +253,13 @@ def _flags() -> _Parser:
         default=[],
         type=lambda value: value.split(","),
         metavar="A,B",
-        help="more folders to look for Gin files in",
+        help="further folders to search for Gin files",
     )
     flags.add_argument(
         "--dry_run",
         "--dry-run",
         action="store_true",
-        help="check and show everything, compute nothing (train)",
+        help="validate and describe the run without starting it (train)",
     )
     flags.add_argument(
         "--multihost",
@@ -253,10 +271,10 @@ def _flags() -> _Parser:
         default=Arguments.coordinator_timeout,
         type=_seconds,
         metavar="SECONDS",
-        help="how long to wait for them (%(default)s)",
+        help="how long to wait for the other hosts (%(default)s)",
     )
     flags.add_argument(
-        "-h", "--help", action="store_true", help="what the command does and what can be set"
+        "-h", "--help", action="store_true", help="show what the command does and what can be set"
     )
     return flags
 
@@ -277,14 +295,14 @@ def _seconds(text: str) -> int:
 
 
 def _complete_gin_file(prefix: str, **_: object) -> list[str]:
-    """Packaged Gin files; the shell itself knows those of the working directory."""
+    """Completes packaged Gin files and those of the working directory."""
     packaged = gin_directory()
     names = [str(path.relative_to(packaged)) for path in packaged.rglob("*.gin")]
     return [*(name for name in names if name.startswith(prefix)), *FilesCompleter()(prefix)]
 
 
 def parser() -> argparse.ArgumentParser:
-    """Commands and their flags, for reading command lines and for shell completion."""
+    """The parser of all commands and flags, also used for shell completion."""
     flags = _flags()
     top = _Parser("taser")
     verbs = {"": top.add_subparsers()}

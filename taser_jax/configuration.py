@@ -1,8 +1,8 @@
-"""Gin at the edge: flags and files in, one checked configuration out.
+"""Resolves Gin files and flags into one checked configuration.
 
-Every command is one function, and everything it can be configured with is reached from that
-function's own bindings. So what a command will use is known before it runs, and a misspelled
-macro, an unknown name or a binding that nothing uses is an error, not a silent default.
+A command is one function, and its configuration is what its own bindings reach. What a command will
+use is therefore known before it runs: a misspelled macro, an unknown name or an override without
+effect is an error, never a silent default.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from taser_jax.gin_files import (
 )
 
 _PRETRAINED = "PRETRAINED"
-# The object that loads what it names.
+# The class that loads the weights it names.
 _WEIGHTS = "Pretrained"
 
 
@@ -54,13 +54,13 @@ class GinFlags:
 
 @dataclasses.dataclass(frozen=True)
 class Resolved:
-    """A configuration that was read and checked.
+    """A resolved and checked configuration.
 
     Attributes:
         function: the configured command; call it without arguments.
         text: the whole configuration as Gin text (what `config.gin` holds).
         unused: bindings of files that this command could reach and does not.
-        elsewhere: names of other commands' functions and objects that files configure, too.
+        elsewhere: functions and objects of other commands that the files configure.
         unset: macros still `%gin.REQUIRED`; empty unless they were allowed.
     """
 
@@ -96,7 +96,7 @@ def configurable(target: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _convert(value: Any, hint: Any, *, where: str) -> Any:
-    """Value as the hint wants it: enum members from their values, tuples from lists."""
+    """Converts a value to its type hint: values to enum members, lists to tuples."""
     options = typing.get_args(hint) if _is_union(hint) else (hint,)
     enums = [
         option for option in options if inspect.isclass(option) and issubclass(option, enum.Enum)
@@ -107,10 +107,10 @@ def _convert(value: Any, hint: Any, *, where: str) -> Any:
                 return kind(value)
         choices = [member.value for kind in enums for member in kind]
         raise ConfigError(
-            f"{value!r} is no such choice",
+            f"{value!r} is not a choice",
             where=where,
             expected=f"one of {', '.join(map(repr, choices))}",
-            fix=did_you_mean(value, choices) or "take one of those",
+            fix=did_you_mean(value, choices) or "use one of those",
         )
     if isinstance(value, list) and any(typing.get_origin(option) is tuple for option in options):
         return tuple(value)
@@ -139,7 +139,7 @@ def resolve(
         allow_unset: list macros that are still required instead of raising (for dry runs); what
             they would have set is then None.
         recipe_of: another command's function: bindings that only it reaches are not `unused`.
-        elsewhere: names of all commands' functions and objects, which files may configure, too.
+        elsewhere: functions and objects of all commands; files may configure them too.
 
     Raises:
         ConfigError: with the nearest real name where something is misspelled.
@@ -268,7 +268,7 @@ def _check_macros(
     *,
     given: Collection[str],
 ) -> None:
-    """Refuses unknown macros, and those of other commands that are given on the command line."""
+    """Rejects unknown macros, and macros of other commands on the command line."""
     bound = {scope for scope, selector in bindings if selector == MACRO}
     known = referenced | {target.__name__ for target in targets}
     for name in sorted(referenced - bound):
@@ -290,7 +290,7 @@ def _check_macros(
 
 
 def _in_place_of(macro: str, known: Collection[str]) -> str | None:
-    """How to set what a macro that is gone set, of what the command knows."""
+    """Names the bindings of this command that replace a former macro."""
     bindings = former_macros().get(macro, [])
     possible = [name for name in bindings if name.split("/")[-1].split(".")[0] in known]
     return f"set {' or '.join(possible)} instead" if possible else None
@@ -299,7 +299,7 @@ def _in_place_of(macro: str, known: Collection[str]) -> str | None:
 def _check_pretrained(
     bindings: _Bindings, used: set[_Key], configurables: Iterable[Callable[..., Any]]
 ) -> None:
-    """Refuses a configuration that names pretrained weights and would not load them."""
+    """Rejects a configuration that names pretrained weights without loading them."""
     loads = any(target.__name__ == _WEIGHTS for target in configurables)
     loaded = any(selector.split(".")[-1] == _WEIGHTS for _, selector in used)
     if (_PRETRAINED, MACRO) in bindings and loads and not loaded:

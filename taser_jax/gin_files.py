@@ -1,4 +1,4 @@
-"""Gin files and command-line bindings, read into Gin's registry of bindings."""
+"""Reads Gin files and command-line bindings into Gin's registry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MACRO = "gin.macro"
 
 
 def gin_directory() -> pathlib.Path:
-    """The folder of the Gin files: the installed package's, or the checkout's."""
+    """The folder of packaged Gin files, of the installation or the checkout."""
     packaged = pathlib.Path(str(importlib.resources.files("taser_jax"))) / "gin_configs"
     checkout = pathlib.Path(__file__).resolve().parents[1] / "gin_configs"
     return packaged if packaged.is_dir() else checkout
@@ -38,8 +38,8 @@ class _Binding:
 
     Attributes:
         value: as Gin text.
-        files: its file, behind the files that include it, the outermost first.
-        line: its line in the last of them.
+        files: the chain of includes that leads to it, the outermost file first.
+        line: its line in the last file.
     """
 
     value: str
@@ -80,9 +80,9 @@ def _is_only_elsewhere(selector: str, elsewhere: Collection[str]) -> bool:
 class GinReader:
     """Reads files in the order given; later bindings win.
 
-    A file's own lines may change what it includes, and so may the next file on the command line.
-    What an included file changes must have been `%gin.REQUIRED`: otherwise the recipe says one
-    thing and does another.
+    A file's own lines override what it includes, and each file on the command line overrides those
+    before it. An included file may only fill in what is still `%gin.REQUIRED`: otherwise a recipe
+    would say one thing and do another.
 
     Args:
         search_paths: folders searched for files after the working directory and before the
@@ -91,7 +91,7 @@ class GinReader:
             are skipped.
 
     Attributes:
-        referenced: macros that a binding has named, whether or not a later one took its place.
+        referenced: macros that any binding refers to, overridden bindings included.
         skipped: those of `elsewhere` that were skipped.
     """
 
@@ -105,10 +105,10 @@ class GinReader:
         self.skipped: set[str] = set()
 
     def read_file(self, path: str, included_by: tuple[str, ...] = ()) -> None:
-        """Reads a file and what it includes.
+        """Reads a file and its includes.
 
         Raises:
-            ConfigError: a missing file, a wrong line, or an include that changes a value.
+            ConfigError: a missing file, a malformed line, or an include that changes a value.
         """
         found = next(
             (f for f in (pathlib.Path(p, path) for p in self._folders) if f.is_file()), None
@@ -192,7 +192,7 @@ def packaged_macros() -> frozenset[str]:
 
 
 def former_macros() -> dict[str, list[str]]:
-    """Macros that are gone -> the bindings, or macros, that set the same."""
+    """Former macros -> the bindings or macros that replace them."""
     text = (gin_directory() / "former_macros.txt").read_text(encoding="utf-8")
     rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
     return {name: bindings for name, *bindings in rows}
@@ -206,7 +206,7 @@ def _contradicts(binding: _Binding, former: _Binding) -> bool:
 
 
 def literal(value: str) -> str:
-    """A value as Gin text: literals, @references and %macros as they are, all else a string.
+    """A value as Gin text: literals, @references and %macros unchanged, anything else a string.
 
     Example:
         >>> literal("1e-5"), literal("models/first"), literal("[1, 2]")
@@ -234,7 +234,7 @@ def _holds_references(value: str) -> bool:
 
 
 def _readable(error: Exception, *, where: str) -> ConfigError:
-    """Gin's message with the nearest real name."""
+    """Turns Gin's error into a `ConfigError` that suggests the nearest known name."""
     message = " ".join(str(error).split())
     known = _known_parameters()
     unknown = re.search(r"No configurable matching (?:reference )?'@?([^'()]+)", message)
@@ -245,7 +245,7 @@ def _readable(error: Exception, *, where: str) -> ConfigError:
             f"{owner} has no parameter {name!r}",
             where=where,
             expected=f"one of {', '.join(known.get(owner, ()))}",
-            fix=did_you_mean(name, known.get(owner, ())) or "take one of those",
+            fix=did_you_mean(name, known.get(owner, ())) or "use one of those",
         )
     if unknown:
         name = unknown.group(1)
@@ -269,6 +269,6 @@ def _known_parameters() -> dict[str, list[str]]:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
-    """A question with the nearest of the choices; None where none is near."""
+    """Suggests the nearest choice; None if no choice is similar."""
     nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
     return f"did you mean {nearest[0]}?" if nearest else None

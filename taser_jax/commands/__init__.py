@@ -1,1 +1,1 @@
-"""One module per taser command: arguments in, artefacts out."""
+"""One module per `taser` command: each turns its arguments into artefacts."""

@@ -58,10 +58,10 @@ def analyze(
 ) -> Findings:
     """Task-specific sensitivities, task entropy and commitment of trained models.
 
-    At every checkpoint |g·θ| of each parameter and task is averaged over training batches, without
-    dropout, and divided by the task's median. `output_dir` then holds analysis.md and, each as PNG
-    and CSV, sensitivity (and sensitivity_log), entropy, temperature, specialty and, where a model
-    has several checkpoints, commitment. They are written after every model.
+    For each checkpoint, averages |g·θ| of every parameter and task over training batches, without
+    dropout, and divides by the task's median. Writes to `output_dir` analysis.md and, as PNG and
+    CSV, sensitivity (and sensitivity_log), entropy, temperature, specialty and, for models with
+    several checkpoints, commitment. The files are rewritten after every model.
 
     Commitment runs moving averages, from zero, over the checkpoints in order: `num_batches` further
     batches enter at each, as if training had paused there. No batch is used twice. Beside them
@@ -157,7 +157,7 @@ def _check_tasks(tasks: Sequence[str], config: AnalysisConfig) -> None:
 def _task_losses(
     model: AnalyzedModel, tasks: Sequence[str], *, objective: ObjectiveConfig, num_chunks: int
 ) -> dict[str, TaskLoss]:
-    """The contrastive loss of each task's batch, without dropout and regulariser."""
+    """The contrastive loss of each task's batch, without dropout or regulariser."""
     plain = dataclasses.replace(objective, regularizer=None)
     loss = make_loss(model.model, objective=plain, num_chunks=num_chunks, train=False)
 

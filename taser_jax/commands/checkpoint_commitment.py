@@ -29,7 +29,7 @@ from taser_jax.progress import phase
 
 
 def steps_to_compare(model: AnalyzedModel, config: AnalysisConfig) -> list[tuple[int, int]]:
-    """(earlier, later) steps to compare; none with one checkpoint."""
+    """Pairs of (earlier, later) steps to compare; empty for a single checkpoint."""
     if len(model.steps) < 2 and config.period is None:
         return []
     if config.period is None:

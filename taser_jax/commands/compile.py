@@ -1,4 +1,4 @@
-"""`taser compile`: a recipe, compiled for a TPU pod on a machine that has none."""
+"""`taser compile`: compiles a recipe for a TPU pod on a machine without TPUs."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def compile_recipe(
 ) -> list[StepReport]:
     """Compiles the steps of a training recipe for a TPU topology, with no TPU and no data.
 
-    The TPU compiler comes with libtpu (the extra `tpu`). Prints for each step, the training step
-    and the encoding of passages: memory of a device against the chip's, FLOPs against the model's
-    formulas, bytes, collectives, float32 products, and a roofline estimate. Nothing is run: times
-    are bounds, not measurements. What is known is printed and written before a step that does not
-    fit ends the command.
+    The TPU compiler comes with libtpu (the extra `tpu`). For the training step and the encoding of
+    passages it prints memory per device beside the chip's, FLOPs beside the model's formulas,
+    bytes, collectives, float32 products and a roofline estimate. Nothing is run: times are bounds,
+    not measurements. Each report is printed and written before a step that does not fit stops the
+    command.
 
     Args:
         topology: "<generation>:<chips along each axis>", such as v5e:4x4.
@@ -117,7 +117,7 @@ def compile_recipe(
 
 
 class _Reports:
-    """Prints and writes each report as soon as there is one: a later step may not fit.
+    """Prints and writes each report as soon as it is known, since a later step may not fit.
 
     Args:
         output: directory of the files; None writes none.
@@ -201,7 +201,7 @@ def _encoding_report(
     length: int,
     effort: CompilerEffort,
 ) -> None:
-    """Passages as `taser encode` does them: each host its own, on copies of the parameters."""
+    """Encodes passages as `taser encode` does: each host its own, on replicated parameters."""
     host = one_host(target)
     partitioner = Partitioner(make_mesh(devices=host.devices))
     devices = partitioner.batch_devices
@@ -248,7 +248,7 @@ def _report(
     describe: Callable[[CompiledStep], StepReport],
     advise: Callable[[int, int], str],
 ) -> None:
-    """Compiles a step and reports it, fitting or not; only then raises `ConfigError` if not."""
+    """Compiles and reports a step; raises `ConfigError` afterwards if it does not fit."""
     try:
         with phase(f"compile the {name}"):
             compiled = compile_()
@@ -293,7 +293,7 @@ def what_would_fit(
     available: int,
     state_bytes: int,
 ) -> str:
-    """The settings to change, by what takes the memory.
+    """Settings to change, depending on what takes the memory.
 
     Args:
         model: its rematerialisation.

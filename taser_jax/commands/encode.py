@@ -31,10 +31,10 @@ def encode(
     states_dir: str | None = None,
     states_dtype: EmbeddingDtype = EmbeddingDtype.BFLOAT16,
 ) -> dict[str, str]:
-    """Encodes all passages, and queries beside them; after a kill, rerun it to resume at a shard.
+    """Encodes all passages and queries; if interrupted, rerun the command to resume.
 
-    `taser index` and `taser search` then need no model. On several hosts each takes its share of
-    the shards, and all return when all are done.
+    `taser index` and `taser search` then need no model. Hosts share the shards, and each returns
+    when all are done.
 
     Args:
         model_dir: the trained model.
@@ -112,7 +112,7 @@ def encode(
 def _queries(
     store: TokenStore, tasks: Sequence[str] | None, splits: Sequence[str] | None
 ) -> list[TokenizedQueries]:
-    """The token store's queries of these tasks and splits, where they have them."""
+    """Query sets of the token store for these tasks and splits."""
     known = store.tasks
     for what, asked, there in (
         ("task", tasks, list(known)),

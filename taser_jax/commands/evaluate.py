@@ -141,19 +141,19 @@ def evaluate(
 ) -> SystemResult:
     """Scores a system's runs and rebuilds the table of all systems in `output_dir`.
 
-    Averages go over all queries of the split; a query that the run lacks counts as zero.
+    Averages are over all queries of the split; a query missing from the run counts as zero.
 
     Args:
         runs_dir: run files of the split.
         data_dir: folder of collections.
         collection: the collection.
-        output_dir: gets results/<system>.json, per-query values and table.md, .csv, .png; judged
-            by KILT's pages also kilt/*.jsonl, predictions that KILT's own script reads.
+        output_dir: receives results/<system>.json, per-query values and table.md, .csv, .png; with
+            KILT's pages also kilt/*.jsonl, predictions for KILT's own script.
         system: the row's name.
         split: split of the queries.
         tasks: tasks to use; None means all that have the split.
         config: how runs are scored.
-        parameters: of the model, for the table.
+        parameters: number of the model's parameters, for the table.
         dpr_results: also write DPR's results JSON (FiD-ready) for every task.
         confidence_dir: lists/ of a fusion, whose confidences then stand in that JSON.
         details: further columns of the row, name -> text.
@@ -278,7 +278,7 @@ def judge_kilt(
 def write_kilt_predictions(
     path: pathlib.Path, run: Run, queries: QuerySet, heads: inputs.PassageHeads
 ) -> None:
-    """Writes the run as KILT's own script reads it, beside `kilt.jsonl` as its gold."""
+    """Writes the run in the format of KILT's own script, whose gold is `kilt.jsonl`."""
     write_predictions(
         path,
         run,

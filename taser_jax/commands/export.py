@@ -1,4 +1,4 @@
-"""`taser export`: a trained model in the formats that others serve it with."""
+"""`taser export`: converts a trained model into other libraries' formats."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def export_model(
 ) -> dict[str, pathlib.Path]:
     """Writes a trained model in other formats, each with a model card and export.json.
 
-    Every format goes to a sub-directory of `output_dir` of its name. All of them are checked
-    before anything is computed, and none is ever left half written.
+    Each format is written to the sub-directory of `output_dir` with its name. All are checked
+    before anything is computed, and none is left half-written.
 
     Args:
         model_dir: the trained model.

@@ -1,4 +1,4 @@
-"""`taser hybrid`: dense and BM25 runs joined, with one α chosen on development data."""
+"""`taser hybrid`: fuses dense and BM25 runs, with α chosen on development data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def hybrid(
     config: HybridConfig = HybridConfig(),
     evaluation: EvaluationConfig = EvaluationConfig(),
 ) -> dict[str, float]:
-    """Joins runs: score = dense + α·BM25, missing scores at each list's minimum.
+    """Fuses runs: score = dense + α·BM25; a missing score is the list's minimum.
 
     Args:
         dense_dir: runs of the model, on the split and the development split.

@@ -52,11 +52,10 @@ def import_model(
     seed: int = 0,
     config_text: str = "",
 ) -> int:
-    """Makes a model directory of pretrained weights, with no training.
+    """Makes a model directory from pretrained weights, without training.
 
-    `model_dir` is then what `taser train` would have left at step 0: `taser encode`, `search`,
-    `ask` and `export` take it, and `taser train` continues from its checkpoint_0 by
-    INITIAL_CHECKPOINT_PATH.
+    `model_dir` is what `taser train` would leave at step 0: `taser encode`, `ask` and `export` read
+    it, and `taser train` can start from its checkpoint_0 (INITIAL_CHECKPOINT_PATH).
 
     Args:
         model_dir: directory of the new model; must not contain one.

@@ -30,8 +30,8 @@ def index(
 ) -> str:
     """Builds an index; a finished one is checked and kept.
 
-    A ScaNN index prints its measured recall against exact search: on queries, where some of the
-    split are encoded beside the passages; else on passages.
+    For a ScaNN index, prints the recall against exact search, measured on the split's encoded
+    queries, or on passages if there are none.
 
     Args:
         embeddings_dir: from `taser encode`.

@@ -83,8 +83,8 @@ def init(*, name: str, tasks: Sequence[str] = ("questions",), directory: str = "
         `taser init FAQ` writes `faq.gin` and `faq_tasks.py`.
 
     Args:
-        name: the project's name; in lower case, with _ for what is no letter or digit, that of its
-            files and of its collection.
+        name: the project's name. Files and collection are named after it, in lower case, with _ in
+            place of anything but letters and digits.
         tasks: names of its tasks, as in the names of its files.
         directory: where the two files go.
 

@@ -20,7 +20,7 @@ _BLOCK = 4096
 
 
 def run_path(runs_dir: str | pathlib.Path, task: str, split: str) -> pathlib.Path:
-    """Where the run of a task's split lies in a folder of runs."""
+    """Path of the run of a task and split in a folder of runs."""
     return split_path(runs_dir, task, split, ".trec")
 
 
@@ -65,7 +65,7 @@ def tasks_with(
 
 
 def check_known(tasks: Sequence[str], known: Iterable[str], *, where: str) -> None:
-    """Refuses tasks of a setting that the collection does not have.
+    """Rejects tasks that the collection does not have.
 
     Raises:
         ConfigError: naming both.
@@ -80,7 +80,7 @@ def check_known(tasks: Sequence[str], known: Iterable[str], *, where: str) -> No
 
 
 def read_task_run(runs_dir: str | pathlib.Path, queries: QuerySet, store: PassageStore) -> Run:
-    """The run of a query set, aligned with it; a query without results has none."""
+    """The run of a query set, aligned with it; empty for queries without results."""
     path = run_path(runs_dir, queries.task, queries.split)
     if not path.exists():
         raise ConfigError(
@@ -116,7 +116,7 @@ def answer_matcher(store: PassageStore, match: AnswerMatch) -> AnswerMatcher:
 
 
 class PassageHeads:
-    """Pages and titles of passages; each passage is read once, however many runs name it.
+    """Pages and titles of passages, each read once for all runs.
 
     Args:
         store: the passages.
@@ -144,7 +144,7 @@ class PassageHeads:
 
 
 def check_collection(tokens: TokenStore, store: PassageStore) -> None:
-    """Refuses tokens of another version of the collection.
+    """Rejects tokens of another version of the collection.
 
     Raises:
         FingerprintError: naming both.

@@ -52,8 +52,8 @@ def mine(
     """Turns runs of training queries into hard negatives, as rows of the passage store.
 
     P1 of the TASER paper is a BM25 run with answer_containing='drop'; P2 is the first model's run
-    with its gold passages left out. Queries without answers lose their positives only. What was
-    left out, and why, is printed and stored in `metadata.json`.
+    without gold passages. For queries without answers, only positives are excluded. Counts of
+    excluded candidates, by reason, are printed and stored in `metadata.json`.
 
     Args:
         runs_dir: run files of the split, from `taser bm25` or `taser search`.

@@ -1,4 +1,4 @@
-"""`taser prepare`: foreign files, or the built-in collection, into a collection with query sets."""
+"""`taser prepare`: converts files, or docstrings, into a collection with query sets."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def prepare_pydocs(
 ) -> str:
     """Builds the built-in collection: docstrings of Python and of four packages, in six tasks.
 
-    The text depends on the versions installed; they are printed with the checksum.
+    The text depends on the installed versions, which are printed with the checksum.
 
     Args:
         data_dir: folder of collections.
         collection: name of the collection to write.
-        packages: modules to walk, for a smaller collection; None means all.
+        packages: modules to include; None means all.
         tasks: tasks to write; None means all six.
 
     Returns:
@@ -56,7 +56,7 @@ def prepare_pydocs(
 def reporting(
     function: Callable[..., PreparedCollection],
 ) -> Callable[..., PreparedCollection]:
-    """The same function; what it prepared is also printed."""
+    """Wraps a function to log a summary of what it prepared."""
 
     @functools.wraps(function)
     def prepare_and_report(**arguments: Any) -> PreparedCollection:

@@ -30,7 +30,7 @@ def search(
 ) -> list[pathlib.Path]:
     """Searches the queries of a split, one run file per task; needs no model.
 
-    Of several hosts the first one searches, on all of its devices.
+    With several hosts, host 0 searches on all of its devices.
 
     Args:
         embeddings_dir: from `taser encode`; the queries' embeddings are read.
@@ -50,9 +50,9 @@ def search(
 
     Raises:
         ConfigError: a task is not in the collection.
-        DataError: its queries are not encoded.
-        FingerprintError: the index is of another collection, or its passages are of another model
-            or token store than the queries.
+        DataError: the task's queries are not encoded.
+        FingerprintError: the index belongs to another collection, or passages and queries were
+            encoded with different models or token stores.
     """
     inputs.check_known(
         own_passage_tasks, list_tasks(data_dir, collection), where="OWN_PASSAGE_TASKS"

@@ -1,4 +1,4 @@
-"""`taser tokenize`: SeqIO tasks, run once, into a token store."""
+"""`taser tokenize`: runs SeqIO tasks once and stores their tokens."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def tokenize(
         feature_lengths: {"query": ..., "passage": ...}, special tokens included.
         output_dir: the token store; one made from the same inputs is reused.
         module: Python module that registers the task, for example "taser_jax.tasks.pydocs".
-        extra_ids: ids after those of a SentencePiece model, T5's <extra_id_N>; None: as saved, or
-            as tokenizer_config.json beside it says, or else none.
+        extra_ids: number of T5's <extra_id_N> after the ids of a SentencePiece model; None takes
+            the number saved with it or in its tokenizer_config.json, or else 0.
         splits: which splits.
 
     Returns:

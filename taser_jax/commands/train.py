@@ -1,4 +1,4 @@
-"""`taser train`: from a token store and a configuration to checkpoints."""
+"""`taser train`: trains a dual encoder on a token store."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def train(
 ) -> TrainSummary | None:
     """Trains a dual encoder; if interrupted, rerun the command to resume.
 
-    `model_dir` then holds checkpoint_N/, config.gin, model.json, model-info.txt (parameters with
+    Writes to `model_dir` checkpoint_N/, config.gin, model.json, model-info.txt (parameters with
     shapes, axes and shardings), run.json (negatives per query, fingerprints), metrics.jsonl,
     train/ (TensorBoard) and the vocabulary.
 
@@ -219,7 +219,7 @@ def _resolve(
 
 
 def _trace(job: _Job) -> None:
-    """Traces the step; prints parameters and an estimate of the memory."""
+    """Traces the step; prints parameters and estimated memory."""
     program = job.program
     jax.eval_shape(program.train_step, program.state, program.plan.abstract_batches())
     print(job.parameter_table)

@@ -1,4 +1,4 @@
-"""`taser vocab`: a small vocabulary trained on a collection."""
+"""`taser vocab`: trains a vocabulary on a collection."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def vocab(
         kind: WordPiece (BERT) or SentencePiece (T5).
         size: number of entries.
         lower_case: whether text is lower-cased first.
-        passages: only the first so many are read; None reads all.
+        passages: number of passages to read, from the first; None reads all.
 
     Returns:
         The vocabulary's fingerprint.
