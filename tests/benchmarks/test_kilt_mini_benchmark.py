@@ -195,6 +195,8 @@ def test_its_recipes_start_from_the_pretrained_weights_and_branch(
             *gin("EvaluationConfig", measures=["R@1"]),
             *gin("ValidationConfig", num_batches=0),
             *gin("TaskBatchingConfig", total=16),
+            # Within the few positions of its model.
+            *gin("TrainingConfig", length_buckets=(16,)),
         )
         return tmp_path / name
 
