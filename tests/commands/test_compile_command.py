@@ -232,4 +232,4 @@ def test_help_names_the_flag(capsys):
     assert cli.run(["compile", "--help"]) == 0
     shown = capsys.readouterr().out
     assert "--topology=VALUE  sets compile_recipe.topology" in shown
-    assert "runs/taser_base.gin and then runs/compile.gin" in shown
+    assert "runs/compile.gin and then runs/taser_base.gin" in shown
