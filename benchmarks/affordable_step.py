@@ -130,7 +130,7 @@ def make_step(
 
     def once() -> None:
         box[0], metrics = step(box[0], placed)
-        if not bool(metrics["finite"]):
+        if metrics["skipped"]:
             raise FloatingPointError(f"{name}: the loss is not finite")
         jax.block_until_ready(box[0])
 
