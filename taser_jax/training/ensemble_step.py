@@ -140,9 +140,9 @@ def make_ensemble_step(
         placement: members over devices.
 
     Returns:
-        (state, batches) -> (state, metrics): `loss`, `nll`, `accuracy`, `grad_norm`, `param_norm`
-        and `skipped`, means over members; `skipped_in_a_row` and `skipped_total`, of the member
-        with the most.
+        A function of state and batches that returns the next state and the metrics. Means over
+        members are `loss`, `nll`, `accuracy`, `grad_norm`, `param_norm` and `skipped`;
+        `skipped_in_a_row` and `skipped_total` are those of the member with the most.
     """
 
     def member(state: TrainState, batch: EnsembleBatch) -> tuple[TrainState, StepMetrics]:
