@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
-# Lint, types and tests without those marked slow; with --all every test, and the documentation site.
+# Lint, types and tests without those marked slow; with --all the slow ones and the documentation site; with
+# --release also the recipes of the benchmarks, from pretrained weights to their tables.
 #
-# usage: launch/test.sh [--all] [ARGUMENTS OF PYTEST]     for example: launch/test.sh -k routing
+# usage: launch/test.sh [--all | --release] [ARGUMENTS OF PYTEST]     for example: launch/test.sh -k routing
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/_environment.sh"
 use_environment "[test]"
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
-selection=(-m "not slow")
+selection=(-m "not slow and not release")
+site=false
 arguments=()
 for argument in "$@"; do
   case "$argument" in
-    --all) selection=() ;;
+    --all) selection=(-m "not release") site=true ;;
+    --release) selection=() site=true ;;
     *) arguments+=("$argument") ;;
   esac
 done
-if [ "${#selection[@]}" = 0 ]; then ./docs/build.sh; fi
+if "$site"; then ./docs/build.sh; fi
 ruff check .
 ruff format --check .
 mypy

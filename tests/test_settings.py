@@ -20,6 +20,7 @@ def test_every_setting_has_its_path():
         "evaluation.measures": ["R@1", "R@5", "R@20", "MRR@10", "nDCG@10"],
         "evaluation.match": "string",
         "evaluation.page_only_tasks": [],
+        "evaluation.qrels_tasks": [],
         "evaluation.regex_tasks": [],
         "rates.nq": 2.0,
         "tasks": ["a", "b"],

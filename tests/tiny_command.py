@@ -81,8 +81,8 @@ def final_state(model_dir: pathlib.Path, step: int) -> dict[str, np.ndarray]:
 
 
 def metrics_by_step(model_dir: pathlib.Path) -> dict[int, dict[str, float]]:
-    """metrics.jsonl without rates, which are measured; fails where a step stands there twice."""
-    measured = ("per_second", "utilisation")
+    """metrics.jsonl without what covers all steps since the last line; no step may be twice."""
+    measured = ("per_second", "utilisation", "padding")
     found: dict[int, dict[str, float]] = {}
     for line in (model_dir / "metrics.jsonl").read_text().splitlines():
         values = json.loads(line)

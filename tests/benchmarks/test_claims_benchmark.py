@@ -123,6 +123,7 @@ def test_one_seed_has_no_interval_over_seeds(tmp_path: pathlib.Path):
     assert found[3:] == ["-", "-", "1"]
 
 
+@pytest.mark.release
 def test_its_recipe_trains_every_router(small_world: SmallWorld, tmp_path: pathlib.Path):
     vocabulary = small_world.root / "vocabulary"
     sizes = {"num_hidden_layers": 3, "max_position_embeddings": 32}

@@ -28,6 +28,7 @@ def run(store_dir, output_dir, *betas):
     return (output_dir / "table.md").read_text().splitlines()
 
 
+@pytest.mark.release
 def test_one_training_per_beta_and_finished_ones_are_read(tiny_store_dir, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     saved: list[int] = []

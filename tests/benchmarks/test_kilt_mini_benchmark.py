@@ -174,6 +174,7 @@ def test_an_unknown_row_is_refused(tmp_path: pathlib.Path):
         run(tmp_path, SEEDS="0", ROWS="taco")
 
 
+@pytest.mark.release
 def test_its_recipes_start_from_the_pretrained_weights_and_branch(
     small_world: SmallWorld, tmp_path: pathlib.Path
 ):

@@ -107,6 +107,7 @@ def test_beir_sets_are_parted_and_scored_as_the_models_are_and_trained(tmp_path:
     assert "the table" in printed
 
 
+@pytest.mark.release
 def test_its_recipe_trains_both_models_from_the_pretrained_one(
     small_world: SmallWorld, tmp_path: pathlib.Path
 ):

@@ -309,7 +309,7 @@ def test_refused_before_anything_is_done(
     message = refused(capsys, *arguments(small_world, output, "--gin.pipeline_ance.branch_after=1"))
     assert "branch_after 1, warm_up_dir None" in message
     message = refused(capsys, *arguments(small_world, output, "--gin.TOP_K=50"))
-    assert "mining looks 100 deep" in message
+    assert "mining considers the first 100" in message
     message = refused(capsys, *arguments(small_world, output, "--gin.Episodes.count=0"))
     assert "count 0" in message
     message = refused(capsys, *arguments(small_world, finished, "--gin.LEARNING_RATE=0.5"))

@@ -79,7 +79,7 @@ def test_untrained_systems_need_pretrained_weights(
         *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),
         "--gin.TrainingConfig.pretrained=None",
     )
-    assert "PRETRAINED is set, but nothing reads Pretrained.source" in message
+    assert "PRETRAINED is set, but nothing loads it" in message
     message = refused(
         capsys,
         *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),

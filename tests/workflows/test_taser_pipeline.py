@@ -286,7 +286,7 @@ def test_refused_before_anything_is_done(
     )
     assert "TASR" in message
     message = refused(capsys, *small_world.compare(output, "--gin.TOP_K=50"))
-    assert "mining looks 100 deep" in message
+    assert "mining considers the first 100" in message
     assert not output.exists()
     message = refused(capsys, *small_world.compare(output, "--gin.TASKS=['sumary']"))
     assert "'sumary'" in message
