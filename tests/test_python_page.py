@@ -10,7 +10,7 @@ import pytest
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "python.md"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_code_of_the_python_page(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -96,7 +96,15 @@ def metrics_of(store_dir, model_dir, **changes):
     ]
 
 
-@pytest.mark.parametrize("changes", [{}, {"multitask": EVERY_TASK, "length_buckets": (5, 9)}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param(
+            {"multitask": EVERY_TASK, "length_buckets": (5, 9)}, marks=pytest.mark.release
+        ),
+    ],
+)
 def test_cached_states_train_and_validate_as_tokens_do(changes, ragged_store_dir, tmp_path):
     states_dir = tmp_path / "states"
     expected = metrics_of(ragged_store_dir, tmp_path / "tokens", **changes)
