@@ -73,3 +73,16 @@ def write_checkpoint(directory, *, tensors=None, **config):
     tensors = random_tensors(**sizes) if tensors is None else tensors
     save_file(tensors, pathlib.Path(directory) / "model.safetensors")
     return pathlib.Path(directory), tensors
+
+
+def write_with_vocabulary(directory, vocabulary, *, num_layers):
+    """A tiny BERT that knows the words of a vocabulary's directory, and holds them; its path."""
+    words = (pathlib.Path(vocabulary) / "vocab.txt").read_text(encoding="utf-8")
+    directory, _ = write_checkpoint(
+        directory,
+        vocab_size=len(words.splitlines()),
+        num_hidden_layers=num_layers,
+        max_position_embeddings=32,
+    )
+    (directory / "vocab.txt").write_text(words, encoding="utf-8")
+    return directory

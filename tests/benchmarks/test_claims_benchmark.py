@@ -5,18 +5,16 @@ from __future__ import annotations
 import gzip
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from bert_checkpoints import write_checkpoint
+from bert_checkpoints import write_with_vocabulary
 from scipy import stats
 from script_calls import REPOSITORY, run_script
 from small_world import SmallWorld, figures, gin, succeed
 
-from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.results import (
     SystemResult,
@@ -126,10 +124,7 @@ def test_one_seed_has_no_interval_over_seeds(tmp_path: pathlib.Path):
 @pytest.mark.release
 def test_its_recipe_trains_every_router(small_world: SmallWorld, tmp_path: pathlib.Path):
     vocabulary = small_world.root / "vocabulary"
-    sizes = {"num_hidden_layers": 3, "max_position_embeddings": 32}
-    sizes["vocab_size"] = load_vocabulary(vocabulary).size
-    checkpoint, _ = write_checkpoint(tmp_path / "minilm", **sizes)
-    shutil.copy(vocabulary / "vocab.txt", checkpoint)
+    checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=3)
     output = tmp_path / "out" / "seed-0"
     succeed(
         *("pipeline", "taser", "--gin_file=runs/open_qa_pretrained.gin"),

@@ -5,16 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import pathlib
-import shutil
 from typing import Any
 
 import pytest
 import recipes
-from bert_checkpoints import write_checkpoint
+from bert_checkpoints import write_with_vocabulary
 from script_calls import run_script
 from small_world import SmallWorld, figures, gin, succeed
 
-from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.evaluation import results
 from taser_jax.optim.multitask import Combiner, NaiveConfig
 from taser_jax.retrieval.mining_options import AnswerContaining, Excluded
@@ -180,10 +178,7 @@ def test_its_recipes_start_from_the_pretrained_weights_and_branch(
 ):
     vocabulary = small_world.root / "vocabulary"
     # The recipe takes two of its blocks.
-    sizes = {"num_hidden_layers": 2, "max_position_embeddings": 32}
-    sizes["vocab_size"] = load_vocabulary(vocabulary).size
-    checkpoint, _ = write_checkpoint(tmp_path / "minilm", **sizes)
-    shutil.copy(vocabulary / "vocab.txt", checkpoint)
+    checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=2)
 
     def run(name: str, *flags: str) -> pathlib.Path:
         succeed(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import pathlib
-import shutil
 
 import pytest
-from bert_checkpoints import write_checkpoint
+from bert_checkpoints import write_with_vocabulary
 from script_calls import run_script
 from small_world import SmallWorld, figures, gin, succeed
 
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
 
 pytestmark = pytest.mark.slow
@@ -112,10 +110,7 @@ def test_its_recipe_trains_both_models_from_the_pretrained_one(
     small_world: SmallWorld, tmp_path: pathlib.Path
 ):
     vocabulary = small_world.root / "vocabulary"
-    sizes = {"num_hidden_layers": 3, "max_position_embeddings": 32}
-    sizes["vocab_size"] = load_vocabulary(vocabulary).size
-    checkpoint, _ = write_checkpoint(tmp_path / "minilm", **sizes)
-    shutil.copy(vocabulary / "vocab.txt", checkpoint)
+    checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=3)
     succeed(
         *("pipeline", "taser", "--gin_file=runs/yardstick.gin"),
         *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),

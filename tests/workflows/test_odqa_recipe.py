@@ -5,14 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import pathlib
-import shutil
 
 import pytest
-from bert_checkpoints import write_checkpoint
+from bert_checkpoints import write_with_vocabulary
 from small_world import figures, gin, succeed
 
 from taser_jax.data.collections.store import QuerySet, list_tasks
-from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.tasks.odqa import ENTITY_TASKS, RELATIONS, TASKS
 from taser_jax.workflows.stages import Stages
 
@@ -84,13 +82,7 @@ def world(source: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pat
     data = gin(DATA_DIR=root / "data")
     succeed("prepare", "dpr", "--gin_file=runs/odqa_prepare.gin", *data, *gin(SOURCE_DIR=source))
     succeed("vocab", *data, *gin(COLLECTION="odqa", VOCAB_SIZE=300, VOCABULARY=root / "vocabulary"))
-    directory, _ = write_checkpoint(
-        root / "bert",
-        vocab_size=load_vocabulary(root / "vocabulary").size,
-        num_hidden_layers=3,
-        max_position_embeddings=32,
-    )
-    shutil.copy(root / "vocabulary" / "vocab.txt", directory)
+    directory = write_with_vocabulary(root / "bert", root / "vocabulary", num_layers=3)
     assert directory == root / "bert"
     succeed(
         *("tokenize", *data, *gin(VOCABULARY=directory, TOKEN_STORE=root / "tokens")),

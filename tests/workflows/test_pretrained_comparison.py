@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
-import shutil
 
 import pytest
-from bert_checkpoints import write_checkpoint
+from bert_checkpoints import write_with_vocabulary
 from small_world import SmallWorld, figures, gin, refused, succeed
 
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.workflows.stages import Stages
 
 
@@ -19,14 +17,7 @@ from taser_jax.workflows.stages import Stages
 def checkpoint(small_world: SmallWorld, tmp_path: pathlib.Path) -> pathlib.Path:
     """A tiny BERT that knows the small world's words."""
     vocabulary = small_world.root / "vocabulary"
-    directory, _ = write_checkpoint(
-        tmp_path / "bert",
-        vocab_size=load_vocabulary(vocabulary).size,
-        num_hidden_layers=1,
-        max_position_embeddings=32,
-    )
-    shutil.copy(vocabulary / "vocab.txt", directory)
-    return directory
+    return write_with_vocabulary(tmp_path / "bert", vocabulary, num_layers=1)
 
 
 def arguments(world: SmallWorld, output: pathlib.Path, *bindings: str) -> list[str]:
