@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -85,19 +85,7 @@ class Validator:
         states: CachedStates | None = None,
         buckets: Sequence[int] = (),
     ) -> None:
-        if not tasks:
-            raise ConfigError(
-                f"no task has a split {config.split!r}",
-                where="ValidationConfig.split",
-                fix="prepare one, or bind train.validation = None",
-            )
-        if unknown := sorted(set(config.tasks) - tasks.keys()):
-            raise ConfigError(
-                f"no task {', '.join(unknown)} with a split {config.split!r}",
-                where="ValidationConfig.tasks",
-                expected=f"of {', '.join(sorted(tasks))}",
-                fix="name tasks that are trained on, or none for all of them",
-            )
+        check_validated_tasks(tasks, config)
         tasks = {task: tasks[task] for task in config.tasks or tasks}
         partitioner.check_batch_size(config.batch_size)
         self._config, self._store, self._partitioner = config, store, partitioner
@@ -223,6 +211,33 @@ class Validator:
         return np.concatenate(found)[np.argsort(order)]
 
 
+def check_validated_tasks(tasks: Collection[str], config: ValidationConfig) -> None:
+    """Checks that there is something to validate with.
+
+    Args:
+        tasks: those trained on that have the split.
+        config: the split, and the tasks wanted.
+
+    Raises:
+        ConfigError: no task has the split, or one that is named does not.
+    """
+    if not tasks:
+        raise ConfigError(
+            f"no task has a split {config.split!r}",
+            where="ValidationConfig.split",
+            expected="queries to choose the best checkpoint with",
+            fix="run `taser prepare` with VALIDATION_SHARE=0.1, which makes one of training "
+            "queries, or set TrainingConfig.validation=None",
+        )
+    if unknown := sorted(set(config.tasks) - set(tasks)):
+        raise ConfigError(
+            f"no task {', '.join(unknown)} with a split {config.split!r}",
+            where="ValidationConfig.tasks",
+            expected=f"of {', '.join(sorted(tasks))}",
+            fix="name tasks that are trained on, or none for all of them",
+        )
+
+
 def _with_positives(queries: TokenizedQueries) -> TokenizedQueries:
     """Those whose gold is in the collection: evaluation keeps the others, a loss cannot."""
     rows = np.flatnonzero(queries.positives.lengths)
@@ -232,7 +247,7 @@ def _with_positives(queries: TokenizedQueries) -> TokenizedQueries:
             f"none of {len(queries)} queries has a positive",
             where=where,
             expected="queries to validate with",
-            fix="leave the task out, or bind train.validation = None",
+            fix="leave the task out, or set TrainingConfig.validation=None",
         )
     if len(rows) == len(queries):
         return queries

@@ -67,7 +67,12 @@ def hybrid(
     names = tasks_with(data_dir, collection, split=split, tasks=tasks)
     if alpha is None:
         development = tasks_with(
-            data_dir, collection, split=development_split, tasks=config.tasks or tasks
+            data_dir,
+            collection,
+            split=development_split,
+            tasks=config.tasks or tasks,
+            where="hybrid.development_split, on which alpha is chosen",
+            fix="set hybrid.alpha=1.0, say, or run `taser prepare` with VALIDATION_SHARE=0.1",
         )
         heads = PassageHeads(store)
         sets = {

@@ -25,7 +25,13 @@ def run_path(runs_dir: str | pathlib.Path, task: str, split: str) -> pathlib.Pat
 
 
 def tasks_with(
-    data_dir: str, collection: str, *, split: str, tasks: Sequence[str] | None = None
+    data_dir: str,
+    collection: str,
+    *,
+    split: str,
+    tasks: Sequence[str] | None = None,
+    where: str = "SPLIT",
+    fix: str | None = None,
 ) -> list[str]:
     """The tasks of a collection that have a split.
 
@@ -34,6 +40,8 @@ def tasks_with(
         collection: its name.
         split: "train", "validation" or "test".
         tasks: those wanted; None means every task that has the split.
+        where: the setting that names the split, for messages.
+        fix: what to do where it is missing; None means to take or prepare another.
 
     Raises:
         ConfigError: a task wanted does not exist or has no such split, or none has it.
@@ -50,16 +58,16 @@ def tasks_with(
         if split not in known[task]:
             raise ConfigError(
                 f"task {task!r} has no split {split!r}",
-                where="SPLIT",
+                where=where,
                 expected=f"one of {', '.join(known[task])}",
-                fix="take a split that it has, or prepare this one",
+                fix=fix or "take a split that it has, or prepare this one",
             )
     found = list(tasks) if tasks else sorted(task for task in known if split in known[task])
     if not found:
         raise ConfigError(
             f"no task of collection {collection!r} has a split {split!r}",
-            where="SPLIT",
-            fix="prepare queries for it",
+            where=where,
+            fix=fix or "prepare queries for it",
         )
     return found
 

@@ -6,11 +6,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from taser_jax.artifacts import FilePath
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.prepare import formats, kilt
 from taser_jax.data.prepare.kilt_options import KiltOptions
 from taser_jax.data.prepare.questions import PrepareOptions, QuestionFiles
-from taser_jax.data.prepare.receipts import PreparedCollection
+from taser_jax.data.prepare.receipts import PreparedCollection, without_positive_file
 from taser_jax.progress import logger, phase
 from taser_jax.pydocs.build import build_pydocs
 
@@ -60,12 +61,12 @@ def reporting(
 
     @functools.wraps(function)
     def prepare_and_report(**arguments: Any) -> PreparedCollection:
-        return _report(function(**arguments))
+        return _report(function(**arguments), arguments["data_dir"])
 
     return prepare_and_report
 
 
-def _report(prepared: PreparedCollection) -> PreparedCollection:
+def _report(prepared: PreparedCollection, data_dir: FilePath) -> PreparedCollection:
     logger.info(
         "%s: %s passages (%s duplicates merged, %s renamed), fingerprint %s%s",
         prepared.collection,
@@ -87,6 +88,17 @@ def _report(prepared: PreparedCollection) -> PreparedCollection:
             f"{split.missing_positives:,}",
             f"{split.missing_hard_negatives:,}",
         )
+        if split.without_positive:
+            listed = without_positive_file(data_dir, prepared.collection, split.task, split.split)
+            logger.info("those without a positive: %s", listed)
+    there = {(split.task, split.split) for split in prepared.splits}
+    for task in sorted({task for task, split in there if split == "train"}):
+        if (task, "validation") not in there:
+            logger.info(
+                "%s: task %s has no validation split; VALIDATION_SHARE=0.1 makes one of a tenth "
+                "of its training queries (PrepareOptions.validation_share)",
+                *(prepared.collection, task),
+            )
     return prepared
 
 

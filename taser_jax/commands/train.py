@@ -25,7 +25,7 @@ from taser_jax.assembly.metric_writers import make_writers
 from taser_jax.assembly.model_directory import data_facts, write_run_record
 from taser_jax.assembly.pretrained import place_pretrained, read_pretrained
 from taser_jax.assembly.program import Program, make_program
-from taser_jax.assembly.validator import Validator
+from taser_jax.assembly.validator import Validator, check_validated_tasks
 from taser_jax.batch import Batch, States
 from taser_jax.compilation.chips import peak_flops
 from taser_jax.data.batches.stream import Stream
@@ -192,6 +192,8 @@ def _resolve(
         feature_lengths=feature_lengths,
     )
     validation_queries = read(training.validation.split) if training.validation else {}
+    if training.validation and store is not None:
+        check_validated_tasks(validation_queries.keys(), training.validation)
     where = "validation queries of the token store"
     check_query_towers(program.model.config, validation_queries, where=where)
     pretrained = None

@@ -84,6 +84,7 @@ def pipeline_taser(
     store = TokenStore.open(setting.token_store)
     check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
     setting.check_tasks(store.tasks)
+    _check_development(store)
     sets = setting.tasks or [task for task, splits in store.tasks.items() if "train" in splits]
     if setting.final_negatives is None:
         final_negatives = FinalNegatives.of_paper(len(sets))
@@ -293,6 +294,17 @@ def _check_systems(
             where="pipeline_taser",
             expected="systems with distinct names, hybrid systems among them, one or two rounds",
             fix=f"remove {', '.join(unknown)} from hybrid_systems" if unknown else None,
+        )
+
+
+def _check_development(store: TokenStore) -> None:
+    if not any(DEVELOPMENT in splits for splits in store.tasks.values()):
+        raise ConfigError(
+            f"no task of collection {store.metadata.collection!r} has a validation split",
+            where=str(store.directory),
+            expected="queries on which checkpoints and alpha are chosen",
+            fix="run `taser prepare` with VALIDATION_SHARE=0.1, which makes one of training "
+            "queries, and `taser tokenize` again",
         )
 
 

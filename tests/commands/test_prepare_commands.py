@@ -154,3 +154,35 @@ def test_unwritable_places_are_refused(
         ],
     ):
         assert str(tmp_path / "file") in refused(capsys, *arguments)
+
+
+def test_without_validation_each_command_says_how_to_get_it(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "p.tsv").write_text("".join(f"p{n}\ttext {n}\n" for n in range(40)))
+    for split, numbers in (("train", range(30)), ("test", range(30, 40))):
+        (tmp_path / f"faq.{split}.q.tsv").write_text(
+            "".join(f"q{n}\tquestion {n}\n" for n in numbers)
+        )
+        (tmp_path / f"faq.{split}.qrels.tsv").write_text(
+            "".join(f"q{n} 0 p{n} 1\n" for n in numbers)
+        )
+    prepare = [
+        *("prepare", "tsv"),
+        *gin(DATA_DIR=tmp_path / "data", COLLECTION="t", PASSAGES=tmp_path / "p.tsv"),
+        "--gin.QUERIES=@QuestionFiles()",
+        f"--gin.QuestionFiles.questions={tmp_path}/{{task}}.{{split}}.q.tsv",
+        f"--gin.QuestionFiles.qrels={tmp_path}/{{task}}.{{split}}.qrels.tsv",
+    ]
+    succeed(*prepare)
+    assert "task faq has no validation split; VALIDATION_SHARE=0.1" in capsys.readouterr().err
+    message = refused(
+        capsys,
+        *("hybrid", *gin(RUNS_DIR=tmp_path, BM25_RUNS_DIR=tmp_path, HYBRID_RUNS_DIR=tmp_path)),
+        *gin(DATA_DIR=tmp_path / "data", COLLECTION="t"),
+    )
+    assert "hybrid.alpha" in message
+    assert "VALIDATION_SHARE" in message
+    succeed(*prepare, *gin(VALIDATION_SHARE=0.2))
+    assert "has no validation split" not in capsys.readouterr().err
+    assert list_tasks(tmp_path / "data", "t")["faq"] == ["train", "validation", "test"]

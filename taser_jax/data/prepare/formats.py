@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from taser_jax.artifacts import FilePath, fingerprint_json
 from taser_jax.data.collections.store import SPLITS, write_collection, write_queries
 from taser_jax.data.files import file_digest
 from taser_jax.data.prepare.merging import PassageMerger, PassageSource
 from taser_jax.data.prepare.patterns import Tasks, below, by_task_and_split
+from taser_jax.data.prepare.query_splits import divide_by_positives
 from taser_jax.data.prepare.questions import (
     PrepareOptions,
     QuestionFiles,
@@ -23,14 +24,16 @@ from taser_jax.data.prepare.receipts import (
     PreparedSplit,
     already_prepared,
     write_receipt,
+    write_without_positive,
 )
 from taser_jax.data.readers import beir, dpr, tsv
 from taser_jax.data.readers.located import Question
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.records import EmptyPassages, Passage
+from taser_jax.records import EmptyPassages, Passage, Query
 from taser_jax.settings import to_plain
 
 _FORMAT_VERSION = 1
+VALIDATION = "validation"
 
 
 PassageFiles = FilePath | Sequence[FilePath] | Mapping[str, FilePath]
@@ -187,15 +190,34 @@ def _prepare(
         data_dir, collection, merger.passages(), aliases=merger.aliases, empty=EmptyPassages.KEEP
     )
     resolver = merger.resolver(store)
-    splits = []
+    splits: list[PreparedSplit] = []
     for (task, split), question_files in files.items():
         mapper = QuestionMapper(task, split, question_files, resolver, options)
-        questions = read(question_files, split)
-        queries = write_queries(data_dir, collection, task, split, mapper.queries(questions))
-        splits.append(PreparedSplit.of(queries, mapper.counts))
+        queries = mapper.queries(read(question_files, split))
+        carves = options.validation_share and split == "train" and (task, VALIDATION) not in files
+        parts = _carved(queries, task, options.validation_share) if carves else {split: queries}
+        for name, part in parts.items():
+            written = write_queries(data_dir, collection, task, name, part)
+            counts = mapper.counts if name == split else {}
+            splits.append(PreparedSplit.of(written, counts))
+        write_without_positive(data_dir, collection, task, split, mapper.without_positive)
     return write_receipt(
         data_dir, store, splits, inputs=inputs, merged=merger.merged, renamed=merger.renamed
     )
+
+
+def _carved(queries: Iterable[Query], task: str, share: float) -> dict[str, list[Query]]:
+    """A task's training and validation queries."""
+    train, validation = divide_by_positives(list(queries), share=share)
+    if not train or not validation:
+        raise ConfigError(
+            f"{len(validation)} of {len(train) + len(validation)} training queries become a "
+            "validation split",
+            where=f"PrepareOptions.validation_share = {share}, task {task!r}",
+            expected="some on both sides; queries that share a positive stay together",
+            fix="choose another share, or add a validation split to the files",
+        )
+    return {"train": train, VALIDATION: validation}
 
 
 def _sources(

@@ -24,6 +24,7 @@ from taser_jax.data.prepare.receipts import (
     PreparedSplit,
     already_prepared,
     write_receipt,
+    write_without_positive,
 )
 from taser_jax.data.readers import kilt
 from taser_jax.data.readers.kilt import KiltPassage, KiltQuery
@@ -137,6 +138,7 @@ def _write_split(
             split,
             f"{mapper.counts['whole_page']:,}",
         )
+    write_without_positive(data_dir, collection, task, split, mapper.without_positive)
     return PreparedSplit.of(queries, mapper.counts)
 
 

@@ -19,6 +19,7 @@ class KiltQueryMapper:
 
     Attributes:
         counts: "without_positive", "missing_positives" and "whole_page".
+        without_positive: as in `IncompleteQuestions`.
     """
 
     def __init__(self, task: str, split: str, index: ProvenanceIndex, options: KiltOptions) -> None:
@@ -26,6 +27,7 @@ class KiltQueryMapper:
         self._gold = Gold.PAGE if task in options.page_gold_tasks else options.gold
         self._incomplete = IncompleteQuestions(split, options.strictness)
         self.counts = self._incomplete.counts
+        self.without_positive = self._incomplete.without_positive
 
     def query(self, query: KiltQuery) -> Query | None:
         """The query with its gold rows; None where it is dropped for having none."""

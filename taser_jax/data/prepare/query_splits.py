@@ -12,6 +12,7 @@ import numpy as np
 from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.id_index import text_hash
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.records import Query
 
 Item = TypeVar("Item")
 _HASHES = float(1 << 64)
@@ -111,3 +112,40 @@ def sampled(ids: Iterable[str], *, task: str, count: int) -> frozenset[str]:
         return frozenset(ids)
     hashes = np.array([text_hash(f"sample\t{task}\t{id}") for id in ids], np.uint64)
     return frozenset(ids[i] for i in np.argsort(hashes, kind="stable")[:count])
+
+
+def divide_by_positives(
+    queries: Sequence[Query], *, share: float
+) -> tuple[list[Query], list[Query]]:
+    """Divides queries by a hash of their positive passages, so that no passage is on both sides.
+
+    Queries that share a positive, directly or through other queries, stay together. The hash does
+    not depend on the task: where each query has one positive, tasks of one collection are divided
+    by the same passages.
+
+    Args:
+        queries: with the rows of their positives.
+        share: expected share of the second part.
+
+    Returns:
+        Both parts, each in the order given; a query without a positive is in the first.
+    """
+    groups: dict[int, int] = {}
+
+    def group(row: int) -> int:
+        while groups.setdefault(row, row) != row:
+            groups[row] = groups[groups[row]]
+            row = groups[row]
+        return row
+
+    for query in queries:
+        for row in query.positives[1:]:
+            first, second = sorted((group(query.positives[0]), group(row)))
+            groups[second] = first
+    parts: tuple[list[Query], list[Query]] = ([], [])
+    for query in queries:
+        held_out = bool(query.positives) and (
+            text_hash(f"positive\t{group(query.positives[0])}") / _HASHES < share
+        )
+        parts[held_out].append(query)
+    return parts

@@ -60,16 +60,27 @@ class PrepareOptions:
         train_without_positive: training questions without a positive.
         evaluation_without_positive: validation and test questions without a positive; if kept,
             they can still be scored by their answers.
+        validation_share: share of the training questions that become a validation split, where a
+            task comes without one; never of the test questions. 0 makes none.
     """
 
     empty: EmptyPassages = EmptyPassages.ERROR
     missing_positives: MissingPassages = MissingPassages.ERROR
     train_without_positive: NoPositive = NoPositive.DROP
     evaluation_without_positive: NoPositive = NoPositive.KEEP
+    validation_share: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.validation_share < 1:
+            raise ConfigError(
+                f"{self.validation_share}",
+                where="PrepareOptions.validation_share",
+                expected="at least 0 and below 1, such as 0.1",
+            )
         for field in dataclasses.fields(self):
-            kind: type[enum.Enum] = type(field.default)
+            kind = type(field.default)
+            if not issubclass(kind, enum.Enum):
+                continue
             given = getattr(self, field.name)
             try:
                 object.__setattr__(self, field.name, kind(given))
@@ -90,11 +101,13 @@ class IncompleteQuestions:
 
     Attributes:
         counts: "without_positive", "missing_positives" and what the caller counts beside them.
+        without_positive: where each question without a positive stands, with its text.
     """
 
     def __init__(self, split: str, options: PrepareOptions) -> None:
         self._split, self._options = split, options
         self.counts: collections.Counter[str] = collections.Counter()
+        self.without_positive: list[str] = []
 
     def missing_positive(self, error: DataError) -> None:
         """Counts a positive that is not in the collection, or raises the error."""
@@ -109,6 +122,7 @@ class IncompleteQuestions:
             DataError: the options demand a positive.
         """
         self.counts["without_positive"] += 1
+        self.without_positive.append(where)
         option = (
             "train_without_positive" if self._split == "train" else "evaluation_without_positive"
         )
@@ -135,6 +149,7 @@ class QuestionMapper:
 
     Attributes:
         counts: "without_positive", "missing_positives", "missing_hard_negatives".
+        without_positive: as in `IncompleteQuestions`.
     """
 
     def __init__(
@@ -148,6 +163,7 @@ class QuestionMapper:
         self._task, self._split, self._files = task, split, files
         self._resolver, self._incomplete = resolver, IncompleteQuestions(split, options)
         self.counts = self._incomplete.counts
+        self.without_positive = self._incomplete.without_positive
 
     def queries(self, questions: Iterable[Question]) -> Iterator[Query]:
         """Maps questions to queries, in order, and counts what it drops.
@@ -292,12 +308,15 @@ def judged_beir_queries(files: QuestionFiles, split: str) -> Iterator[Question]:
     """The queries of a BEIR folder that are judged in the split's qrels."""
     assert files.qrels is not None
     judged = {judgement.query_id: judgement.where for judgement in tsv.read_qrels(files.qrels)}
+    found: set[str] = set()
     for question in beir.read_queries(os.path.dirname(os.fspath(files.questions))):
-        if judged.pop(question.id, None) is not None:
+        if question.id in judged:
+            found.add(question.id)
+            # The mapper refuses an id that comes twice.
             yield question
-    for query_id, where in judged.items():
+    for query_id in judged.keys() - found:
         raise DataError(
             f"the query {query_id!r} is not in {os.fspath(files.questions)}",
-            where=f"{where}, field 'query-id'",
+            where=f"{judged[query_id]}, field 'query-id'",
             expected="an _id of queries.jsonl",
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from taser_jax.artifacts import FilePath, read_json, write_json
+from taser_jax.artifacts import FilePath, read_json, split_path, write_json, write_text
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.errors import TaserError
 
@@ -105,6 +105,23 @@ def write_receipt(
     content = {"format_version": _FORMAT_VERSION, "inputs": inputs}
     write_json(receipt, {**content, "prepared": dataclasses.asdict(prepared)})
     return prepared
+
+
+def without_positive_file(data_dir: FilePath, collection: str, task: str, split: str) -> epath.Path:
+    """The list of a file's questions without a positive; absent where all have one."""
+    name = split_path("without_positive", task, split, ".txt")
+    return epath.Path(data_dir) / collection / name
+
+
+def write_without_positive(
+    data_dir: FilePath, collection: str, task: str, split: str, lines: Sequence[str]
+) -> None:
+    """Lists the questions without a positive: where each stands, and its text."""
+    path = without_positive_file(data_dir, collection, task, split)
+    path.unlink(missing_ok=True)
+    if lines:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def already_prepared(data_dir: FilePath, collection: str, inputs: str) -> PreparedCollection | None:

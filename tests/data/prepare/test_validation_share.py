@@ -1,0 +1,120 @@
+"""A validation split carved out of the training queries, and what is listed of incomplete files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+
+import pytest
+
+from taser_jax.data.collections.store import QuerySet, list_tasks
+from taser_jax.data.prepare.formats import prepare_beir
+from taser_jax.data.prepare.query_splits import divide_by_positives
+from taser_jax.data.prepare.questions import PrepareOptions
+from taser_jax.data.prepare.receipts import without_positive_file
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.records import Query
+
+
+def _query(id: str, *positives: int) -> Query:
+    return Query(id=id, text=id, task="t", positives=positives)
+
+
+def _beir(root: pathlib.Path, *, queries: int, splits: tuple[str, ...], repeat: str = "") -> None:
+    """As many passages as queries; queries 0 and 1 share their passage, and the last has none."""
+    (root / "qrels").mkdir(parents=True)
+    lines = [{"_id": f"d{n}", "text": f"passage {n}"} for n in range(queries)]
+    (root / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ids = [f"q{n}" for n in range(queries)] + ([repeat] if repeat else [])
+    lines = [{"_id": id, "text": f"query {id}"} for id in ids]
+    (root / "queries.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for split in splits:
+        rows = [f"q{n}\td{max(n, 1)}\t{int(n < queries - 1)}" for n in range(queries)]
+        (root / "qrels" / f"{split}.tsv").write_text(
+            "query-id\tcorpus-id\tscore\n" + "\n".join(rows) + "\n"
+        )
+
+
+def test_no_positive_is_on_both_sides():
+    # Every other query has a second positive, which links it to another.
+    queries = [_query(str(n), n // 2, *([n // 2 + 500] if n % 4 else [])) for n in range(1000)]
+    train, held_out = divide_by_positives(queries, share=0.2)
+    sides = [{row for query in part for row in query.positives} for part in (train, held_out)]
+    assert not sides[0] & sides[1]
+    assert sorted(train + held_out, key=lambda query: int(query.id)) == queries
+    assert 120 < len(held_out) < 280
+
+
+def test_queries_linked_through_others_stay_together():
+    chain = [_query(str(n), n, n + 1) for n in range(50)]
+    for share, order in itertools.product((0.1, 0.5, 0.9), (1, -1)):
+        assert [] in divide_by_positives(chain[::order], share=share)
+
+
+def test_equal_positives_divide_two_tasks_alike():
+    first = divide_by_positives([_query(f"a{n}", n) for n in range(100)], share=0.3)
+    second = divide_by_positives([_query(f"b{n}", n) for n in reversed(range(100))], share=0.3)
+    assert {q.positives for q in first[1]} == {q.positives for q in second[1]}
+    assert divide_by_positives([_query("none")], share=0.99) == ([_query("none")], [])
+
+
+def test_a_share_of_training_becomes_validation(tmp_path: pathlib.Path):
+    _beir(tmp_path / "beir", queries=60, splits=("train", "test"))
+    arguments = {"collection": "c", "directories": {"t": tmp_path / "beir"}}
+    prepare_beir(data_dir=tmp_path / "whole", **arguments)
+    options = PrepareOptions(validation_share=0.3)
+    prepared = prepare_beir(data_dir=tmp_path / "carved", options=options, **arguments)
+
+    assert list_tasks(tmp_path / "whole", "c")["t"] == ["train", "test"]
+    assert list_tasks(tmp_path / "carved", "c")["t"] == ["train", "validation", "test"]
+    ids = {
+        name: [query.id for query in QuerySet.open(tmp_path / folder, "c", "t", split)]
+        for name, folder, split in [
+            ("whole", "whole", "train"),
+            ("train", "carved", "train"),
+            ("validation", "carved", "validation"),
+            ("test before", "whole", "test"),
+            ("test", "carved", "test"),
+        ]
+    }
+    assert sorted(ids["train"] + ids["validation"]) == sorted(ids["whole"])
+    assert ids["test"] == ids["test before"]
+    assert 5 < len(ids["validation"]) < 35
+    # q0 and q1 have one passage.
+    assert ("q0" in ids["train"]) == ("q1" in ids["train"])
+    counts = {split.split: split.without_positive for split in prepared.splits}
+    assert counts == {"train": 1, "validation": 0, "test": 1}
+    listed = without_positive_file(tmp_path / "carved", "c", "t", "train").read_text()
+    assert listed == f"{tmp_path}/beir/queries.jsonl:60, question 'query q59'\n"
+
+
+def test_a_validation_split_of_the_files_stays(tmp_path: pathlib.Path):
+    _beir(tmp_path / "beir", queries=20, splits=("train", "dev"))
+    options = PrepareOptions(validation_share=0.5)
+    prepared = prepare_beir(
+        data_dir=tmp_path, collection="c", directories={"t": tmp_path / "beir"}, options=options
+    )
+    assert {split.split: split.queries for split in prepared.splits} == {
+        "train": 19,
+        "validation": 20,
+    }
+
+
+def test_a_share_that_leaves_one_side_empty(tmp_path: pathlib.Path):
+    _beir(tmp_path / "beir", queries=3, splits=("train",))
+    with pytest.raises(ConfigError, match="0 of 2 training queries become"):
+        prepare_beir(
+            data_dir=tmp_path,
+            collection="c",
+            directories={"t": tmp_path / "beir"},
+            options=PrepareOptions(validation_share=0.001),
+        )
+    with pytest.raises(ConfigError, match="below 1"):
+        PrepareOptions(validation_share=1.0)
+
+
+def test_a_repeated_query_id_is_refused(tmp_path: pathlib.Path):
+    _beir(tmp_path / "beir", queries=3, splits=("train",), repeat="q1")
+    with pytest.raises(DataError, match=r"'q1' was already used at .*queries\.jsonl:2"):
+        prepare_beir(data_dir=tmp_path, collection="c", directories={"t": tmp_path / "beir"})
