@@ -10,12 +10,13 @@ fail() {
 }
 
 # parse_arguments "options with a value" "switches" "$@": sets a variable for each, and the array
-# `rest` to what follows `--`. A value must follow `=`.
+# `rest` to what follows `--`. A value must follow `=`. Values of --data_disk, which may be repeated, go to
+# the array `data_disks`; words between --gcloud and `--` to `gcloud_words`.
 parse_arguments() {
   # Underscores: a plain name would hide the script's variable of that name.
   local _options=" $1 " _switches=" $2 dry_run " _word _key
   shift 2
-  rest=()
+  rest=() gcloud_words=() data_disks=()
   while [ $# -gt 0 ]; do
     _word="$1"
     shift
@@ -24,9 +25,17 @@ parse_arguments() {
     case "$_word" in
       -h | --help) usage; exit 0 ;;
       --) rest=("$@"); return ;;
+      --gcloud)
+        [[ "$_switches" == *" gcloud "* ]] || fail "unknown option $_word"
+        while [ $# -gt 0 ] && [ "$1" != -- ]; do
+          gcloud_words+=("$1")
+          shift
+        done
+        ;;
       --*=*)
         [[ "$_options" == *" $_key "* ]] || fail "unknown option $_word"
         [ -n "${_word#*=}" ] || fail "--$_key has no value"
+        if [ "$_key" = data_disk ]; then data_disks+=("${_word#*=}"); fi
         printf -v "$_key" '%s' "${_word#*=}"
         ;;
       --*)

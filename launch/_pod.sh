@@ -3,12 +3,85 @@
 # shellcheck shell=bash disable=SC2154  # options are set by parse_arguments
 #
 # An attempt has finished (0), should be repeated (75: preempted, a host lost, no capacity) or has failed
-# (anything else: stop). The launcher defines `is_there`: whether its TPU still exists.
+# (anything else: stop). The launcher defines `resource` (kind and name of what it creates, flags that delete it),
+# `label` (where that has the launcher's label), `look`, which sets `state`, and `is_there`: whether its TPU still
+# exists.
 
 archived='' reached='' reason='' state=''
 
+# Sets `words` to a gcloud command.
+tpu_words() {
+  local flags=()
+  case "$2" in ssh | scp) flags=(${ssh_flags[@]+"${ssh_flags[@]}"}) ;; esac
+  words=(gcloud ${track[@]+"${track[@]}"} compute tpus "$@" ${flags[@]+"${flags[@]}"} "--zone=$zone")
+  words+=(${project:+"--project=$project"} --quiet)
+}
+
 gcloud_tpu() {
-  step gcloud compute tpus "$@" "--zone=$zone" ${project:+"--project=$project"} --quiet
+  local words
+  tpu_words "$@"
+  step "${words[@]}"
+}
+
+delete_command() {
+  local words
+  tpu_words "${resource[0]}" delete "${resource[1]}" "${resource[@]:2}"
+  words="$(quoted "${words[@]}")"
+  echo "${words% }"
+}
+
+# Checks that it was created by this launcher, for this user.
+is_ours() {
+  [ "$(gcloud_tpu "${resource[0]}" describe "$name" "--format=value($label)" 2>/dev/null)" = "$launched_by" ]
+}
+
+# farewell STATUS: deletes what --delete names, and says as the last line whether something is still billed.
+farewell() {
+  local wanted='' what="TPU $name" by_hand
+  by_hand="$(delete_command)"
+  # A second Ctrl-C.
+  trap 'echo "$what may still run and be billed; delete it: $by_hand" >&2; exit 130' INT
+  if ! look; then
+    echo "$what may still run and be billed; delete it: $by_hand" >&2
+    return
+  fi
+  case "$delete $1" in always* | "success 0") wanted=yes ;; esac
+  if [ "$state" = ABSENT ]; then
+    echo "$what does not exist; nothing is billed" >&2
+    return
+  elif [ -n "$wanted" ] && ! is_ours; then
+    kept="others made it"
+  elif [ -n "$wanted" ]; then
+    echo "deleting $what (--delete=$delete) ..." >&2
+    if request "${resource[0]}" delete "${resource[1]}" "${resource[@]:2}"; then
+      echo "$what was deleted; nothing is billed any more" >&2
+      return
+    fi
+    kept="gcloud did not delete it"
+  fi
+  case "$state" in
+    PREEMPTED | TERMINATED | SUSPENDED | FAILED) what+=" is $state, not billed" ;;
+    STOPPED) what+=" is STOPPED, only its disks are billed" ;;
+    *) what+=" is $state and billed until you delete it" ;;
+  esac
+  [ "$delete" = success ] && (($1 != 0)) && kept="the command has not finished; --delete=success"
+  echo "$what${kept:+ ($kept)}: $by_hand" >&2
+}
+
+# Prints the plan, and has `farewell` said however the script ends.
+begin() {
+  print_plan "$1"
+  use_scratch
+  [ -z "$dry_run" ] || return 0
+  trap 'end_connections; exit 130' INT
+  trap 'end_connections; exit 143' TERM HUP
+  trap 'farewell $? || true; rm -rf "$scratch"' EXIT
+}
+
+# Connections run in process groups of their own, which Ctrl-C does not reach.
+end_connections() {
+  local group
+  for group in $(jobs -p); do kill -TERM -- "-$group" 2>/dev/null; done
 }
 
 # request WORDS...: makes gcloud change something. Returns 75 if it may succeed later, 2 if it is
@@ -21,17 +94,29 @@ request() {
   { gcloud_tpu "$@" 2>&1 >&3 | tee "$scratch/said" >&2; } 3>&1 || refused "$scratch/said"
 }
 
+# quota_exceeded FILE: whether gcloud said so; names the quota. Only a person can raise it, unlike one for requests
+# per minute, which has other words.
+quota_exceeded() {
+  local exceeded
+  exceeded="$(grep -oEm1 "Quota( limit)? '[^']+' (has been exceeded|exhausted)[^\"]*" "$1")" || return
+  echo "error: the project's quota is too small: $exceeded" >&2
+  echo "  fix: ask for more of it, or take another --zone, --type or price (--spot has quotas of its own)" >&2
+}
+
 # refused FILE: 75 if what gcloud said may pass by itself, 2 if somebody must act.
 refused() {
   local capacity='RESOURCE_EXHAUSTED|[Nn]o more capacity|[Ii]nsufficient( [a-z]+)? capacity|STOCKOUT'
   local service='UNAVAILABLE|INTERNAL|[Ii]nternal error|DEADLINE_EXCEEDED|ABORTED'
   local http='([A-Za-z]*([Cc]ode|[Ss]tatus|[Ee]rror)|HTTP)["=: (]*(429|50[0234])'
   local network='timed out|[Cc]onnection (reset|refused|aborted)|name resolution'
-  if grep -qwE "$capacity|\"code\": 8" "$1"; then
+  if quota_exceeded "$1"; then
+    return 2
+  elif grep -qwE "$capacity|\"code\": 8" "$1"; then
     reason="no capacity"
   elif grep -qwE "$service|\"code\": (4|10|13|14)|$http|$network" "$1"; then
     reason="Google Cloud did not answer"
   else
+    echo "  types of this zone: gcloud compute tpus tpu-vm accelerator-types list --zone=$zone; runtimes: versions list" >&2
     return 2
   fi
   return 75
@@ -55,6 +140,9 @@ look_at() {
 prepare() {
   local code=0
   [ -n "$skip_install" ] || install_on "$1" || code=$?
+  if ((code == 0)) && [ -n "$setup" ]; then
+    gcloud_tpu tpu-vm ssh "$1" --worker=all "--command=$setup" || code=$?
+  fi
   if ((code == 0)) && [ -n "$data" ]; then
     fetch_on "$1" || code=$?
   fi
@@ -115,6 +203,24 @@ run_on() {
     # On a line of its own, even if a host was cut off within a line.
     printf '\ngcloud-status %s\n' "$code"
   } | tee "$2"
+}
+
+# run_all NODE...: runs the command on all hosts of these TPU VMs at once; returns the attempt's status.
+run_all() {
+  local vm logs=()
+  set -m
+  for vm in "$@"; do
+    logs+=("$scratch/log.$vm")
+    if [ -n "$dry_run" ]; then
+      run_on "$vm"
+    else
+      : >"$scratch/log.$vm"
+      run_on "$vm" "$scratch/log.$vm" </dev/null &
+    fi
+  done
+  set +m
+  wait
+  [ -n "$dry_run" ] || after_failure "$(outcome "${logs[@]}")"
 }
 
 # outcome LOG...: prints the exit status of an attempt. One lost host takes the others down with other

@@ -14,51 +14,41 @@ usage: launch/tpu_multislice.sh --name=NAME --zone=ZONE --type=TYPE --slices=N [
   --zone=ZONE          its zone
   --project=PROJECT    its project (gcloud's own setting)
   --type=TYPE          of one slice: v4-32, v5litepod-64
-  --slices=N           their number (2 or more)
-  --version=VERSION    runtime (tpu-ubuntu2204-base)
-  --spot               slices may be preempted
-  --retries=N          attempts after a preemption or a failed queued resource (100); 0: none
-  --retry_seconds=N    pause before each, and between checks of the queue (60)
-  --data=gs://PLACE    copied to the folder `data` of each host before the first step, for example a
-                       token store: --gin.TOKEN_STORE=data
-  --skip_install       the hosts have this checkout already
-  --dry_run            print the commands, run nothing
+  --slices=N           their number: 2 or more; 1 with --max_run_duration
+  --max_run_duration=TIME   flex-start: waits for capacity, and is ended after this time, for example 10h
+USAGE
+  pod_usage
+  cat <<'USAGE'
+
   COMMAND              a taser command; the launcher adds --multihost and, to `train` without
                        MESH_REPLICA or MeshConfig.across_slices, --gin.MESH_REPLICA=N
 
-Exit statuses are those of launch/tpu_vm.sh.
+Exit statuses and the last line are those of launch/tpu_vm.sh.
 USAGE
 }
 
 here="$(dirname "${BASH_SOURCE[0]}")"
 . "$here/_arguments.sh"
 . "$here/_checkout.sh"
+. "$here/_tpus.sh"
 . "$here/_pod.sh"
-name='' zone='' project='' type='' slices='' version=tpu-ubuntu2204-base spot='' data='' skip_install=''
-dry_run='' retries=100 retry_seconds=60
-parse_arguments "name zone project type slices version data retries retry_seconds" "spot skip_install" "$@"
+slices=''
+parse_arguments "$POD_OPTIONS slices" "$POD_SWITCHES" "$@"
 require name zone type slices
-require_number 1 slices retry_seconds
-require_number 0 retries
-((slices > 1)) || fail "--slices is $slices; for one slice use launch/tpu_vm.sh"
-require_taser_command
-require_program gcloud "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install"
-if [ "${rest[0]}" = train ] && ! grep -qE 'MESH_REPLICA|across_slices' <<<"${rest[*]}"; then
+require_number 1 slices
+((slices > 1)) || [ -n "$max_run_duration" ] || fail "--slices is $slices; for one slice use launch/tpu_vm.sh"
+resource=(queued-resources "$name" --force) label="tpu.nodeSpec[0].node.labels.launcher"
+check_pod_options
+if ((slices > 1)) && [ "${rest[0]}" = train ] && ! grep -qE 'MESH_REPLICA|across_slices' <<<"${rest[*]}"; then
   rest+=("--gin.MESH_REPLICA=$slices")
 fi
-use_scratch
-# Each slice runs in its own process group, which Ctrl-C does not reach.
-trap 'end_slices; exit 130' INT
-trap 'end_slices; exit 143' TERM
-
-end_slices() {
-  local group
-  for group in $(jobs -p); do kill -TERM -- "-$group" 2>/dev/null; done
-}
 
 create() {
-  request queued-resources create "$name" "--node-count=$slices" "--node-prefix=$name" \
-    "--accelerator-type=$type" "--runtime-version=$version" ${spot:+--spot}
+  local nodes=("--node-count=$slices" "--node-prefix=$name")
+  # gcloud wants a count of at least 2.
+  ((slices > 1)) || nodes=("--node-id=$name-0")
+  request queued-resources create "$name" "${nodes[@]}" \
+    "--accelerator-type=$type" "--runtime-version=$version" "${creation[@]}"
 }
 
 look() {
@@ -85,9 +75,11 @@ make_ready() {
       ACTIVE) return ;;
       ABSENT) create || return ;;
       SUSPENDED | FAILED)
-        # Shows the reason: FAILED may be a lack of capacity or of permission.
-        gcloud_tpu queued-resources describe "$name" "--format=value(state)" >&2 || true
+        # Shows the reason: FAILED may be a lack of capacity, of quota or of permission.
+        gcloud_tpu queued-resources describe "$name" "--format=value(state)" >"$scratch/why" || true
+        cat "$scratch/why" >&2
         request queued-resources delete "$name" --force || return
+        ! quota_exceeded "$scratch/why" || return 2
         if [ "$state" = FAILED ] || [ -n "$renewed" ]; then
           reason="queued resource $name: $state"
           return 75
@@ -101,25 +93,14 @@ make_ready() {
 }
 
 attempt() {
-  local slice logs=()
+  local slice nodes=()
   make_ready || return
   for ((slice = 0; slice < slices; slice++)); do
+    nodes+=("$name-$slice")
     prepare "$name-$slice" || return
   done
-  set -m
-  for ((slice = 0; slice < slices; slice++)); do
-    logs+=("$scratch/log.$slice")
-    if [ -n "$dry_run" ]; then
-      run_on "$name-$slice" "$scratch/log.$slice"
-    else
-      : >"$scratch/log.$slice"
-      run_on "$name-$slice" "$scratch/log.$slice" </dev/null &
-    fi
-  done
-  set +m
-  wait
-  [ -z "$dry_run" ] || return 0
-  after_failure "$(outcome "${logs[@]}")"
+  run_all "${nodes[@]}"
 }
 
+begin "$slices"
 with_retries

@@ -14,40 +14,33 @@ usage: launch/tpu_vm.sh --name=NAME --zone=ZONE [options] -- COMMAND [FLAGS...]
   --zone=ZONE          its zone
   --project=PROJECT    its project (gcloud's own setting)
   --type=TYPE          creates the TPU if it does not exist, and again after a preemption: v4-32, v5litepod-16
-  --version=VERSION    runtime of a TPU that is created (tpu-ubuntu2204-base)
-  --spot               a TPU that is created may be preempted
-  --retries=N          attempts after a preemption, or while there is no capacity (100); 0: none
-  --retry_seconds=N    pause before each, and between checks of a TPU that is starting (60)
-  --data=gs://PLACE    copied to the folder `data` of each host before the first step, for example a
-                       token store: --gin.TOKEN_STORE=data
-  --skip_install       the hosts have this checkout already
-  --dry_run            print the commands, run nothing
+USAGE
+  pod_usage
+  cat <<'USAGE'
+
   COMMAND              a taser command; the launcher adds --multihost
 
-Only a TPU that was preempted or terminated is deleted and created again.
+Only a TPU that was preempted or terminated is deleted and created again. Flex-start: launch/tpu_multislice.sh
+with --slices=1.
 
 Exits with 0 (finished), 2 (a problem that the message names), 75 (preempted or no capacity, and no
-retries left), or the status with which installation, copying data or taser failed.
+retries left), or the status with which installation, copying data or taser failed. The last line says
+whether the TPU still runs.
 USAGE
 }
 
 here="$(dirname "${BASH_SOURCE[0]}")"
 . "$here/_arguments.sh"
 . "$here/_checkout.sh"
+. "$here/_tpus.sh"
 . "$here/_pod.sh"
-name='' zone='' project='' type='' version=tpu-ubuntu2204-base spot='' data='' skip_install='' dry_run=''
-retries=100 retry_seconds=60
-parse_arguments "name zone project type version data retries retry_seconds" "spot skip_install" "$@"
+parse_arguments "${POD_OPTIONS/max_run_duration /}" "$POD_SWITCHES" "$@"
 require name zone
-require_number 0 retries
-require_number 1 retry_seconds
-require_taser_command
-require_program gcloud "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install"
-[ -z "$spot" ] || [ -n "$type" ] || fail "--spot applies to a TPU that is created: give its --type"
-use_scratch
+resource=(tpu-vm "$name") label=labels.launcher
+check_pod_options
 
 create() {
-  request tpu-vm create "$name" "--accelerator-type=$type" "--version=$version" ${spot:+--spot}
+  request tpu-vm create "$name" "--accelerator-type=$type" "--version=$version" "${creation[@]}"
 }
 
 look() {
@@ -99,9 +92,8 @@ make_ready() {
 attempt() {
   make_ready || return
   prepare "$name" || return
-  run_on "$name" "$scratch/log"
-  [ -z "$dry_run" ] || return 0
-  after_failure "$(outcome "$scratch/log")"
+  run_all "$name"
 }
 
+begin 1
 with_retries

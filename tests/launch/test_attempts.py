@@ -312,8 +312,10 @@ def test_an_interrupted_launcher_ends_its_connections(stubs):
     )
     launcher = stubs.start("tpu_multislice.sh", *SLICES, "--skip_install", *TRAIN)
     with launcher:
-        # Both slices are connected.
-        assert [launcher.stdout.readline() for _ in range(3)][1:] == ["connected\n"] * 2
+        # Both slices are connected, after the plan and the state.
+        told = iter(launcher.stdout.readline, "connected\n")
+        assert list(told)[-1] == "queued resource pod: ACTIVE\n"
+        assert launcher.stdout.readline() == "connected\n"
         launcher.send_signal(signal.SIGINT)
         try:
             # Returns when nobody writes to the pipe any more.

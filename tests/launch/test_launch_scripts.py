@@ -84,7 +84,9 @@ def test_a_dry_run_prints_commands_and_runs_none(stubs, script, arguments, progr
     assert found.returncode == 0, found.stderr
     assert stubs.calls == []
     # A command that installs is quoted, with newlines, by $'...'.
-    assert [line.split(" ")[0] for line in found.stdout.splitlines()] == programs
+    # The plan stands before them, as comments.
+    lines = [line for line in found.stdout.splitlines() if not line.startswith("# ")]
+    assert [line.split(" ")[0] for line in lines] == programs
     # A shell reads them back.
     check = subprocess.run(["bash", "-n"], input=found.stdout, text=True, capture_output=True)
     assert check.returncode == 0, check.stderr

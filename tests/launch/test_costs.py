@@ -1,0 +1,273 @@
+"""What a launch costs: the plan that is printed first, quotas, deletion, and the last line."""
+
+from __future__ import annotations
+
+import getpass
+import signal
+
+import pytest
+from launch_stubs import NOT_FOUND, SLICES, TPU, TRAIN, Stubs, finished
+
+pytestmark = pytest.mark.slow
+
+MADE = (*TPU, "--type=v4-32", "--skip_install", "--retries=1")
+MINE = f"taser_jax-{getpass.getuser()}"
+DELETE = "gcloud compute tpus tpu-vm delete pod --zone=us-central2-b --quiet"
+CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
+
+
+def last_line(found) -> str:
+    return found.stderr.splitlines()[-1]
+
+
+def plan(found) -> str:
+    return "\n".join(line for line in found.stdout.splitlines() if line.startswith("# "))
+
+
+@pytest.mark.parametrize(
+    ("kind", "chips", "runtime", "quota"),
+    [
+        ("v3-8", 4, "tpu-ubuntu2204-base", "TPUV3"),
+        ("v4-32", 16, "tpu-ubuntu2204-base", "TPUV4"),
+        ("v5p-8", 4, "v2-alpha-tpuv5", "TPUV5P"),
+        ("v5litepod-16", 16, "v2-alpha-tpuv5-lite", "TPUV5sLitepod"),
+        ("v6e-8", 8, "v2-alpha-tpuv6e", "TPUV6E"),
+    ],
+)
+def test_the_plan_names_chips_runtime_price_quota_retries_and_deletion(
+    stubs, kind, chips, runtime, quota
+):
+    options = (f"--type={kind}", "--spot", "--retries=7")
+    found = stubs.run("tpu_vm.sh", "--dry_run", *TPU, *options, *TRAIN)
+    assert found.returncode == 0, found.stderr
+    told = plan(found)
+    assert f"us-central2-b: 1 TPU slice of {kind}, {chips} chips, runtime {runtime}" in told
+    assert "price: spot" in told
+    assert f"quota: {quota}PreemptiblePerProject" in told
+    assert "retries: 7" in told
+    assert "deletion (--delete=success): after the command has finished; " in told
+    assert DELETE in told
+    assert f"--version={runtime} " in found.stdout
+
+
+def test_the_plan_of_several_slices_and_of_a_runtime_that_is_given(stubs):
+    options = ("--version=mine", "--max_run_duration=10h")
+    found = stubs.run("tpu_multislice.sh", "--dry_run", *SLICES, *options, *TRAIN)
+    assert "2 TPU slices of v4-32, 32 chips, runtime mine" in plan(found)
+    assert "price: flex-start: each attempt is ended after 10h" in plan(found)
+    request = next(line for line in found.stdout.splitlines() if "queued-resources create" in line)
+    words = request.split()
+    assert words[:2] == ["gcloud", "alpha"]
+    assert {"--provisioning-model=flex-start", "--max-run-duration=10h"} <= set(words)
+
+
+def test_one_slice_of_flex_start_has_a_name_of_its_own(stubs):
+    options = (*TPU, "--type=v6e-8", "--slices=1", "--max_run_duration=4h")
+    found = stubs.run("tpu_multislice.sh", "--dry_run", *options, *TRAIN)
+    assert "--node-id=pod-0" in found.stdout
+    assert "--node-count" not in found.stdout
+    assert "MESH_REPLICA" not in found.stdout
+
+
+def test_flags_of_real_projects_reach_gcloud(stubs):
+    options = (
+        *("--reserved", "--network=n", "--subnetwork=s", "--service_account=a@b", "--internal_ip"),
+        *("--labels=team=search,stage=", "--data_disk=source=x,mode=read-only"),
+        *("--data_disk=source=y", "--gcloud", "--tags=tpu", "--metadata=a=b c"),
+    )
+    stubs.answer(
+        ("describe", NOT_FOUND, 1), ("create", "", 0), ("_host.sh", finished(), 0),
+    )  # fmt: skip
+    found = stubs.run("tpu_vm.sh", *MADE, *options, *TRAIN)
+    assert found.returncode == 0, found.stderr
+    (create,) = stubs.asked("tpu-vm", "create")
+    assert create[7:-2] == [
+        *("--reserved", "--network=n", "--subnetwork=s", "--internal-ips"),
+        *("--service-account=a@b", "--data-disk=source=x,mode=read-only", "--data-disk=source=y"),
+        *(f"--labels=launcher={MINE},team=search,stage=", "--tags=tpu", "--metadata=a=b c"),
+    ]
+    (run,) = stubs.asked("tpu-vm", "ssh")
+    assert "--internal-ip" in run
+
+
+def test_a_reservation_and_iap_are_of_the_alpha_commands(stubs):
+    options = ("--reservation=mine", "--internal_ip", "--iap", "--setup=sudo mount /dev/sdb /mnt")
+    found = stubs.run("tpu_vm.sh", "--dry_run", *MADE, *options, *TRAIN)
+    lines = [line for line in found.stdout.splitlines() if line.startswith("gcloud ")]
+    assert all(line.startswith("gcloud alpha compute tpus tpu-vm ") for line in lines)
+    create, setup, run = lines
+    assert "--reservation=mine --internal-ips" in create
+    assert "--tunnel-through-iap" not in create
+    assert "--command=sudo\\ mount\\ /dev/sdb\\ /mnt --tunnel-through-iap" in setup
+    assert "--tunnel-through-iap" in run
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--type=v9-8",), "--type is 'v9-8'; known are v2-N v3-N"),
+        (("--type=v5e-8",), "v5litepod-N v6e-N. For another, give --version=RUNTIME"),
+        (("--type=v4",), "expected KIND-SIZE"),
+        (("--type=v4-33",), "expected an even number of cores"),
+        (("--type=tpu7x-8",), "no TPU VMs of TPU7x; use launch/gke_xpk.sh"),
+        (("--type=v4-8", "--spot", "--reserved"), "choose one of --spot, --reserved"),
+        (("--type=v4-8", "--spot", "--reservation=r"), "choose one of --spot, --reserved"),
+        (("--type=v4-8", "--network=n"), "--network and --subnetwork go together"),
+        (("--type=v4-8", "--labels=Team=x"), "--labels has 'Team=x', expected KEY=VALUE"),
+        (("--type=v4-8", "--labels=team"), "--labels has 'team', expected KEY=VALUE"),
+        (("--type=v4-8", "--delete=maybe"), "expected always, success or never"),
+        (("--network=n", "--subnetwork=s"), "--network applies to a TPU that is created"),
+        (("--gcloud", "--tags=x"), "--gcloud applies to a TPU that is created"),
+        (("--max_run_duration=4h",), "unknown option --max_run_duration=4h"),
+    ],
+)
+def test_options_that_cannot_be(stubs, options, words):
+    found = stubs.run("tpu_vm.sh", *TPU, *options, *TRAIN)
+    assert found.returncode == 2
+    assert words in found.stderr.splitlines()[0]
+    assert stubs.calls == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "RESOURCE_EXHAUSTED: Quota limit 'TPUV4PerProjectPerZoneForTPUAPI' has been exceeded. "
+        "Limit: 0 in zone us-central2-b.",
+        '{\n  "code": 8,\n  "message": "Quota \'TPUV4PerProjectPerZoneForTPUAPI\' exhausted. '
+        'Limit 4 in zone z"\n}',
+        "HTTPError 429: Quota limit 'TPUV4PerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0",
+    ],
+)
+@pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
+def test_a_quota_that_is_too_small_is_named_and_not_asked_for_again(stubs, script, said):
+    slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
+    stubs.answer(("describe", NOT_FOUND, 1), (" create", CREATE + said, 1))
+    found = stubs.run(script, *MADE, *slices, *TRAIN)
+    assert found.returncode == 2
+    assert "quota is too small: Quota" in found.stderr
+    assert "'TPUV4PerProjectPerZoneForTPUAPI'" in found.stderr
+    assert len([call for call in stubs.calls if "create" in call]) == 1
+    assert last_line(found) == "TPU pod does not exist; nothing is billed"
+
+
+def test_a_queued_resource_that_failed_for_its_quota_is_not_requested_again(stubs):
+    stubs.answer(
+        ("value(state.state)", "FAILED", 0), ("value(state.state)", NOT_FOUND, 1),
+        ("value(state)", "failedData: Quota limit 'TPUV4' has been exceeded. Limit: 0", 0),
+    )  # fmt: skip
+    found = stubs.run("tpu_multislice.sh", *SLICES, "--skip_install", *TRAIN)
+    assert found.returncode == 2
+    assert "quota is too small: Quota limit 'TPUV4'" in found.stderr
+    assert stubs.asked("queued-resources", "create") == []
+
+
+def test_too_many_requests_in_a_minute_are_made_again(stubs):
+    said = "RESOURCE_EXHAUSTED: Quota exceeded for quota metric 'CreateNode requests' per minute"
+    stubs.answer(
+        ("describe", NOT_FOUND, 1), ("create", CREATE + said, 1), ("create", "", 0),
+        ("_host.sh", finished(), 0),
+    )  # fmt: skip
+    assert stubs.run("tpu_vm.sh", *MADE, *TRAIN).returncode == 0
+
+
+def test_a_zone_without_the_chip_is_told_in_the_words_of_gcloud(stubs):
+    said = f"{CREATE}NOT_FOUND: Accelerator type 'v4-32' is not available in zone us-central2-b"
+    stubs.answer(("describe", NOT_FOUND, 1), ("create", said, 1))
+    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert found.returncode == 2
+    assert said in found.stderr
+    assert "accelerator-types list --zone=us-central2-b" in found.stderr
+
+
+def ending(stubs: Stubs, *options: str, status: int = 0, label: str = MINE):
+    stubs.answer(
+        ("labels.launcher", label, 0), ("describe", "READY", 0),
+        ("_host.sh", finished(status=status), int(status != 0)),
+    )  # fmt: skip
+    return stubs.run("tpu_vm.sh", *MADE, *options, *TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "deleted"),
+    [
+        ((), 0, True),
+        ((), 1, False),
+        (("--delete=success",), 2, False),
+        (("--delete=always",), 0, True),
+        (("--delete=always",), 1, True),
+        (("--delete=never",), 0, False),
+    ],
+)
+def test_what_is_deleted_and_what_is_still_billed(stubs, options, status, deleted):
+    found = ending(stubs, *options, status=status)
+    assert found.returncode == status
+    assert len(stubs.asked("tpu-vm", "delete")) == deleted
+    if deleted:
+        assert last_line(found) == "TPU pod was deleted; nothing is billed any more"
+    else:
+        assert last_line(found).startswith("TPU pod is READY and billed until you delete it")
+        assert last_line(found).endswith(f": {DELETE}")
+
+
+def test_a_tpu_that_others_made_is_left_alone(stubs):
+    found = ending(stubs, "--delete=always", label="taser_jax-somebody")
+    assert found.returncode == 0
+    assert stubs.asked("tpu-vm", "delete") == []
+    assert "billed until you delete it (others made it)" in last_line(found)
+
+
+def test_a_tpu_that_the_launcher_did_not_create_stays(stubs):
+    stubs.answer(("describe", "READY", 0), ("_host.sh", finished(), 0))
+    found = stubs.run("tpu_vm.sh", *TPU, "--skip_install", *TRAIN)
+    assert "(the launcher did not create it)" in last_line(found)
+    assert len(stubs.asked("tpu-vm", "describe")) == 2
+
+
+def test_results_on_the_hosts_disks_are_kept(stubs):
+    stubs.answer(("labels.launcher", MINE, 0), ("describe", "READY", 0),
+                 ("_host.sh", finished(), 0))  # fmt: skip
+    found = stubs.run("tpu_vm.sh", *MADE, "--", "train", "--gin.MODEL_DIR=model")
+    assert "no --gin.NAME=gs://... takes the results to a bucket" in last_line(found)
+    assert stubs.asked("tpu-vm", "delete") == []
+
+
+def test_a_deletion_that_fails_is_told(stubs):
+    stubs.answer(
+        ("labels.launcher", MINE, 0), ("describe", "READY", 0), ("_host.sh", finished(), 0),
+        (" delete ", "ERROR: (gcloud) PERMISSION_DENIED: no", 1),
+    )  # fmt: skip
+    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert found.returncode == 0
+    assert "PERMISSION_DENIED" in found.stderr
+    assert "billed until you delete it (gcloud did not delete it): gcloud" in last_line(found)
+
+
+def test_a_state_that_gcloud_does_not_tell_may_be_billed(stubs):
+    stubs.answer(("describe", "READY", 0), ("describe", "ERROR: (gcloud) UNAVAILABLE: x", 1),
+                 ("_host.sh", finished(), 0))  # fmt: skip
+    found = stubs.run("tpu_vm.sh", *MADE, "--delete=never", *TRAIN)
+    assert last_line(found) == f"TPU pod may still run and be billed; delete it: {DELETE}"
+
+
+@pytest.mark.parametrize("delete", ["always", "success"])
+def test_ctrl_c_asks_nothing_and_tells_the_same(stubs, delete):
+    connection = stubs.folder / "bin" / "gcloud"
+    connection.write_text(
+        f'#!/bin/sh\necho "$*" >>{stubs.folder}/asked\n'
+        f'case "$*" in *labels.launcher*) echo {MINE};; *describe*) echo READY;; '
+        "*ssh*) echo connected; exec tail -f /dev/null;; esac\n"
+    )
+    with stubs.start("tpu_vm.sh", *MADE, f"--delete={delete}", *TRAIN) as launcher:
+        for line in launcher.stdout:
+            if line == "connected\n":
+                break
+        launcher.send_signal(signal.SIGINT)
+        _, errors = launcher.communicate(timeout=30)
+    assert launcher.returncode == 130
+    asked = (stubs.folder / "asked").read_text()
+    if delete == "always":
+        assert errors.splitlines()[-1] == "TPU pod was deleted; nothing is billed any more"
+        assert "tpu-vm delete pod" in asked
+    else:
+        assert "the command has not finished; --delete=success" in errors.splitlines()[-1]
+        assert "tpu-vm delete" not in asked
