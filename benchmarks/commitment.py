@@ -26,7 +26,7 @@ from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.commands.analyze import analyze
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
-from taser_jax.data.batches.one_task import BatchingConfig
+from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.models.bert import BertConfig

@@ -22,11 +22,13 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from taser_jax.data.batches.one_task import BatchingConfig, BatchStream, FalseNegatives
+from taser_jax.data.batches.one_task import BatchStream
+from taser_jax.data.batches.options import BatchingConfig, FalseNegatives
 from taser_jax.data.batches.prefetch import prefetch
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
-from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
+from taser_jax.mesh import MeshConfig, make_mesh
+from taser_jax.partitioning import Partitioner
 from taser_jax.progress import track
 
 

@@ -41,7 +41,7 @@ from taser_jax.assembly.model_directory import LoadedModel, load_model
 from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.batch import Role
 from taser_jax.commands.train import train
-from taser_jax.data.batches.one_task import BatchingConfig
+from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.expert_use import (
     RoutingStatistics,

@@ -61,131 +61,85 @@ class Command:
         return (self.gin_file, *(given or (self.recipe,)))
 
 
-COMMANDS: dict[str, Command] = {
-    "init": Command(
-        "commands.init",
-        "init",
-        "write a project's Gin file and task module",
-        "runs/init.gin",
-        argument="init.name",
-    ),
-    "prepare pydocs": Command(
-        "commands.prepare",
-        "prepare_pydocs",
-        "build the built-in collection",
-        "runs/prepare_pydocs.gin",
-    ),
-    "prepare dpr": Command(
-        "commands.prepare",
-        "prepare_dpr",
-        "convert DPR's TSV, JSON and qa.csv files",
-        "runs/prepare_dpr.gin",
-    ),
-    "prepare beir": Command(
-        "commands.prepare", "prepare_beir", "a BEIR directory", "runs/prepare_beir.gin"
-    ),
-    "prepare tsv": Command(
-        "commands.prepare",
-        "prepare_tsv",
-        "convert plain TSV passages and queries",
-        "runs/prepare_tsv.gin",
-    ),
-    "prepare kilt": Command(
-        "commands.prepare",
-        "prepare_kilt",
-        "convert KILT's passages and queries",
-        "runs/prepare_kilt.gin",
-    ),
-    "vocab": Command(
-        "commands.vocab", "vocab", "train a vocabulary on a collection", "runs/vocab.gin"
-    ),
-    "tokenize": Command(
-        "commands.tokenize",
-        "tokenize",
-        "tokenize SeqIO tasks into a token store",
-        "runs/tokenize.gin",
-    ),
-    "import": Command(
-        "commands.import_model",
-        "import_model",
-        "make a model directory from pretrained weights",
-        "runs/import.gin",
-    ),
-    "train": Command("commands.train", "train", "train a dual encoder", "runs/train.gin"),
-    "compile": Command(
-        "commands.compile",
-        "compile_recipe",
-        "compile a training recipe for a TPU pod, without a TPU",
-        "runs/compile.gin",
-        recipe="runs/taser_base.gin",
-        recipe_of="train",
-        base="runs/train.gin",
-        flags={"--topology": "compile_recipe.topology"},
-    ),
-    "encode": Command("commands.encode", "encode", "embed the passages", "runs/encode.gin"),
-    "ensemble": Command(
-        "commands.ensemble",
-        "ensemble",
-        "train the members that say how sure a model is",
-        "runs/ensemble.gin",
-    ),
-    "index": Command("commands.index", "index", "build an exact or ScaNN index", "runs/index.gin"),
-    "search": Command(
-        "commands.search", "search", "search an index, write run files", "runs/search.gin"
-    ),
-    "bm25": Command("commands.bm25", "bm25", "search queries with BM25", "runs/bm25.gin"),
-    "hybrid": Command(
-        "commands.hybrid", "hybrid", "fuse a dense and a BM25 run", "runs/hybrid.gin"
-    ),
-    "fuse": Command(
-        "commands.fuse",
-        "fuse",
-        "join several models' lists, each weighted by how sure it is",
-        "runs/fuse.gin",
-    ),
-    "mine": Command("commands.mine", "mine", "mine hard negatives", "runs/mine.gin"),
-    "score": Command(
-        "commands.score", "score", "add a teacher's scores to negatives", "runs/score.gin"
-    ),
-    "evaluate": Command("commands.evaluate", "evaluate", "evaluate runs", "runs/evaluate.gin"),
-    "analyze": Command(
-        "commands.analyze",
-        "analyze",
-        "measure which parameters serve which task",
-        "runs/analyze.gin",
-    ),
-    "ask": Command("commands.ask", "ask", "answer typed questions from an index", "runs/ask.gin"),
-    "export": Command(
-        "commands.export",
-        "export_model",
-        "export a model to other libraries' formats",
-        "runs/export.gin",
-    ),
-    "pipeline taser": Command(
-        "workflows.taser",
-        "pipeline_taser",
-        "train, mine, retrain, evaluate",
-        "runs/pipeline_taser.gin",
-    ),
-    "pipeline ance": Command(
-        "workflows.ance",
-        "pipeline_ance",
-        "warm up, then alternate mining and training",
-        "runs/pipeline_ance.gin",
-    ),
-    "pipeline muf": Command(
-        "workflows.muf",
-        "pipeline_muf",
-        "train specialists apart, fuse them by how sure each is",
-        "runs/pipeline_muf.gin",
-    ),
-    "quickstart": Command(
-        "workflows.quickstart",
-        "quickstart",
-        "compare BM25, DPR and TASER on pydocs",
-        "runs/quickstart.gin",
-    ),
-}
+def _command(
+    name: str, summary: str, *, module: str | None = None, function: str | None = None
+) -> tuple[str, Command]:
+    """A command by the usual names.
+
+    Example:
+        `prepare dpr` is `prepare_dpr` of commands/prepare.py and reads runs/prepare_dpr.gin.
+    """
+    joined = name.replace(" ", "_")
+    module = module or f"commands.{name.split()[0]}"
+    return name, Command(module, function or joined, summary, f"runs/{joined}.gin")
+
+
+COMMANDS: dict[str, Command] = dict(
+    [
+        (
+            "init",
+            Command(
+                "commands.init",
+                "init",
+                "write a project's Gin file and task module",
+                "runs/init.gin",
+                argument="init.name",
+            ),
+        ),
+        _command("prepare pydocs", "build the built-in collection"),
+        _command("prepare dpr", "convert DPR's TSV, JSON and qa.csv files"),
+        _command("prepare beir", "convert a BEIR directory"),
+        _command("prepare tsv", "convert plain TSV passages and queries"),
+        _command("prepare kilt", "convert KILT's passages and queries"),
+        _command("vocab", "train a vocabulary on a collection"),
+        _command("tokenize", "tokenize SeqIO tasks into a token store"),
+        _command(
+            "import",
+            "make a model directory from pretrained weights",
+            module="commands.import_model",
+            function="import_model",
+        ),
+        _command("train", "train a dual encoder"),
+        (
+            "compile",
+            Command(
+                "commands.compile",
+                "compile_recipe",
+                "compile a training recipe for a TPU pod, without a TPU",
+                "runs/compile.gin",
+                recipe="runs/taser_base.gin",
+                recipe_of="train",
+                base="runs/train.gin",
+                flags={"--topology": "compile_recipe.topology"},
+            ),
+        ),
+        _command("encode", "embed the passages"),
+        _command("ensemble", "train the members that say how sure a model is"),
+        _command("index", "build an exact or ScaNN index"),
+        _command("search", "search an index, write run files"),
+        _command("bm25", "search queries with BM25"),
+        _command("hybrid", "fuse a dense and a BM25 run"),
+        _command("fuse", "join several models' lists, each weighted by how sure it is"),
+        _command("mine", "mine hard negatives"),
+        _command("score", "add a teacher's scores to negatives"),
+        _command("evaluate", "evaluate runs"),
+        _command("analyze", "measure which parameters serve which task"),
+        _command("ask", "answer typed questions from an index"),
+        _command("export", "export a model to other libraries' formats", function="export_model"),
+        _command("pipeline taser", "train, mine, retrain, evaluate", module="workflows.taser"),
+        _command(
+            "pipeline ance", "warm up, then alternate mining and training", module="workflows.ance"
+        ),
+        _command(
+            "pipeline muf",
+            "train specialists apart, fuse them by how sure each is",
+            module="workflows.muf",
+        ),
+        _command(
+            "quickstart", "compare BM25, DPR and TASER on pydocs", module="workflows.quickstart"
+        ),
+    ]
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from taser_jax.copied_axes import CopiedAxis, copied_axes
-from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
+from taser_jax.mesh import MeshConfig, make_mesh
+from taser_jax.partitioning import LogicalRules, Partitioner
 
 SHAPES = {
     "table": (30522, 768),

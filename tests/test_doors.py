@@ -16,6 +16,7 @@ WITHOUT_TENSORFLOW = (
     "models",
     "optim",
     "training",
+    "mesh",
     "partitioning",
     "data.token_store",
     "data.batches",

@@ -9,15 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from taser_jax.batch import Batch, HostShare, Tokens
 from taser_jax.errors import ConfigError
-from taser_jax.partitioning import (
-    DEFAULT_RULES,
-    MESH_AXES,
-    LogicalRules,
-    MeshConfig,
-    Partitioner,
-    device_grid,
-    make_mesh,
-)
+from taser_jax.mesh import MESH_AXES, MeshConfig, device_grid, make_mesh
+from taser_jax.partitioning import DEFAULT_RULES, LogicalRules, Partitioner
 
 SHAPES = {
     "table": (30522, 768),

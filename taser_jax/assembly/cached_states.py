@@ -26,10 +26,11 @@ from taser_jax.data.token_store.states import (
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.encoded import static_task
 from taser_jax.errors import ConfigError
+from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import DualEncoder, Params
 from taser_jax.optim.parameter_rules import parameter_path
-from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
+from taser_jax.partitioning import Partitioner
 from taser_jax.progress import bar, logger
 from taser_jax.retrieval.embeddings import EmbeddingDtype, EncodeConfig, batches_by_length
 

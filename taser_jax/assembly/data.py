@@ -11,7 +11,7 @@ import numpy as np
 
 from taser_jax.batch import Batch
 from taser_jax.data.batches.draws import queries_of
-from taser_jax.data.batches.one_task import BatchingConfig
+from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.batches.prefetch import prefetch
 from taser_jax.data.batches.schedule import rates_from_weights
 from taser_jax.data.batches.stream import Stream

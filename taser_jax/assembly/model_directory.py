@@ -23,9 +23,10 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.encoded import static_task
 from taser_jax.errors import ConfigError
+from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, abstract_params, parameter_count
-from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
+from taser_jax.partitioning import Partitioner
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
 
 MODEL_FILE = "model.json"

@@ -13,7 +13,8 @@ from jaxtyping import Float, Int, PyTree
 
 from taser_jax.batch import Role, States, Tokens
 from taser_jax.data.batches.draws import queries_of
-from taser_jax.data.batches.one_task import BatchingConfig, BatchStream
+from taser_jax.data.batches.one_task import BatchStream
+from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.batches.padding import Texts
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.states import CachedStates

@@ -33,8 +33,9 @@ from taser_jax.commands.checkpoint_commitment import (
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
+from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models.dual_encoder import parameter_count
-from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
+from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger, phase, track
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.objective import ObjectiveConfig

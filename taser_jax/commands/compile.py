@@ -28,9 +28,10 @@ from taser_jax.compilation.report import StepRefusal, StepReport
 from taser_jax.compilation.topologies import Topology, one_host, open_topology
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
+from taser_jax.mesh import make_mesh
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, abstract_params
 from taser_jax.models.transformer import Remat
-from taser_jax.partitioning import Partitioner, make_mesh
+from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.embeddings import EncodeConfig
 

@@ -23,7 +23,8 @@ from taser_jax.assembly.ensembles import (
 )
 from taser_jax.assembly.metric_writers import make_writers
 from taser_jax.compilation.chips import peak_flops
-from taser_jax.data.batches.one_task import BatchingConfig, BatchStream
+from taser_jax.data.batches.one_task import BatchStream
+from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models.ensemble import EnsembleConfig, Params, apply_member, init_members

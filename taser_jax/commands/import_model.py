@@ -22,6 +22,7 @@ from taser_jax.interop.hub import fetch
 from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.interop.t5_pretrained import pretrained_t5
 from taser_jax.interop.tokenizer_files import checkpoint_vocabulary
+from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import (
@@ -34,7 +35,7 @@ from taser_jax.models.dual_encoder import (
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
-from taser_jax.partitioning import LogicalRules, MeshConfig, Partitioner, make_mesh
+from taser_jax.partitioning import LogicalRules, Partitioner
 from taser_jax.progress import logger, phase
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.keys import named_key

@@ -129,29 +129,10 @@ def tsage(
     Algorithm 1 and Equations 8 to 12.
     """
     tasks = check_tasks(tasks)
-    num_tasks = len(tasks)
-    dtype = jnp.dtype(config.average_dtype.value)
     burn_in_steps = int(config.burn_in_share * total_steps)
 
     def init(params: PyTree) -> TSageState:
-        kept = keep_trainable(params, trainable)
-        return TSageState(
-            step=jnp.zeros((), jnp.int32),
-            average={
-                task: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, dtype), kept)
-                for task in tasks
-            },
-            median_bits=jnp.zeros((num_tasks,), jnp.int32),
-            report=Report(
-                weights=jnp.full((num_tasks,), 1.0 / num_tasks, jnp.float32),
-                scalars={
-                    "task_entropy": jnp.float32(math.log(num_tasks)),
-                    "median_passes": jnp.float32(0),
-                    **{f"{MEDIAN}{task}": jnp.float32(0) for task in tasks},
-                },
-                usable=jnp.bool_(True),
-            ),
-        )
+        return _initial_state(config, keep_trainable(params, trainable), tasks)
 
     def update(
         updates: PyTree,
@@ -186,18 +167,17 @@ def tsage(
             config, weighing, leaves, factors, averages, shardings=shardings
         )
         has_gradient = True if squared_norms is None else squared_norms > 0
-        report = Report(
-            weights,
-            scalars={
-                "task_entropy": task_entropy,
-                "median_passes": median.passes.astype(jnp.float32),
-                **{f"{MEDIAN}{task}": median.value[t] for t, task in enumerate(tasks)},
-            },
+        report = _report(
+            tasks,
+            weights=weights,
+            task_entropy=task_entropy,
+            passes=median.passes,
+            medians=median.value,
             usable=~jnp.any((median.value == 0) & has_gradient),
         )
         # The old averages must be read before the step overwrites them, or they would be copied.
         report, weighing = jax.lax.optimization_barrier((report, weighing))
-        salts = jax.random.bits(key, (len(leaves), num_tasks), jnp.uint32)
+        salts = jax.random.bits(key, (len(leaves), len(tasks)), jnp.uint32)
         new_gradients, moved = _combined(config, weighing, leaves, factors, averages, salts=salts)
         structure = jax.tree.structure(kept)
         combined = combine(
@@ -214,6 +194,40 @@ def tsage(
         return combined, TSageState(state.step + 1, average, median.bits, report)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _initial_state(config: TSageConfig, kept: PyTree, tasks: Sequence[str]) -> TSageState:
+    """Averages, medians and the step at 0; equal weights."""
+    dtype, count = jnp.dtype(config.average_dtype.value), len(tasks)
+    return TSageState(
+        step=jnp.zeros((), jnp.int32),
+        average={
+            task: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, dtype), kept) for task in tasks
+        },
+        median_bits=jnp.zeros((count,), jnp.int32),
+        report=_report(
+            tasks,
+            weights=jnp.full((count,), 1.0 / count, jnp.float32),
+            task_entropy=jnp.float32(math.log(count)),
+            passes=jnp.int32(0),
+            medians=jnp.zeros((count,), jnp.float32),
+            usable=jnp.bool_(True),
+        ),
+    )
+
+
+def _report(
+    tasks: Sequence[str],
+    *,
+    weights: Float[Array, " task"],
+    task_entropy: Float[Array, ""],
+    passes: Int[Array, ""],
+    medians: Float[Array, " task"],
+    usable: Bool[Array, ""],
+) -> Report:
+    scalars = {"task_entropy": task_entropy, "median_passes": passes.astype(jnp.float32)}
+    scalars |= {f"{MEDIAN}{task}": medians[t] for t, task in enumerate(tasks)}
+    return Report(weights, scalars=scalars, usable=usable)
 
 
 def check_median(

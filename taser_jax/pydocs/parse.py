@@ -7,10 +7,11 @@ never passages.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import enum
 import re
+
+from taser_jax.pydocs.code_blocks import examples, indent, without_code
 
 
 class ElementKind(enum.Enum):
@@ -62,20 +63,7 @@ class ParsedDocstring:
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_DIRECTIVE = re.compile(r"\s*\.\.\s+([\w-]+)::\s*(.*)$")
-_COMMENT = re.compile(r"\s*\.\.\s+(_|\[|\w+\s*$|\|)")
 _UNDERLINE = re.compile(r"\s*([-=~^*])\1{2,}\s*$")
-_CODE_DIRECTIVES = {"code-block", "code", "testcode", "doctest", "ipython", "sourcecode"}
-_KEPT_DIRECTIVES = {
-    "note",
-    "warning",
-    "tip",
-    "hint",
-    "important",
-    "attention",
-    "caution",
-    "seealso",
-}
 _SECTIONS = {
     "args": "parameters", "arguments": "parameters", "parameters": "parameters",
     "params": "parameters", "other parameters": "parameters", "keyword args": "parameters",
@@ -100,8 +88,6 @@ _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|eq|fig|resp|approx|al)|
 _SIGNATURE = re.compile(
     r"[\w.]+\((?:[^()]|\([^()]*\))*\)(?:\s*->\s*\S+(?:\s+\S+){0,3}(?<!\.))?",
 )
-_IMPORT = re.compile(r"\s*(import|from)\s+[\w.]+")
-_MIN_EXAMPLE_WORDS = 6
 
 
 def words(text: str) -> list[str]:
@@ -137,113 +123,6 @@ def _role_target(target: str) -> str:
     return re.sub(r"\s*<[^>]*>$", "", target).lstrip("~!").strip() or target
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _block_end(lines: list[str], start: int, indent: int) -> int:
-    """First line at or after `start` that is neither blank nor deeper than `indent`."""
-    while start < len(lines) and (not lines[start].strip() or _indent(lines[start]) > indent):
-        start += 1
-    return start
-
-
-def _without_code(doc: str) -> tuple[list[str], list[str]]:
-    """Lines of prose, and the code blocks removed from them, in order."""
-    lines = doc.expandtabs().splitlines()
-    prose: list[str] = []
-    blocks: list[str] = []
-    i = 0
-    while i < len(lines):
-        line = lines[i]
-        directive = _DIRECTIVE.match(line)
-        if line.strip().startswith(">>>"):
-            start = i
-            while i < len(lines) and lines[i].strip() and not lines[i].strip().startswith("```"):
-                i += 1
-            blocks.append("\n".join(lines[start:i]))
-            prose.append("")
-        elif line.strip().startswith("```"):
-            start, i = i + 1, i + 1
-            while i < len(lines) and not lines[i].strip().startswith("```"):
-                i += 1
-            blocks.append("\n".join(lines[start:i]))
-            prose.append("")
-            i += 1
-        elif directive:
-            name, argument = directive.groups()
-            end = _block_end(lines, i + 1, _indent(line))
-            if name in _KEPT_DIRECTIVES:
-                header = "See Also:" if name == "seealso" else argument
-                prose.extend(["", " " * _indent(line) + header])
-                i += 1
-                continue
-            if name in _CODE_DIRECTIVES:
-                body = [x for x in lines[i + 1 : end] if not re.match(r"\s*:\w+:", x)]
-                blocks.append("\n".join(body))
-            prose.append("")
-            i = end
-        elif _COMMENT.match(line):
-            i = _block_end(lines, i + 1, _indent(line))
-        elif line.rstrip().endswith("::"):
-            prose.append(line.rstrip()[:-1])
-            i += 1
-            end = _block_end(lines, i, _indent(line))
-            if end > i:
-                blocks.append("\n".join(lines[i:end]))
-                prose.append("")
-            i = end
-        else:
-            prose.append(line)
-            i += 1
-    return prose, blocks
-
-
-def _source(block: str) -> list[str]:
-    """Python of a block without prompts, outputs and imports; one string per paragraph."""
-    lines = block.splitlines()
-    prompted = any(line.strip().startswith(">>>") for line in lines)
-    paragraphs: list[list[str]] = [[]]
-    for line in lines:
-        if prompted:
-            stripped = line.strip()
-            if not stripped:
-                paragraphs.append([])
-            elif stripped.startswith((">>> ", "... ")):
-                paragraphs[-1].append(re.sub(r"^\s*(>>>|\.\.\.) ", "", line))
-        else:
-            paragraphs[-1].append(line)
-    sources = []
-    for paragraph in paragraphs:
-        margin = min((_indent(x) for x in paragraph if x.strip()), default=0)
-        kept = [x[margin:].split("  # doctest:")[0].rstrip() for x in paragraph if x.strip()]
-        sources.append("\n".join(x for x in kept if not _IMPORT.match(x)))
-    return sources
-
-
-def _examples(blocks: list[str]) -> tuple[str, ...]:
-    """Blocks that are Python; those with prompts first, since literal blocks can be formulas."""
-    found = []
-    for block in sorted(blocks, key=lambda b: ">>>" not in b):
-        for source in _source(block):
-            if len(words(source)) < _MIN_EXAMPLE_WORDS:
-                continue
-            try:
-                tree = ast.parse(source)
-            except (SyntaxError, ValueError):
-                continue
-            # A line of prose in a literal block can parse as a name or a string.
-            if any(not _is_bare(s) for s in tree.body):
-                found.append(source)
-    return tuple(found)
-
-
-def _is_bare(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(
-        statement.value, ast.Name | ast.Constant | ast.Tuple
-    )
-
-
 def _split_sections(lines: list[str]) -> list[tuple[str, list[str]]]:
     """(section kind, lines) in order. A numpydoc section ends at a header, Google's by indent."""
     sections: list[tuple[str, list[str]]] = [("prose", [])]
@@ -263,11 +142,11 @@ def _split_sections(lines: list[str]) -> list[tuple[str, list[str]]]:
         header = _GOOGLE_HEADER.match(line)
         if header and header.group(1).strip().lower() in _SECTIONS:
             sections.append((_SECTIONS[header.group(1).strip().lower()], []))
-            google_indent, content_seen = _indent(line), False
+            google_indent, content_seen = indent(line), False
             i += 1
             continue
         if google_indent is not None and line.strip():
-            inside = _indent(line) > google_indent
+            inside = indent(line) > google_indent
             bullet = sections[-1][0] == "see also" and re.match(r"\s*[-*] ", line)
             if not inside and not bullet and (content_seen or not lines[i - 1].strip()):
                 sections.append(("prose", []))
@@ -280,10 +159,10 @@ def _split_sections(lines: list[str]) -> list[tuple[str, list[str]]]:
 
 def _entries(lines: list[str]) -> list[list[str]]:
     """Groups lines into entries, which start at the smallest indent of the section."""
-    base = min((_indent(x) for x in lines if x.strip()), default=0)
+    base = min((indent(x) for x in lines if x.strip()), default=0)
     entries: list[list[str]] = []
     for line in lines:
-        if line.strip() and (_indent(line) == base or not entries):
+        if line.strip() and (indent(line) == base or not entries):
             entries.append([line.strip()])
         elif entries:
             entries[-1].append(line)
@@ -388,7 +267,7 @@ def parse_docstring(doc: str) -> ParsedDocstring:
     """
     doc = _ADDRESS.sub("", doc)
     doc = "\n".join(x for x in doc.splitlines() if "on this platform" not in x)
-    prose, blocks = _without_code(_without_signature(doc).strip("\n"))
+    prose, blocks = without_code(_without_signature(doc).strip("\n"))
     elements: list[Element] = []
     see_also: list[SeeAlso] = []
     for kind, lines in _split_sections(prose):
@@ -404,4 +283,4 @@ def parse_docstring(doc: str) -> ParsedDocstring:
         if rest:
             head.append(Element(ElementKind.PROSE, " ".join(rest)))
         elements[:1] = head
-    return ParsedDocstring(tuple(elements), _examples(blocks), tuple(see_also))
+    return ParsedDocstring(tuple(elements), examples(blocks), tuple(see_also))

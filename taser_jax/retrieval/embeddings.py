@@ -265,16 +265,9 @@ def encode_texts(
         return False
     if todo or not (directory / artifacts.METADATA).exists():
         dim = int(np.load(paths[0], mmap_mode="r").shape[1])
-        encoded = total_tokens - done_tokens
-        speed = {
-            "tokens": encoded,
-            "computed_positions": computed,
-            "padding": round(1 - encoded / max(computed, 1), 4),
-            "seconds": round(seconds, 3),
-            "tokens_per_second": round(encoded / max(seconds, 1e-9), 1),
-        }
+        speed = _speed(total_tokens - done_tokens, computed, seconds)
         logger.info(
-            "%s: %s tokens a second, %.1f%% of what was computed is padding",
+            "%s: %s tokens per second, %.1f%% of what was computed is padding",
             *(directory, f"{speed['tokens_per_second']:,}", 100 * speed["padding"]),
         )
         for name, value in attached.items():
@@ -284,6 +277,16 @@ def encode_texts(
             directory / artifacts.METADATA, {**plan, "dim": dim, **known, "last_run": speed}
         )
     return True
+
+
+def _speed(tokens: int, computed: int, seconds: float) -> dict[str, int | float]:
+    return {
+        "tokens": tokens,
+        "computed_positions": computed,
+        "padding": round(1 - tokens / max(computed, 1), 4),
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
+    }
 
 
 def shard_names(count: int) -> list[str]:

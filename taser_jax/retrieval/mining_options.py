@@ -129,11 +129,6 @@ class MiningConfig:
                     fix="NV-Retriever's 95% of the positive's score is relative_margin = 0.05",
                 )
 
-    @property
-    def has_margin(self) -> bool:
-        """Whether a negative's score is compared with the positive's."""
-        return self.absolute_margin is not None or self.relative_margin is not None
-
 
 @dataclasses.dataclass(frozen=True)
 class MiningStatistics:

@@ -157,24 +157,12 @@ def train(
             no parameter has seen it.
         DataError: likewise, T-SAGE's median sensitivity to a task was 0.
     """
-    saved = checkpoints.latest_step
-    step = int(state.step) if saved is None else saved
-    if step > config.train_steps:
-        raise ConfigError(
-            f"the newest checkpoint is of step {step}",
-            where="TRAIN_STEPS",
-            expected=f"at most TRAIN_STEPS={config.train_steps}",
-            fix="raise TRAIN_STEPS, or train into a new MODEL_DIR",
-        )
-    if step:
-        logger.info("training: resuming after step %d of %d", step, config.train_steps)
-    else:
-        logger.info("training: no checkpoint yet, beginning at step 0 of %d", config.train_steps)
-    if saved:
+    step = _first_step(state, checkpoints, config)
+    validation: dict[str, float] = {}
+    if checkpoints.latest_step:
         state = checkpoints.restore(jax.tree.map(_abstract, state), step=step, about=about)
-
-    # Rerunning a finished training reports the metrics of its last checkpoint.
-    validation = checkpoints.metrics(step) if saved else {}
+        # Rerunning a finished training reports the metrics of its last checkpoint.
+        validation = checkpoints.metrics(step)
     meter = _Meter(cost)
     skips = SkipWatch(
         allowed=min(config.max_skipped_steps, config.train_steps), describe=batches.describe
@@ -222,6 +210,24 @@ def train(
                 checkpoints.wait()
                 raise stop.error(f"saved after step {step} of {config.train_steps}")
     return TrainResult(state=state, validation=validation, steps_per_second=meter.mean_rate)
+
+
+def _first_step(state: TrainState, checkpoints: Checkpoints, config: LoopConfig) -> int:
+    """The step after which training begins: the newest checkpoint's, or the state's own."""
+    saved = checkpoints.latest_step
+    step = int(state.step) if saved is None else saved
+    if step > config.train_steps:
+        raise ConfigError(
+            f"the newest checkpoint is of step {step}",
+            where="TRAIN_STEPS",
+            expected=f"at most TRAIN_STEPS={config.train_steps}",
+            fix="raise TRAIN_STEPS, or train into a new MODEL_DIR",
+        )
+    if step:
+        logger.info("training: resuming after step %d of %d", step, config.train_steps)
+    else:
+        logger.info("training: no checkpoint yet, beginning at step 0 of %d", config.train_steps)
+    return step
 
 
 @contextlib.contextmanager

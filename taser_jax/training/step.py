@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -148,23 +148,7 @@ def make_train_step(
         make_loss(model, objective=objective, num_chunks=num_chunks, seed=each) for each in seeds
     ]
     param_shardings = None if state_shardings is None else state_shardings.params
-    axis = (len(loss_fns),) if gradients is TaskGradients.STACKED else ()
-
-    def empty(param: jax.Array, sharding: NamedSharding | None = None) -> jax.Array:
-        zeros = jnp.zeros((*axis, *param.shape), param.dtype)
-        if sharding is None:
-            return zeros
-        spec = PartitionSpec(*(None for _ in axis), *sharding.spec)
-        return jax.lax.with_sharding_constraint(zeros, NamedSharding(sharding.mesh, spec))
-
-    def add(total: Params | None, grads: Params, place: int) -> Params:
-        if fixed is None:
-            return grads
-        if total is None:
-            total = jax.tree.map(empty, grads, *([param_shardings] if param_shardings else []))
-        if axis:
-            return jax.tree.map(lambda rows, row: rows.at[place].set(row), total, grads)
-        return jax.tree.map(jnp.add, total, grads)
+    add = _adder(fixed, gradients, param_shardings)
 
     def train_step(
         state: TrainState, batches: tuple[Batch, ...], names: tuple[str | None, ...]
@@ -212,6 +196,31 @@ def make_train_step(
         train_step, donate_argnums=0, static_argnames="names", out_shardings=out_shardings
     )
     return TrainStep(jitted, query_tasks=model.query_tasks, tasks=fixed)
+
+
+def _adder(
+    tasks: Sequence[str] | None, gradients: TaskGradients, param_shardings: Params | None
+) -> Callable[[Params | None, Params, int], Params]:
+    """Adds the gradients of the task at a place to those of the tasks before it."""
+    if tasks is None:
+        return lambda total, grads, place: grads
+    axis = (len(tasks),) if gradients is TaskGradients.STACKED else ()
+
+    def empty(param: jax.Array, sharding: NamedSharding | None = None) -> jax.Array:
+        zeros = jnp.zeros((*axis, *param.shape), param.dtype)
+        if sharding is None:
+            return zeros
+        spec = PartitionSpec(*(None for _ in axis), *sharding.spec)
+        return jax.lax.with_sharding_constraint(zeros, NamedSharding(sharding.mesh, spec))
+
+    def add(total: Params | None, grads: Params, place: int) -> Params:
+        if total is None:
+            total = jax.tree.map(empty, grads, *([param_shardings] if param_shardings else []))
+        if axis:
+            return jax.tree.map(lambda rows, row: rows.at[place].set(row), total, grads)
+        return jax.tree.map(jnp.add, total, grads)
+
+    return add
 
 
 def task_seed(seed: int, task: str) -> int:

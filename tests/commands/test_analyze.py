@@ -23,13 +23,13 @@ from taser_jax.commands.analyze import analyze
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, FingerprintError
+from taser_jax.mesh import MeshConfig
 from taser_jax.models.dual_encoder import DualEncoder, abstract_params, init_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.median import MedianOver
 from taser_jax.optim.multitask import Combiner, MultitaskConfig, build_multitask_optimizer
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.partitioning import MeshConfig
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
 from taser_jax.training.losses import contrastive_loss
 from taser_jax.training.state import init_state

@@ -13,7 +13,8 @@ from tiny_specialist import write_specialist
 
 from taser_jax.assembly.ensembles import Ensemble, EnsembleTraining, Kept, SpecialistVectors
 from taser_jax.commands.ensemble import ensemble
-from taser_jax.data.batches.one_task import BatchingConfig, BatchStream
+from taser_jax.data.batches.one_task import BatchStream
+from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError, FingerprintError, Preempted
 from taser_jax.models.ensemble import EnsembleConfig

@@ -15,7 +15,7 @@ from taser_jax.commands.evaluate import evaluate
 from taser_jax.commands.fuse import Domain, fuse
 from taser_jax.commands.inputs import read_task_run
 from taser_jax.commands.specialists import CalibrationConfig, Specialist
-from taser_jax.data.batches.one_task import BatchingConfig
+from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, FingerprintError

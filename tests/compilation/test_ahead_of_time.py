@@ -19,7 +19,7 @@ from taser_jax.compilation.ahead_of_time import CompilerEffort, OutOfMemory, com
 from taser_jax.compilation.collectives import Network
 from taser_jax.compilation.report import StepReport
 from taser_jax.compilation.topologies import open_topology
-from taser_jax.partitioning import MeshConfig, make_mesh
+from taser_jax.mesh import MeshConfig, make_mesh
 
 
 def array(mesh, shape, spec=PartitionSpec(), dtype=jnp.bfloat16):

@@ -13,7 +13,7 @@ from taser_jax.compilation.collectives import (
     Network,
     read_collectives,
 )
-from taser_jax.partitioning import MeshConfig, make_mesh
+from taser_jax.mesh import MeshConfig, make_mesh
 
 
 def entry(*lines: str) -> str:

@@ -10,7 +10,8 @@ import pytest
 from taser_jax.compilation.chips import CHIPS
 from taser_jax.compilation.topologies import KNOWN_SHAPES, Topology, one_host, open_topology
 from taser_jax.errors import ConfigError
-from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
+from taser_jax.mesh import MeshConfig, make_mesh
+from taser_jax.partitioning import Partitioner
 
 
 @pytest.mark.parametrize(

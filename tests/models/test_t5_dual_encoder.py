@@ -7,6 +7,7 @@ from tiny_t5 import one_block, random_t5_params, tiny_t5, tiny_t5_model
 
 from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
+from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models.bert import BertEncoder
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import (
@@ -19,7 +20,7 @@ from taser_jax.models.dual_encoder import (
 )
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding, T5Tower
 from taser_jax.models.transformer import Remat
-from taser_jax.partitioning import MeshConfig, Partitioner, make_mesh
+from taser_jax.partitioning import Partitioner
 
 TASKS = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
 

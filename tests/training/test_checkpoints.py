@@ -17,7 +17,7 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from taser_jax.errors import ConfigError, FingerprintError, StorageError
-from taser_jax.partitioning import MeshConfig, make_mesh
+from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.training.checkpoints import (
     CheckpointConfig,
     Checkpoints,

@@ -12,12 +12,8 @@ import numpy as np
 
 from taser_jax.artifacts import fingerprint_json
 from taser_jax.batch import Batch, HostShare
-from taser_jax.data.batches.one_task import (
-    BatchingConfig,
-    BatchStream,
-    FalseNegatives,
-    PositiveChoice,
-)
+from taser_jax.data.batches.one_task import BatchStream
+from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.batches.padding import Layout, Padding
 from taser_jax.data.batches.schedule import task_number
 from taser_jax.data.batches.teacher import TeacherRows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import enum
 import functools
 import logging
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from jaxtyping import Bool, Int
 from taser_jax.artifacts import fingerprint_json, require_equal
 from taser_jax.batch import Batch, HostShare, States, TeacherEmbeddings, TokenGroups, Tokens
 from taser_jax.data.batches import draws as sampling
+from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.batches.padding import Layout, Padding, Texts
 from taser_jax.data.batches.schedule import Purpose, Schedule, generator, task_number
 from taser_jax.data.batches.teacher import ScoreTable, TeacherRows
@@ -24,52 +24,6 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
 
 logger = logging.getLogger("taser")
-
-
-class FalseNegatives(enum.Enum):
-    """Treatment of a passage of the batch that is also a positive of another query.
-
-    KEEP: it counts as that query's negative, as in DPR and TASER; so does one of the query's own
-        positives that its hard negatives name and no step trains on (TASER's P2 may: it leaves out
-        the gold passage only).
-    MASK: it is left out of that query's loss, and so is a copy of the query's own positive.
-    """
-
-    KEEP = "keep"
-    MASK = "mask"
-
-
-class PositiveChoice(enum.Enum):
-    """Which of several positives a step trains on: the first (gold) or a random one."""
-
-    FIRST = "first"
-    SAMPLE = "sample"
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchingConfig:
-    """How batches are drawn.
-
-    Attributes:
-        batch_size: queries in a global batch.
-        num_negatives: hard negatives per query.
-        false_negatives: KEEP as in the papers, or MASK.
-        positives: FIRST as in the papers, or SAMPLE.
-        seed: 0 or more.
-        rates: task -> times its queries are seen per epoch; 1 by default.
-    """
-
-    batch_size: int
-    num_negatives: int = 1
-    false_negatives: FalseNegatives = FalseNegatives.KEEP
-    positives: PositiveChoice = PositiveChoice.FIRST
-    seed: int = 0
-    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("num_negatives", 0), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}", expected=f"{least} or more")
 
 
 @dataclasses.dataclass(frozen=True)
