@@ -91,6 +91,7 @@ COMMANDS: dict[str, Command] = dict(
         _command("prepare beir", "convert a BEIR directory"),
         _command("prepare tsv", "convert plain TSV passages and queries"),
         _command("prepare kilt", "convert KILT's passages and queries"),
+        _command("prepare merged", "convert KILT's and BEIR's data sets into one collection"),
         _command("vocab", "train a vocabulary on a collection"),
         _command("tokenize", "tokenize SeqIO tasks into a token store"),
         _command(

@@ -31,6 +31,7 @@ RECIPES = {
     ),
     "tokenize": (("runs/kilt_full_tokenize.gin",),),
     "prepare kilt": (("runs/kilt_mini_prepare.gin",), ("runs/kilt_full_prepare.gin",)),
+    "prepare merged": (("runs/muf_mini_prepare.gin",),),
     "prepare dpr": (("runs/odqa_prepare.gin",), ("runs/open_qa_prepare.gin",)),
     "evaluate": (("runs/entity_questions.gin",),),
     "pipeline taser": (

@@ -8,8 +8,9 @@ from typing import Any
 
 from taser_jax.artifacts import FilePath
 from taser_jax.data.collections.store import write_collection, write_queries
-from taser_jax.data.prepare import formats, kilt
+from taser_jax.data.prepare import formats, kilt, merged
 from taser_jax.data.prepare.kilt_options import KiltOptions
+from taser_jax.data.prepare.merged import BeirFolder, KiltFiles, MergeOptions
 from taser_jax.data.prepare.questions import PrepareOptions, QuestionFiles
 from taser_jax.data.prepare.receipts import PreparedCollection, without_positive_file
 from taser_jax.progress import logger, phase
@@ -105,6 +106,14 @@ def _report(prepared: PreparedCollection, data_dir: FilePath) -> PreparedCollect
 prepare_beir = reporting(formats.prepare_beir)
 prepare_dpr = reporting(formats.prepare_dpr)
 prepare_kilt = reporting(kilt.prepare_kilt)
+prepare_merged = reporting(merged.prepare_merged)
 prepare_tsv = reporting(formats.prepare_tsv)
 
-CONFIGURABLES = (KiltOptions, PrepareOptions, QuestionFiles)
+CONFIGURABLES = (
+    BeirFolder,
+    KiltFiles,
+    KiltOptions,
+    MergeOptions,
+    PrepareOptions,
+    QuestionFiles,
+)

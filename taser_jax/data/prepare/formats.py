@@ -37,6 +37,7 @@ VALIDATION = "validation"
 
 
 PassageFiles = FilePath | Sequence[FilePath] | Mapping[str, FilePath]
+ReadQuestions = Callable[[str, str, QuestionFiles], Iterator[Question]]
 
 
 _DEFAULTS = PrepareOptions()
@@ -77,7 +78,7 @@ def prepare_dpr(
     """
     if directory is not None:
         passages, tasks = below(directory, passages), below(directory, tasks)
-    return _prepare(
+    return prepare_sources(
         data_dir,
         collection,
         _sources(passages, functools.partial(dpr.read_passages, empty=options.empty)),
@@ -116,7 +117,7 @@ def prepare_tsv(
         DataError: malformed input; names file:line, the field and the fix.
         StorageError: the disk is full or `data_dir` cannot be written.
     """
-    return _prepare(
+    return prepare_sources(
         data_dir,
         collection,
         _sources(passages, functools.partial(tsv.read_passages, empty=options.empty)),
@@ -170,19 +171,36 @@ def prepare_beir(
             )
     if not sources:
         raise ConfigError("no directory is given", where="directories")
-    return _prepare(data_dir, collection, sources, tasks, options, read=judged_beir_queries)
+    return prepare_sources(data_dir, collection, sources, tasks, options, read=_judged)
 
 
-def _prepare(
+def prepare_sources(
     data_dir: FilePath,
     collection: str,
     sources: Sequence[PassageSource],
     tasks: Tasks,
     options: PrepareOptions,
-    read: Callable[[QuestionFiles, str], Iterator[Question]] = read_questions,
+    *,
+    read: ReadQuestions | None = None,
+    also: object = None,
 ) -> PreparedCollection:
+    """Writes passages as one collection and questions as its query sets, of whatever format.
+
+    Args:
+        data_dir: folder of collections.
+        collection: name of the collection to write.
+        sources: passages, in the order of their rows.
+        tasks: task -> split -> questions.
+        options: how to treat incomplete input.
+        read: reads a task's split; None goes by the file's name.
+        also: what else the result depends on, JSON-able.
+
+    Returns:
+        Counts and fingerprints. The same call on the same files does nothing.
+    """
+    read = read or (lambda task, split, files: read_questions(files, split))
     files = _checked_tasks(tasks, [source.label for source in sources])
-    inputs = _inputs_fingerprint(sources, files, options)
+    inputs = _inputs_fingerprint(sources, files, options, also)
     if (done := already_prepared(data_dir, collection, inputs)) is not None:
         return done
     merger = PassageMerger(sources)
@@ -193,7 +211,7 @@ def _prepare(
     splits: list[PreparedSplit] = []
     for (task, split), question_files in files.items():
         mapper = QuestionMapper(task, split, question_files, resolver, options)
-        queries = mapper.queries(read(question_files, split))
+        queries = mapper.queries(read(task, split, question_files))
         carves = options.validation_share and split == "train" and (task, VALIDATION) not in files
         parts = _carved(queries, task, options.validation_share) if carves else {split: queries}
         for name, part in parts.items():
@@ -218,6 +236,10 @@ def _carved(queries: Iterable[Query], task: str, share: float) -> dict[str, list
             fix="choose another share, or add a validation split to the files",
         )
     return {"train": train, VALIDATION: validation}
+
+
+def _judged(task: str, split: str, files: QuestionFiles) -> Iterator[Question]:
+    return judged_beir_queries(files)
 
 
 def _sources(
@@ -270,9 +292,11 @@ def _inputs_fingerprint(
     sources: Sequence[PassageSource],
     files: Mapping[tuple[str, str], QuestionFiles],
     options: PrepareOptions,
+    also: object,
 ) -> str:
     """Fingerprint of all inputs' bytes; reports a missing file before any work is done."""
     described: list[object] = [_FORMAT_VERSION, to_plain(options)]
+    described += [] if also is None else [also]
     described += [[source.label, file_digest(source.path)] for source in sources]
     for (task, split), given in files.items():
         paths = (given.questions, given.ids, given.qrels)

@@ -11,7 +11,8 @@ from taser_jax.data.readers.kilt import Outputs
 from taser_jax.errors import ConfigError
 
 VALIDATION = "validation"
-_SHARES = {"train": 0.8, VALIDATION: 0.1, "test": 0.1}
+# Of one file that holds several splits.
+SHARES = {"train": 0.8, VALIDATION: 0.1, "test": 0.1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,7 @@ class KiltOptions:
     entity_tasks: tuple[str, ...] = ()
     left_words: int = 64
     dialogue_turns: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    shares: Mapping[str, float] = dataclasses.field(default_factory=lambda: dict(_SHARES))
+    shares: Mapping[str, float] = dataclasses.field(default_factory=lambda: dict(SHARES))
     task_shares: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     split_groups: Mapping[str, str] = dataclasses.field(default_factory=dict)
     train_samples: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -304,8 +304,8 @@ def _with_ids(questions: Iterable[Question], ids: FilePath) -> Iterator[Question
         yield dataclasses.replace(question, id=named.id)
 
 
-def judged_beir_queries(files: QuestionFiles, split: str) -> Iterator[Question]:
-    """The queries of a BEIR folder that are judged in the split's qrels."""
+def judged_beir_queries(files: QuestionFiles) -> Iterator[Question]:
+    """The queries of a BEIR folder that are judged in the qrels."""
     assert files.qrels is not None
     judged = {judgement.query_id: judgement.where for judgement in tsv.read_qrels(files.qrels)}
     found: set[str] = set()

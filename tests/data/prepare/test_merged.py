@@ -1,0 +1,142 @@
+"""KILT's files and BEIR's folders as one collection."""
+
+import gzip
+import json
+
+import pytest
+
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.id_index import text_hash
+from taser_jax.data.prepare.merged import BeirFolder, KiltFiles, MergeOptions, prepare_merged
+from taser_jax.data.prepare.questions import PrepareOptions
+from taser_jax.errors import ConfigError, DataError
+
+# Of "set\tqN", N below 10, with validation's share of a half: hashes below the middle are training.
+HALF = {"train": 0.5, "validation": 0.5}
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """A KILT source of 30 passages, and a BEIR folder of 4 that has one of them and one's id."""
+    kilt = "".join(f"{n}\ttext {n}\tpage {n}\t{n}\t1\n" for n in range(30))
+    (tmp_path / "passages.tsv").write_text(f"id\ttext\ttitle\twikipedia_id\tparagraph_id\n{kilt}")
+    lines = [
+        {
+            "id": f"q{n}",
+            "input": f"question {n}",
+            "output": [
+                {"answer": "a", "provenance": [{"wikipedia_id": "3", "passage_id": "3"}]},
+                {"answer": "a", "provenance": [{"wikipedia_id": "29", "passage_id": "29"}]},
+                {"answer": "b"},
+            ],
+        }
+        for n in range(10)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "set.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    beir = tmp_path / "beir"
+    (beir / "qrels").mkdir(parents=True)
+    passages = [("x", "new"), ("3", "other 3"), ("y", "text 5"), ("z", "spare")]
+    (beir / "corpus.jsonl").write_text(
+        "".join(
+            json.dumps({"_id": id, "text": text, "title": "page 5" if id == "y" else ""}) + "\n"
+            for id, text in passages
+        )
+    )
+    queries = [f"t{n}" for n in range(10)] + ["held-out"]
+    (beir / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": id, "text": f"about {id}"}) + "\n" for id in queries)
+    )
+    header = "query-id\tcorpus-id\tscore\n"
+    judged = "".join(f"t{n}\t3\t1\nt{n}\tx\t2\n" for n in range(10))
+    (beir / "qrels" / "train.tsv").write_text(header + judged)
+    (beir / "qrels" / "test.tsv").write_text(f"{header}held-out\ty\t1\n")
+    return {
+        "wiki": KiltFiles("passages.tsv", {"set": {"train+validation": "set.jsonl.gz"}}),
+        "beir": BeirFolder("beir"),
+    }
+
+
+def prepare(tmp_path, sources, validation_share=0.0, **options):
+    return prepare_merged(
+        data_dir=tmp_path / "data",
+        collection="c",
+        sources=sources,
+        directory=tmp_path,
+        options=MergeOptions(PrepareOptions(validation_share=validation_share), **options),
+    )
+
+
+def queries(tmp_path, task, split):
+    return list(QuerySet.open(tmp_path / "data", "c", task, split))
+
+
+def test_both_formats_become_one_collection(tmp_path, sources):
+    prepared = prepare(tmp_path, sources, shares=HALF)
+    store = PassageStore.open(tmp_path / "data", "c")
+    # 30 and 4, of which one is there already and one's id is taken.
+    assert (prepared.passages, prepared.merged, prepared.renamed) == (33, 1, 1)
+    assert [store[row].id for row in (3, 30, 31, 32)] == ["3", "x", "beir:3", "z"]
+    assert list_tasks(tmp_path / "data", "c") == {
+        "set": ["train", "validation"],
+        "beir": ["train", "test"],
+    }
+    for query in queries(tmp_path, "set", "train"):
+        assert (query.positives, query.answers) == ((3, 29), ("a", "b"))
+    for query in queries(tmp_path, "beir", "train"):
+        assert (query.positives, query.relevance) == ((30, 31), (2, 1))
+    [test] = queries(tmp_path, "beir", "test")
+    assert (test.id, test.positives) == ("held-out", (5,))
+
+
+def test_one_file_of_several_splits_is_divided_by_hash(tmp_path, sources):
+    prepare(tmp_path, sources, shares=HALF)
+    splits = ("train", "validation")
+    ids = {split: [q.id for q in queries(tmp_path, "set", split)] for split in splits}
+    assert ids["train"] == [f"q{n}" for n in range(10) if text_hash(f"set\tq{n}") < 1 << 63]
+    assert ids["validation"] == [f"q{n}" for n in range(10) if f"q{n}" not in ids["train"]]
+
+
+def test_validation_queries_are_held_out_where_there_are_none(tmp_path, sources):
+    rows = [f"t{n}\t{'x' if n % 2 else '3'}\t1\n" for n in range(10)]
+    path = tmp_path / "beir" / "qrels" / "train.tsv"
+    path.write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
+    prepare(tmp_path, sources, validation_share=0.5, shares=HALF)
+    held_out = {row for query in queries(tmp_path, "beir", "validation") for row in query.positives}
+    # All queries of one of the two passages; the set with a split of its own keeps it.
+    assert len(held_out) == 1
+    trained = queries(tmp_path, "beir", "train")
+    assert len(trained) == 5
+    assert not any(held_out & {*query.positives} for query in trained)
+    assert len(list_tasks(tmp_path / "data", "c")["set"]) == 2
+
+
+def test_fewer_distractors_keep_every_positive_and_its_query(tmp_path, sources):
+    whole = prepare(tmp_path, sources, shares=HALF)
+    few = prepare(tmp_path, sources, shares=HALF, distractors=0.0)
+    store = PassageStore.open(tmp_path / "data", "c")
+    # y has the text of 5, which is nobody's positive by that id: y stays under its own.
+    assert list(store.ids) == ["3", "29", "x", "beir:3", "y"]
+    assert [split.queries for split in few.splits] == [split.queries for split in whole.splits]
+    some = prepare(tmp_path, sources, shares=HALF, distractors=0.3)
+    assert few.passages < some.passages < whole.passages
+    assert prepare(tmp_path, sources, shares=HALF, distractors=0.3).reused
+
+
+def test_what_cannot_be_merged_is_refused(tmp_path, sources):
+    with pytest.raises(ConfigError, match="no source"):
+        prepare(tmp_path, {})
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        prepare(tmp_path, sources, distractors=2.0)
+    twice = {**sources, "set": BeirFolder("beir")}
+    with pytest.raises(ConfigError, match="task 'set' is in two sources"):
+        prepare(tmp_path, twice)
+    split_twice = {"train": "set.jsonl.gz", "train+validation": "set.jsonl.gz"}
+    with pytest.raises(ConfigError, match="split 'train' twice"):
+        prepare(tmp_path, {"wiki": KiltFiles("passages.tsv", {"set": split_twice})})
+    proof = {"wikipedia_id": "3", "title": "P"}
+    line = {"id": "q", "input": "who", "output": [{"provenance": [proof]}]}
+    (tmp_path / "bare.jsonl").write_text(json.dumps(line) + "\n")
+    bare = {"wiki": KiltFiles("passages.tsv", {"set": {"train": "bare.jsonl"}})}
+    with pytest.raises(DataError, match=r"bare\.jsonl:1.*'P' has no passage_id"):
+        prepare(tmp_path, bare)
