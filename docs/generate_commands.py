@@ -108,7 +108,10 @@ def _command(
 def _object(target: Any) -> str:
     """A dataclass with its fields, or a function that makes one with its parameters."""
     doc = inspect.getdoc(target) or ""
-    meanings = _entries(doc, "Attributes") | _entries(doc, "Args")
+    meanings = _entries(doc, "Args")
+    # A class describes its own fields; those that it inherits are described where they come from.
+    for part in reversed(inspect.getmro(target) if inspect.isclass(target) else ()):
+        meanings |= _entries(inspect.cleandoc(part.__doc__ or ""), "Attributes")
     hints = typing.get_type_hints(target)
     lines = [f"### {target.__name__}\n", _description(doc), ""]
     lines += ["| Field | Default | What it is |", "|---|---|---|"]

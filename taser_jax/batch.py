@@ -92,6 +92,38 @@ class States:
 @no_type_check
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Augmented:
+    """Queries with the K documents that a memory gave for each (MoMA, equation 2).
+
+    Attributes:
+        query: the queries.
+        documents: tokens [batch, K, document_length], states of frozen blocks [batch, K,
+            document_length, embed], or, for late fusion, the documents' embeddings [batch, K, dim].
+        present: False where a query has fewer than K documents. [batch, K]
+    """
+
+    query: Tokens | States
+    documents: Tokens | States | Float[Array, "batch documents dim"]
+    present: Bool[Array, "batch documents"]
+
+    @property
+    def mask(self) -> Bool[Array, "batch length"]:
+        """True at the queries' real tokens."""
+        return self.query.mask
+
+    @property
+    def flat_documents(self) -> Tokens | States:
+        """Their tokens or states, as batch·K texts."""
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), self.documents)
+
+    def resized(self, length: int) -> Augmented:
+        """The same texts with queries of `length` columns; what is cut off must be padding."""
+        return dataclasses.replace(self, query=self.query.resized(length))
+
+
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class TokenGroups:
     """Texts in groups of similar length, each padded to a length of its own.
 
@@ -102,7 +134,7 @@ class TokenGroups:
         place: row of each text among all rows of the groups, one group after another. [batch]
     """
 
-    groups: tuple[Tokens | States, ...]
+    groups: tuple[Tokens | States | Augmented, ...]
     place: Int[Array, " batch"]
 
 
@@ -134,7 +166,7 @@ class Batch:
     passages of the *global* batch.
 
     Attributes:
-        queries: shape [batch, query_length], or groups.
+        queries: shape [batch, query_length], or groups; with documents where a memory is used.
         passages: shape [batch·(1+N), passage_length], or groups.
         positive_index: column of each query's positive among the global batch's passages. [batch]
         ignore: True where a passage must not count as a negative of the query (it is another of
@@ -146,7 +178,7 @@ class Batch:
         teacher_embeddings: a teacher's embeddings of the same texts; None without.
     """
 
-    queries: Tokens | States | TokenGroups
+    queries: Tokens | States | Augmented | TokenGroups
     passages: Tokens | States | TokenGroups
     positive_index: Int[Array, " batch"]
     ignore: Bool[Array, "batch passages"]
@@ -156,7 +188,7 @@ class Batch:
     teacher_embeddings: TeacherEmbeddings | None = None
 
     @property
-    def texts(self) -> list[Tokens | States]:
+    def texts(self) -> list[Tokens | States | Augmented]:
         """The texts of both sides, groups one by one."""
         return [*groups_of(self.queries), *groups_of(self.passages)]
 
@@ -172,12 +204,40 @@ class Batch:
             for side in (queries, passages)
         )
         groups = (*queries, *passages)
-        return BatchShape(num_queries, query_length, num_passages, passage_length, groups=groups)
+        first = groups_of(self.queries)[0]
+        fused = _documents_shape(first) if isinstance(first, Augmented) else None
+        return BatchShape(
+            num_queries, query_length, num_passages, passage_length, groups=groups, memory=fused
+        )
 
 
-def groups_of(texts: Tokens | States | TokenGroups) -> tuple[Tokens | States, ...]:
+def _documents_shape(texts: Augmented) -> DocumentsShape:
+    per_query, documents = texts.present.shape[1], texts.documents
+    if isinstance(documents, Tokens | States):
+        return DocumentsShape(per_query, documents.mask.shape[2])
+    return DocumentsShape(per_query, 1, documents.shape[2])
+
+
+def groups_of(
+    texts: Tokens | States | Augmented | TokenGroups,
+) -> tuple[Tokens | States | Augmented, ...]:
     """The arrays of one side."""
     return texts.groups if isinstance(texts, TokenGroups) else (texts,)
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentsShape:
+    """Sizes of what a memory adds to queries.
+
+    Attributes:
+        per_query: documents of a query, K.
+        length: tokens of each, padding included; 1 for embeddings.
+        dim: width of the embeddings that stand for them; 0 where they come as tokens.
+    """
+
+    per_query: int
+    length: int
+    dim: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +252,7 @@ class BatchShape:
         teacher_candidates: passages of a query that a teacher scores; 0 without such scores.
         teacher_dim: dimensions of a teacher's embeddings; 0 without.
         groups: (texts, length) of each group, where texts are padded in groups.
+        memory: documents of queries that a memory augments; None without.
     """
 
     queries: int
@@ -201,6 +262,7 @@ class BatchShape:
     teacher_candidates: int = 0
     teacher_dim: int = 0
     groups: tuple[tuple[int, int], ...] = ()
+    memory: DocumentsShape | None = None
 
     @property
     def sides(self) -> tuple[tuple[int, int], ...]:
@@ -210,8 +272,10 @@ class BatchShape:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all texts, padding included."""
-        return sum(count * length for count, length in self.sides)
+        """Tokens of all texts, padding included; documents that come as embeddings have none."""
+        memory = self.memory
+        documents = 0 if memory is None or memory.dim else memory.per_query * memory.length
+        return sum(count * length for count, length in self.sides) + self.queries * documents
 
     def chunk(self, num_chunks: int) -> BatchShape:
         """One of `num_chunks` equal parts."""
@@ -230,9 +294,21 @@ class BatchShape:
             return jax.ShapeDtypeStruct(shape, dtype)
 
         whole = dataclasses.replace(self, groups=())
-        queries, passages = (Tokens(array(np.int32, *s), array(np.bool_, *s)) for s in whole.sides)
+
+        def tokens(*shape: int) -> Tokens:
+            return Tokens(array(np.int32, *shape), array(np.bool_, *shape))
+
+        queries, passages = (tokens(*side) for side in whole.sides)
+        memory = self.memory
+        if memory is not None:
+            each = (self.queries, memory.per_query)
+            documents = (
+                array(np.float32, *each, memory.dim) if memory.dim else tokens(*each, memory.length)
+            )
         return Batch(
-            queries=queries,
+            queries=queries
+            if memory is None
+            else Augmented(queries, documents, array(np.bool_, *each)),
             passages=passages,
             positive_index=array(np.int32, self.queries),
             ignore=array(np.bool_, self.queries, self.passages),

@@ -78,8 +78,9 @@ def configurable(target: Callable[..., Any]) -> Callable[..., Any]:
         `ExpertConfig.routing = 'sequence'` arrives as `Routing.SEQUENCE`; a value that is none of
         the enum's raises a `ConfigError` that lists them.
     """
-    construct = target.__init__ if inspect.isclass(target) else target
-    hints = typing.get_type_hints(construct)
+    # A dataclass's own hints, since those of `__init__` are not found where a field is inherited.
+    is_fields = dataclasses.is_dataclass(target) or not inspect.isclass(target)
+    hints = typing.get_type_hints(target if is_fields else target.__init__)
 
     @functools.wraps(target, updated=())
     def build(*args: Any, **kwargs: Any) -> Any:

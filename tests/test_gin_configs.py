@@ -24,6 +24,8 @@ RECIPES = {
         ("runs/taser_base.gin", "models/routing_regularizer.gin"),
         ("runs/train.gin", "models/t5_base.gin"),
         ("runs/train.gin", "models/t5_base.gin", "models/t5_pretrained.gin"),
+        ("runs/train.gin", "models/t5_fusion.gin"),
+        ("runs/train.gin", "models/bert_fusion.gin"),
         *(
             ("runs/taser_base.gin", f"optim/{combiner}.gin")
             for combiner in ("naive", "pcgrad", "cgd", "gradnorm", "tsage")

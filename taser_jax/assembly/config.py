@@ -13,9 +13,11 @@ from taser_jax.interop.t5_pretrained import pretrained_t5
 from taser_jax.mesh import MeshConfig
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.bert_fusion import BertFusionConfig
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.models.t5_fusion import T5FusionConfig
 from taser_jax.optim.cgd import CgdConfig
 from taser_jax.optim.gradnorm import GradNormConfig
 from taser_jax.optim.multitask import MultitaskConfig, NaiveConfig
@@ -103,6 +105,7 @@ class TrainingConfig:
 CONFIGURABLES = (
     BatchingConfig,
     BertConfig,
+    BertFusionConfig,
     CgdConfig,
     CheckpointConfig,
     Distillation,
@@ -123,6 +126,7 @@ CONFIGURABLES = (
     RoutingRegularizer,
     T5Config,
     T5DualEncoderConfig,
+    T5FusionConfig,
     TSageConfig,
     TaskBatchingConfig,
     TrainingConfig,

@@ -16,8 +16,10 @@ from taser_jax.interop.hub import fetch
 from taser_jax.interop.pretrained import load_pretrained
 from taser_jax.interop.t5_pretrained import load_pretrained_t5
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.bert_fusion import BertFusionConfig
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.models.t5_fusion import T5FusionConfig
 from taser_jax.progress import phase
 
 VOCAB_FILE = "vocab.txt"
@@ -58,7 +60,7 @@ def read_pretrained(
 
     Returns:
         NumPy arrays where the checkpoint has the parameter, the leaf of `params` elsewhere
-        (routers).
+        (routers, a fusion's decoder).
 
     Raises:
         ConfigError: sizes or vocabularies differ; the message has both.
@@ -88,7 +90,9 @@ def _read_t5(pretrained: Pretrained, config: Any, params: Params) -> Params:
 
 _READERS: dict[str, Callable[[Pretrained, Any, Params], Params]] = {
     DualEncoderConfig.kind: _read_bert,
+    BertFusionConfig.kind: _read_bert,
     T5DualEncoderConfig.kind: _read_t5,
+    T5FusionConfig.kind: _read_t5,
 }
 
 

@@ -12,6 +12,7 @@ from jax.tree_util import KeyPath
 from taser_jax.batch import Role
 from taser_jax.errors import ConfigError
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.bert_fusion import FUSION_PARTS
 from taser_jax.models.dual_encoder import Params, Towers
 
 _PASSAGE_TOWER = "passage_encoder"
@@ -65,10 +66,11 @@ def from_plain_encoders(
         query: parameters of the plain encoder of queries.
         passage: parameters of the plain encoder of passages.
         config: of the dual encoder.
-        params: of the dual encoder, for its tree; its routers are kept.
+        params: of the dual encoder, for its tree; its routers, and its decoder over documents, are
+            kept.
 
     Returns:
-        NumPy parameters, routers as in `params`.
+        NumPy parameters, what is kept as in `params`.
 
     Raises:
         ConfigError: a tied parameter differs between the two, or the trees do not fit.
@@ -88,7 +90,7 @@ def from_plain_encoders(
 
     def choose(key_path: KeyPath, leaf: Any) -> Any:
         tower, *rest = (str(key.key) for key in key_path)
-        if "router" in rest:
+        if "router" in rest or rest[0] in FUSION_PARTS:
             return leaf
         path = tuple("mlp" if key == "experts" else key for key in rest)
         if path not in plain[Role.QUERY] or path not in plain[Role.PASSAGE]:

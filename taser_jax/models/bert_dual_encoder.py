@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
-from taser_jax.batch import Role, States, Tokens
+from taser_jax.batch import Augmented, Role, States, Tokens
 from taser_jax.encoded import Encoded, Normalization, normalize
 from taser_jax.errors import ConfigError
 from taser_jax.models.attention import AttentionKernel
@@ -183,12 +184,18 @@ class DualEncoderConfig(ModelConfig):
         return tower(tokens, role=role, output=EncoderOutput.FROZEN)[0]
 
     def embed(
-        self, tower: BertEncoder, tokens: Tokens | States, *, role: Role, train: bool
+        self, tower: BertEncoder, tokens: Tokens | States | Augmented, *, role: Role, train: bool
     ) -> Encoded:
         """Pools what BERT makes of texts."""
+        assert not isinstance(tokens, Augmented)
         hidden, statistics = tower(tokens, role=role, train=train, output=self.output)
-        if self.pooling is Pooling.CLS:
-            pooled = hidden[:, 0].astype(jnp.float32)
-        else:
-            pooled = mean_over_tokens(hidden, jnp.asarray(tokens.mask))
+        pooled = self.pool(hidden, jnp.asarray(tokens.mask))
         return Encoded(normalize(pooled, self.normalization), statistics)
+
+    def pool(
+        self, hidden: Float[Array, "batch positions embed"], mask: Bool[Array, "batch length"]
+    ) -> Float[Array, "batch embed"]:
+        """One float32 vector per text; [CLS] pooling needs the first position alone."""
+        if self.pooling is Pooling.CLS:
+            return hidden[:, 0].astype(jnp.float32)
+        return mean_over_tokens(hidden, mask)

@@ -8,14 +8,17 @@ import pathlib
 from taser_jax.artifacts import check_version
 from taser_jax.errors import ConfigError
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.bert_fusion import BertFusionConfig
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.models.t5_fusion import T5FusionConfig
 from taser_jax.settings import from_plain, to_plain
 
 FORMAT_VERSION = 1
 
 _DEFAULT_KIND = DualEncoderConfig.kind
-_KINDS = {config.kind: config for config in (DualEncoderConfig, T5DualEncoderConfig)}
+_CONFIGS = (DualEncoderConfig, T5DualEncoderConfig, BertFusionConfig, T5FusionConfig)
+_KINDS = {config.kind: config for config in _CONFIGS}
 
 
 def to_json(config: ModelConfig) -> str:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from taser_jax.batch import BatchShape, Role, States, Tokens
+from taser_jax.batch import Augmented, BatchShape, DocumentsShape, Role, States, Tokens
 from taser_jax.encoded import Encoded, Normalization
 from taser_jax.errors import ConfigError
 from taser_jax.models.transformer import BlockCost, Remat, TransformerConfig
@@ -67,6 +67,7 @@ class ModelConfig(abc.ABC):
 
     Attributes:
         kind: name of the class in model.json.
+        fuses: whether queries may bring documents.
         towers: one encoder for both roles, or one each.
         query_tasks: tasks with their own query tower (TACO-DR's QSpec); empty for one tower for
             all queries. Needs separate towers; passages have one tower for all tasks.
@@ -75,6 +76,7 @@ class ModelConfig(abc.ABC):
     """
 
     kind: ClassVar[str]
+    fuses: ClassVar[bool] = False
     towers: Towers
     query_tasks: tuple[str, ...]
     tower_init: TowerInit
@@ -130,6 +132,24 @@ class ModelConfig(abc.ABC):
     def block_costs(self, length: int) -> list[BlockCost]:
         """Costs of each block for one text of `length` tokens."""
 
+    def memory_costs(self, memory: DocumentsShape, *, query_length: int) -> list[BlockCost]:
+        """What a query's documents add to its blocks.
+
+        Raises:
+            ConfigError: the model cannot take documents.
+        """
+        del memory, query_length
+        raise self.no_fusion()
+
+    def no_fusion(self) -> ConfigError:
+        """The error of a model that is given documents and cannot take them."""
+        return ConfigError(
+            "queries with documents of a memory",
+            where=type(self).__name__,
+            expected="queries alone: this model fuses no documents",
+            fix="train one of models/t5_fusion.gin or models/bert_fusion.gin",
+        )
+
     @abc.abstractmethod
     def describe(self) -> Description:
         """The model in words."""
@@ -147,7 +167,9 @@ class ModelConfig(abc.ABC):
         """What a tower's frozen blocks make of texts: [batch, length, embed]."""
 
     @abc.abstractmethod
-    def embed(self, tower: Any, tokens: Tokens | States, *, role: Role, train: bool) -> Encoded:
+    def embed(
+        self, tower: Any, tokens: Tokens | States | Augmented, *, role: Role, train: bool
+    ) -> Encoded:
         """Encodes texts of one role by a tower that `make_tower` made."""
 
     def initial_params(self, params: Params) -> Params:
@@ -198,13 +220,18 @@ class ModelConfig(abc.ABC):
         """The same model with a token table of `size` rows."""
         return self.with_transformer(vocab_size=size)
 
-    def forward_flops(self, *, batch_size: int, length: int) -> int:
-        """Model FLOPs to encode `batch_size` texts of `length` tokens.
+    def forward_flops(
+        self, *, batch_size: int, length: int, memory: DocumentsShape | None = None
+    ) -> int:
+        """Model FLOPs to encode `batch_size` texts of `length` tokens, with or without documents.
 
         Example:
             BERT-base, one text of 256 tokens, mean pooling: 12 · 3,825,205,248 = 45,902,462,976.
         """
-        return batch_size * sum(block.flops for block in self.block_costs(length))
+        blocks = self.block_costs(length)
+        if memory is not None:
+            blocks = blocks + self.memory_costs(memory, query_length=length)
+        return batch_size * sum(block.flops for block in blocks)
 
     def training_flops(
         self, shape: BatchShape, *, frozen_blocks: int = 0, has_states: bool = False
@@ -224,6 +251,9 @@ class ModelConfig(abc.ABC):
             blocks = [block.flops for block in self.block_costs(length)]
             below, above = sum(blocks[:frozen_blocks]), sum(blocks[frozen_blocks:])
             flops += size * (3 * above + (0 if has_states else below))
+        if shape.memory is not None:
+            added = self.memory_costs(shape.memory, query_length=shape.query_length)
+            flops += 3 * shape.queries * sum(block.flops for block in added)
         return flops
 
     def _score_flops(self, shape: BatchShape) -> int:
@@ -242,8 +272,11 @@ class ModelConfig(abc.ABC):
             batch_devices: number of parts of the batch.
         """
         total = 0
-        for size, length in shape.sides:
-            blocks = self.block_costs(length)
+        sides = [(size, self.block_costs(length)) for size, length in shape.sides]
+        if shape.memory is not None:
+            added = self.memory_costs(shape.memory, query_length=shape.query_length)
+            sides.append((shape.queries, added))
+        for size, blocks in sides:
             if self.transformer.remat is Remat.BLOCK:
                 kept = sum(block.input_bytes for block in blocks)
                 kept += max(block.activation_bytes for block in blocks)
@@ -298,12 +331,18 @@ class DualEncoder(nn.Module):
         return States(self.config.frozen_states(tower, tokens, role=role), tokens.mask)
 
     def encode(
-        self, tokens: Tokens | States, *, role: Role, task: str | None = None, train: bool = False
+        self,
+        tokens: Tokens | States | Augmented,
+        *,
+        role: Role,
+        task: str | None = None,
+        train: bool = False,
     ) -> Encoded:
         """Encodes texts of one role.
 
         Args:
-            tokens: ids and mask [batch, length], or states of the frozen blocks.
+            tokens: ids and mask [batch, length], or states of the frozen blocks; queries also with
+                the documents of a memory, where the model fuses them.
             role: selects the tower, and Det-R's expert, during tracing.
             task: the task's name; selects the query tower if tasks have their own.
             train: True enables dropout and routing draws, from the rngs "dropout" and "routing".
@@ -312,8 +351,10 @@ class DualEncoder(nn.Module):
             Float32 embeddings and routing statistics.
 
         Raises:
-            ConfigError: a query of a task without a tower.
+            ConfigError: a query of a task without a tower, or documents for a model without fusion.
         """
+        if isinstance(tokens, Augmented) and not self.config.fuses:
+            raise self.config.no_fusion()
         tower = getattr(self, self.config.tower_name(role, task))
         return self.config.embed(tower, tokens, role=role, train=train)
 

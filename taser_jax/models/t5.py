@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.tree_util import KeyPath
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from taser_jax.batch import States, Tokens
+from taser_jax.batch import Augmented, States, Tokens
 from taser_jax.errors import ConfigError
 from taser_jax.models.bert import Table
 from taser_jax.models.dropout import Dropout
@@ -342,12 +342,23 @@ class T5(nn.Module):
         return self.encoder(hidden, mask, train=False, blocks=range(self.frozen_blocks))
 
     def first_decoder_output(
-        self, tokens: Tokens | States, *, train: bool = False
+        self, tokens: Tokens | States | Augmented, *, train: bool = False
     ) -> Float[Array, "batch embed"]:
         """The decoder's last hidden state for the start token, normalised, in `config.dtype`."""
+        assert not isinstance(tokens, Augmented)
         encoded = self.encode(tokens, train=train)
+        return self.decode_first(encoded, jnp.asarray(tokens.mask), train=train)
+
+    def decode_first(
+        self,
+        encoded: Float[Array, "batch length embed"],
+        mask: Bool[Array, "batch length"],
+        *,
+        train: bool = False,
+    ) -> Float[Array, "batch embed"]:
+        """The decoder's output for the start token, given what it attends to."""
         start = jnp.full(encoded.shape[:1], DECODER_START_ID, jnp.int32)
-        return self.decoder(self._embed(start), encoded, jnp.asarray(tokens.mask), train=train)
+        return self.decoder(self._embed(start), encoded, mask, train=train)
 
     def _embed(self, ids: Int[Array, "*shape"]) -> Float[Array, "*shape embed"]:
         return jnp.take(self.token_embedder(), ids, axis=0).astype(self.config.dtype)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from taser_jax.batch import Role, States, Tokens
+from taser_jax.batch import Augmented, Role, States, Tokens
 from taser_jax.encoded import Encoded, Normalization, normalize
 from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import (
@@ -176,7 +176,9 @@ class T5DualEncoderConfig(ModelConfig):
         del role
         return tower.frozen_states(tokens)
 
-    def embed(self, tower: T5Tower, tokens: Tokens | States, *, role: Role, train: bool) -> Encoded:
+    def embed(
+        self, tower: T5Tower, tokens: Tokens | States | Augmented, *, role: Role, train: bool
+    ) -> Encoded:
         """Embeddings; both roles run alike."""
         del role
         return Encoded(tower(tokens, train=train), None)
@@ -204,11 +206,14 @@ class T5Tower(T5):
                 shape, ("embed", None), nn.initializers.variance_scaling(1.0, "fan_in", "normal")
             )
 
-    def __call__(self, tokens: Tokens | States, *, train: bool) -> Float[Array, "batch dim"]:
+    def __call__(
+        self, tokens: Tokens | States | Augmented, *, train: bool
+    ) -> Float[Array, "batch dim"]:
         """Float32 embeddings."""
         if self.embedding is T5Embedding.FIRST_DECODER_OUTPUT:
             pooled = self.first_decoder_output(tokens, train=train).astype(jnp.float32)
         else:
+            assert not isinstance(tokens, Augmented)
             pooled = mean_over_tokens(self.encode(tokens, train=train), jnp.asarray(tokens.mask))
         if self.projection_dim is not None:
             pooled = pooled @ self.projection_layer()

@@ -30,6 +30,9 @@ from taser_jax.models.layers import (
     softmax_mean,
 )
 
+# Collection of the masked scores that decoders sow.
+ATTENTION = "attention"
+
 _ATTENTION_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 _FEED_FORWARD_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 _POSITION_INIT = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
@@ -233,8 +236,10 @@ class FirstCrossAttention(_Projections):
         value_kernel = self._heads_kernel("value", encoded.shape[-1]).astype(dtype)
         query = jnp.einsum("be,ehd->bhd", hidden, query_kernel)
         query = jnp.einsum("bhd,ehd->bhe", query, key_kernel)
-        scores = float32_einsum("bhe,ble->bhl", query, encoded)
-        probabilities = jax.nn.softmax(masked_scores(scores, mask), axis=-1)
+        scores = masked_scores(float32_einsum("bhe,ble->bhl", query, encoded), mask)
+        # Kept only where the caller asks for this collection, as MoMA's FidAtt does.
+        self.sow(ATTENTION, "scores", scores)
+        probabilities = jax.nn.softmax(scores, axis=-1)
         probabilities = self._dropout(probabilities).astype(dtype)
         mean = jnp.einsum("bhl,ble->bhe", probabilities, encoded)
         value = jnp.einsum("bhe,ehd->bhd", mean, value_kernel)

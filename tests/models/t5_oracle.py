@@ -30,8 +30,8 @@ def bucket(distance, num_buckets, max_distance):
     return start + min(half - 1, exact + int(grown + 1e-9))
 
 
-def attention(queries, keys, p, bias=None):
-    """queries [q, embed], keys [k, embed], bias [heads, q, k]."""
+def attention(queries, keys, p, bias=None, seen=None):
+    """queries [q, embed], keys [k, embed], bias [heads, q, k]; `seen` gets each head's scores."""
     result = np.zeros((len(queries), p["out"]["kernel"].shape[-1]))
     for head in range(p["out"]["kernel"].shape[0]):
         q, k, v = (
@@ -39,6 +39,8 @@ def attention(queries, keys, p, bias=None):
             for name, x in (("query", queries), ("key", keys), ("value", keys))
         )
         scores = q @ k.T + (0 if bias is None else bias[head])
+        if seen is not None:
+            seen.append(scores[0])
         scores = np.exp(scores - scores.max(1, keepdims=True))
         attended = scores / scores.sum(1, keepdims=True) @ v
         result += attended @ p["out"]["kernel"][head]
@@ -62,7 +64,7 @@ def encode(params, ids, *, num_buckets, max_distance):
     return rms_norm(hidden, p["encoder_norm"])
 
 
-def first_decoder_output(params, encoded):
+def first_decoder_output(params, encoded, seen=None):
     p = _float64(params)
     hidden, p = p["token_embedder"]["embedding"][:1], p["decoder"]
     # Of the position itself: bucket 0 of each head, and it must not matter.
@@ -72,9 +74,23 @@ def first_decoder_output(params, encoded):
         x = rms_norm(hidden, layer["pre_self_attention_layer_norm"])
         hidden = hidden + attention(x, x, layer["self_attention"], bias)
         x = rms_norm(hidden, layer["pre_cross_attention_layer_norm"])
-        hidden = hidden + attention(x, encoded, layer["encoder_decoder_attention"])
+        hidden = hidden + attention(x, encoded, layer["encoder_decoder_attention"], seen=seen)
         hidden = hidden + feed_forward(rms_norm(hidden, layer["pre_mlp_layer_norm"]), layer["mlp"])
     return rms_norm(hidden, p["decoder_norm"])[0]
+
+
+def fused(params, query, documents, **sizes):
+    """MoMA's equation 5 and, by equation 9, the attention to each segment, the query first."""
+    segments = [encode(params, ids, **sizes) for ids in (query, *documents)]
+    seen = []
+    output = first_decoder_output(params, np.concatenate(segments), seen)
+    cuts = np.cumsum([len(segment) for segment in segments])[:-1]
+    totals = np.zeros(len(segments))
+    for scores in seen:
+        probabilities = np.exp(scores - scores.max())
+        probabilities /= probabilities.sum()
+        totals += [part.sum() for part in np.split(probabilities, cuts)]
+    return output, totals
 
 
 def _float64(tree):

@@ -3,14 +3,20 @@
 import pathlib
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from t5_in_hugging_face import t5_to_json, t5_to_tensors
-from t5_parity import assert_parity, outputs
+from t5_parity import assert_close, assert_parity, outputs
 
+from taser_jax.batch import Augmented, Tokens
 from taser_jax.interop.t5 import t5_from_tensors
 from taser_jax.interop.t5_configs import t5_config
 from taser_jax.interop.tensors import read_tensors
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.fusion import encode_with_attention
+from taser_jax.models.t5_fusion import T5FusionConfig
 from taser_jax.models.t5_layers import relative_position_bucket
 
 pytest.importorskip("torch")
@@ -51,6 +57,52 @@ def test_hugging_face_reads_what_we_write(tmp_path):
         hf.outputs(again.eval(), ids, mask), hf.outputs(model, ids, mask), strict=True
     ):
         np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_fused_queries_are_a_decoder_over_joined_encoder_outputs(tmp_path):
+    """Fusion-in-Decoder's way: segments encoded apart, their states given as one text's."""
+    import torch
+    from transformers.modeling_outputs import BaseModelOutput
+
+    model = hf.random_model("t5", seed=3)
+    model.save_pretrained(tmp_path)
+    config = t5_config(tmp_path)
+    params = t5_from_tensors(read_tensors(tmp_path), config, where="live")
+    query_ids, query_mask = hf.random_inputs(length=6, seed=4)
+    ids, mask = hf.random_inputs(length=9, seed=5)
+    present = np.array([[True, True], [True, False]])
+    texts = Augmented(
+        Tokens(query_ids[:2], query_mask[:2]),
+        Tokens(ids.reshape(2, 2, 9), mask.reshape(2, 2, 9)),
+        present,
+    )
+    fusion = DualEncoder(T5FusionConfig(t5=config))
+    params = jax.tree.map(jnp.asarray, {"encoder": params})
+    found, attention = encode_with_attention(fusion, params, texts)
+
+    def states(ids, mask):
+        return model.encoder(
+            input_ids=torch.tensor(ids, dtype=torch.long),
+            attention_mask=torch.tensor(mask, dtype=torch.long),
+        ).last_hidden_state
+
+    with torch.no_grad():
+        documents = states(ids, mask).reshape(2, 18, -1)
+        joined = torch.cat([states(query_ids[:2], query_mask[:2]), documents], dim=1)
+        real = np.concatenate(
+            [query_mask[:2], (mask.reshape(2, 2, 9) & present[..., None]).reshape(2, 18)], axis=1
+        )
+        model.set_attn_implementation("eager")
+        output = model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=joined),
+            attention_mask=torch.tensor(real, dtype=torch.long),
+            decoder_input_ids=torch.zeros((2, 1), dtype=torch.long),
+            output_attentions=True,
+        )
+    assert_close(np.asarray(found), output.last_hidden_state[:, 0].numpy())
+    probabilities = torch.stack(output.cross_attentions)[:, :, :, 0].sum((0, 2)).numpy()
+    expected = np.stack([part.sum(1) for part in np.split(probabilities, [6, 15], axis=1)], axis=1)
+    np.testing.assert_allclose(attention, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 12), (4, 128)])

@@ -1,0 +1,95 @@
+"""MoMA's end retriever: ST5-EncDec whose decoder also attends to retrieved documents."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from taser_jax.batch import Augmented, DocumentsShape, States, Tokens
+from taser_jax.errors import ConfigError
+from taser_jax.models.fusion import DocumentInput, join_segments, with_query
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding, T5Tower
+from taser_jax.models.transformer import BlockCost
+
+
+@dataclasses.dataclass(frozen=True)
+class T5FusionConfig(T5DualEncoderConfig):
+    """A T5 dual encoder whose queries may bring documents from a memory.
+
+        q^a = Dec(Enc(q), Enc(d₁), …, Enc(d_K)),   d = Dec(Enc(d))
+
+    Segments are encoded apart, and cross-attention knows no order among them. Passages, and queries
+    without documents, are encoded as by ST5-EncDec. The paper prepends a [CLS] to the encoder's
+    input and reads it at the decoder; T5 has none, and the decoder's start token is read here.
+
+    Attributes:
+        documents: what of a document is encoded.
+
+    Source: equations 2, 5 and 6 of the paper; whether both roles share a tower is unstated there,
+        and they do here by default.
+    """
+
+    kind: ClassVar[str] = "t5_fusion"
+    fuses: ClassVar[bool] = True
+
+    documents: DocumentInput = DocumentInput.ALONE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.embedding is not T5Embedding.FIRST_DECODER_OUTPUT:
+            raise ConfigError(
+                f"embedding {self.embedding.value}",
+                where="T5FusionConfig",
+                expected="the first decoder output: the decoder attends to the documents",
+            )
+
+    def memory_costs(self, memory: DocumentsShape, *, query_length: int) -> list[BlockCost]:
+        """What documents add to a query's blocks: their encoder's, and longer cross-attention."""
+        t5 = self.t5
+        own = query_length if self.documents is DocumentInput.WITH_QUERY else 0
+        length = memory.length + own
+        encoder = self.block_costs(length)[: t5.num_layers] * memory.per_query
+        cross = 2 * 2 * t5.num_heads * t5.embed_dim * length * memory.per_query
+        kept = t5.num_heads * length * memory.per_query * t5.dtype_bytes
+        return encoder + [BlockCost(cross, kept, 0)] * t5.num_decoder_layers
+
+    def make_tower(self, frozen_blocks: int = 0) -> T5FusionTower:
+        """T5, which encodes documents too, and the projection."""
+        plain = super().make_tower(frozen_blocks)
+        return T5FusionTower(
+            plain.config,
+            frozen_blocks,
+            embedding=plain.embedding,
+            projection_dim=plain.projection_dim,
+            normalization=plain.normalization,
+            documents=self.documents,
+        )
+
+
+class T5FusionTower(T5Tower):
+    """T5 whose decoder attends to a query and its documents; parameters are those of `T5Tower`."""
+
+    documents: DocumentInput = DocumentInput.ALONE
+
+    def first_decoder_output(
+        self, tokens: Tokens | States | Augmented, *, train: bool = False
+    ) -> Float[Array, "batch embed"]:
+        """The decoder's output for its start token."""
+        if not isinstance(tokens, Augmented):
+            return super().first_decoder_output(tokens, train=train)
+        if not tokens.present.shape[1]:
+            return super().first_decoder_output(tokens.query, train=train)
+        is_alone = self.documents is DocumentInput.ALONE
+        joined = join_segments(
+            self._states(tokens.query, train=train),
+            self._states(tokens.flat_documents if is_alone else with_query(tokens), train=train),
+            jnp.asarray(tokens.present),
+        )
+        hidden, mask = jnp.asarray(joined.hidden), jnp.asarray(joined.mask)
+        return self.decode_first(hidden, mask, train=train)
+
+    def _states(self, texts: Tokens | States, *, train: bool) -> States:
+        return States(self.encode(texts, train=train), jnp.asarray(texts.mask))

@@ -1,0 +1,228 @@
+"""MoMA's fusion: NumPy's T5, hand-made attention, and what must not change the embedding."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import t5_oracle
+from tiny_bert import encode, quick_jit, random_params, tiny_tokens
+from tiny_fusion import augmented, bert_fusion, small_t5_fusion, t5_fusion
+from tiny_t5 import random_t5_params, tiny_t5, tiny_t5_model
+
+from taser_jax.batch import Augmented, Batch, BatchShape, DocumentsShape, Role, Tokens
+from taser_jax.errors import ConfigError
+from taser_jax.models import config_io
+from taser_jax.models.bert_fusion import BertFusionConfig, FusedStates
+from taser_jax.models.dual_encoder import Towers, init_params
+from taser_jax.models.fusion import (
+    DocumentInput,
+    FidAttention,
+    encode_with_attention,
+    segment_attention,
+    with_query,
+)
+from taser_jax.models.t5 import T5Config
+from taser_jax.models.t5_dual_encoder import T5Embedding
+from taser_jax.models.t5_fusion import T5FusionConfig
+from taser_jax.training.batch_loss import make_loss
+
+SIZES = {"num_buckets": 8, "max_distance": 12}
+
+
+def real(tokens, *place):
+    return np.asarray(tokens.ids)[place][np.asarray(tokens.mask)[place]]
+
+
+@pytest.mark.parametrize("documents", DocumentInput)
+def test_embedding_and_attention_are_the_oracles(documents):
+    model, texts = t5_fusion(documents=documents), augmented()
+    params = random_t5_params(model)
+    run = quick_jit(functools.partial(encode_with_attention, model))
+    embeddings, attention = run(params, texts)
+    for row, present in enumerate(texts.present):
+        query = real(texts.query, row)
+        found = [real(texts.documents, row, k) for k in np.flatnonzero(present)]
+        if documents is DocumentInput.WITH_QUERY:
+            found = [np.concatenate([query, one]) for one in found]
+        output, totals = t5_oracle.fused(params["encoder"], query, found, **SIZES)
+        np.testing.assert_allclose(embeddings[row], output, rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(attention[row, : len(totals)], totals, rtol=2e-4, atol=2e-5)
+        # Two layers of two heads; an absent document has none of it.
+        np.testing.assert_allclose(attention[row].sum(), 4.0, rtol=1e-5)
+        assert not attention[row, len(totals) :].any()
+
+
+def test_no_documents_are_st5_encdec_to_the_bit():
+    fusion, plain = small_t5_fusion(), tiny_t5_model(t5=small_t5_fusion().config.t5)
+    params, tokens = random_t5_params(plain), tiny_tokens()
+    nothing = Tokens(np.zeros((5, 0, 7), np.int32), np.zeros((5, 0, 7), bool))
+    texts = Augmented(tokens, nothing, np.zeros((5, 0), bool))
+    expected = encode(plain, params, tokens, Role.QUERY).embeddings
+    for found in (texts, tokens):
+        np.testing.assert_array_equal(
+            encode(fusion, params, found, Role.QUERY).embeddings, expected
+        )
+    _, attention = encode_with_attention(fusion, params, texts)
+    np.testing.assert_allclose(attention, 2.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [small_t5_fusion, bert_fusion])
+def test_order_padding_and_absent_documents_change_nothing(make):
+    model, texts = make(), augmented(documents=3)
+    params = random_params(model)
+    run = functools.partial(quick_jit(functools.partial(encode_with_attention, model)), params)
+    embeddings, attention = run(texts)
+    order = [2, 0, 1]
+    permuted = Augmented(
+        texts.query,
+        Tokens(texts.documents.ids[:, order], texts.documents.mask[:, order]),
+        texts.present[:, order],
+    )
+    found, moved = run(permuted)
+    np.testing.assert_allclose(found, embeddings, atol=2e-5)
+    np.testing.assert_allclose(moved[:, 1:], attention[:, 1:][:, order], atol=2e-5)
+
+    ids = np.array(texts.documents.ids)
+    ids[~texts.documents.mask] = 7
+    ids[~texts.present] = 9
+    wide = Tokens(*(np.pad(a, ((0, 0), (0, 0), (0, 4))) for a in (ids, texts.documents.mask)))
+    padded = dataclasses.replace(texts, documents=wide).resized(11)
+    found, same = run(padded)
+    np.testing.assert_allclose(found, embeddings, atol=2e-5)
+    np.testing.assert_allclose(same, attention, atol=2e-5)
+    # And documents do count.
+    alone = encode(model, params, texts.query, Role.QUERY).embeddings
+    assert np.abs(embeddings - alone).max() > 0.01
+
+
+def test_attention_by_hand():
+    scores = np.full((1, 1, 1, 7), np.finfo(np.float32).min, np.float32)
+    scores[0, 0, 0, [0, 1, 2, 3, 4]] = np.log([2, 2, 2, 2, 4])
+    measure = functools.partial(segment_attention, jnp.asarray(scores), query_length=1, documents=2)
+    np.testing.assert_allclose(measure(), [[1 / 6, 1 / 2, 1 / 3]], rtol=1e-6)
+    mean = measure(kind=FidAttention.MEAN)
+    np.testing.assert_allclose(mean, [[1 / 6, 1 / 6, 1 / 3]], rtol=1e-6)
+    before = measure(kind=FidAttention.SCORES)
+    np.testing.assert_allclose(before, [[0.6931472, 0.6931472, 1.3862944]], rtol=1e-6)
+    # The order turns.
+    assert measure()[0, 1] > measure()[0, 2]
+    assert before[0, 1] < before[0, 2]
+    absent = segment_attention(
+        jnp.asarray(scores[..., :4]), query_length=4, documents=0, kind=FidAttention.SCORES
+    )
+    assert absent.shape == (1, 1)
+    padded = np.concatenate([scores, np.full_like(scores[..., :3], scores[..., -1:])], axis=-1)
+    found = segment_attention(
+        jnp.asarray(padded), query_length=1, documents=3, kind=FidAttention.SCORES
+    )
+    assert np.isneginf(found[0, 3])
+
+
+def test_questions_before_documents_leave_padding_at_the_end():
+    texts = augmented()
+    joined = with_query(texts)
+    for row in range(3):
+        for k in range(2):
+            query, document = real(texts.query, row), real(texts.documents, row, k)
+            expected = np.concatenate([query, document])
+            assert joined.ids[row * 2 + k, : len(expected)].tolist() == expected.tolist()
+            assert joined.mask[row * 2 + k].sum() == len(expected)
+            assert joined.mask[row * 2 + k, : len(expected)].all()
+
+
+@pytest.mark.parametrize(
+    ("towers", "documents"),
+    [("tied", FusedStates.TOKENS), ("separate", FusedStates.EMBEDDINGS)],
+)
+def test_berts_fusion_starts_as_the_plain_encoder(towers, documents):
+    model = bert_fusion(documents=documents, towers=Towers(towers))
+    texts = augmented(length=6)
+    if documents is FusedStates.EMBEDDINGS:
+        rng = np.random.default_rng(0)
+        texts = dataclasses.replace(texts, documents=rng.normal(size=(3, 2, 16)))
+    params = init_params(model, jax.random.key(0))
+    names = {name for tower in params for name in params[tower] if "fusion" in name}
+    assert names == {"fusion", "fusion_norm", "fusion_projection"}
+    if towers == "separate":
+        assert not {"fusion", "fusion_norm"} & params["passage_encoder"].keys()
+    passages = encode(model, params, texts.query, Role.PASSAGE).embeddings
+    start = encode(model, params, texts, Role.QUERY).embeddings
+    np.testing.assert_array_equal(start, passages)
+
+    def loss(params):
+        return encode(model, params, texts, Role.QUERY).embeddings.sum()
+
+    gradients = quick_jit(jax.grad(loss))(params)
+    tower = gradients["encoder" if towers == "tied" else "query_encoder"]
+    assert np.abs(tower["fusion_projection"]["kernel"]).max() > 0
+    trained = random_params(model)
+    absent = dataclasses.replace(texts, present=np.zeros((3, 2), bool))
+    found, attention = encode_with_attention(model, trained, absent)
+    np.testing.assert_allclose(
+        found, encode(model, trained, texts.query, Role.QUERY).embeddings, atol=2e-5
+    )
+    np.testing.assert_allclose(attention, np.tile([4.0, 0, 0], (3, 1)), atol=1e-5)
+
+
+def test_loss_and_chunks_take_documents():
+    model, texts = small_t5_fusion(), augmented(batch=4)
+    params, rng = random_t5_params(model), np.arange(4, dtype=np.int32)
+    batch = Batch(texts, tiny_tokens(4, seed=8), rng, np.zeros((4, 4), bool), rng, rng)
+    assert batch.shape == dataclasses.replace(
+        BatchShape(4, 9, 4, 9, memory=DocumentsShape(2, 7)), groups=((4, 9), (4, 9))
+    )
+    abstract = batch.shape.abstract()
+    assert jax.tree.map(np.shape, abstract) == jax.tree.map(np.shape, batch)
+    whole, halves = (
+        quick_jit(jax.value_and_grad(make_loss(model, num_chunks=n, train=False), has_aux=True))(
+            params, batch, step=jnp.int32(0)
+        )
+        for n in (1, 2)
+    )
+    for expected, found in zip(jax.tree.leaves(whole), jax.tree.leaves(halves), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_flops_by_hand():
+    """T5-base, K = 10, 32 and 128 tokens: 40.4 plain queries; 1.10 with documents' states kept."""
+    t5 = T5FusionConfig(t5=T5Config())
+    memory = DocumentsShape(per_query=10, length=128)
+    plain = t5.forward_flops(batch_size=1, length=32)
+    fused = t5.forward_flops(batch_size=1, length=32, memory=memory)
+    assert fused / plain == pytest.approx(40.4, abs=0.05)
+    # Cross-attention to 1,280 more tokens: scores and mean of 12 heads, 768 wide, in 12 blocks.
+    cross = 12 * 2 * 2 * 12 * 1280 * 768
+    assert (plain + cross) / plain == pytest.approx(1.10, abs=0.005)
+    documents = 10 * sum(block.flops for block in t5.block_costs(128)[:12])
+    assert fused == plain + documents + cross
+    late = BertFusionConfig(documents=FusedStates.EMBEDDINGS)
+    shape = DocumentsShape(per_query=10, length=1, dim=768)
+    ratio = late.forward_flops(batch_size=1, length=32, memory=shape)
+    assert 1.0 < ratio / late.forward_flops(batch_size=1, length=32) < 1.1
+
+
+def test_what_cannot_be_fused():
+    with pytest.raises(ConfigError, match=r"(?s)fuses no documents.*t5_fusion"):
+        encode(tiny_t5_model(), {}, augmented(), Role.QUERY)
+    with pytest.raises(ConfigError, match="the decoder attends to the documents"):
+        T5FusionConfig(t5=tiny_t5(), embedding=T5Embedding.ENCODER_MEAN)
+    with pytest.raises(ConfigError, match="decoder_layers is 0"):
+        BertFusionConfig(decoder_layers=0)
+    long = augmented(length=13)
+    model = bert_fusion()
+    with pytest.raises(ConfigError, match="sequences of 13 tokens"):
+        encode(model, random_params(model), long, Role.QUERY)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        T5FusionConfig(documents=DocumentInput.WITH_QUERY),
+        BertFusionConfig(decoder_layers=3, documents=FusedStates.EMBEDDINGS),
+    ],
+)
+def test_configurations_round_trip(config):
+    assert config_io.from_json(config_io.to_json(config)) == config
