@@ -91,7 +91,7 @@ class Gathering:
 
 
 class Ours:
-    """A compiled step and the state it goes on from."""
+    """A compiled step and the state it continues from."""
 
     def __init__(self, arguments: argparse.Namespace, members: int, batch: EnsembleBatch) -> None:
         placement = MemberPlacement.over(jax.devices()[:1], members)

@@ -96,7 +96,7 @@ class Scaling:
 
 
 class Training:
-    """A compiled step and the state it goes on from."""
+    """A compiled step and the state it continues from."""
 
     def __init__(self, problem: Problem, method: str, batches: Any) -> None:
         self.batches = batches

@@ -46,7 +46,7 @@ def is_remote(path: FilePath) -> bool:
 
 
 def split_path(directory: FilePath, task: str, split: str, suffix: str = "") -> pathlib.Path:
-    """Where one task's split lies in a folder of runs, negatives or query embeddings.
+    """The file of one task's split in a folder of runs, negatives or query embeddings.
 
     Example:
         >>> split_path("runs", "nq/dev", "test", ".trec").name
@@ -57,7 +57,7 @@ def split_path(directory: FilePath, task: str, split: str, suffix: str = "") -> 
 
 
 def file_name(name: str) -> str:
-    """A name that people gave, as its folders and stages have it.
+    """A name given by the user, as used for folders and stages.
 
     Example:
         >>> file_name("TASER Det-R (mined negatives)")
@@ -244,10 +244,10 @@ def kind_of(directory: FilePath) -> str | None:
 
 
 def follow_plan(directory: FilePath, plan: Mapping[str, Any]) -> None:
-    """Records what a resumable command is about to make, or checks that it is still the same.
+    """Records what a resumable command will make, or checks that a rerun makes the same.
 
     Args:
-        directory: the artefact; its plan.json is written by whoever comes first.
+        directory: the artefact; the first run writes its plan.json.
         plan: everything that must not change between runs that share the work.
 
     Raises:

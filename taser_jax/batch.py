@@ -70,7 +70,7 @@ class Tokens:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class States:
-    """What frozen blocks make of texts, in place of their tokens; padded at the end.
+    """The output of frozen blocks, in place of a text's tokens; padded at the end.
 
     Attributes:
         hidden: output of the last frozen block. Shape [batch, length, embed].
@@ -142,7 +142,7 @@ class TokenGroups:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TeacherEmbeddings:
-    """What a teacher made of a batch's texts; inner products are its scores.
+    """A teacher's embeddings of a batch's texts; inner products are its scores.
 
     Attributes:
         queries: shape [batch, teacher_dim], float32.

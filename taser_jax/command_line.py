@@ -37,7 +37,7 @@ class Command:
         base: the Gin file read before the given ones if they do not configure the command, or the
             command whose recipes it takes; None is `gin_file`.
         flags: its own flags, each for a binding.
-        argument: the parameter that a word after the command sets, as `function.parameter`.
+        argument: the parameter set by a word after the command, as `function.parameter`.
     """
 
     module: str
@@ -145,15 +145,15 @@ COMMANDS: dict[str, Command] = dict(
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """A command line, read.
+    """A parsed command line.
 
     Attributes:
         command: a key of COMMANDS.
         flags: its Gin files and bindings.
-        dry_run: whether to check and show, and compute nothing.
+        dry_run: whether to check and print the configuration without computing anything.
         multihost: whether to join other hosts first.
         coordinator_timeout: seconds to wait for them.
-        help: whether to print its help.
+        help: whether to print the command's help.
     """
 
     command: str
@@ -316,7 +316,7 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def _with_argument(words: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
-    """The command that words name, and the binding of a word after it."""
+    """The command's name, and the binding made by a word after it."""
     command = COMMANDS.get(" ".join(words[:-1]))
     if command is None or command.argument is None:
         return " ".join(words), []

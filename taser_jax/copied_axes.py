@@ -1,4 +1,4 @@
-"""Axes of parameters that are copied to devices which cannot divide them."""
+"""Parameter axes that are replicated because the devices cannot divide them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMED = 2
 
 @dataclasses.dataclass(frozen=True)
 class CopiedAxis:
-    """A logical axis that was to be split and is not, since its length is no multiple.
+    """A logical axis that is replicated because its length is not a multiple of the devices.
 
     Attributes:
         axis: by its logical name.

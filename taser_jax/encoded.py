@@ -54,7 +54,7 @@ class Encoded:
 
 
 def static_task(query_tasks: Sequence[str], task: str | None) -> str | None:
-    """What `encode` is told of a task: nothing where one program serves them all.
+    """The task's name as `encode` takes it: None where one program serves all tasks.
 
     Args:
         query_tasks: the model's.

@@ -59,7 +59,7 @@ def input_information(
 ) -> Float[Array, " blocks"]:
     """I(input; expert) = H(mean_x P) − mean_x H(P(· | x)) in nats, both roles weighing the same.
 
-    0 where every input is routed alike (collapse, or a router that does not look); ln(experts)
+    0 where every input is routed alike (collapse, or a router that ignores its input); ln(experts)
     where choices are certain and the experts evenly used, by role or within the roles.
 
     Example:
@@ -90,7 +90,7 @@ def mean_entropy(statistics: RoutingStatistics) -> Float[Array, " blocks"]:
 def logit_offset(statistics: RoutingStatistics) -> Float[Array, " blocks"]:
     """How far the mean logits of two experts are apart; root mean square over pairs of experts.
 
-    What all inputs have in common. With two experts |mean_x (l_0 − l_1)|. Where it is much larger
+    The part that all inputs share. With two experts |mean_x (l_0 − l_1)|. Where it is much larger
     than the `logit_spread`, argmax sends all inputs to one expert, whatever P is.
 
     Example:
@@ -103,7 +103,7 @@ def logit_offset(statistics: RoutingStatistics) -> Float[Array, " blocks"]:
 def logit_spread(statistics: RoutingStatistics) -> Float[Array, " blocks"]:
     """Standard deviation over inputs of the difference of two logits; as `logit_offset`.
 
-    What distinguishes inputs.
+    The part that distinguishes inputs.
     """
     count = jnp.maximum(statistics.count, 1.0)[:, None]
     mean = statistics.logit_sum / count

@@ -51,7 +51,7 @@ class _Binding:
 
 
 class _Delegate(gin.config.ParserDelegate):
-    """Makes references, and notes those to what other commands are configured with."""
+    """Makes references, and records those to other commands' configurables."""
 
     def __init__(self, elsewhere: Collection[str]) -> None:
         super().__init__()

@@ -132,7 +132,7 @@ def _check_address(address: str, *, serves: bool) -> None:
 
 
 def is_first() -> bool:
-    """Whether this is host 0, which writes what is written once."""
+    """Whether this is host 0, which does all work that is done once."""
     return jax.process_index() == 0
 
 

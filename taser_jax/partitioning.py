@@ -267,6 +267,17 @@ def _check_divisible(what: str, size: int, devices: int, *, otherwise: str = "")
     )
 
 
+def placed(tree: PyTree, shardings: PyTree) -> Any:
+    """Shapes and dtypes of a tree with their shardings: a tree like it, or one for all leaves."""
+    if isinstance(shardings, jax.sharding.Sharding):
+        shardings = jax.tree.map(lambda _: shardings, tree)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        shardings,
+    )
+
+
 def mesh_axes_of(axes: MeshAxes) -> tuple[str, ...]:
     """The mesh axes of a rule (one, several or none) as a tuple."""
     if axes is None:

@@ -118,7 +118,7 @@ def entropy_figure(findings: Findings) -> Figure:
 
 
 def temperature_figure(findings: Findings) -> Figure:
-    """Figure 3b: what τ makes of the same sensitivities."""
+    """Figure 3b: the same sensitivities at several τ."""
     figure = Figure(figsize=(11, 3.6), dpi=120, layout="constrained")
     shares, entropy, weight = figure.subplots(1, 3)
     order = findings.temperature_order
@@ -145,7 +145,7 @@ def temperature_figure(findings: Findings) -> Figure:
 
 
 def specialty_figure(findings: Findings) -> Figure:
-    """Shares of the three kinds by module and by layer, a bar a model."""
+    """Shares of the three kinds by module and by layer, one bar per model."""
     modules = {found.model: by_module(found.leaves) for found in findings.last}
     layers = {found.model: by_layer(found.leaves) for found in findings.last}
     rows = [
@@ -188,7 +188,7 @@ def _stacked_bars(axis: Axes, groups: dict[str, dict[str, LeafCounts]]) -> None:
 
 
 def commitment_figure(findings: Findings) -> Figure:
-    """Table 4: the commitment rate over steps, a panel per model, a line per β; dotted: noise."""
+    """Table 4: the commitment rate over steps, a line per β (dotted: noise), a panel per model."""
     models = list(dict.fromkeys(row.model for row in findings.commitments))
     figure, axes = _panels(len(models))
     averages = list(dict.fromkeys(row.label for row in findings.commitments))

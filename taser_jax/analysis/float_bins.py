@@ -1,7 +1,7 @@
-"""Log-spaced bins of non-negative numbers, found by looking at bits alone, and densities from them.
+"""Log-spaced bins of non-negative numbers, found from the bits alone, and densities from them.
 
 The leading bits of a float's pattern are its exponent and the first digits of its mantissa. Cut
-after `_DIGITS` digits, they number bins of 2**_DIGITS an octave, whose edges are exact floats: a
+after `_DIGITS` digits, they number bins, 2**_DIGITS per octave, whose edges are exact floats: a
 number falls into the same bin on every device, and no logarithm is taken.
 """
 

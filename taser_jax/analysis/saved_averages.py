@@ -43,7 +43,7 @@ def restore_saved_average(
         keys = _path_to_average(tree, params) or ()
 
         def wanted(path: KeyPath, leaf: Any) -> Any:
-            """The average's shape and sharding; of anything else, that it is not read."""
+            """The average's shape and sharding; a placeholder for leaves that are not read."""
             if tuple(map(_name, path[: len(keys)])) != keys:
                 return ocp.PLACEHOLDER
             sharding = params[parameter_path(path[len(keys) + 1 :])].sharding
@@ -71,7 +71,7 @@ def _by_path(tree: PyTree) -> dict[str, Any]:
 
 
 def _path_to_average(tree: PyTree, params: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Keys down to the first "average" whose branches, one a task, are shaped as parameters."""
+    """Keys down to the first "average" whose branches, one per task, are shaped as parameters."""
     branches: Iterable[tuple[Any, Any]] = ()
     if isinstance(tree, Mapping):
         branches = tree.items()

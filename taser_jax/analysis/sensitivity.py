@@ -1,7 +1,7 @@
 """Task-specific sensitivities |g_t·θ|, summed or averaged over batches where the parameters live.
 
-One task's gradient is alive at a time. What is kept, a value a task and parameter, is a tree a
-task, sharded as the parameters are.
+One task's gradient is in memory at a time. The result has one value per task and parameter: a tree
+for each task, sharded as the parameters are.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Sensitivities(NamedTuple):
         medians: exact lower medians of the totals over all parameters, in the order of the tasks.
             A total divided by its median is the median-normalised mean: the number of batches
             cancels.
-        sample: of some parameters, batch by batch, if asked for.
+        sample: of some parameters, batch by batch, where one was requested.
     """
 
     totals: dict[str, PyTree]
@@ -178,7 +178,7 @@ def shardings_of(tree: PyTree) -> tuple[jax.sharding.Sharding, ...]:
 
 
 def constrain(tree: PyTree, shardings: Sequence[jax.sharding.Sharding]) -> PyTree:
-    """The tree, kept on the devices as said: the compiler might keep sums whole on each of them."""
+    """Keeps the tree sharded: the compiler might otherwise copy sums to every device."""
     leaves, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(structure, jax.lax.with_sharding_constraint(leaves, list(shardings)))
 

@@ -2,7 +2,7 @@
 
 Of a parameter with median-normalised sensitivities I_t, TACO-DR's Equation 6 takes
 p = softmax over tasks of I_t/τ and the entropy S = −Σ p ln p. Every device counts its own part of a
-leaf and the counts are added up: nothing with an entry a parameter leaves the devices.
+leaf and the counts are added up: nothing with one entry per parameter leaves the devices.
 
 Source: "Unleash model capacity for universal dense retrieval by task specialty optimization",
 sections 4 and 7.3.
@@ -44,12 +44,13 @@ class Specialty(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Where the paper draws its lines.
+    """The paper's thresholds.
 
     Attributes:
-        specific_entropy: task-specific is an entropy below this, in nats; 0.3 is about 95% on one
-            task and 5% spread over seven.
-        activated: not activated is a parameter whose sensitivities are all below this many medians.
+        specific_entropy: parameters with a lower task entropy (nats) are task-specific; 0.3 is
+            about 95% on one task and 5% spread over seven.
+        activated: parameters whose sensitivities are all below this many medians are not
+            activated.
     """
 
     specific_entropy: float = 0.3
@@ -124,7 +125,7 @@ def entropy_edges(num_tasks: int, bounds: Bounds) -> Float[np.ndarray, " edges"]
     """Edges of the entropy's bins, in nats: some below the bound, the others up to ln T.
 
     Raises:
-        ConfigError: the bound is no entropy that so many tasks can have.
+        ConfigError: the bound is above the largest entropy that so many tasks can have.
     """
     highest = math.log(num_tasks)
     if bounds.specific_entropy >= highest:
@@ -158,7 +159,7 @@ def task_entropy(weights: Float[Array, "task *shape"]) -> Float[Array, "*shape"]
 def specialty_of(
     sensitivities: Float[Array, "task *shape"], entropy: Float[Array, "*shape"], bounds: Bounds
 ) -> Int[Array, "*shape"]:
-    """The place of each parameter's `Specialty` in the enum."""
+    """The number of each parameter's `Specialty` in the enum."""
     activated = jnp.max(sensitivities, axis=0) >= bounds.activated
     specific = entropy < bounds.specific_entropy
     order = list(Specialty)

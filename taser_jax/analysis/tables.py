@@ -346,7 +346,7 @@ def _commitment_tables(findings: Findings) -> Iterator[str]:
 
 
 def commitment_table(rows: Sequence[tuple[str, CommitmentRow]], judged_at: JudgedAt) -> str:
-    """Of (column, row): a line per pair of steps, with each column's rate and that of noise."""
+    """One line per pair of steps, with the rate of each (column, row) and that of noise."""
     names = list(dict.fromkeys(name for name, _ in rows))
     cells = {
         (row.earlier_step, row.step, name): [

@@ -1,4 +1,4 @@
-"""What specialists' confidences are worth: own against foreign queries, abstention, weights."""
+"""How useful specialists' confidences are: own and other tasks' queries, abstention, weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PANEL = 3.2
 
 @dataclasses.dataclass(frozen=True)
 class SpecialistUncertainty:
-    """How sure one specialist was of every task's queries.
+    """One specialist's confidence in its results for every task's queries.
 
     Attributes:
         name: of the specialist.
@@ -37,14 +37,14 @@ class SpecialistUncertainty:
     reliability: Reliability | None = None
 
     def error_auroc(self, task: str) -> float | None:
-        """Of w against wrong first passages of a task; None where all are right or all wrong."""
+        """AUROC of w for right first passages of a task; None where all are right or all wrong."""
         correct = self.correct[task]
         if correct.all() or not correct.any():
             return None
         return auroc(self.confidence[task], correct)
 
     def domain_auroc(self) -> float | None:
-        """Of w, own queries against foreign ones; None where all tasks are its own, or none is."""
+        """AUROC of w for own queries against others; None where all tasks are its own, or none."""
         own = np.concatenate([np.full(len(w), task in self.own) for task, w in self._tasks()])
         if own.all() or not own.any():
             return None

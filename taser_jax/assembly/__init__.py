@@ -1,1 +1,1 @@
-"""A configuration and a token store to a program; the model directory."""
+"""Turns a configuration and a token store into a program; reads and writes model directories."""

@@ -1,4 +1,4 @@
-"""Makes what frozen blocks make of a token store, once; later trainings read it."""
+"""Computes the frozen blocks' output for a token store once; later trainings read it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class _Maker:
         return StateRows.open(directory, texts.lengths, length=length)
 
     def _fingerprint(self, tower: str) -> str:
-        """Of the model's configuration, and of the frozen parameters of a tower."""
+        """Fingerprint of the model's configuration and of a tower's frozen parameters."""
         frozen = re.compile(self._model.config.frozen_parameters(self._model.frozen_blocks))
         total = Fingerprint().add(config_io.to_json(self._model.config))
         for path, leaf in jax.tree_util.tree_leaves_with_path({tower: self._params[tower]}):

@@ -62,7 +62,7 @@ class TrainingConfig:
         rules: logical axis -> mesh axis.
         num_chunks: GradCache chunks; 1 encodes the batch at once.
         length_buckets: lengths that texts are padded to, in groups; none pads to the token store's.
-        train_from_block: so many first blocks, and the embeddings below them, are frozen.
+        train_from_block: number of first blocks that are frozen, with the embeddings below them.
         states_dir: where the frozen blocks' states of the token store are kept; None computes them
             in each step.
         states_dtype: of these states; bfloat16 halves them and keeps 8 bits of each number.

@@ -1,4 +1,4 @@
-"""Ensembles: what their training reads, and the artefact that it leaves."""
+"""Ensembles: the inputs of their training, and the artefact it writes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EnsembleTraining:
         epochs: passes of each member over the specialist's training queries.
         evaluations: validations, and checkpoints, in the whole run.
         validation_split: whose queries choose the checkpoint.
-        validation_batches: at most so many batches of them, for all members the same.
+        validation_batches: maximum number of their batches, the same for all members.
         kept: the best checkpoint, or the last.
         log_period: steps between lines in metrics.jsonl.
         seed: of weights and batches.
@@ -227,7 +227,7 @@ class Ensemble:
         return apply_members(self.params, queries)
 
     def first(self, members: int) -> Ensemble:
-        """The ensemble of the first members, as if it had been trained with so many.
+        """The ensemble of the first members, equal to one trained with that many.
 
         Raises:
             ConfigError: it has fewer.
@@ -284,7 +284,7 @@ class Ensemble:
 
         Args:
             directory: what `taser ensemble` wrote.
-            fingerprints: of the embeddings that it shall have been trained on.
+            fingerprints: required fingerprints of the embeddings it was trained on.
 
         Raises:
             DataError: none is there, or its arrays are damaged.

@@ -15,8 +15,8 @@ from taser_jax.training.loop import MetricWriter
 class JsonlWriter:
     """One JSON object per line: `{"step": 20, "train/loss": 3.1, ...}`.
 
-    A resumed run removes the lines of steps that it will repeat, so each step occurs once. An
-    object in a bucket cannot grow: there, each flush writes the whole file anew.
+    A resumed run removes the lines of steps that it will repeat, so each step occurs once. Objects
+    in a bucket cannot be appended to, so each flush rewrites the whole file there.
 
     Args:
         path: the file, local or gs://; made with its folder.
@@ -43,7 +43,7 @@ class JsonlWriter:
             self._lines.append(line)
 
     def flush(self) -> None:
-        """Hands the lines to the operating system, or to the bucket."""
+        """Writes the lines to the file, or to the bucket."""
         if self._lines is None:
             self._file.flush()
         else:

@@ -26,7 +26,7 @@ from taser_jax.errors import ConfigError
 from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, abstract_params, parameter_count
-from taser_jax.partitioning import Partitioner
+from taser_jax.partitioning import Partitioner, placed
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
 
 MODEL_FILE = "model.json"
@@ -94,7 +94,7 @@ class LoadedModel:
         return encode
 
 
-# At module level, so that what is compiled serves every task, split and round of a comparison.
+# At module level, so that one compiled program serves every task, split and round.
 @functools.partial(jax.jit, static_argnames=("model", "role", "task"))
 def embed(
     params: PyTree, tokens: Tokens | States, *, model: DualEncoder, role: Role, task: str | None
@@ -116,14 +116,10 @@ def load_model(model_dir: FilePath, *, step: int | None = None) -> LoadedModel:
     config = read_model_config(model_dir)
     model = DualEncoder(config)
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()))
-    shapes = abstract_params(model)
-    placed = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=partitioner.replicated),
-        shapes,
-    )
     checkpoints = _checkpoints(model_dir)
     step = checkpoints.best_step if step is None else step
-    params = checkpoints.restore_params(placed, step=step)
+    shapes = placed(abstract_params(model), partitioner.replicated)
+    params = checkpoints.restore_params(shapes, step=step)
     checkpoints.close()
     return LoadedModel(
         model=model,
@@ -221,7 +217,7 @@ def _no_checkpoint(model_dir: FilePath) -> ConfigError:
 
 
 def _on_this_machine(directory: epath.Path) -> pathlib.Path:
-    """The directory; of one in a bucket, a copy. Vocabularies are read as local files."""
+    """The directory, or a local copy of one in a bucket: vocabularies are read as local files."""
     if not is_remote(directory):
         return pathlib.Path(directory)
     copy = pathlib.Path(tempfile.mkdtemp(prefix="taser-vocabulary-"))
@@ -314,7 +310,7 @@ def data_facts(stream: Stream, store: TokenStore, *, train_steps: int) -> dict[s
 
 
 def _text_facts(store: TokenStore, tasks: Iterable[str]) -> dict[str, Any]:
-    """How texts became tokens: one value, or one a task where tasks differ; unknown is left out."""
+    """How texts became tokens: one value, or one per task where they differ; unknown is absent."""
     wanted = set(tasks)
     entries = [e for e in store.metadata.queries if e.task in wanted and e.split == "train"]
     facts: dict[str, Any] = {}
@@ -339,9 +335,9 @@ class TextSettings:
     """How a run's texts became tokens.
 
     Attributes:
-        queries: of the task asked for.
-        query_length: tokens of its queries; None if unknown.
-        titles: whether passages have them.
+        queries: prompt and markers of the task's queries.
+        query_length: tokens per query; None if unknown.
+        titles: whether passages have titles.
     """
 
     queries: QuerySettings

@@ -201,7 +201,7 @@ def _every_task(
 def _teacher_sizes(
     training: TrainingConfig, candidates: int, teacher: EncodedTeacher | None
 ) -> dict[str, Any]:
-    """What the batches' shapes say of the teacher."""
+    """The teacher's part of the batches' shapes."""
     scored = TeacherInput.SCORES in training.objective.reads
     return {
         "teacher_candidates": candidates if scored else 0,

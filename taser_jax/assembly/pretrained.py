@@ -1,4 +1,4 @@
-"""From a pretrained checkpoint to the parameters that a training, or an encoding, starts with."""
+"""Pretrained checkpoints as the initial parameters of training or encoding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Pretrained:
 
     Attributes:
         source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
-        num_layers: keep so many of its first blocks (BERT only); None keeps all.
+        num_layers: number of its first blocks to keep (BERT only); None keeps all.
         layers: keep these blocks, numbered from 0, in place of `num_layers`.
         passage_source: another checkpoint for passages, where roles have weights of their own.
     """
@@ -97,7 +97,7 @@ _READERS: dict[str, Callable[[Pretrained, Any, Params], Params]] = {
 
 
 def place_pretrained(loaded: Params, *, params: Params) -> Params:
-    """Puts what was read where parameters lie; parameters that were not read stay.
+    """Replaces parameters by those read, on the same devices; the others stay.
 
     Args:
         loaded: from `read_pretrained`.
@@ -115,7 +115,7 @@ def place_pretrained(loaded: Params, *, params: Params) -> Params:
 
 
 def _check_vocabulary(checkpoint: pathlib.Path, vocabulary: pathlib.Path) -> None:
-    """Refuses texts that were split otherwise than for the pretrained weights.
+    """Rejects texts that were tokenised differently than for the pretrained weights.
 
     Only files are compared, since a training machine has no tokeniser.
     """

@@ -38,7 +38,7 @@ from taser_jax.optim.optimizers import (
     trainable,
 )
 from taser_jax.optim.tsage import check_median
-from taser_jax.partitioning import Partitioner
+from taser_jax.partitioning import Partitioner, placed
 from taser_jax.progress import logger
 from taser_jax.training.state import TrainState, init_state, state_shardings
 from taser_jax.training.step import TaskGradients, TrainStep, make_train_step
@@ -53,7 +53,7 @@ class Program:
         query_length: tokens per query.
         passage_length: tokens per passage.
         partitioner: the devices.
-        plan: what a step takes.
+        plan: the batches of a step.
         params: shapes of the parameters.
         param_shardings: where they live.
         logical_axes: names of their axes.
@@ -102,7 +102,7 @@ def make_program(
         task_sizes: task -> training queries, for a batch of every task without a store.
 
     Raises:
-        ConfigError: settings that do not go together, or do not fit the devices or the tokens.
+        ConfigError: settings that contradict each other or do not fit the devices or the tokens.
     """
     query_length, passage_length = lengths(store, feature_lengths)
     model = DualEncoder(fit_vocabulary(model_config, store), training.train_from_block)
@@ -129,7 +129,8 @@ def make_program(
         init_params, model, query_length=query_length, passage_length=passage_length
     )
     state = jax.eval_shape(lambda key: init_state(initialise, optimizer, key), jax.random.key(0))
-    placed = state_shardings(state, shardings)
+    state = placed(state, state_shardings(state, shardings))
+    own = jax.tree.map(lambda leaf: leaf.sharding, state)
     train_step = make_train_step(
         model,
         optimizer,
@@ -142,7 +143,7 @@ def make_program(
         seed=training.seed,
         schedule=build_schedule(training.optimizer, training.total_steps),
         trainable=trainable(training.optimizer, params),
-        state_shardings=placed,
+        state_shardings=own,
     )
     return Program(
         model=model,
@@ -156,17 +157,13 @@ def make_program(
         copied_axes=copied,
         optimizer=optimizer,
         initialise=initialise,
-        state=jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            state,
-            placed,
-        ),
+        state=state,
         train_step=train_step,
     )
 
 
 def _without_frozen(training: TrainingConfig, config: ModelConfig) -> OptimizerConfig:
-    """The optimiser, of what lies above the frozen blocks.
+    """The optimiser of the parameters above the frozen blocks.
 
     Raises:
         ConfigError: no such block, or parameters that are frozen otherwise too.
@@ -196,7 +193,7 @@ def _without_frozen(training: TrainingConfig, config: ModelConfig) -> OptimizerC
 def _optimizer(
     training: TrainingConfig, params: Params, plan: BatchPlan
 ) -> tuple[optax.GradientTransformationExtraArgs, TaskGradients]:
-    """The optax chain, and what it takes of a step with several tasks."""
+    """The optax chain, and how it takes the gradients of several tasks."""
     steps = training.total_steps
     if training.multitask is None or plan.tasks is None:
         chain = build_optimizer(training.optimizer, params, total_steps=steps)

@@ -1,4 +1,4 @@
-"""A teacher's embeddings as training reads them, and whether an objective has its teacher."""
+"""A teacher's embeddings for training, and the check that an objective has its teacher."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from taser_jax.training.objective import ObjectiveConfig
 
 
 class EncodedTeacher:
-    """What `taser encode` wrote with a teacher, by the rows of a token store.
+    """A teacher's embeddings from `taser encode`, by the rows of a token store.
 
     Args:
         directory: the teacher's embeddings, of the same collection.
-        store: whose passages' rows they are.
+        store: the token store whose passages they embed.
         queries: task -> the queries that are trained on.
 
     Raises:
@@ -58,7 +58,7 @@ class EncodedTeacher:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of the models, texts and queries that the embeddings are of."""
+        """Fingerprint of the embeddings' models, texts and queries."""
         queries = {task: found.fingerprints for task, found in self._queries.items()}
         return fingerprint_json([self._passages.fingerprints, queries])
 
@@ -87,8 +87,8 @@ def open_teacher(
         queries: task -> queries to train on.
 
     Raises:
-        ConfigError: the objective reads scores or embeddings that there are not, or embeddings are
-            given that it does not read.
+        ConfigError: the objective reads scores or embeddings that are missing, or does not read
+            the embeddings that are given.
     """
     if TeacherInput.SCORES in objective.reads:
         for of_task in queries.values():

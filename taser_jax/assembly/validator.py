@@ -130,7 +130,7 @@ class Validator:
         return metrics
 
     def _mean(self, by_task: Sequence[np.ndarray]) -> float:
-        """Over tasks or over all they have; a task with nothing in the pool counts in neither."""
+        """Mean over tasks or over their queries; tasks with nothing in the pool are left out."""
         if self._config.sets is DevelopmentSets.COMBINED:
             return float(np.concatenate(by_task).mean())
         return float(np.mean([values.mean() for values in by_task]))
@@ -240,7 +240,7 @@ def check_validated_tasks(tasks: Collection[str], config: ValidationConfig) -> N
 
 
 def _with_positives(queries: TokenizedQueries) -> TokenizedQueries:
-    """Those whose gold is in the collection: evaluation keeps the others, a loss cannot."""
+    """The queries whose gold is in the collection; a loss cannot use the others."""
     rows = np.flatnonzero(queries.positives.lengths)
     where = f"task {queries.task!r}, split {queries.split!r}"
     if not len(rows):
@@ -257,7 +257,7 @@ def _with_positives(queries: TokenizedQueries) -> TokenizedQueries:
 
 
 def _usable(size: int, partitioner: Partitioner) -> int:
-    """The largest batch of distinct queries that the devices can share; their number at least."""
+    """The largest batch of distinct queries that divides over the devices; at least one each."""
     devices = partitioner.batch_devices
     return max(devices, size - size % devices)
 

@@ -16,7 +16,7 @@ from taser_jax import hosts
 from taser_jax.analysis.commitment import Averages, make_advance
 from taser_jax.analysis.config import AnalysisConfig
 from taser_jax.analysis.figures import figures
-from taser_jax.analysis.findings import CommitmentRow, Findings, Specialties
+from taser_jax.analysis.findings import Findings, Specialties
 from taser_jax.analysis.noise import Agreement, agreements
 from taser_jax.analysis.sensitivity import Sample, Sensitivities, TaskLoss, make_measure
 from taser_jax.analysis.specialty import Bounds, LeafCounts, count_leaf, entropy_edges, on_host
@@ -25,11 +25,7 @@ from taser_jax.artifacts import replacing, write_text
 from taser_jax.assembly.data import DeviceBatches, training_queries
 from taser_jax.batch import Batch
 from taser_jax.commands.analyzed_models import AnalyzedModel, open_models
-from taser_jax.commands.checkpoint_commitment import (
-    measured_commitments,
-    saved_commitments,
-    steps_to_compare,
-)
+from taser_jax.commands.checkpoint_commitment import CheckpointCommitments, steps_to_compare
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
@@ -64,9 +60,9 @@ def analyze(
     CSV, sensitivity (and sensitivity_log), entropy, temperature, specialty and, for models with
     several checkpoints, commitment. The files are rewritten after every model.
 
-    Commitment runs moving averages, from zero, over the checkpoints in order: `num_batches` further
-    batches enter at each, as if training had paused there. No batch is used twice. Beside them
-    "own" is T-SAGE's moving average as the training saved it, where it did.
+    Commitment is measured with moving averages that start from zero and continue over the
+    checkpoints in order: each adds `num_batches` further batches, as if training had paused there.
+    No batch is used twice. "own" is T-SAGE's moving average, where the training saved it.
 
     Args:
         model_dirs: directories that `taser train` wrote: name -> directory, or a list, or one.
@@ -76,7 +72,7 @@ def analyze(
         tasks: two or more; None means all of the token store with a train split.
         negatives_dirs: hard negatives from `taser mine`, as in training.
         config: what is measured.
-        batching: sizes of the tasks' batches; give what training was given.
+        batching: sizes of the tasks' batches; should be those of the training.
         objective: the loss's temperature; a routing regulariser is not part of sensitivities.
         num_chunks: GradCache chunks of each batch, to bound memory.
         mesh: devices along each mesh axis.
@@ -99,7 +95,7 @@ def analyze(
     batches = DeviceBatches(stream, queries, partitioner)
     models = open_models(model_dirs, steps=steps, store=store, partitioner=partitioner)
     pairs = {model.name: steps_to_compare(model, config) for model in models}
-    # Models of one configuration share what is compiled.
+    # Models of one configuration share compiled programs.
     programs = {
         model.configuration: _programs(
             _task_losses(model, list(queries), objective=objective, num_chunks=num_chunks), config
@@ -124,14 +120,11 @@ def analyze(
             draw = functools.partial(_draw, batches, model.name)
             program = programs[model.configuration]
             specialties, samples = _specialties(model, program.measure, draw, config)
-            commitments = _commitments(
-                model,
-                program.advance,
-                draw,
-                pairs[model.name],
-                config,
-                tasks=findings.tasks,
-                samples=samples,
+            found = CheckpointCommitments(model, pairs[model.name], config, samples)
+            commitments = (
+                [*found.saved(), *found.measured(program.advance, draw, tasks=findings.tasks)]
+                if found.pairs
+                else []
             )
             findings = dataclasses.replace(
                 findings,
@@ -226,25 +219,6 @@ def _specialties(
                 )
             found.append(Specialties(model.name, step, _count(sensitivities, config), agreeing))
     return found, samples
-
-
-def _commitments(
-    model: AnalyzedModel,
-    advance: Callable[..., Averages],
-    draw: Callable[[int, int], Iterator[dict[str, Batch]]],
-    pairs: Sequence[tuple[int, int]],
-    config: AnalysisConfig,
-    *,
-    tasks: Sequence[str],
-    samples: Mapping[int, Sample],
-) -> list[CommitmentRow]:
-    """Rates from T-SAGE's saved averages, then from those measured here; none without pairs."""
-    if not pairs:
-        return []
-    return [
-        *saved_commitments(model, pairs, config, samples=samples),
-        *measured_commitments(model, advance, draw, pairs, config, tasks=tasks, samples=samples),
-    ]
 
 
 def _count(sensitivities: Sensitivities, config: AnalysisConfig) -> dict[str, LeafCounts]:

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 from etils import epath
 from jaxtyping import PyTree
 
@@ -16,7 +15,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import DualEncoder, abstract_params, logical_axes
-from taser_jax.partitioning import Partitioner
+from taser_jax.partitioning import Partitioner, placed
 from taser_jax.training.checkpoints import restore_params_from
 
 
@@ -108,16 +107,11 @@ def _open(
     fit_vocabulary(config, store)
     model = DualEncoder(config)
     shapes = abstract_params(model)
-    shardings = partitioner.param_shardings(logical_axes(model), shapes)
     return AnalyzedModel(
         name=name,
         directory=directory,
         model=model,
-        params=jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            shapes,
-            shardings,
-        ),
+        params=placed(shapes, partitioner.param_shardings(logical_axes(model), shapes)),
         steps=_steps(directory, steps),
         configuration=config_io.to_json(config),
         facts=model_directory.read_facts(directory),

@@ -32,8 +32,8 @@ def ask(
         data_dir: folder of collections.
         collection: the collection.
         fusion_dir: from `taser fuse`, in place of the four above: its specialists answer together,
-            and how sure each of them is stands under the question.
-        query_length: questions are truncated to so many tokens; None means as in training.
+            and the confidence of each is printed below the question.
+        query_length: maximum tokens per question; None means as in training.
         task: its prompt, length and query encoder are used, if tasks differ.
         k: passages per question.
         step: step of the checkpoint; None means the best one.

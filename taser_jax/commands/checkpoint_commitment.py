@@ -47,132 +47,131 @@ def steps_to_compare(model: AnalyzedModel, config: AnalysisConfig) -> list[tuple
     return found
 
 
-def measured_commitments(
-    model: AnalyzedModel,
-    advance: Callable[..., Averages],
-    draw: Callable[[int, int], Iterator[dict[str, Batch]]],
-    pairs: Sequence[tuple[int, int]],
-    config: AnalysisConfig,
-    *,
-    tasks: Sequence[str],
-    samples: Mapping[int, Sample],
-) -> list[CommitmentRow]:
-    """Rates at each β, from moving averages that continue over the checkpoints."""
-    if not config.betas:
-        return []
-    averages = None
-    start = config.first_batch
+@dataclasses.dataclass(frozen=True)
+class CheckpointCommitments:
+    """The commitment rates of one model's checkpoints.
 
-    def mark(step: int) -> list[Marks]:
-        nonlocal averages, start
-        params = model.restore(step)
-        if averages is None:
-            averages = no_averages(params, tasks, betas=len(config.betas))
-        averages = advance(
+    Attributes:
+        model: the checkpoints.
+        pairs: (earlier, later) steps, from `steps_to_compare`.
+        config: numbers of batches, β, temperature and bounds.
+        samples: step -> sensitivities of single batches, for the rates of noise.
+    """
+
+    model: AnalyzedModel
+    pairs: Sequence[tuple[int, int]]
+    config: AnalysisConfig
+    samples: Mapping[int, Sample]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps compared, ascending."""
+        return sorted({step for pair in self.pairs for step in pair})
+
+    def measured(
+        self,
+        advance: Callable[..., Averages],
+        draw: Callable[[int, int], Iterator[dict[str, Batch]]],
+        *,
+        tasks: Sequence[str],
+    ) -> list[CommitmentRow]:
+        """Rates at each β, from moving averages that continue over the checkpoints."""
+        config, steps = self.config, self.steps
+        if not config.betas:
+            return []
+        averages = None
+        start = config.first_batch
+
+        def mark(step: int) -> list[Marks]:
+            nonlocal averages, start
+            params = self.model.restore(step)
+            if averages is None:
+                averages = no_averages(params, tasks, betas=len(config.betas))
+            averages = advance(
+                averages,
+                params,
+                draw(start, config.num_batches),
+                where=str(self.model.checkpoint(step)),
+            )
+            start += config.num_batches
+            return self._marks(averages, config.betas, config.bias_correction)
+
+        def noise(earlier: int, later: int) -> Sequence[Commitment | None]:
+            batches = [config.num_batches * (1 + steps.index(step)) for step in (earlier, later)]
+            return self._noise(later, config.betas, batches, config.bias_correction)
+
+        return self._compared(mark, noise, names=[f"{beta:g}" for beta in config.betas])
+
+    def saved(self) -> list[CommitmentRow]:
+        """Rates from the averages that T-SAGE itself used; none if any was not saved."""
+        model, uncorrected = self.model, BiasCorrection.NONE
+        if not all(has_saved_average(model.checkpoint(step), model.params) for step in self.steps):
+            return []
+
+        def mark(step: int) -> list[Marks]:
+            average = restore_saved_average(model.checkpoint(step), model.params)
+            values = {
+                task: {path: leaf[None] for path, leaf in tree.items()}
+                for task, tree in average.items()
+            }
+            return self._marks(Averages(1, values), (0.0,), uncorrected)
+
+        def noise(earlier: int, later: int) -> Sequence[Commitment | None]:
+            beta = model.facts.get("tsage_beta")
+            if beta is None:
+                return [None]
+            return self._noise(later, (beta,), (earlier, later), uncorrected)
+
+        return self._compared(mark, noise, names=[OWN])
+
+    def _noise(
+        self, step: int, betas: Sequence[float], batches: Sequence[int], correction: BiasCorrection
+    ) -> Sequence[Commitment | None]:
+        sample = self.samples.get(step)
+        # A batch whose median is 0 cannot be normalised; nor can T-SAGE normalise it.
+        if sample is None or not (sample.batch_medians > 0).all():
+            return [None] * len(betas)
+        earlier, later = batches
+        return noise_commitments(
+            sample,
+            betas=betas,
+            batches=(earlier, later),
+            temperature=self.config.temperature,
+            bounds=self.config.bounds,
+            bias_correction=correction,
+        )
+
+    def _marks(
+        self, averages: Averages, betas: Sequence[float], correction: BiasCorrection
+    ) -> list[Marks]:
+        return marks_of(
             averages,
-            params,
-            draw(start, config.num_batches),
-            where=str(model.checkpoint(step)),
-        )
-        start += config.num_batches
-        return _marks(averages, config, betas=config.betas)
-
-    compared = sorted({step for pair in pairs for step in pair})
-
-    def noise(earlier: int, later: int) -> Sequence[Commitment | None]:
-        return _noise(
-            samples.get(later),
-            config,
-            betas=config.betas,
-            batches=[config.num_batches * (1 + compared.index(s)) for s in (earlier, later)],
+            betas=betas,
+            temperature=self.config.temperature,
+            bounds=self.config.bounds,
+            bias_correction=correction,
         )
 
-    names = [f"{beta:g}" for beta in config.betas]
-    return _compared(model, pairs, mark, noise, names=names)
-
-
-def saved_commitments(
-    model: AnalyzedModel,
-    pairs: Sequence[tuple[int, int]],
-    config: AnalysisConfig,
-    *,
-    samples: Mapping[int, Sample],
-) -> list[CommitmentRow]:
-    """Rates from the averages that T-SAGE itself used; none if any was not saved."""
-    steps = sorted({step for pair in pairs for step in pair})
-    if not all(has_saved_average(model.checkpoint(step), model.params) for step in steps):
-        return []
-    uncorrected = dataclasses.replace(config, bias_correction=BiasCorrection.NONE)
-
-    def mark(step: int) -> list[Marks]:
-        average = restore_saved_average(model.checkpoint(step), model.params)
-        values = {
-            task: {path: leaf[None] for path, leaf in tree.items()}
-            for task, tree in average.items()
-        }
-        return _marks(Averages(1, values), uncorrected, betas=(0.0,))
-
-    def noise(earlier: int, later: int) -> Sequence[Commitment | None]:
-        beta = model.facts.get("tsage_beta")
-        if beta is None:
-            return [None]
-        return _noise(samples.get(later), uncorrected, betas=(beta,), batches=(earlier, later))
-
-    return _compared(model, pairs, mark, noise, names=[OWN])
-
-
-def _noise(
-    sample: Sample | None,
-    config: AnalysisConfig,
-    *,
-    betas: Sequence[float],
-    batches: Sequence[int],
-) -> Sequence[Commitment | None]:
-    # A batch whose median is 0 cannot be normalised, by T-SAGE neither.
-    if sample is None or not (sample.batch_medians > 0).all():
-        return [None] * len(betas)
-    earlier, later = batches
-    return noise_commitments(
-        sample,
-        betas=betas,
-        batches=(earlier, later),
-        temperature=config.temperature,
-        bounds=config.bounds,
-        bias_correction=config.bias_correction,
-    )
-
-
-def _marks(averages: Averages, config: AnalysisConfig, *, betas: Sequence[float]) -> list[Marks]:
-    return marks_of(
-        averages,
-        betas=betas,
-        temperature=config.temperature,
-        bounds=config.bounds,
-        bias_correction=config.bias_correction,
-    )
-
-
-def _compared(
-    model: AnalyzedModel,
-    pairs: Sequence[tuple[int, int]],
-    mark: Callable[[int], list[Marks]],
-    noise: Callable[[int, int], Sequence[Commitment | None]],
-    *,
-    names: Sequence[str],
-) -> list[CommitmentRow]:
-    """Marks of each step in order, kept until no later step is compared with them."""
-    marks: dict[int, list[Marks]] = {}
-    rows = []
-    with phase(f"{model.name}: commitment with β {', '.join(names)}"):
-        for step in sorted({step for pair in pairs for step in pair}):
-            marks[step] = mark(step)
-            for earlier, later in pairs:
-                if later == step:
-                    found = compare(marks[earlier], marks[later])
-                    rows += [
-                        CommitmentRow(model.name, earlier, later, *values)
-                        for values in zip(names, found, noise(earlier, later), strict=True)
-                    ]
-            needed = {earlier for earlier, later in pairs if later > step}
-            marks = {kept: value for kept, value in marks.items() if kept in needed}
-    return rows
+    def _compared(
+        self,
+        mark: Callable[[int], list[Marks]],
+        noise: Callable[[int, int], Sequence[Commitment | None]],
+        *,
+        names: Sequence[str],
+    ) -> list[CommitmentRow]:
+        """Marks of each step in order, kept until no later step is compared with them."""
+        marks: dict[int, list[Marks]] = {}
+        rows = []
+        with phase(f"{self.model.name}: commitment with β {', '.join(names)}"):
+            for step in self.steps:
+                marks[step] = mark(step)
+                for earlier, later in self.pairs:
+                    if later == step:
+                        found = compare(marks[earlier], marks[later])
+                        rows += [
+                            CommitmentRow(self.model.name, earlier, later, *values)
+                            for values in zip(names, found, noise(earlier, later), strict=True)
+                        ]
+                needed = {earlier for earlier, later in self.pairs if later > step}
+                marks = {kept: value for kept, value in marks.items() if kept in needed}
+        return rows

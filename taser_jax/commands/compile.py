@@ -31,7 +31,7 @@ from taser_jax.errors import ConfigError
 from taser_jax.mesh import make_mesh
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, abstract_params
 from taser_jax.models.transformer import Remat
-from taser_jax.partitioning import Partitioner
+from taser_jax.partitioning import Partitioner, placed
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.embeddings import EncodeConfig
 
@@ -81,7 +81,7 @@ def compile_recipe(
         ConfigError: no such topology, a mesh or batch that does not fit its devices, no libtpu, or
             a step that needs more memory than a chip has; the message says what would fit.
     """
-    # Nothing runs: the TPU of this machine, if it had one, is left alone.
+    # Nothing is run: a TPU of this machine stays unused.
     jax.config.update("jax_platforms", "cpu")
     target = open_topology(topology, num_slices=num_slices)
     store = open_store(token_store, dry_run=not token_store)
@@ -158,9 +158,7 @@ def _training_report(
 ) -> None:
     partitioner, state, config = program.partitioner, program.state, program.model.config
     shapes = program.plan.shapes.values()
-    batches = jax.tree.map(
-        lambda leaf: _placed(leaf, partitioner.batch_sharding), program.plan.abstract_batches()
-    )
+    batches = placed(program.plan.abstract_batches(), partitioner.batch_sharding)
     queries = sum(shape.queries for shape in shapes)
     passages = sum(shape.passages for shape in shapes)
     _report(
@@ -209,15 +207,13 @@ def _encoding_report(
     multiple = devices * -(-max(encoding.batch_multiple, 8) // devices)
     encoding = dataclasses.replace(encoding, batch_multiple=multiple)
     size = encoding.batch_size(length, platform="tpu")
-    params = jax.tree.map(
-        lambda leaf: _placed(leaf, partitioner.replicated), abstract_params(model)
-    )
+    params = placed(abstract_params(model), partitioner.replicated)
     tokens = jax.eval_shape(
         lambda: Tokens(
             ids=jnp.zeros((size, length), jnp.int32), mask=jnp.zeros((size, length), bool)
         )
     )
-    tokens = jax.tree.map(lambda leaf: _placed(leaf, partitioner.batch_sharding), tokens)
+    tokens = placed(tokens, partitioner.batch_sharding)
     static = {"model": model, "role": Role.PASSAGE, "task": None}
     _report(
         reports,
@@ -271,16 +267,12 @@ def _report(
     )
 
 
-def _placed(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
 def _bytes_of_a_device(leaf: jax.ShapeDtypeStruct) -> int:
     assert leaf.sharding is not None
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
-# Parameters, gradients and moments that leave this share of the memory to activations.
+# Largest share of the memory for parameters, gradients and moments; activations need the rest.
 _STATE_SHARE = 0.5
 
 

@@ -100,7 +100,7 @@ def encode(
                 states=None if states is None else states.of_queries(split),
                 fingerprints=fingerprints,
                 config=config,
-                # Most splits are a single shard: each begins at another host.
+                # Most splits are a single shard, so each begins at another host.
                 process_index=(jax.process_index() - number) % hosts,
                 process_count=hosts,
             )

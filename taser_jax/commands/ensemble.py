@@ -1,4 +1,4 @@
-"""`taser ensemble`: members trained on a specialist's embeddings, to say how sure it is."""
+"""`taser ensemble`: networks on a specialist's embeddings that measure its confidence."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ensemble(
     negatives_dirs: Sequence[str] = (),
     config_text: str = "",
 ) -> Ensemble:
-    """Trains a specialist's ensemble; rerun after any interruption, it goes on.
+    """Trains a specialist's ensemble; if interrupted, rerun the command to resume.
 
     Members read the specialist's query embeddings and learn to give each query a vector whose dot
     product with its positive's embedding is high; both are frozen. `output_dir` then holds
@@ -66,7 +66,7 @@ def ensemble(
         token_store: the one they were encoded from; positives and negatives come from there.
         output_dir: the ensemble's directory.
         tasks: those that the specialist was trained on.
-        training: how.
+        training: how members are trained.
         negatives_dirs: hard negatives from `taser mine`, instead of those in the token store.
         config_text: written to config.gin.
 
@@ -127,13 +127,13 @@ def ensemble(
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """A training whose settings go together.
+    """A training whose settings are consistent.
 
     Attributes:
-        training: how.
-        vectors: of the training queries.
+        training: how members are trained.
+        vectors: embeddings of the training queries.
         stream: rows of their batches.
-        validation: vectors of the validation queries.
+        validation: embeddings of the validation queries.
         placement: members over devices.
     """
 
@@ -176,7 +176,7 @@ def _train(
     about: Mapping[str, str],
     output_dir: str,
 ) -> None:
-    """Trains up to the last step; does nothing where that is done."""
+    """Trains up to the last step; does nothing if that is done."""
     training, placement, optimizer = job.training, job.placement, job.optimizer
     init = functools.partial(job.init, members=placement.padded)
     batch = training.batching
@@ -225,7 +225,7 @@ def _validator(job: _Job, store: TokenStore) -> Callable[[Params], dict[str, flo
 
 
 def _finished(job: _Job, checkpoints: Checkpoints, step: int) -> Ensemble:
-    """The ensemble of a checkpoint, without the members that were there for the devices alone."""
+    """The ensemble of a checkpoint, without the members added to fill the devices."""
     members = job.training.model.members
     shapes = jax.eval_shape(
         lambda key: job.init(key, members=job.placement.padded), jax.random.key(0)

@@ -114,7 +114,7 @@ class EvaluationConfig:
         inputs.check_known(self.qrels_tasks, known, where="EvaluationConfig.qrels_tasks")
 
     def judge_of(self, task: str) -> Judge:
-        """What makes a passage right for a task's queries."""
+        """The criterion for a hit of a task's queries."""
         return Judge.QRELS if task in self.qrels_tasks else self.judge
 
     def match_of(self, task: str) -> AnswerMatch:
@@ -155,7 +155,7 @@ def evaluate(
         config: how runs are scored.
         parameters: number of the model's parameters, for the table.
         dpr_results: also write DPR's results JSON (FiD-ready) for every task.
-        confidence_dir: lists/ of a fusion, whose confidences then stand in that JSON.
+        confidence_dir: lists/ of a fusion, whose confidences are added to that JSON.
         details: further columns of the row, name -> text.
         significance: the baseline of the table's tests; None tests nothing.
 

@@ -1,4 +1,4 @@
-"""`taser fuse`: specialists' lists joined by how sure each is of the query."""
+"""`taser fuse`: fuses specialists' lists, each weighted by its confidence in the query."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Domain(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class FusionSummary:
-    """What a fusion came to.
+    """The result of a fusion.
 
     Attributes:
         temperatures: specialist -> T; without those whose confidence was not needed.
         alphas: task -> weight of BM25; empty where none was added.
-        undecided: queries of which every specialist was as unsure as can be.
+        undecided: queries for which every specialist's confidence is 0.
     """
 
     temperatures: Mapping[str, float]
@@ -84,8 +84,8 @@ def fuse(
 ) -> FusionSummary:
     """Joins specialists' lists: score = Σ w·s / Σ w, absent passages at each list's minimum.
 
-    What a specialist computes alone (its lists, its temperature, its confidences) lies below
-    `lists_dir` and is computed once, for all fusions that it takes part in. `output_dir` gets
+    Each specialist's lists, temperature and confidences are stored below `lists_dir` and computed
+    once for all fusions. `output_dir` gets
     lists/ (arrays with the weights' confidences), runs/ (TREC files), with BM25 runs_bm25/, and
     fusion.json.
 
@@ -102,7 +102,7 @@ def fuse(
         config: depth, weighting, absent passages.
         confidence: how confidences are computed.
         calibration: how temperatures are chosen.
-        evaluation: what is right, for calibration and for BM25's weight.
+        evaluation: the criterion for hits, for calibration and for BM25's weight.
         sparse_dir: runs of BM25 on both splits; None adds none.
         with_bm25: depth, candidates for α.
         measure: what α maximises.
@@ -178,7 +178,7 @@ def join(
 ) -> tuple[QueryArrays, int]:
     """Fused lists of a task's queries with their confidences, and the queries without a decision.
 
-    One specialist alone is its own list and needs no ensemble; so does no equal weighting.
+    A single specialist's list needs no fusion; neither it nor equal weights need ensembles.
     """
     runs = [one.lists(task, split) for one in specialists.values()]
     query_ids = runs[0].query_ids

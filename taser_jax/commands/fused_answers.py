@@ -1,4 +1,4 @@
-"""Typed questions to several specialists at once, from what `taser fuse` left."""
+"""Typed questions to several specialists at once, with the files that `taser fuse` wrote."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ask_fused(
         questions: questions as typed.
         fusion_dir: from `taser fuse`, of specialists that name their MODEL_DIR.
         k: passages per question.
-        query_length: tokens to which a question is cut; None takes each training's.
+        query_length: maximum tokens per question; None takes each model's own.
         task: whose prompt, length and query encoder, where tasks differ.
 
     Raises:

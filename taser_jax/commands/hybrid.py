@@ -112,7 +112,7 @@ def development_set(
     measure: str,
     evaluation: EvaluationConfig,
 ) -> DevelopmentSet:
-    """One task's lists, and the measure that α shall raise."""
+    """One task's lists, and the measure that α maximises."""
     judged = dataclasses.replace(evaluation, measures=(measure,), page_only_tasks=())
 
     def values(run: Run) -> np.ndarray:

@@ -15,7 +15,7 @@ from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings, encoded_splits
 from taser_jax.retrieval.scann_shards import ScannConfig
 
-# Keeps the draw of sample queries apart from every other use of their number.
+# Makes the draw of sample queries independent of all other draws.
 _PURPOSE = 0x1DE7
 
 
@@ -66,7 +66,7 @@ def index(
 def _sample(
     embeddings_dir: str, *, split: str, tasks: Sequence[str] | None, count: int
 ) -> np.ndarray | None:
-    """Embeddings of some queries, as many of each task; None where no task has the split."""
+    """Embeddings of some queries, equally many per task; None where no task has the split."""
     there = [task for task, of in encoded_splits(embeddings_dir) if of == split]
     names = there if tasks is None else [task for task in tasks if task in there]
     if not names:

@@ -27,7 +27,7 @@ from taser_jax.retrieval.mining_options import (
 from taser_jax.retrieval.runs import top_k
 from taser_jax.settings import to_plain
 
-# Keeps the draw of the sample apart from every other use of the same seed.
+# Makes the draw of the sample independent of other draws with the same seed.
 _PURPOSE = 0x5A3D
 _SAMPLE_COLUMNS = (
     *("query_id", "query", "answers", "positive_score", "positive", "negative_score"),
@@ -82,7 +82,7 @@ def mine(
         queries = list(queries_set := QuerySet.open(data_dir, collection, task, split))
         run = inputs.read_task_run(runs_dir, queries_set, store)
         if run.rows.shape[1] < config.depth:
-            # Not an error: BM25 finds only what shares a word, a small collection has no more.
+            # Not an error: BM25 only finds passages that share a word; collections may be small.
             logger.warning(
                 "%s %s: the run is %d deep, mining could look %d deep",
                 *(task, split, run.rows.shape[1], config.depth),

@@ -1,4 +1,4 @@
-"""A specialist's part in fusion: its lists, its temperature, and how sure it is of each query."""
+"""A specialist's part in fusion: its lists, its temperature and its confidences."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Specialist:
         index_dir: their index.
         ensemble_dir: from `taser ensemble`; None for a model whose lists are never weighted.
         temperature: of its members' softmaxes; None chooses one by calibration.
-        members: how many members speak, the first ones; None means all.
+        members: number of members used, from the first; None means all.
         model_dir: the model; only `taser ask`, which encodes questions, reads it.
     """
 
@@ -68,7 +68,7 @@ class CalibrationConfig:
     """How a specialist's temperature is chosen.
 
     Attributes:
-        temperatures: the candidates; scores of another scale than BERT-base's want others.
+        temperatures: the candidates; other scales of scores than BERT-base's need others.
         split: whose queries; not those that are reported.
     """
 
@@ -80,7 +80,7 @@ class CalibrationConfig:
 
 
 class OpenSpecialist:
-    """A specialist over one collection; what it computes is kept in `directory` and reused.
+    """A specialist over one collection; results are kept in `directory` and reused.
 
         <directory>/lists/<task>.<split>/         ranked lists
         <directory>/confidence/<hash>/<task>.<split>/    w of each query; the hash is of members,
@@ -90,7 +90,7 @@ class OpenSpecialist:
     Args:
         name: for messages.
         specialist: where its files are.
-        directory: what it computes goes there.
+        directory: where its results are stored.
         data_dir: folder of collections.
         store: the collection.
         depth: passages of each list.
@@ -190,7 +190,7 @@ class OpenSpecialist:
         result: SearchResult,
         temperatures: Sequence[float],
     ) -> Float32[np.ndarray, "temperatures queries"]:
-        """How sure it is of queries with these lists, at every temperature.
+        """Its confidence in these lists, at every temperature.
 
         Raises:
             ConfigError: it has no ensemble.
@@ -207,7 +207,7 @@ class OpenSpecialist:
         )
 
     def confidence(self, task: str, split: str) -> Float32[np.ndarray, " queries"]:
-        """How sure it is of each query, w; computed once.
+        """Its confidence w in each query's list; computed once.
 
         Raises:
             ConfigError: it has no ensemble.

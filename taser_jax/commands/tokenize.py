@@ -50,7 +50,7 @@ def tokenize(
         The store's fingerprint.
     """
     if module:
-        # As `python -m` does: a task file beside the user is found without PYTHONPATH.
+        # As `python -m` does: task files in the working directory are found without PYTHONPATH.
         if "" not in sys.path and os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,11 +60,13 @@ class TrainSummary:
         parameters: number of parameters.
         validation: metrics after the last step.
         steps_per_second: mean, compilation excluded; 0 where nothing was left to train.
+        seconds: total time, from reading to the last save.
     """
 
     parameters: int
     validation: Mapping[str, float]
     steps_per_second: float
+    seconds: float
 
 
 def train(
@@ -105,6 +108,7 @@ def train(
     Returns:
         A summary; None from a dry run.
     """
+    begin = time.monotonic()
     if initial_checkpoint and training.pretrained is not None:
         raise ConfigError(
             f"a checkpoint to start from, {initial_checkpoint}, and pretrained weights, "
@@ -127,12 +131,18 @@ def train(
         if dry_run:
             _trace(job)
             return None
-        return _run(
+        result = _run(
             job,
             epath.Path(model_dir),
             config_text=config_text,
             initial_checkpoint=initial_checkpoint,
             continued_checkpoint=continued_checkpoint,
+        )
+        return TrainSummary(
+            parameters=parameter_count(job.program.params),
+            validation=result.validation,
+            steps_per_second=result.steps_per_second,
+            seconds=time.monotonic() - begin,
         )
 
 
@@ -244,14 +254,14 @@ def _run(
     config_text: str,
     initial_checkpoint: str | None,
     continued_checkpoint: str | None,
-) -> TrainSummary:
+) -> loop.TrainResult:
     training, program, store, stream = job.training, job.program, job.store, job.program.plan.stream
     assert store is not None
     assert stream is not None
     about = _identity(job, stream)
     checkpoints = Checkpoints(model_dir, training.checkpoints)
     resume_step = checkpoints.latest_step or 0
-    # The run's record beside the checkpoints, unless these belong to another model.
+    # Writes the run's record beside the checkpoints, unless they belong to another model.
     if resume_step:
         checkpoints.check(step=resume_step, about=about)
     is_first = hosts.is_first()
@@ -299,11 +309,7 @@ def _run(
             writers=make_writers(model_dir, resume_step=resume_step, is_first_process=is_first),
         )
     checkpoints.close()
-    return TrainSummary(
-        parameters=parameter_count(program.params),
-        validation=result.validation,
-        steps_per_second=result.steps_per_second,
-    )
+    return result
 
 
 def _identity(job: _Job, stream: Stream) -> dict[str, Any]:

@@ -21,14 +21,14 @@ _SHOWN = 8
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
-    """A compiled step beside what the model asks for and what the chip can do.
+    """A compiled step, compared with the model's formulas and the chip's limits.
 
     Attributes:
         name: of the step.
-        about: what it takes, in words.
+        about: its input, in words.
         topology: the target.
         mesh: devices along each axis.
-        compiled: what the compiler says.
+        compiled: the compiler's report.
         model_flops: useful FLOPs of one device, by the model's formulas.
         copied: axes of parameters that could not be split.
     """
@@ -150,7 +150,7 @@ class StepRefusal:
 
     Attributes:
         name: of the step.
-        topology: what it was to be compiled for.
+        topology: the target.
         needed: bytes per device.
         available: bytes a device has.
     """

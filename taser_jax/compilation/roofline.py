@@ -52,12 +52,12 @@ class Roofline:
 
     @property
     def step_seconds(self) -> float:
-        """All of them at once: the longest decides."""
+        """Seconds if all resources work at once: the longest decides."""
         return max(self.compute, self.hbm, self.ici, self.dcn)
 
     @property
     def sequential_seconds(self) -> float:
-        """None beside another: their sum."""
+        """Seconds if no two resources work at once: their sum."""
         return self.compute + self.hbm + self.ici + self.dcn
 
     @property

@@ -16,27 +16,27 @@ from jax.experimental import topologies
 from taser_jax.compilation.chips import CHIPS, Chip
 from taser_jax.errors import ConfigError
 
-# Slices that can be asked for; libtpu knows more, and is asked about any other shape.
+# Shapes of slices that TPU VMs offer; libtpu is queried for any other shape.
 KNOWN_SHAPES: dict[str, tuple[str, ...]] = {
     "v4": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
     "v5e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
     "v5p": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
     "v6e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
 }
-# Both cores of a chip are one device, as on TPU VMs; libtpu's own default for v4 is one a core.
+# Both cores of a chip are one device, as on TPU VMs; libtpu's own default for v4 is one per core.
 _MEGACORE = ("v4", "v5p")
 
 _ENVIRONMENT = {
-    # There is no TPU VM whose metadata could be asked for.
+    # There is no TPU VM whose metadata libtpu could query.
     "TPU_SKIP_MDS_QUERY": "1",
-    # No chip is opened, so compilations may run beside each other.
+    # No chip is opened, so several compilations may run at once.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Chips that are to be compiled for.
+    """Chips to compile for.
 
     Attributes:
         name: as given, "v5e:4x4".
@@ -85,7 +85,7 @@ class Topology:
 
 
 def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
-    """Asks libtpu for the chips of a topology.
+    """Queries libtpu for the chips of a topology.
 
     Example:
         `open_topology("v5e:4x4")` has 16 devices on 4 hosts.

@@ -1,4 +1,4 @@
-"""What a confidence is worth for answering only some of the queries."""
+"""How well a confidence selects the queries to answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether confidences mean what they say: reliability, calibration error, choice of temperature."""
+"""Calibration of confidences: reliability, expected calibration error, choice of temperature."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TemperatureChoice:
 
     @property
     def is_at_edge(self) -> bool:
-        """Whether a wider grid may hold a better one."""
+        """Whether the best is at the edge of the grid, beyond which a better one may lie."""
         ends = (self.temperatures[0], self.temperatures[-1])
         return len(self.temperatures) > 1 and self.temperature in ends
 

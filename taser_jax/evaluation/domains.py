@@ -1,4 +1,4 @@
-"""Rows of a table put together from others, task by task, and queries of several tasks mixed."""
+"""Rows of a table combined from others task by task, and mixes of several tasks' queries."""
 
 from __future__ import annotations
 
@@ -61,8 +61,7 @@ def write_row(
         system: its name.
         row: its values by query.
         split: split of the queries.
-        evaluated: where it was, with its parameters and details; None for a row that was put
-            together from others.
+        evaluated: the evaluated row, with its parameters and details; None for a combined row.
     """
     for task, evaluation in row.items():
         write_per_query(per_query_path(directory, system, task, split), evaluation)

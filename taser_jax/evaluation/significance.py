@@ -251,7 +251,7 @@ def _check_same_queries(first: Evaluation, second: Evaluation, *, where: str) ->
 
 
 def _unequal(first: Evaluation, second: Evaluation) -> str:
-    """What only one of two evaluations has, with an example of each side."""
+    """Queries that only one of two evaluations has, with an example from each."""
     sides = []
     for name, one, other in (("first", first, second), ("second", second, first)):
         known = set(other.query_ids)

@@ -1,4 +1,4 @@
-"""What a sentence-transformers directory says of an encoder beside its weights."""
+"""Settings of an encoder beside its weights, from its sentence-transformers files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EncoderSettings:
     Attributes:
         pooling: how token states become one vector.
         normalization: of that vector.
-        max_length: most tokens of a text; None where nothing says.
+        max_length: maximum tokens per text; None if not recorded.
         query_prompt: text put before every query.
     """
 

@@ -62,8 +62,8 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
 def _download(hub_id: str) -> pathlib.Path:
     import huggingface_hub
 
-    # snapshot_download itself sets no time limit on its first request. It is not given the commit
-    # found here: it would then not note which one "main" was, and never find it offline.
+    # snapshot_download itself sets no time limit on its first request. It does not get the commit
+    # found here: it would then not record which commit "main" is, and would not find it offline.
     info = huggingface_hub.HfApi().model_info(hub_id, timeout=_TIMEOUT_SECONDS)
     names = [sibling.rfilename for sibling in info.siblings or []]
     weights = next((w for w in (_SAFETENSORS, _PYTORCH) if _matching(names, w)), ())

@@ -129,7 +129,7 @@ def _read_pytorch(path: pathlib.Path) -> Tensors:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # Errors of files, zip, pickle and what torch refuses to unpickle share no base class.
+        # Errors of files, zip and pickle, and torch's refusals to unpickle, share no base class.
         raise _damaged(path, error) from error
     if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
         raise _damaged(path, ValueError("not a flat dictionary of tensors"))

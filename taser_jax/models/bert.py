@@ -44,7 +44,7 @@ class EncoderOutput(enum.Enum):
 
     FIRST_TOKEN gives [CLS] only, and the last block then computes no other query or feed-forward:
     the same values for less work (about a quarter less in a stack of three blocks). FROZEN gives
-    what comes out of the frozen blocks, and runs no other.
+    the output of the frozen blocks and runs no others.
     """
 
     ALL_TOKENS = "all_tokens"
@@ -159,7 +159,7 @@ class Block(nn.Module):
 
     Attributes:
         config: the encoder's configuration.
-        experts: None in a shared block.
+        experts: the experts; None in a shared block.
         role: role of the input, for Det-R's choice during tracing.
         deterministic: True at inference.
         output: positions to compute.
@@ -309,7 +309,7 @@ class BertEncoder(nn.Module):
         """Encodes padded sequences.
 
         Args:
-            texts: ids and mask, or what the frozen blocks make of them.
+            texts: ids and mask, or the output of the frozen blocks.
             role: the role whose experts Det-R runs.
             train: True enables dropout and routing draws, from the rngs "dropout" and "routing".
             output: all hidden states, [CLS] only, or those of the frozen blocks. The last block, if

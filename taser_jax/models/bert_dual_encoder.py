@@ -180,13 +180,13 @@ class DualEncoderConfig(ModelConfig):
         return rf"[^/]+/(embeddings|{layer_names(blocks)})/.*"
 
     def frozen_states(self, tower: BertEncoder, tokens: Tokens, *, role: Role) -> jax.Array:
-        """What BERT's frozen blocks make of texts."""
+        """The output of BERT's frozen blocks."""
         return tower(tokens, role=role, output=EncoderOutput.FROZEN)[0]
 
     def embed(
         self, tower: BertEncoder, tokens: Tokens | States | Augmented, *, role: Role, train: bool
     ) -> Encoded:
-        """Pools what BERT makes of texts."""
+        """Pools BERT's hidden states."""
         assert not isinstance(tokens, Augmented)
         hidden, statistics = tower(tokens, role=role, train=train, output=self.output)
         pooled = self.pool(hidden, jnp.asarray(tokens.mask))

@@ -164,7 +164,7 @@ class ModelConfig(abc.ABC):
 
     @abc.abstractmethod
     def frozen_states(self, tower: Any, tokens: Tokens, *, role: Role) -> jax.Array:
-        """What a tower's frozen blocks make of texts: [batch, length, embed]."""
+        """The output of a tower's frozen blocks: [batch, length, embed]."""
 
     @abc.abstractmethod
     def embed(
@@ -243,8 +243,8 @@ class ModelConfig(abc.ABC):
 
         Args:
             shape: the batch.
-            frozen_blocks: these have no backward pass.
-            has_states: nor a forward pass.
+            frozen_blocks: number of first blocks, which have no backward pass.
+            has_states: whether they have no forward pass either: their output is read from disk.
         """
         flops = 3 * self._score_flops(shape)
         for size, length in shape.sides:
@@ -326,7 +326,7 @@ class DualEncoder(nn.Module):
         )
 
     def states(self, tokens: Tokens, *, role: Role, task: str | None = None) -> States:
-        """What the frozen blocks make of texts of one role; `encode` takes it in their place."""
+        """The frozen blocks' output for texts of one role; `encode` takes it in their place."""
         tower = getattr(self, self.config.tower_name(role, task))
         return States(self.config.frozen_states(tower, tokens, role=role), tokens.mask)
 

@@ -1,4 +1,4 @@
-"""DPR-MUF's ensemble: small networks from a specialist's query embedding to one of their own."""
+"""DPR-MUF's ensemble: small networks that map a specialist's query embeddings to new ones."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def apply_member(
 ) -> Float[Array, "queries dim"]:
     """U = f(v): linear layers with ReLUs between them; no residual, dropout or normalisation.
 
-    Products are float32 at `Precision.HIGHEST`: what TPUs would round away, a low temperature
-    would show as disagreement.
+    Products are float32 at `Precision.HIGHEST`: at a low temperature, the rounding of TPUs
+    would look like disagreement.
     """
     hidden = queries.astype(jnp.float32)
     for place in range(len(params)):

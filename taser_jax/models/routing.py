@@ -47,11 +47,11 @@ class RouterInput(enum.Enum):
 
 
 class SequenceSummary(enum.Enum):
-    """What Seq-R's router reads of a sequence: the state of [CLS] (paper), or its tokens' mean.
+    """Seq-R's input from a sequence: the state of [CLS] (paper), or the mean over tokens.
 
-    The state of [CLS] hardly differs between inputs at the start, so that the constant part of the
-    logits decides for all of them alike; means of tokens differ as texts do. With the mean, a
-    specialised last block computes every token even where only [CLS] is returned.
+    Early in training the state of [CLS] hardly differs between inputs, so the constant part of
+    the logits sends all of them to one expert; means over tokens differ as much as the texts.
+    With the mean, a specialised last block computes every token even if only [CLS] is returned.
     """
 
     CLS = "cls"
@@ -73,7 +73,7 @@ class GateGradient(enum.Enum):
     of Jang et al. (2016), ∂L/∂logit_k = y_k·(a_k − Σ_e y_e·a_e)/τ. It compares the experts' outputs
     and is zero where they are equal, as they start: the loss does not depend on the choice there.
     CHOSEN_EXPERT leaves out the experts that were not chosen (a_e = 0 for them): a router learns to
-    want an expert whose output should grow, also where all experts are the same.
+    prefer an expert whose output should grow, even if all experts are the same.
     """
 
     ALL_EXPERTS = "all_experts"
@@ -95,7 +95,7 @@ class ExpertConfig:
         blocks: the specialised blocks themselves, 1-based, in place of both.
         routing: Det-R, Seq-R or Tok-R.
         router_input: the states that a learned router reads.
-        sequence_summary: what Seq-R's router reads of a sequence's states.
+        sequence_summary: which of a sequence's states Seq-R's router reads.
         gate_sharing: one router per block, or one for all.
         gate_gradient: see `GateGradient`.
         temperature: of the Gumbel-softmax.

@@ -248,7 +248,7 @@ class Encoder(nn.Module):
         train: bool,
         blocks: range,
     ) -> Float[Array, "batch length embed"]:
-        """Runs blocks on the embedded tokens, or on what the blocks before them made."""
+        """Runs blocks on the embedded tokens, or on the output of the blocks before them."""
         config, frozen = self.config, self.frozen_blocks
         dropout = Dropout(config.dropout_rate, deterministic=not train)
         position_bias = None
@@ -326,7 +326,7 @@ class T5(nn.Module):
         """The encoder's hidden states, in `config.dtype`.
 
         Args:
-            tokens: ids and mask, or what the frozen blocks make of them.
+            tokens: ids and mask, or the output of the frozen blocks.
             train: True enables dropout, from the rng "dropout".
         """
         if isinstance(tokens, States):
@@ -337,7 +337,7 @@ class T5(nn.Module):
         return self.encoder(hidden, jnp.asarray(tokens.mask), train=train, blocks=blocks)
 
     def frozen_states(self, tokens: Tokens) -> Float[Array, "batch length embed"]:
-        """What the frozen blocks make of tokens."""
+        """The output of the frozen blocks."""
         hidden, mask = self._embed(jnp.asarray(tokens.ids)), jnp.asarray(tokens.mask)
         return self.encoder(hidden, mask, train=False, blocks=range(self.frozen_blocks))
 

@@ -172,7 +172,7 @@ class T5DualEncoderConfig(ModelConfig):
         return rf"[^/]+/(token_embedder|encoder/(relpos_bias|{layer_names(blocks)}))/.*"
 
     def frozen_states(self, tower: T5Tower, tokens: Tokens, *, role: Role) -> jax.Array:
-        """What T5's frozen blocks make of texts; both roles run alike."""
+        """The output of T5's frozen blocks; both roles run alike."""
         del role
         return tower.frozen_states(tokens)
 

@@ -27,7 +27,7 @@ from taser_jax.optim.task_gradients import (
 
 @dataclasses.dataclass(frozen=True)
 class CgdConfig:
-    """CGD as TACO-DR compares with it.
+    """CGD with the settings that TACO-DR compares with.
 
     Attributes:
         loss_exponent: power of both losses in the common gain; 0.25 in TACO-DR's scripts, 0.5 in

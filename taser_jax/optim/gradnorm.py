@@ -31,7 +31,7 @@ _SMALLEST_LOSS = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class GradNormConfig:
-    """GradNorm as Chen et al. have it; TACO-DR's paper gives no numbers.
+    """GradNorm as in Chen et al.; TACO-DR's paper gives no numbers.
 
     Attributes:
         alpha: how strongly slow tasks are favoured; 1.5 in the paper's experiments on NYUv2.

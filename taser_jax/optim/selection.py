@@ -1,4 +1,4 @@
-"""The integer of a given rank among very many, found by counting how many lie below thresholds.
+"""Selects the integer of a given rank by counting how many lie below thresholds.
 
 The integers are bit patterns of non-negative floats, from 0 to infinity's, and are ordered like the
 floats. One pass over them answers "how many lie below b?" for `THRESHOLDS` values of b, which

@@ -38,8 +38,8 @@ class Report(NamedTuple):
     Attributes:
         weights: the mean factor of each task's gradient.
         scalars: other figures by name.
-        usable: False where the combined gradient means nothing and the step is to be skipped;
-            None always is.
+        usable: False where the combined gradient is meaningless and the step must be skipped;
+            None means always usable.
     """
 
     weights: Float[Array, " task"]
@@ -133,7 +133,7 @@ def check_task_gradients(
 
 
 def check_combined() -> optax.GradientTransformation:
-    """A link that raises an error unless gradients have the parameters' shapes.
+    """A transformation that raises an error unless gradients have the parameters' shapes.
 
     Without it a chain whose combiner was forgotten would broadcast: Adam's moments, and then the
     parameters, would silently get a task axis.

@@ -38,7 +38,7 @@ from taser_jax.optim.tsage_options import (
 )
 
 MEDIAN = "median/"
-"""What the names of medians in a report begin with; the task follows."""
+"""Prefix of the medians' names in a report; the task follows."""
 
 _TOKEN_TABLE = re.compile(r"(?:.*/)?(?:embeddings/token|token_embedder)/embedding")
 
@@ -233,7 +233,7 @@ def _report(
 def check_median(
     params: PyTree, *, tokens: Mapping[str, int], trainable: PyTree[bool] | None = None
 ) -> None:
-    """Refuses a median over all parameters that is 0 whatever the batch: too many are untouched.
+    """Rejects a median over all parameters that is 0 for any batch: too few have a gradient.
 
     A batch of n tokens touches at most n rows of the token table, so at least (V − n)·d of the P
     trained parameters have no gradient; where that is more than half of them the lower median is 0.
@@ -320,7 +320,7 @@ def _of_leaf(
     salts: UInt32[Array, " task"],
 ) -> tuple[Float[Array, "..."], list[Float[Array, "..."]]]:
     """One parameter's combined gradient, and its new averages by task."""
-    # Written out over tasks, all of this is one loop that reads its inputs once.
+    # Unrolled over tasks, this compiles to one loop that reads its inputs once.
     products = [gradients[t] * param for t in range(len(averages))]
     moved = _moved(config, averages, products, weighing.inverse_median)
     parts = _softmax_parts([weighing.sharpness * score for score in moved])

@@ -1,4 +1,4 @@
-"""The code blocks of a docstring: how they end in the text, and which of them are Python."""
+"""The code blocks of a docstring: their ends in the text, and which of them are Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How sure a specialist is of each query: how far the members of its ensemble agree."""
+"""A specialist's confidence in its list for a query: how far its ensemble's members agree."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def encode_texts(
         process_index: which process this is.
         process_count: how many share the work.
         attached: file name -> JSON value; written beside the shards.
-        normalization: the model's, recorded for those who cut the embeddings; None: not known.
+        normalization: the model's, recorded for truncating the embeddings later; None: unknown.
 
     Returns:
         Whether all shards are finished; False while other processes have some left. The last

@@ -55,10 +55,10 @@ class Absent(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class FusionConfig:
-    """How specialists' lists are joined.
+    """How specialists' lists are fused.
 
     Attributes:
-        depth: results of each list that take part.
+        depth: results used from each list.
         k: results to keep.
         weighting: how confidences become weights.
         power: γ, the exponent of each confidence; above 1 it sharpens the weights.

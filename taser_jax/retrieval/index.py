@@ -118,8 +118,8 @@ def open_index(
 
     Args:
         index_dir: where `build_index` put it.
-        fingerprints: {"model": ..., "collection": ...} it shall have been built from: those of
-            the store that rows refer to and of the model that encodes queries typed in.
+        fingerprints: {"model": ..., "collection": ...} that it must have been built from: the
+            store that rows refer to, and the model that encodes the queries.
         exact: block sizes of exact search.
         devices: devices of exact search; default: the first.
 

@@ -38,7 +38,7 @@ from taser_jax.retrieval.mining_options import (
 )
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
 
-# Keeps these draws apart from every other use of the same seed.
+# Makes these draws independent of other draws with the same seed.
 _PURPOSE = 0x4D494E45
 _BLOCK = 256
 
@@ -56,11 +56,11 @@ class MinedNegatives:
     """Hard negatives of each query, best ranked first.
 
     Attributes:
-        rows: one list of rows a query, in the order of the queries.
+        rows: one list of rows per query, in the order of the queries.
         scores: their scores in the run.
         positive_scores: the best score that a positive of the query has in the run; -inf where the
             run has none. [queries]
-        statistics: what was found and left out.
+        statistics: counts of what was found and left out.
     """
 
     rows: list[list[int]]

@@ -77,7 +77,7 @@ class MiningConfig:
         count: maximum negatives per query.
         min_rank: the first rank that may be a negative, from 1, counted like `depth`.
         max_score: a negative scores at most this; None sets no limit.
-        absolute_margin: a negative scores at least so much less than the positive; None: no margin.
+        absolute_margin: a negative scores at least this much below the positive; None: no margin.
         relative_margin: the same as a share of the positive's score.
         choice: by rank or sampled.
         answer_containing: keep or drop candidates with an answer; a query without answers loses

@@ -76,8 +76,8 @@ class QueryArrays:
 
         Args:
             directory: where it is.
-            kind: what it shall hold.
-            fingerprints: of what it shall have been made from.
+            kind: the required kind.
+            fingerprints: required fingerprints of its sources.
 
         Raises:
             DataError: nothing finished there, another kind, or a damaged file.

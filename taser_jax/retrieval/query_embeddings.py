@@ -101,7 +101,7 @@ def encode_queries(
     process_index: int = 0,
     process_count: int = 1,
 ) -> bool:
-    """Encodes one task's split into its folder beside the passages; resumable like these.
+    """Encodes one task's split into its folder beside the passages; resumable, as they are.
 
     They are always stored as float32: they are few, and every score depends on one.
 

@@ -76,7 +76,7 @@ class ScannConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SearchEffort:
-    """How much of an index a search looks at.
+    """How much of an index a search reads.
 
     Attributes:
         leaves: leaves searched in each shard's tree; 0 where there is none.
@@ -108,7 +108,7 @@ class Shards:
         self._loaded: dict[int, Any] = {}
 
     def build_seconds(self) -> float:
-        """Time all shards took to build, over all runs that did."""
+        """Total time to build the shards, over all runs."""
         return sum(json.loads((path / "shard.json").read_text())["seconds"] for path in self._paths)
 
     def search(self, queries: np.ndarray, k: int, effort: SearchEffort) -> SearchResult:
@@ -192,7 +192,7 @@ def largest(bounds: list[tuple[int, int]]) -> int:
 
 
 def shard_bounds(num_passages: int, shard_passages: int) -> list[tuple[int, int]]:
-    """Shards of nearly equal size: a small last one would be a poorer index."""
+    """Shards of nearly equal size: an index of few passages is less accurate."""
     count = -(-num_passages // shard_passages)
     edges = [num_passages * shard // count for shard in range(count + 1)]
     return list(itertools.pairwise(edges))

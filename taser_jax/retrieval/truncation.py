@@ -46,11 +46,11 @@ class TruncatedEmbeddings:
 
     @classmethod
     def of(cls, whole: Embeddings, dim: int) -> TruncatedEmbeddings:
-        """Cuts embeddings as their model's normalisation asks.
+        """Truncates embeddings and, where their model normalises, normalises them again.
 
         Raises:
             ConfigError: more dimensions than there are.
-            DataError: embeddings that do not say how they are normalised.
+            DataError: embeddings without a record of their normalisation.
         """
         if not 1 <= dim <= whole.shape[1]:
             raise ConfigError(

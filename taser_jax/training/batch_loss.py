@@ -29,7 +29,7 @@ class Encoder(Protocol):
 
     @property
     def query_tasks(self) -> tuple[str, ...]:
-        """See above."""
+        """Tasks whose queries have a tower of their own."""
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
         """Flax's `Module.apply`."""

@@ -20,7 +20,7 @@ _LEFT_OUT = -1e30
 
 
 class TeacherInput(enum.Enum):
-    """What of a teacher a batch must bring.
+    """The teacher's data that a batch must contain.
 
     SCORES: of each query's positive and hard negatives, from the negatives' files.
     EMBEDDINGS: of its queries and passages, which score every pair.
@@ -54,7 +54,7 @@ class Candidates(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-    """A term that draws the student's scores to a teacher's.
+    """A term that moves the student's scores towards a teacher's.
 
     Attributes:
         distance: KL or margin-MSE.
@@ -80,7 +80,7 @@ class Distillation:
 
     @property
     def reads(self) -> TeacherInput:
-        """What of the teacher batches must bring."""
+        """The teacher's data that batches must contain."""
         own = self.candidates is Candidates.OWN
         return TeacherInput.SCORES if own else TeacherInput.EMBEDDINGS
 
@@ -89,10 +89,10 @@ class Distillation:
 
         Args:
             logits: the student's scores, divided by its temperature.
-            batch: brings the teacher's scores, and tells positives.
+            batch: has the teacher's scores and marks the positives.
 
         Raises:
-            ConfigError: the batch does not bring what is read.
+            ConfigError: the batch lacks what is read.
         """
         positive_index = jnp.asarray(batch.positive_index)
         if self.candidates is Candidates.OWN:
@@ -112,12 +112,12 @@ class Distillation:
 
 @dataclasses.dataclass(frozen=True)
 class Guide:
-    """Leaves out of a query's negatives what the teacher scores too high to be one.
+    """Removes from a query's negatives the passages that the teacher scores too high.
 
     Source: GISTEmbed (Solatorio 2024, arXiv 2402.16829), its masks of query-passage pairs.
 
     Attributes:
-        margin: a passage is left out that scores above the positive's score minus this.
+        margin: a passage is left out if it scores above the positive's score minus this.
     """
 
     margin: float = 0.0
@@ -130,7 +130,7 @@ class Guide:
             out; with margin 0.05 the third too.
 
         Raises:
-            ConfigError: the batch brings no teacher embeddings.
+            ConfigError: the batch has no teacher embeddings.
         """
         scores = pair_scores(require(batch.teacher_embeddings, TeacherInput.EMBEDDINGS))
         positive_index = jnp.asarray(batch.positive_index)
@@ -140,7 +140,7 @@ class Guide:
 
 
 def require(found: T | None, kind: TeacherInput) -> T:
-    """What the batch brings of the teacher, or an error that says how to give it.
+    """The teacher's data in the batch, or an error that says how to supply it.
 
     Raises:
         ConfigError: it is None.
@@ -203,7 +203,7 @@ def kl_divergence(
     Args:
         student: its scores, divided by its temperature.
         teacher: its scores, likewise.
-        known: False where the teacher has no score: the candidate is in neither softmax.
+        known: False where the teacher has no score; the candidate is then in neither softmax.
     """
     log_p, log_q = (
         jax.nn.log_softmax(jnp.where(known, scores, _LEFT_OUT), axis=1)

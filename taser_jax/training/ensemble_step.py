@@ -49,10 +49,10 @@ class EnsembleBatch:
 
 @dataclasses.dataclass(frozen=True)
 class MemberPlacement:
-    """Members over devices: each device holds as many, and computes them alone.
+    """Members split over devices: each device holds equally many and computes them alone.
 
-    Where the devices do not divide the members, further members are trained and dropped: no member
-    depends on how many there are, and none is copied.
+    If the devices do not divide the members, additional members are trained and dropped: no member
+    depends on the number of members, and none is copied.
 
     Attributes:
         mesh: devices along the axis "member".
@@ -169,7 +169,7 @@ def make_ensemble_step(
         )(state, batch)
         kept = {name: values[: placement.members] for name, values in found.items()}
         metrics = {name: jnp.mean(values) for name, values in kept.items()}
-        # The member that is worst off decides whether training goes on.
+        # The member with the most skipped steps decides whether training continues.
         metrics |= {name: jnp.max(kept[name]) for name in ("skipped_in_a_row", "skipped_total")}
         return dataclasses.replace(new_state, step=state.step + 1), metrics
 

@@ -1,4 +1,4 @@
-"""Exact gradients of a batch-wide loss at one chunk's memory (GradCache)."""
+"""Exact gradients of a batch-wide loss in the memory of one chunk (GradCache)."""
 
 from __future__ import annotations
 

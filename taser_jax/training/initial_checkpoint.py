@@ -1,4 +1,4 @@
-"""A model that starts from another's checkpoint, where it may have more towers than that one."""
+"""Starts a model from another's checkpoint; the model may have more towers than the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _QUERY = "query_encoder"
 def restore_initial_params(
     checkpoint: str | os.PathLike[str], *, abstract_params: Mapping[str, PyTree]
 ) -> dict[str, PyTree]:
-    """Parameters of one `checkpoint_N` directory, its towers copied where the model has more.
+    """Parameters of one `checkpoint_N` directory; a model with more towers gets copies.
 
-    A tower that the checkpoint does not have is a copy of one that it has: a task's query tower
-    of `query_encoder`, any other, or where that is not there either, of `encoder`.
+    A tower that the checkpoint lacks is copied: a task's query tower from `query_encoder`, and
+    any tower from `encoder` if there is no other source.
 
     Example:
         checkpoint: encoder -> model: query_encoder_nq, query_encoder_fever, passage_encoder,

@@ -25,12 +25,12 @@ logger = logging.getLogger("taser")
 
 BatchT_co = TypeVar("BatchT_co", covariant=True)
 TrainStep = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
-"""(state, batch of a step) -> (state, metrics); what a batch is, batches and step agree on."""
+"""(state, batch of a step) -> (state, metrics); the batch is whatever `Batches` yields."""
 
 
 @runtime_checkable
 class MetricWriter(Protocol):
-    """What the loop needs of clu's metric writers, or of any other."""
+    """The part of clu's metric writers, or of any others, that the loop uses."""
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Records scalars of one step."""
@@ -41,7 +41,7 @@ class MetricWriter(Protocol):
 
 @runtime_checkable
 class Batches(Protocol[BatchT_co]):
-    """Where batches come from; which examples make a step depends on nothing but the step."""
+    """A source of batches; the examples of a step depend on nothing but its number."""
 
     def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, BatchT_co]]:
         """Batches on the devices, for steps start_step .. stop_step - 1."""
@@ -59,8 +59,8 @@ class LoopConfig:
         evaluation_period: steps between validations; 0 validates at the end only.
         checkpoint_period: steps between checkpoints; 0 saves with each validation only.
         log_period: steps between lines in the metrics files.
-        max_skipped_steps: after so many skipped steps in a row training stops with an error; 1
-            stops at the first. Where a run has fewer steps, skipping all of them stops it.
+        max_skipped_steps: training stops with an error after this many skipped steps in a row; 1
+            stops at the first. A run with fewer steps stops if it skips all of them.
     """
 
     train_steps: int
@@ -143,7 +143,7 @@ def train(
         checkpoints: where states are saved and found.
         config: lengths and periods.
         about: facts a resumed run must share (data fingerprint, seed, model).
-        cost: turns step times into FLOPs a second and their utilisation.
+        cost: turns step times into FLOPs per second and their utilisation.
         validate: parameters -> metrics; called between steps.
         writers: where scalars go.
 
@@ -178,8 +178,8 @@ def train(
             at_end.callback(iterator.close)
         for index, batch in iterator:
             state, metrics = train_step(state, batch)
-            # The step before is checked while this one computes. A skipped step leaves parameters
-            # and optimiser untouched, so nothing is lost by learning of it one step late.
+            # The previous step is checked while this one computes. A skipped step changes neither
+            # parameters nor optimiser, so detecting it one step late loses nothing.
             skips.check()
             skips.pending = (index, metrics)
             step = index + 1
@@ -320,7 +320,7 @@ def _catch_signals() -> Iterator[_Stop]:
 
 
 class _Meter:
-    """Steps, tokens and FLOPs a second, without compilation and validation; share of padding."""
+    """Steps, tokens and FLOPs per second, without compilation and validation; share of padding."""
 
     def __init__(self, cost: StepCost):
         self._cost = cost

@@ -1,4 +1,4 @@
-"""What is minimised: pure functions of what the encoder made of a batch."""
+"""What is minimised: pure functions of a batch's encodings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Objective(Protocol):
 
 
 class SoftmaxOver(enum.Enum):
-    """Which softmax the positive stands in.
+    """The softmax that the positive is part of.
 
     PASSAGES: of each query over the passages (DPR).
     BOTH: the mean of that loss and of each positive's over the queries (symmetric, CLIP).
@@ -59,7 +59,7 @@ class SoftmaxOver(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveConfig:
-    """Contrastive loss over the batch, and what may be added to it.
+    """Contrastive loss over the batch, and optional further terms.
 
         L = Σ_d (label_weight · L_labels(d) + distillation.weight · L_teacher(d)) + L_routing
 
@@ -70,7 +70,7 @@ class ObjectiveConfig:
         regularizer: of learned routing; None adds nothing.
         label_weight: of the cross entropy on labels; 0 learns from the teacher alone.
         softmax_over: passages, or passages and queries.
-        distillation: draws scores to a teacher's; None without a teacher.
+        distillation: moves scores towards a teacher's; None without a teacher.
         guide: leaves out of the cross entropy what a teacher scores above the positive; None keeps
             all passages of the batch.
         matryoshka_dims: the loss is summed over embeddings cut to their first so many dimensions
@@ -113,7 +113,7 @@ class ObjectiveConfig:
 
     @property
     def reads(self) -> frozenset[TeacherInput]:
-        """What of a teacher batches must bring."""
+        """The teacher's data that batches must contain."""
         found = set() if self.distillation is None else {self.distillation.reads}
         return frozenset(found if self.guide is None else found | {TeacherInput.EMBEDDINGS})
 
@@ -144,7 +144,7 @@ class ObjectiveConfig:
         Args:
             queries: embeddings [batch, dim] and routing of the queries.
             passages: embeddings [passages, dim] and routing of the passages.
-            batch: tells positives, what does not count as a negative, and a teacher's scores.
+            batch: marks positives and passages that are no negatives; may have a teacher's scores.
 
         Returns:
             The loss, and of the whole embeddings `nll`, `accuracy`, `mean_rank`, `mrr`; with

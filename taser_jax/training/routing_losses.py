@@ -23,7 +23,7 @@ class RoutingMeasure(enum.Enum):
     PER_INPUT: H(P(· | x)) of each input, then the mean over inputs: how undecided the router is.
     BATCH_MARGINAL: H(mean_x P(· | x)) of each role: how evenly the role uses the experts.
     INFORMATION: I(x; expert) over both roles, H(mean_x P) − mean_x H(P): largest where the experts
-    are evenly used and every choice is certain, so that inputs have to be told apart.
+    are evenly used and every choice is certain, so that the router must distinguish inputs.
     """
 
     PER_INPUT = "per_input"

@@ -1,4 +1,4 @@
-"""What happens to skipped steps: a warning, and an error where there are too many in a row."""
+"""Reports skipped steps, and stops training after too many in a row."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from taser_jax.progress import logger
 class SkipWatch:
     """Reports skipped steps, and stops training where there are too many in a row.
 
-    In a row and not in all: a batch that overflows now and then harms nobody, however long the run
-    is, whereas batch after batch means that the parameters or settings are at fault. Parameters do
-    not change meanwhile, so going on would only repeat it.
+    Only steps in a row count: an occasional batch that overflows does no harm in a run of any
+    length, whereas one skipped step after another means that parameters or settings are at fault.
+    Skipped steps do not change the parameters, so continuing would only repeat the error.
 
     Args:
         allowed: the number of skipped steps in a row that is an error.

@@ -108,8 +108,8 @@ def make_train_step(
     """The jitted training step.
 
     Tasks are computed one after another, each with its own shapes and its own softmax: the next
-    forward pass waits until the last gradients are written, so that one task's activations are
-    alive at a time. The arithmetic is that of the tasks' single steps together.
+    forward pass waits until the last gradients are written, so that only one task's activations
+    are in memory. The result equals that of separate passes over the tasks.
 
     Dropout and routing draws are functions of (seed, side, `state.step`), and of the task's name
     where `tasks` are given. A step that cannot be taken is skipped: see `apply_gradients`.
@@ -130,7 +130,7 @@ def make_train_step(
         trainable: tree of bool shaped as the parameters; where False no gradient is computed.
         state_shardings: where the new state lives; task gradients are then kept as the parameters
             are, [tasks, ...] by (None, ...). None leaves it to the compiler, which on a mesh may
-            choose otherwise than the state came, and then compiles a second time.
+            choose another sharding than the input's, and then compiles a second time.
 
     Returns:
         The step. Metrics: `loss`, `tokens` (padding left out), those of `apply_gradients`, and
@@ -157,7 +157,7 @@ def make_train_step(
         found: list[_TaskResult] = []
         zero = jnp.zeros((), jnp.int32)
         for place, (loss_fn, batch, name) in enumerate(zip(loss_fns, batches, names, strict=True)):
-            # Dropout masks depend on the step, not on tokens: through it they wait too.
+            # Dropout masks depend on the step alone: this makes them wait, too.
             loss = functools.partial(
                 loss_fn, batch=_after(zero, batch), step=state.step + zero, task=name
             )

@@ -6,14 +6,12 @@ import dataclasses
 import enum
 import pathlib
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taser_jax import hosts
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import latest_checkpoint, selected_checkpoint
-from taser_jax.commands.evaluate import write_table
 from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import PassageStore
@@ -21,7 +19,6 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.progress import logger
 from taser_jax.retrieval.mining_options import MiningConfig
 from taser_jax.settings import flatten
 from taser_jax.workflows.episodes import Episode, Episodes, number_episodes
@@ -29,7 +26,7 @@ from taser_jax.workflows.retrieval_stages import RetrievalStages
 from taser_jax.workflows.setting import BM25, Setting
 from taser_jax.workflows.stages import Stages
 from taser_jax.workflows.taser import CONFIGURABLES as TASER_CONFIGURABLES
-from taser_jax.workflows.taser import begin_pipeline, check_depth
+from taser_jax.workflows.taser import begin_pipeline, check_depth, print_table
 
 WARM_UP = "warm-up"
 
@@ -67,22 +64,22 @@ def pipeline_ance(
     kept_embeddings: KeptEmbeddings = KeptEmbeddings.ALL,
     config_text: str = "",
 ) -> ResultsTable:
-    """Trains on BM25's negatives, then again and again on what the model itself ranks too high.
+    """Trains on BM25's negatives, then in episodes on what the model itself ranks too high.
 
     An episode starts from the checkpoint selected in the one before, whose run over the training
-    queries gave its hard negatives. Every model is evaluated. Killed anywhere and run again, it
-    resumes at the interrupted stage.
+    queries gave its hard negatives. Every model is evaluated. If interrupted, rerun the command to
+    resume at that stage.
 
     Args:
         setting: what all stages share; its training is the warm-up's, its first mining BM25's, its
             second mining every episode's.
         model: the dual encoder.
-        episodes: what follows the warm-up; none stops after mining with the warmed-up model.
+        episodes: the trainings after the warm-up; none stops after mining with its model.
         name: of the rows.
         warm_up_dir: OUTPUT_DIR of a finished run to take model and negatives from; None warms up
             here. Runs that compare optimisers share one warm-up, and so may other prompts and
             task-specific query encoders.
-        branch_after: episodes of that run which these follow: 0 starts from its warm-up. The next
+        branch_after: number of that run's episode to continue from; 0 is its warm-up. The next
             episode then has the same checkpoint, negatives and batches in both runs.
         kept_embeddings: which stay on disk.
         config_text: written to config.gin.
@@ -119,15 +116,7 @@ def pipeline_ance(
         retriever = _finished(pathlib.Path(warm_up_dir), branch_after, setting.second_mining)
     for episode in numbered:
         retriever = run.episode(episode, retriever, rows, is_last=episode is numbered[-1])
-    table = write_table(
-        output_dir,
-        systems=rows,
-        by_task=setting.evaluation.measures[0],
-        significance=setting.significance,
-    )
-    print("\n" + table.to_text())
-    logger.info("table: %s (and .csv, .png)", output_dir / "table.md")
-    return table
+    return print_table(setting, rows, by_task=setting.evaluation.measures[0])
 
 
 class _AnceRun:
@@ -201,7 +190,6 @@ class _AnceRun:
         is_continued: bool = False,
     ) -> Mapping[str, Any]:
         def train_stage() -> dict[str, Any]:
-            start = time.monotonic()
             initial = continued = None
             if before is not None and is_continued:
                 continued = str(latest_checkpoint(before.root / "model"))
@@ -221,12 +209,7 @@ class _AnceRun:
                 continued_checkpoint=continued,
             )
             assert summary is not None
-            return {
-                "parameters": summary.parameters,
-                "validation": dict(summary.validation),
-                "steps_per_second": summary.steps_per_second,
-                "seconds": time.monotonic() - start,
-            }
+            return dataclasses.asdict(summary)
 
         return self._stages.run(f"{label}-train", train_stage, inputs=inputs)
 

@@ -93,13 +93,13 @@ def number_episodes(groups: Sequence[Episodes], *, after: int = 0) -> Iterator[E
                     schedule_steps=steps * group.count,
                 )
                 is_continued = index > 0
-            # Continued episodes go on in one stream of batches.
+            # Continued episodes share one stream of batches.
             drawn = first if group.optimizer_state is OptimizerState.CONTINUED else number
             yield Episode(number, _with_seeds(training, drawn), is_continued)
 
 
 def _in_episode(training: TrainingConfig, number: int) -> TrainingConfig:
-    """The training with T-SAGE's temperature schedule told where it is."""
+    """The training with its episode's number for T-SAGE's temperature schedule."""
     if training.multitask is None:
         return training
     combiner = training.multitask.combiner
@@ -114,7 +114,7 @@ def _in_episode(training: TrainingConfig, number: int) -> TrainingConfig:
 def _with_seeds(training: TrainingConfig, number: int) -> TrainingConfig:
     """The training with seeds that depend on the run's and on the episode's number.
 
-    Hashed together, so that no episode of one seed is an episode of another.
+    Both are hashed together, so that no two (seed, episode) pairs share batches.
     """
 
     def of(seed: int) -> int:

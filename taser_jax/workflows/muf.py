@@ -99,8 +99,8 @@ def pipeline_muf(
     for every specialist -> lists of all tasks' queries -> temperatures -> fused lists -> tables:
     of single, joint and fused models by task (domains.md, the paper's table 2), on mixes of tasks
     (mixed.md, table 3) and with BM25 added (bm25.md, table 4); what confidences are worth is in
-    uncertainty.csv and figures/. Killed anywhere and run again, it
-    goes on at the stage it was in. A specialist added to a finished run is trained, and fusions
+    uncertainty.csv and figures/. If interrupted, rerun the command to
+    resume at that stage. A specialist added to a finished run is trained, and fusions
     with it run anew; everything else is reused.
 
     Args:
@@ -412,7 +412,7 @@ def _check(
     fusion: Fusion,
     known: Mapping[str, Sequence[str]],
 ) -> None:
-    """Refuses names and tasks that do not fit, before anything is computed."""
+    """Rejects names and tasks that do not fit before anything is computed."""
     names = [*specialists, *joint]
     rows = [*names, BM25, MUF, OWN, WORST, ORACLE, _WITHOUT_DOMAIN, _EQUAL, _LITERAL]
     if len(specialists) < 2 or len(set(map(file_name, rows))) < len(rows):

@@ -41,14 +41,14 @@ class RetrievalStages:
             "collection": collection,
             "tasks": setting.tasks,
         }
-        # Of every search, and of the inputs of what follows it.
+        # Arguments of every search, and inputs of every later stage.
         self._searched: dict[str, Any] = {
             "k": setting.k,
             "own_passage_tasks": list(setting.own_passage_tasks),
         }
 
     def bm25(self, root: pathlib.Path, inputs: Inputs, *, splits: Sequence[str]) -> dict[str, Any]:
-        """BM25 runs of all splits below `root`; returns the inputs of what follows."""
+        """BM25 runs of all splits below `root`; returns the inputs of later stages."""
         setting = self._setting
         inputs = {**inputs, "bm25": to_plain(setting.bm25), **self._searched}
 
@@ -72,7 +72,7 @@ class RetrievalStages:
         """Encodes collection and queries with `root`'s model, indexes and searches the splits.
 
         Returns:
-            The inputs of what follows.
+            The inputs of later stages.
         """
         setting, embeddings_dir = self._setting, str(root / "embeddings")
 
@@ -84,7 +84,7 @@ class RetrievalStages:
                 config=setting.encode,
                 states_dir=setting.training.states_dir,
                 states_dtype=setting.training.states_dtype,
-                # All splits: an episode that is asked for later searches more of them.
+                # All splits: an episode that is added later searches more of them.
                 tasks=setting.tasks,
             )
 
@@ -123,7 +123,7 @@ class RetrievalStages:
             )
 
         inputs = {**inputs, **self._searched}
-        # A stage each: what was the last model may be mined with when more episodes are asked for.
+        # One stage per split: adding episodes later searches the last model's training queries too.
         for split in splits:
             self._stages.run(
                 f"{label}-search-{split}", functools.partial(search_stage, split), inputs=inputs

@@ -56,7 +56,7 @@ class System:
     train_steps: int | None = None
 
     def training(self, training: TrainingConfig) -> TrainingConfig:
-        """The common training with what this system sets itself."""
+        """The common training with this system's own settings."""
         if self.objective is not None:
             training = dataclasses.replace(training, objective=self.objective)
         if self.learning_rate is not None:

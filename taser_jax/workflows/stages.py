@@ -37,9 +37,9 @@ class StageRecord:
 class Stages:
     """The stages of one pipeline directory, recorded as `stages/<name>.json`.
 
-    A stage that is recorded is not run again. One that was killed has no record and runs again;
-    what it does inside (training, encoding) resumes from its own files. On several hosts, which
-    must share the directory, all run every stage and the first one keeps the records.
+    A recorded stage is not run again. An interrupted one has no record and runs again; training
+    and encoding inside it resume from their own files. Several hosts must share the directory: all
+    of them run every stage, and host 0 keeps the records.
 
     Args:
         directory: the pipeline's folder.
@@ -79,7 +79,7 @@ class Stages:
         with phase(name):
             outputs = json.loads(json.dumps(function() or {}))
         record = StageRecord(name, wanted, outputs, time.monotonic() - start)
-        # All hosts return the first one's outputs: times, for example, differ.
+        # All hosts return host 0's outputs: times, for example, differ.
         return first_host_only(self._write)(path, record).outputs
 
     def _finished(self, name: str, wanted: Mapping[str, Any]) -> StageRecord | None:

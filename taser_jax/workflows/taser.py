@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,15 +99,7 @@ def pipeline_taser(
             order.append(comparison.round(name, system, number))
     for name in hybrid_systems:
         order.append(comparison.add_bm25(name, rounds))
-    table = write_table(
-        output_dir,
-        systems=order,
-        by_task=setting.evaluation.measures[-1],
-        significance=setting.significance,
-    )
-    print("\n" + table.to_text())
-    logger.info("table: %s (and .csv, .png)", output_dir / "table.md")
-    return table
+    return print_table(setting, order, by_task=setting.evaluation.measures[-1])
 
 
 class Comparison:
@@ -192,7 +183,6 @@ class Comparison:
             sources = [*sources, mined] if joins else [mined]
 
         def train_stage() -> dict[str, Any]:
-            start = time.monotonic()
             summary = train(
                 model_dir=str(root / "model"),
                 token_store=setting.token_store,
@@ -202,12 +192,7 @@ class Comparison:
                 negatives_dirs=[str(self._root / source / "negatives") for source in sources],
             )
             assert summary is not None
-            return {
-                "parameters": summary.parameters,
-                "validation": dict(summary.validation),
-                "steps_per_second": summary.steps_per_second,
-                "seconds": time.monotonic() - start,
-            }
+            return dataclasses.asdict(summary)
 
         trained = self._stages.run(f"{label}-train", train_stage, inputs=inputs)
         splits = ("train", DEVELOPMENT, "test")
@@ -280,6 +265,17 @@ def begin_pipeline(output_dir: pathlib.Path, config_text: str) -> None:
     # All rounds, and every restart, run the same programs: they are compiled once.
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # set as JAX loads
         jax.config.update("jax_compilation_cache_dir", str(output_dir / "compilation_cache"))
+
+
+def print_table(setting: Setting, rows: Sequence[str], *, by_task: str) -> ResultsTable:
+    """Writes and prints the table of a pipeline's folder; `by_task` is the measure of each task."""
+    table = write_table(
+        setting.output_dir, systems=rows, by_task=by_task, significance=setting.significance
+    )
+    print("\n" + table.to_text())
+    path = pathlib.Path(setting.output_dir) / "table.md"
+    logger.info("table: %s (and .csv, .png)", path)
+    return table
 
 
 def _check_systems(

@@ -102,13 +102,22 @@ def test_training_learns_and_leaves_everything_in_its_directory(uninterrupted):
     assert metrics[60]["validation/mrr"] > metrics[10]["validation/mrr"]
 
 
-def test_killed_again_and_again_also_in_the_middle_of_a_save(command, uninterrupted):
-    model_dir = command.folder / "killed"
-    process = command.start(model_dir)
-    reached = functools.partial(has_reached, model_dir, 17)
-    assert signal_when(process, reached, signal.SIGKILL) == -signal.SIGKILL
-    assert not (model_dir / f"checkpoint_{STEPS}").exists()
-    in_a_save = False
+@pytest.mark.parametrize(
+    ("steps", "saves"),
+    [
+        pytest.param((17,), 1, id="a step and a save"),
+        # Step 3 is before the first checkpoint.
+        pytest.param((3, 17), 2, id="steps and saves", marks=pytest.mark.release),
+    ],
+)
+def test_killed_again_and_again_also_in_the_middle_of_a_save(command, uninterrupted, steps, saves):
+    model_dir = command.folder / f"killed-{saves}"
+    for step in steps:
+        process = command.start(model_dir)
+        reached = functools.partial(has_reached, model_dir, step)
+        assert signal_when(process, reached, signal.SIGKILL) == -signal.SIGKILL
+        assert not (model_dir / f"checkpoint_{STEPS}").exists()
+    in_a_save = 0
     for _ in range(6):
         process = command.start(model_dir)
         # Left by the kill before, until the new process has cleaned up.
@@ -116,9 +125,10 @@ def test_killed_again_and_again_also_in_the_middle_of_a_save(command, uninterrup
         saving = functools.partial(is_saving, model_dir, before)
         signal_when(process, saving, signal.SIGKILL)
         # Only a kill that left the save unfinished counts.
-        if in_a_save := is_saving(model_dir, before):
+        in_a_save += is_saving(model_dir, before)
+        if in_a_save == saves:
             break
-    assert in_a_save
+    assert in_a_save == saves
     assert not (model_dir / f"checkpoint_{STEPS}").exists()
     done = command.run(model_dir)
     assert done.returncode == 0, done.stderr

@@ -135,7 +135,7 @@ def test_a_single_set_trains_on_p1_and_p2_in_the_end(
 
     def train(*, negatives_dirs: list[str], **_: Any) -> TrainSummary:
         trained.append(negatives_dirs)
-        return TrainSummary(parameters=1, validation={}, steps_per_second=1.0)
+        return TrainSummary(parameters=1, validation={}, steps_per_second=1.0, seconds=1.0)
 
     for name, module in WORK.items():
         monkeypatch.setattr(module, name, lambda **_: {})

@@ -179,8 +179,8 @@ class TaskBatchStream:
         num_devices: devices that share a batch.
         num_chunks: GradCache chunks of each task's batch.
         share: the part of each task's batch that this host makes.
-        teacher: embeddings that batches bring along.
-        padding: to what lengths.
+        teacher: embeddings to include in batches.
+        padding: the lengths to pad to.
 
     Raises:
         ConfigError: as `task_batch_sizes` and `BatchStream`.

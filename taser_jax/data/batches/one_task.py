@@ -74,9 +74,9 @@ class BatchStream:
         tasks: task -> queries to train on.
         config: how to draw.
         share: the part of each batch that this host makes.
-        teacher: embeddings that batches bring along. A teacher's scores of hard negatives come
-            with the queries that have them.
-        padding: to what lengths.
+        teacher: embeddings to include in batches. A teacher's scores of hard negatives are
+            included for the queries that have them.
+        padding: the lengths to pad to.
 
     Raises:
         ConfigError: settings with which no batch can be drawn.
@@ -180,7 +180,7 @@ class BatchStream:
         )
 
     def reseeded(self, seed: int) -> BatchStream:
-        """The same queries under another seed; what no seed changes is shared."""
+        """The same queries under another seed; everything that no seed changes is shared."""
         other = copy.copy(self)
         other.__dict__.pop("fingerprint", None)
         other.config = dataclasses.replace(self.config, seed=seed)
@@ -345,7 +345,7 @@ class _Rows:
 
 
 def _never_negative(queries: TokenizedQueries, config: BatchingConfig) -> Ragged:
-    """The positives of each query that its own hard negatives must not be."""
+    """The positives of each query that must not be among its hard negatives."""
     keeps = config.false_negatives is FalseNegatives.KEEP
     if keeps and config.positives is PositiveChoice.FIRST:
         golds = queries.positives.values[queries.positives.offsets[:-1]]

@@ -13,8 +13,8 @@ class FalseNegatives(enum.Enum):
     """Treatment of a passage of the batch that is also a positive of another query.
 
     KEEP: it counts as that query's negative, as in DPR and TASER; so does one of the query's own
-        positives that its hard negatives name and no step trains on (TASER's P2 may: it leaves out
-        the gold passage only).
+        positives if it is among the query's hard negatives and never trained on (TASER's P2
+        excludes only the gold passage).
     MASK: it is left out of that query's loss, and so is a copy of the query's own positive.
     """
 

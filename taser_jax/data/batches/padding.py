@@ -1,4 +1,4 @@
-"""To what lengths the texts of a batch are padded."""
+"""The lengths that texts of a batch are padded to."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from taser_jax.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Padding:
-    """To what lengths the texts of a batch are padded.
+    """The lengths that texts of a batch are padded to.
 
     Attributes:
         buckets: ascending lengths; the texts of a batch are grouped by the one they are padded to.
-            The longest text there can be always is one. Without any, all texts are padded to it.
-        multiple: texts in a group are a multiple of this: of devices times chunks.
-        steps: the groups are laid out for the batches of so many first steps.
+            The length of the longest possible text is always one; without others, all texts are
+            padded to it.
+        multiple: group sizes are multiples of this: devices times chunks.
+        steps: number of first steps whose batches decide the groups.
     """
 
     buckets: tuple[int, ...] = ()
@@ -46,15 +47,15 @@ class Texts(Protocol):
         """Real tokens of each text."""
 
     def tokens(self, rows: np.ndarray) -> Tokens | States:
-        """Tokens of the given rows, or what frozen blocks make of them, padded to one length."""
+        """Tokens of the given rows, or the frozen blocks' output for them, padded to one length."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Numbers and lengths of the groups that one side of every batch is padded in.
+    """Sizes and lengths of the groups in which one side of every batch is padded.
 
     Example:
-        Four texts a batch, of 3, 5, 9, 30 and of 4, 7, 20, 21 tokens, in buckets of 8 and 32. The
+        Four texts per batch, of 3, 5, 9, 30 and of 4, 7, 20, 21 tokens, in buckets of 8 and 32. The
         shorter two never have more than 4 and 7 tokens, the longer two 20 and 30: two groups of
         two, of 8 and of 32 tokens.
 
@@ -75,10 +76,10 @@ class Layout:
         Args:
             lengths: real tokens of the texts of each batch.
             padding: buckets and multiple.
-            longest: tokens of the longest text there can be.
+            longest: tokens of the longest possible text.
         """
         buckets = np.array([*(each for each in padding.buckets if each < longest), longest])
-        # Of the i-th shortest text of each batch, the longest.
+        # The i-th entry is the longest of the batches' i-th shortest texts.
         needed = np.sort(lengths, axis=1).max(axis=0)
         padded = buckets[np.searchsorted(buckets, needed)]
         padded = padded.reshape(-1, padding.multiple).max(axis=1)
@@ -90,15 +91,15 @@ class Layout:
         return ", ".join(f"{size} x {length}" for size, length in pairs)
 
     def holds(self, lengths: Int[np.ndarray, " texts"]) -> bool:
-        """Whether texts of these lengths fit into the groups, in ascending order."""
+        """Whether texts of these ascending lengths fit into the groups."""
         return bool((np.sort(lengths) <= np.repeat(self.lengths, self.sizes)).all())
 
     def group(self, texts: Texts, rows: Int[np.ndarray, " batch"], share: HostShare) -> TokenGroups:
-        """The texts of a global batch in groups, as far as they are this host's.
+        """This host's share of a global batch's texts, in groups.
 
         Args:
-            texts: whose rows.
-            rows: of the global batch.
+            texts: all texts of the side.
+            rows: rows of the global batch.
             share: the part of each group, and of the batch, that this host makes.
         """
         order = np.argsort(texts.lengths[rows], kind="stable")

@@ -1,4 +1,4 @@
-"""Batches made and put on the devices while the step before runs."""
+"""Makes batches and puts them on the devices while the previous step runs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def prefetch(
         make: step -> its batch, or its batches.
         start_step: first step.
         stop_step: the step after the last.
-        put: what moves a batch to the devices; called in the thread.
-        depth: batches held ready at most.
+        put: moves a batch to the devices; called in the thread.
+        depth: maximum number of batches held ready.
 
     Returns:
         An iterator over steps and batches.
@@ -59,7 +59,7 @@ def _prefetched(
                     return
                 ready.put(put(make(step)))
         except BaseException as error:
-            # Every kind of exception: the reader would wait for ever on a thread that died.
+            # Every kind of exception: the reader would wait forever for a thread that died.
             ready.put(error)
 
     thread = threading.Thread(target=work, name="prefetch", daemon=True)

@@ -1,4 +1,4 @@
-"""What training knows of where its batches come from."""
+"""The interface between training and its source of batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Stream(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Of all that decides the rows and tokens of a step, apart from the number of hosts."""
+        """Fingerprint of what decides a step's rows and tokens; the number of hosts does not."""
 
     @property
     def batches_per_epoch(self) -> dict[str, int]:

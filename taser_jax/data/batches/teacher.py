@@ -1,4 +1,4 @@
-"""What a teacher says of the texts of a batch."""
+"""A teacher's embeddings and scores of a batch's texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TeacherRows(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Of all that decides the embeddings."""
+        """Fingerprint of what decides the embeddings."""
 
     def queries(self, task: str, rows: np.ndarray) -> np.ndarray:
         """Embeddings of a task's training queries. [rows, teacher_dim], float32."""

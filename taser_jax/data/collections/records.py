@@ -106,7 +106,7 @@ def write_records(
         name: name of the data set and of its only split.
         features: TFDS features of one example.
         description: for dataset_info.json.
-        examples_per_shard: most records per shard.
+        examples_per_shard: maximum records per shard.
 
     Returns:
         The number of examples written.

@@ -35,7 +35,7 @@ from taser_jax.settings import to_plain
 
 GOLD_FILE = "kilt.jsonl"
 ALL_SPLITS = "train+validation+test"
-# Of what is made from the same files and options: another one prepares them again.
+# Version of the output for the same files and options; a new one prepares them again.
 _VERSION = 2
 
 logger = logging.getLogger("taser")
@@ -193,7 +193,7 @@ def _shared(
     splits: tuple[str, ...],
     options: KiltOptions,
 ) -> Iterator[KiltQuery]:
-    """Those whose hash falls into the split."""
+    """The queries whose hash falls into the split."""
     pattern = options.split_groups.get(task)
     shares = options.task_shares.get(task, options.shares)
     for query in queries:

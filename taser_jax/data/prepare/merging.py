@@ -30,7 +30,7 @@ class PassageSource:
 
 
 class PassageMerger:
-    """Streams the passages of one or more files and records what becomes of their ids.
+    """Streams the passages of one or more files and records their ids in the collection.
 
     A single file is passed through unchanged: row = position in the file. Several files become one
     collection in which no two passages have the same title and text (ignoring white space and

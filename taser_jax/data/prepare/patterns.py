@@ -49,7 +49,7 @@ def by_task_and_split(
         Task -> split -> files.
 
     Raises:
-        ConfigError: nothing matches, a place is missing in the pattern, or a file that goes with
+        ConfigError: nothing matches, the pattern lacks a placeholder, or a file that belongs to
             the questions does not exist; says what matched and what did not.
     """
     if not isinstance(given, Mapping):
@@ -167,7 +167,7 @@ def _nothing_matches(pattern: str, others: list[str]) -> ConfigError:
 
 
 def _candidates(pattern: str) -> list[str]:
-    """Files that match with anything in the places, sorted."""
+    """Files that match the pattern with any text in its placeholders, sorted."""
     base, rest = _parted(pattern)
     folder = epath.Path(base)
     if not folder.is_dir():
@@ -180,13 +180,13 @@ def _candidates(pattern: str) -> list[str]:
 
 
 def _parted(pattern: str) -> tuple[str, str]:
-    """The folder before the first place, and the rest of the pattern."""
+    """The folder before the first placeholder, and the rest of the pattern."""
     head = pattern[: pattern.index("{")].rpartition("/")
     return (head[0] or head[1] or "."), pattern[len(head[0] + head[1]) :]
 
 
 def _expression(pattern: str, splits: str) -> str:
-    """A regular expression of the names that match; a place that occurs again is the same."""
+    """A regular expression for matching names; a repeated placeholder must match the same text."""
     seen: set[str] = set()
     parts = []
     for number, part in enumerate(_PLACE.split(pattern)):

@@ -93,15 +93,15 @@ class PrepareOptions:
 
 
 class IncompleteQuestions:
-    """Counts, and drops, keeps or refuses, what is missing from a split's questions.
+    """Handles what is missing from a split's questions: counts and drops, keeps or refuses it.
 
     Args:
         split: "train", "validation" or "test".
         options: how to treat incomplete input.
 
     Attributes:
-        counts: "without_positive", "missing_positives" and what the caller counts beside them.
-        without_positive: where each question without a positive stands, with its text.
+        counts: "without_positive", "missing_positives" and the caller's own counts.
+        without_positive: file and line of each question without a positive, with its text.
     """
 
     def __init__(self, split: str, options: PrepareOptions) -> None:

@@ -116,7 +116,7 @@ def without_positive_file(data_dir: FilePath, collection: str, task: str, split:
 def write_without_positive(
     data_dir: FilePath, collection: str, task: str, split: str, lines: Sequence[str]
 ) -> None:
-    """Lists the questions without a positive: where each stands, and its text."""
+    """Lists the questions without a positive: file, line and text of each."""
     path = without_positive_file(data_dir, collection, task, split)
     path.unlink(missing_ok=True)
     if lines:

@@ -1,4 +1,4 @@
-"""Where the examples of retrieval tasks come from: query sets and passage stores, in row order."""
+"""Sources of the examples of retrieval tasks: query sets and passage stores, in row order."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class PassageSource(seqio.FunctionDataSource):
 
 
 def with_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Rows of ragged tensors as plain tensors, which is what SeqIO and ragged_batch know."""
+    """Rows of ragged tensors as plain tensors, which SeqIO and ragged_batch require."""
 
     @tf.autograph.experimental.do_not_convert
     def identity(example: dict[str, Any]) -> dict[str, Any]:

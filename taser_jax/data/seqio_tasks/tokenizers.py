@@ -1,4 +1,4 @@
-"""From the texts of retrieval tasks to token ids: SeqIO preprocessors and their vocabulary."""
+"""SeqIO preprocessors that turn the texts of retrieval tasks into token ids."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class QueryTokenizer:
 
     normalization: QueryNormalization
     prompt: TaskPrompt = TaskPrompt()
-    # SeqIO sets fields of this name to the lengths that a data set is asked for with.
+    # SeqIO sets fields of this name to the requested sequence lengths.
     sequence_length: Mapping[str, int] | None = None
 
     def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -89,7 +89,7 @@ class PassageTokenizer:
     """Preprocessor: `title` and `text` to the ids of `passage`."""
 
     titles: Titles
-    # SeqIO sets fields of this name to the lengths that a data set is asked for with.
+    # SeqIO sets fields of this name to the requested sequence lengths.
     sequence_length: Mapping[str, int] | None = None
 
     def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -107,7 +107,7 @@ class PassageTokenizer:
 
 
 def _map_batches(dataset: tf.data.Dataset, function: Callable) -> tf.data.Dataset:
-    """Maps over batches, since TensorFlow's cost a call is many times that of a text."""
+    """Maps over batches, since TensorFlow's cost per call is many times that per text."""
     batches = dataset.ragged_batch(_BLOCK)
     # Nothing here needs AutoGraph, which would spend seconds on rewriting Python.
     function = tf.autograph.experimental.do_not_convert(function)

@@ -13,7 +13,7 @@ from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySe
 from taser_jax.errors import ConfigError
 from taser_jax.records import Passage
 
-# Part of what a token store's ids depend on, beside its settings; raised when formatting changes.
+# A token store's ids depend on it beside its settings; raised when formatting changes.
 PREPROCESSING_VERSION = 1
 _MIN_LENGTH = 4
 _BATCH = 1024
@@ -33,8 +33,8 @@ def query_ids(
 
     Args:
         texts: strings. Shape [queries].
-        vocabulary: splits the texts; without a [CLS] token nothing is put first.
-        length: most tokens, including special ones and the prompt; None truncates nothing.
+        vocabulary: splits the texts; without a [CLS] token nothing precedes them.
+        length: maximum tokens, special ones and the prompt included; None truncates nothing.
         prompt: ids put before every text; never truncated.
 
     Returns:
@@ -68,7 +68,7 @@ def passage_ids(
         titles: strings, empty for passages without one. Shape [passages].
         texts: strings. Shape [passages].
         vocabulary: splits the texts.
-        length: most tokens, including special ones; None truncates nothing.
+        length: maximum tokens, special ones included; None truncates nothing.
 
     Returns:
         Ids. Shape [passages, (tokens)], int32.

@@ -1,4 +1,4 @@
-"""Prompts that tell the encoder a query's task."""
+"""Prompts by which the encoder distinguishes the tasks of queries."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class QueryNegatives:
 
     Attributes:
         rows: rows of the passage store, best first.
-        scores: what they were mined by, parallel to the rows.
+        scores: the scores they were mined by, parallel to the rows.
         is_dropped: whether training leaves out the query, for want of a negative.
         teacher: a teacher's scores; None where the file has none.
     """
@@ -150,7 +150,7 @@ def read_metadata(directory: artifacts.FilePath) -> dict[str, Any]:
 
 
 def read_facts(directory: artifacts.FilePath, task: str, split: str) -> dict[str, Any]:
-    """What `metadata.json` says of one task's split alone; empty where it says nothing."""
+    """The facts that `metadata.json` has of one task's split; empty if it has none."""
     files = read_metadata(directory).get(_FILES, {})
     return files.get(negatives_path(directory, task, split).name, {})
 

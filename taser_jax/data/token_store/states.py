@@ -71,7 +71,7 @@ class StateRows:
         return cls(states, ends - lengths, lengths, length)
 
     def take(self, rows: Int[np.ndarray, " kept"], *, length: int) -> StateRows:
-        """Those of some of the texts, padded to another length."""
+        """States of some of the texts, padded to another length."""
         return dataclasses.replace(
             self, starts=self.starts[rows], lengths=self.lengths[rows], length=length
         )
@@ -100,7 +100,7 @@ class CachedStates:
     query_rows: Mapping[tuple[str, str], Mapping[str, int]]
 
     def of_queries(self, queries: TokenizedQueries) -> StateRows:
-        """The states of these queries, whichever of their split they are."""
+        """The states of these queries, which may be any of their split."""
         key = (queries.task, queries.split)
         rows = [self.query_rows[key][query_id] for query_id in queries.query_ids]
         return self.queries[key].take(np.array(rows, np.int64), length=queries.ids.shape[1])

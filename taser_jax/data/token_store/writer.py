@@ -36,8 +36,8 @@ class TokenStoreWriter:
 
     Args:
         directory: created if missing; a finished store there becomes unfinished at once.
-        collection: see `TokenStoreMetadata`, as all that follow.
-        titles: whether passages have them; None where that is not known.
+        collection: see `TokenStoreMetadata`, also for the arguments after it.
+        titles: whether passages have titles; None if unknown.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TokenStoreWriter:
             "query_length": query_length,
             "passage_length": passage_length,
         }
-        # Not of the header, which the store's fingerprint is of: tokens say it already.
+        # Not part of the hashed header: the tokens already depend on it.
         self._titles = None if titles is None else titles.value
         self._num_passages: int | None = None
         self._passages_fingerprint = ""
@@ -209,7 +209,7 @@ class TokenStoreWriter:
         return TokenStore.open(self.directory)
 
     def _check_rows(self, queries: TokenizedQueries) -> None:
-        """Negative rows are wrong at once; too large ones once the passages are counted."""
+        """Negative rows are refused at once, rows beyond the last once the passages are counted."""
         for kind, ragged in (
             ("positive", queries.positives),
             ("hard negative", queries.hard_negatives),
