@@ -1,6 +1,6 @@
 # Sourced by the launch scripts: parses and checks --name=value arguments, and runs commands that --dry_run prints.
 # The script that sources it defines `usage`.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2154  # slices is set by the script
 
 fail() {
   echo "error: $1" >&2
@@ -11,12 +11,12 @@ fail() {
 
 # parse_arguments "options with a value" "switches" "$@": sets a variable for each, and the array
 # `rest` to what follows `--`. A value must follow `=`. Values of --data_disk, which may be repeated, go to
-# the array `data_disks`; words between --gcloud and `--` to `gcloud_words`.
+# the array `data_disks`; words between --gcloud, --xpk or --slurm and `--` to `passed`.
 parse_arguments() {
   # Underscores: a plain name would hide the script's variable of that name.
   local _options=" $1 " _switches=" $2 dry_run " _word _key
   shift 2
-  rest=() gcloud_words=() data_disks=()
+  rest=() passed=() data_disks=()
   while [ $# -gt 0 ]; do
     _word="$1"
     shift
@@ -25,10 +25,10 @@ parse_arguments() {
     case "$_word" in
       -h | --help) usage; exit 0 ;;
       --) rest=("$@"); return ;;
-      --gcloud)
-        [[ "$_switches" == *" gcloud "* ]] || fail "unknown option $_word"
+      --gcloud | --xpk | --slurm)
+        [[ "$_switches" == *" $_key "* ]] || fail "unknown option $_word"
         while [ $# -gt 0 ] && [ "$1" != -- ]; do
-          gcloud_words+=("$1")
+          passed+=("$1")
           shift
         done
         ;;
@@ -88,16 +88,27 @@ step() {
 # Checks a `taser` command line, which must not have --multihost: the launchers add it.
 require_taser_command() {
   [ ${#rest[@]} -gt 0 ] || fail "no command; for example: -- train --gin_file=runs/taser_base.gin"
+  [[ " ${rest[*]} " != *" --multihost "* ]] || fail "leave out --multihost; it is added"
+}
+
+# Where hosts share nothing but a bucket.
+warn_of_lost_results() {
   local word
   for word in "${rest[@]}"; do
     case "$word" in
-      --multihost) fail "leave out --multihost; it is added" ;;
       --gin.MODEL_DIR=gs://*) ;;
       --gin.MODEL_DIR=*)
         echo "warning: $word is on each host's own disk and is lost with the host; use gs://" >&2
         ;;
     esac
   done
+}
+
+# Several slices are replicas of the mesh, unless the command says otherwise.
+add_mesh_replica() {
+  if ((slices > 1)) && [ "${rest[0]}" = train ] && ! grep -qE 'MESH_REPLICA|across_slices' <<<"${rest[*]}"; then
+    rest+=("--gin.MESH_REPLICA=$slices")
+  fi
 }
 
 # Words as one string, which a remote shell splits into the same words.

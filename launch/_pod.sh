@@ -1,13 +1,11 @@
-# Sourced by the TPU launchers: requests to gcloud, installation on all hosts, running there, and the
-# outcome of an attempt.
-# shellcheck shell=bash disable=SC2154  # options are set by parse_arguments
+# Sourced by the TPU launchers: requests to gcloud, and what is still billed at the end.
+# shellcheck shell=bash disable=SC2034,SC2154  # options are set by parse_arguments, results are for _attempts.sh
 #
-# An attempt has finished (0), should be repeated (75: preempted, a host lost, no capacity) or has failed
-# (anything else: stop). The launcher defines `resource` (kind and name of what it creates, flags that delete it),
+# The launcher defines `resource` (kind and name of what it creates, flags that delete it),
 # `label` (where that has the launcher's label), `look`, which sets `state`, and `is_there`: whether its TPU still
 # exists.
 
-archived='' reached='' reason='' state=''
+state=''
 
 # Sets `words` to a gcloud command.
 tpu_words() {
@@ -78,12 +76,6 @@ begin() {
   trap 'farewell $? || true; rm -rf "$scratch"' EXIT
 }
 
-# Connections run in process groups of their own, which Ctrl-C does not reach.
-end_connections() {
-  local group
-  for group in $(jobs -p); do kill -TERM -- "-$group" 2>/dev/null; done
-}
-
 # request WORDS...: makes gcloud change something. Returns 75 if it may succeed later, 2 if it is
 # refused.
 request() {
@@ -135,143 +127,15 @@ look_at() {
   fi
 }
 
-# prepare NAME: installs this checkout on every host of a TPU VM and copies --data there. Returns 75
-# if the TPU is gone, otherwise the status of the failing step.
-prepare() {
-  local code=0
-  [ -n "$skip_install" ] || install_on "$1" || code=$?
-  if ((code == 0)) && [ -n "$setup" ]; then
-    gcloud_tpu tpu-vm ssh "$1" --worker=all "--command=$setup" || code=$?
-  fi
-  if ((code == 0)) && [ -n "$data" ]; then
-    fetch_on "$1" || code=$?
-  fi
-  if ((code == 0)); then
-    reached=yes
-    return 0
-  fi
-  # gcloud has tried ten times to connect. Hosts that were reached before may be starting; if none
-  # ever was, a key or a firewall is the cause.
-  if [ -n "$reached" ] && ((code == 255)); then return 75; fi
-  after_failure "$code"
+# What launch/_attempts.sh needs; all hosts of a TPU VM are one connection.
+send_to() {
+  gcloud_tpu tpu-vm scp "$2" "$1:$3" --worker=all
 }
 
-# Copies this checkout to every host of TPU VM $1 and installs it there, once per version of setup.py:
-# later attempts reuse the environment.
-install_on() {
-  local archive="$scratch/taser_jax.tgz"
-  if [ -z "$archived" ]; then
-    archive_checkout "$archive" || return
-    archived=yes
-  fi
-  gcloud_tpu tpu-vm scp "$archive" "$1:taser_jax.tgz" --worker=all || return
-  gcloud_tpu tpu-vm ssh "$1" --worker=all --command="$(remote_install)"
+connect() {
+  gcloud_tpu tpu-vm ssh "$1" --worker=all "--command=$2"
 }
 
-# One line per command: `set -e` ignores failures before the last `&&`.
-remote_install() {
-  cat <<'REMOTE'
-set -e
-mkdir -p taser_jax
-tar -xzf taser_jax.tgz -C taser_jax
-cd taser_jax
-if ! command -v python3.11 >/dev/null && ! command -v python3.12 >/dev/null; then
-  sudo apt-get update -q -o DPkg::Lock::Timeout=600
-  sudo apt-get install -qy -o DPkg::Lock::Timeout=600 python3.11 python3.11-venv
-fi
-. launch/_environment.sh
-use_environment '[tpu]'
-REMOTE
-}
-
-# Copies --data to every host of TPU VM $1.
-fetch_on() {
-  gcloud_tpu tpu-vm ssh "$1" --worker=all \
-    --command="cd taser_jax && .venv/bin/python launch/_fetch.py $(quoted "$data" data)"
-}
-
-# Runs the command on every host of TPU VM $1; their output goes to the terminal and to $2.
-run_on() {
-  local words code=0
-  words="bash taser_jax/launch/_host.sh $(quoted "${rest[@]}")"
-  if [ -n "$dry_run" ]; then
-    gcloud_tpu tpu-vm ssh "$1" --worker=all --command="${words% }"
-    return
-  fi
-  {
-    gcloud_tpu tpu-vm ssh "$1" --worker=all --command="${words% }" 2>&1 || code=$?
-    # On a line of its own, even if a host was cut off within a line.
-    printf '\ngcloud-status %s\n' "$code"
-  } | tee "$2"
-}
-
-# run_all NODE...: runs the command on all hosts of these TPU VMs at once; returns the attempt's status.
-run_all() {
-  local vm logs=()
-  set -m
-  for vm in "$@"; do
-    logs+=("$scratch/log.$vm")
-    if [ -n "$dry_run" ]; then
-      run_on "$vm"
-    else
-      : >"$scratch/log.$vm"
-      run_on "$vm" "$scratch/log.$vm" </dev/null &
-    fi
-  done
-  set +m
-  wait
-  [ -n "$dry_run" ] || after_failure "$(outcome "${logs[@]}")"
-}
-
-# outcome LOG...: prints the exit status of an attempt. One lost host takes the others down with other
-# statuses, so the order is: a problem to fix (2); a host told to stop (75) or lost (ssh's 255); a job that
-# did not start, so that no host reports a status (ssh's or the shell's); any other failure.
-outcome() {
-  local statuses transport
-  statuses="$(sed -nE 's/.*taser-status ([0-9]+) on .*/\1/p' "$@")"
-  transport="$(sed -nE 's/^gcloud-status ([0-9]+)$/\1/p' "$@")"
-  if grep -qx 2 <<<"$statuses"; then
-    echo 2
-  elif grep -qx 75 <<<"$statuses" || grep -qx 255 <<<"$transport"; then
-    echo 75
-  elif [ -z "$statuses" ]; then
-    grep -vxm1 0 <<<"$transport" || echo 1
-  elif grep -vqx 0 <<<"$statuses"; then
-    grep -vxm1 0 <<<"$statuses"
-  elif grep -vqx 0 <<<"$transport"; then
-    # Every host that reported has finished, and one did not report.
-    echo 75
-  else
-    echo 0
-  fi
-}
-
-# after_failure STATUS: the attempt's status, given that of a step. When the TPU is gone, hosts fail with
-# arbitrary statuses.
-after_failure() {
-  case "$1" in
-    0 | 2 | 75) return "$1" ;;
-    *) if is_there; then return "$1"; else return 75; fi ;;
-  esac
-}
-
-# Runs `attempt`, and repeats it while it returns 75, at most `retries` times.
-with_retries() {
-  local number status
-  for ((number = 1; ; number++)); do
-    status=0 reason="preempted, or a host was lost"
-    attempt || status=$?
-    [ -z "$dry_run" ] || exit 0
-    case "$status" in
-      0) echo "finished"; exit 0 ;;
-      75) echo "$reason (attempt $number of $((retries + 1)))" >&2 ;;
-      2) echo "stopped: see the error above; fix it and start again" >&2; exit 2 ;;
-      *) echo "failed with status $status: see the output above" >&2; exit "$status" ;;
-    esac
-    if ((number > retries)); then
-      echo "no retries are left; rerun the command to resume" >&2
-      exit 75
-    fi
-    sleep "$retry_seconds"
-  done
+variables_of() {
+  :
 }

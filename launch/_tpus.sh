@@ -59,9 +59,10 @@ check_pod_options() {
   require_number 0 retries
   require_number 1 retry_seconds
   require_taser_command
+  warn_of_lost_results
   require_program gcloud "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install"
   if [ -z "$type" ]; then
-    gcloud="${gcloud_words[*]+yes}"
+    gcloud="${passed[*]+yes}"
     for label in version spot reserved reservation network subnetwork service_account labels data_disk gcloud; do
       [ -z "${!label}" ] || fail "--$label applies to a TPU that is created: give its --type"
     done
@@ -97,7 +98,7 @@ check_pod_options() {
     ${network:+"--network=$network"} ${subnetwork:+"--subnetwork=$subnetwork"}
     ${internal_ip:+--internal-ips} ${service_account:+"--service-account=$service_account"}
     ${data_disks[@]+"${data_disks[@]/#/--data-disk=}"} "--labels=launcher=$launched_by${labels:+,$labels}"
-    ${gcloud_words[@]+"${gcloud_words[@]}"}
+    ${passed[@]+"${passed[@]}"}
   )
 }
 

@@ -31,6 +31,7 @@ here="$(dirname "${BASH_SOURCE[0]}")"
 . "$here/_arguments.sh"
 . "$here/_checkout.sh"
 . "$here/_tpus.sh"
+. "$here/_attempts.sh"
 . "$here/_pod.sh"
 slices=''
 parse_arguments "$POD_OPTIONS slices" "$POD_SWITCHES" "$@"
@@ -39,9 +40,7 @@ require_number 1 slices
 ((slices > 1)) || [ -n "$max_run_duration" ] || fail "--slices is $slices; for one slice use launch/tpu_vm.sh"
 resource=(queued-resources "$name" --force) label="tpu.nodeSpec[0].node.labels.launcher"
 check_pod_options
-if ((slices > 1)) && [ "${rest[0]}" = train ] && ! grep -qE 'MESH_REPLICA|across_slices' <<<"${rest[*]}"; then
-  rest+=("--gin.MESH_REPLICA=$slices")
-fi
+add_mesh_replica
 
 create() {
   local nodes=("--node-count=$slices" "--node-prefix=$name")

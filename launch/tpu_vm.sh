@@ -33,6 +33,7 @@ here="$(dirname "${BASH_SOURCE[0]}")"
 . "$here/_arguments.sh"
 . "$here/_checkout.sh"
 . "$here/_tpus.sh"
+. "$here/_attempts.sh"
 . "$here/_pod.sh"
 parse_arguments "${POD_OPTIONS/max_run_duration /}" "$POD_SWITCHES" "$@"
 require name zone

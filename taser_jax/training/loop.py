@@ -206,9 +206,12 @@ def train(
             # After validation, so that no checkpoint lacks the metrics an undisturbed run gives it.
             if _agree_to_stop(stop, step):
                 skips.check()
+                began = time.monotonic()
                 checkpoints.save(state, step=step, about=about)
                 checkpoints.wait()
-                raise stop.error(f"saved after step {step} of {config.train_steps}")
+                # Whoever preempts a job grants it a time, which this should stay well below.
+                took = f"in {time.monotonic() - began:.0f} s"
+                raise stop.error(f"saved after step {step} of {config.train_steps} {took}")
     return TrainResult(state=state, validation=validation, steps_per_second=meter.mean_rate)
 
 

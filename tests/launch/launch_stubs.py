@@ -1,4 +1,4 @@
-"""Stand-ins for gcloud, xpk and sleep that record what they are asked."""
+"""Stand-ins for gcloud, xpk, docker, ssh and others that record what they are asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ LAUNCH = pathlib.Path(__file__).resolve().parents[2] / "launch"
 TRAIN = ("--", "train", "--gin_file=runs/taser_base.gin", "--gin.MODEL_DIR=gs://bucket/my model")
 TPU = ("--name=pod", "--zone=us-central2-b")
 SLICES = (*TPU, "--type=v4-32", "--slices=2")
-XPK = ("--cluster=tpus", "--workload=taser-1", "--type=v5litepod-64")
+XPK = ("--cluster=tpus", "--workload=taser-1", "--type=v5litepod-64", "--image=r/taser:1")
+
+STUBBED = ("gcloud", "xpk", "docker", "srun", "sbatch", "ssh", "scp")
 
 NOT_FOUND = (
     "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource "
@@ -38,11 +40,10 @@ with (folder / "calls.jsonl").open("a") as file:
 if "scp" in words:
     shutil.copy(words[4], folder / "sent.tgz")
 for word in words:
-    name, _, value = word.partition("=")
-    if name == "--script-dir":
-        root = pathlib.Path(value)
+    if words[0] == "build" and word == words[-1]:
+        root = pathlib.Path(word)
         files = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
-        (folder / "script_dir.json").write_text(json.dumps(files))
+        (folder / "image.json").write_text(json.dumps(files))
 answers = json.loads((folder / "answers.json").read_text())
 for number, (pattern, output, status) in enumerate(answers):
     if pattern in " ".join(words):
@@ -67,7 +68,7 @@ class Stubs:
         (folder / "bin").mkdir()
         stub = f"#!{sys.executable} -S\n" + _STUB.format(folder=str(folder))
         sleep = f'#!/bin/sh\necho "$1" >>{folder}/sleeps\n'
-        for name, text in (("gcloud", stub), ("xpk", stub), ("sleep", sleep)):
+        for name, text in (*((name, stub) for name in STUBBED), ("sleep", sleep)):
             path = folder / "bin" / name
             path.write_text(text)
             path.chmod(0o755)

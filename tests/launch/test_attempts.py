@@ -178,7 +178,7 @@ def test_a_state_that_is_not_to_be_had_for_now(stubs):
 
 
 @pytest.mark.parametrize(
-    ("failing", "code"), [("scp", 1), ("use_environment", 1), ("_fetch.py", 2), ("_fetch.py", 1)]
+    ("failing", "code"), [("scp", 1), ("_install.sh", 1), ("_fetch.py", 2), ("_fetch.py", 1)]
 )
 @pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
 def test_hosts_that_cannot_be_prepared_stop_the_launcher(stubs, checkout, script, failing, code):

@@ -90,39 +90,59 @@ def test_local_runs_in_the_checkout_wherever_it_is_called(checkout, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pip", "archive", "status"), [("exit 0", True, 0), ("exit 3", True, 3), ("exit 0", False, 2)]
+    ("uv", "archive", "status"), [("exit 0", True, 0), ("exit 3", True, 3), ("exit 0", False, 2)]
 )
 def test_what_installs_on_a_host_ends_as_its_steps_do(
-    stubs, checkout, tmp_path, pip, archive, status
+    stubs, checkout, tmp_path, uv, archive, status
 ):
     dry = stubs.run("tpu_vm.sh", *TPU, "--dry_run", *TRAIN)
-    install = next(line for line in dry.stdout.splitlines() if "apt-get" in line)
-    (command,) = [word for word in bash_words(install) if word.startswith("--command=")]
+    install = next(line for line in dry.stdout.splitlines() if "_install.sh" in line)
+    (command,) = [word for word in shlex.split(install) if word.startswith("--command=")]
     home = tmp_path / "home"
-    environment(home / "taser_jax", python=pip, pip="")
-    # A host's own interpreter, for what is not found there.
-    (home / "bin").mkdir()
-    (home / "bin" / "python3.11").symlink_to(sys.executable)
+    uv_path = home / ".local" / "bin" / "uv"
+    uv_path.parent.mkdir(parents=True)
+    uv_path.write_text(f'#!/bin/sh\necho "$*" >>{home}/asked\nmkdir -p .venv\n{uv}\n')
+    uv_path.chmod(0o755)
     if archive:
         names = ["launch", "setup.py", "pyproject.toml"]
         subprocess.run(["tar", "-czf", home / "taser_jax.tgz", *names], cwd=checkout, check=True)
+
+    def run() -> int:
+        return subprocess.run(
+            ["bash", "-c", command.removeprefix("--command=")],
+            env=os.environ | {"HOME": str(home)},
+            cwd=home,
+            capture_output=True,
+        ).returncode
+
+    assert run() == status
+    if status == 0:
+        # The locked versions first; a second start finds them.
+        assert run() == 0
+        made, locked, package = (home / "asked").read_text().splitlines()
+        assert "venv --quiet --clear --python 3.12 .venv" in made
+        assert "--require-hashes -r launch/requirements-tpu.txt" in locked
+        assert "--no-deps --no-build-isolation --editable ." in package
+        # Other versions are installed again.
+        (checkout / "setup.py").write_text("other")
+        subprocess.run(["tar", "-czf", home / "taser_jax.tgz", *names], cwd=checkout, check=True)
+        assert run() == 0
+        assert len((home / "asked").read_text().splitlines()) == 6
+
+
+def test_a_host_without_uv_installs_one_version_of_it(checkout, tmp_path):
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python3"
+    python.write_text('#!/bin/sh\necho "$*"; exit 4\n')
+    python.chmod(0o755)
     found = subprocess.run(
-        ["bash", "-c", command.removeprefix("--command=")],
-        env=os.environ | {"PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"},
-        cwd=home,
+        ["bash", str(checkout / "launch" / "_install.sh")],
+        env={"HOME": str(tmp_path), "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
         capture_output=True,
         text=True,
     )
-    assert found.returncode == status, found.stderr
-    # What failed is what is told.
-    assert "_environment.sh" not in found.stderr
-
-
-def bash_words(line: str) -> list[str]:
-    """The words of a line that bash quoted."""
-    script = f"printf '%s\\0' {line}"
-    printed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    return printed.stdout.split("\0")[:-1]
+    assert found.returncode == 4
+    assert found.stdout.startswith("-m pip install --quiet --user uv==")
 
 
 def test_an_environment_without_pip_is_made_again(checkout, tmp_path):

@@ -45,6 +45,9 @@ def test_shellcheck_finds_nothing():
         ("tpu_multislice.sh", (*TPU, "--type=v4-32", *TRAIN), "--slices is missing"),
         ("tpu_multislice.sh", (*TPU, "--type=v4-32", "--slices=1", *TRAIN), "launch/tpu_vm.sh"),
         ("gke_xpk.sh", (*XPK, "--workload=Taser_1", *TRAIN), "lower-case letters"),
+        ("gke_xpk.sh", (*XPK, f"--workload={'t' * 41}", *TRAIN), "expected up to 40 lower-case"),
+        ("gke_xpk.sh", (*XPK[:3], *TRAIN), "--image is missing"),
+        ("gke_xpk.sh", (*XPK, "--gcloud", *TRAIN), "unknown option --gcloud"),
         ("tpu_vm.sh", (*TPU, "--retry_seconds=0", *TRAIN), "--retry_seconds is '0', expected a"),
         ("tpu_vm.sh", (*TPU, "--retries=-1", *TRAIN), "--retries is '-1', expected a number"),
         ("local.sh", ("--devices=0",), "--devices is '0', expected a number of at least 1"),
@@ -76,7 +79,8 @@ def test_help(stubs, script):
         ("tpu_vm.sh", (*TPU, "--type=v4-32", *TRAIN), ["mkdir", "gcloud", "tar", *["gcloud"] * 3]),
         # One archive for all slices.
         ("tpu_multislice.sh", (*SLICES, *TRAIN), ["mkdir", "gcloud", "tar", *["gcloud"] * 6]),
-        ("gke_xpk.sh", (*XPK, *TRAIN), ["mkdir", "tar", "mkdir", "tar", "xpk"]),
+        ("gke_xpk.sh", (*XPK, *TRAIN), ["mkdir", "tar", "mkdir", "tar", "docker", "docker", "xpk"]),
+        ("gke_xpk.sh", (*XPK, "--skip_build", *TRAIN), ["mkdir", "xpk"]),
     ],
 )
 def test_a_dry_run_prints_commands_and_runs_none(stubs, script, arguments, programs):
@@ -132,7 +136,7 @@ def test_a_pod_is_installed_and_run(stubs):
     assert copy[5:] == ["pod:taser_jax.tgz", "--worker=all", "--zone=us-central2-b",
                         "--project=p", "--quiet"]  # fmt: skip
     assert install[2:6] == ["tpu-vm", "ssh", "pod", "--worker=all"]
-    assert "use_environment '[tpu]'" in install[6]
+    assert install[6].endswith("bash taser_jax/launch/_install.sh")
     remote = run[6].removeprefix("--command=")
     # The remote shell gets the words that were given, spaces and all.
     assert shlex.split(remote) == ["bash", "taser_jax/launch/_host.sh", *TRAIN[1:]]
@@ -153,10 +157,6 @@ def test_data_are_copied_to_hosts_before_the_run(stubs):
     fetch, run = stubs.asked("tpu-vm", "ssh")
     assert fetch[6].rstrip().endswith("_fetch.py gs://bucket/tokens data")
     assert "_host.sh" in run[6]
-    dry = stubs.run("gke_xpk.sh", "--dry_run", *XPK, "--data=gs://bucket/tokens", *TRAIN)
-    words = shlex.split(shlex.split(dry.stdout)[-1].removeprefix("--command="))
-    assert words[4:11] == ["&&", "python", "launch/_fetch.py", "gs://bucket/tokens", "data",
-                           "&&", "taser"]  # fmt: skip
 
 
 def test_only_what_belongs_to_the_checkout_is_sent(stubs, checkout, sent):
@@ -165,30 +165,10 @@ def test_only_what_belongs_to_the_checkout_is_sent(stubs, checkout, sent):
     assert archived(stubs) == sent
     found = stubs.run("gke_xpk.sh", *XPK, *TRAIN, checkout=checkout)
     assert found.returncode == 0, found.stderr
-    assert set(json.loads((stubs.folder / "script_dir.json").read_text())) == sent
+    assert set(json.loads((stubs.folder / "image.json").read_text())) == sent
     # It was there while the image was built, and no longer.
-    (place,) = [word for word in stubs.calls[-1] if word.startswith("--script-dir=")]
-    assert not os.path.exists(place.removeprefix("--script-dir="))
-
-
-def test_an_xpk_workload_ends_as_xpk_does(stubs, checkout):
-    stubs.answer(("workload create", "", 3))
-    found = stubs.run("gke_xpk.sh", *XPK, "--retries=0", *TRAIN, checkout=checkout)
-    assert found.returncode == 3
-    assert "--max-restarts=0" in stubs.calls[0]
-
-
-def test_an_xpk_workload(stubs, checkout):
-    options = ("--slices=2", "--retries=3", "--zone=z")
-    found = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN, checkout=checkout)
-    assert found.returncode == 0, found.stderr
-    (call,) = stubs.calls
-    assert call[:6] == ["workload", "create", "--cluster=tpus", "--workload=taser-1",
-                        "--tpu-type=v5litepod-64", "--num-slices=2"]  # fmt: skip
-    assert {"--zone=z", "--max-restarts=3", "--restart-on-exit-codes=75"} <= set(call)
-    install, _, command = call[-1].removeprefix("--command=").partition(" && ")
-    assert install == "pip install --quiet '.[tpu]'"
-    assert shlex.split(command) == ["taser", *TRAIN[1:], "--gin.MESH_REPLICA=2", "--multihost"]
+    (build,) = [call for call in stubs.calls if call[0] == "build"]
+    assert not os.path.exists(build[-1])
 
 
 def test_a_model_directory_that_dies_with_its_host_is_warned_of(stubs):

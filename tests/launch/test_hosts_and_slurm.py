@@ -1,0 +1,118 @@
+"""Machines that ssh reaches, and Slurm clusters: what is run there, and what is repeated."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+from launch_stubs import finished
+
+pytestmark = pytest.mark.slow
+
+COMMAND = ("--", "train", "--gin.MODEL_DIR=/shared/my model")
+HOSTS = ("--hosts=me@a,b", "--retries=1")
+SKIP = (*HOSTS, "--skip_install")
+SLURM = ("--nodes=2", "--retries=1")
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "words"),
+    [
+        ("hosts.sh", (), "--hosts is missing"),
+        ("hosts.sh", ("--hosts=a,,b",), "expected names with commas between them"),
+        ("hosts.sh", ("--hosts=a", "--port=x"), "--port is 'x', expected a number"),
+        ("hosts.sh", ("--hosts=a", "--extra=gpu"), "--extra is 'gpu', expected cuda or tpu"),
+        ("slurm.sh", (), "--nodes is missing"),
+        ("slurm.sh", ("--nodes=0",), "--nodes is '0', expected a number of at least 1"),
+    ],
+)
+def test_options_that_cannot_be(stubs, script, options, words):
+    found = stubs.run(script, *options, *COMMAND)
+    assert found.returncode == 2
+    assert words in found.stderr.splitlines()[0]
+    assert stubs.calls == []
+
+
+def test_hosts_are_installed_then_run_with_the_coordinator_and_their_number(stubs, checkout):
+    stubs.answer(("_host.sh", finished(1), 0))
+    options = (*HOSTS, "--extra=cuda", "--data=/shared/tokens", "--port=9")
+    found = stubs.run("hosts.sh", *options, *COMMAND, checkout=checkout)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith("# 2 hosts, me@a first; nothing is created")
+    assert "own disk" not in found.stderr
+    prepared, runs = stubs.calls[:6], stubs.calls[6:]
+    assert [call[-1].split(":")[0] for call in prepared[::3]] == ["me@a", "b"]
+    for install in prepared[1::3]:
+        assert install[-1].endswith("use_environment '[cuda]'")
+    for fetch in prepared[2::3]:
+        assert "_fetch.py /shared/tokens data" in fetch[-1]
+    for number, (host, call) in enumerate(
+        zip(["me@a", "b"], sorted(runs, reverse=True), strict=True)
+    ):
+        assert call[-2] == host
+        assert call[-1] == (
+            f"JAX_COORDINATOR_ADDRESS=a:9 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID={number} "
+            "bash taser_jax/launch/_host.sh train --gin.MODEL_DIR=/shared/my\\ model"
+        )
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "runs"),
+    [
+        # Both were told to stop.
+        ([("_host.sh", finished(1, status=75), 1)], 75, 4),
+        # A message to act on.
+        ([("_host.sh", finished(1, status=2), 2)], 2, 2),
+        # A defect, and all hosts are there.
+        ([("_host.sh", finished(1, status=1), 1)], 1, 2),
+        # The same status, but a host is not there any more.
+        ([("b true", "", 255), ("_host.sh", finished(1, status=1), 1)], 75, 4),
+    ],
+)
+def test_hosts_are_tried_again_as_a_tpu_is(stubs, answers, status, runs):
+    stubs.answer(*answers)
+    found = stubs.run("hosts.sh", *SKIP, *COMMAND)
+    assert found.returncode == status, found.stderr
+    assert len([call for call in stubs.calls if "_host.sh" in call[-1]]) == runs
+
+
+def test_slurm_runs_one_process_for_each_node(stubs):
+    stubs.answer(("--multihost", finished(2), 0))
+    options = (*SLURM, "--slurm", "--gpus-per-node=8", "--time=1:00")
+    found = stubs.run("slurm.sh", *options, *COMMAND)
+    assert found.returncode == 0, found.stderr
+    (call,) = stubs.calls
+    assert call[:6] == ["--nodes=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1",
+                        "--gpus-per-node=8", "--time=1:00", "bash"]  # fmt: skip
+    assert call[-3:] == [*COMMAND[1:], "--multihost"]
+
+
+def test_what_slurm_runs_on_a_node_prints_its_status(stubs):
+    stubs.run("slurm.sh", *SLURM, *COMMAND)
+    words = stubs.calls[0][3:]
+    program = [*words[:4], "bash", "-c", 'printf "%s|" "$@"; exit 75', "x", *words[5:]]
+    found = subprocess.run(program, capture_output=True, text=True)
+    assert found.returncode == 75
+    assert found.stdout.startswith(f"{COMMAND[1]}|{COMMAND[2]}|--multihost|taser-status 75 on ")
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "status", "runs"),
+    [
+        (finished(2, status=75), 75, 75, 2),
+        (finished(2, status=2), 2, 2, 1),
+        (finished(1, status=1), 1, 1, 1),
+        # The other node is lost.
+        ("srun: error: Node failure on n2\n" + finished(1, status=134), 134, 75, 2),
+        # Nobody began: a partition that does not exist.
+        ("srun: error: invalid partition specified: gpus", 1, 1, 1),
+        ("slurmstepd: error: *** STEP 1.0 CANCELLED DUE TO PREEMPTION ***", 1, 75, 2),
+    ],
+)
+def test_slurm_is_asked_again_after_a_preemption_only(stubs, said, code, status, runs):
+    stubs.answer(("--multihost", said, code))
+    found = stubs.run("slurm.sh", *SLURM, *COMMAND)
+    assert found.returncode == status, found.stderr
+    assert len(stubs.calls) == runs
+    assert os.path.exists(stubs.folder / "sleeps") == (runs == 2)
