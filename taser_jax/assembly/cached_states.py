@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from taser_jax.artifacts import Fingerprint, follow_plan, replacing
+from taser_jax.artifacts import Fingerprint, fingerprint_json, follow_plan, replacing
 from taser_jax.batch import Role, States, Tokens
 from taser_jax.data.batches.padding import Texts
 from taser_jax.data.token_store.arrays import TokenizedQueries
@@ -27,12 +27,12 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.encoded import static_task
 from taser_jax.errors import ConfigError
 from taser_jax.mesh import MeshConfig, make_mesh
-from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import DualEncoder, Params
 from taser_jax.optim.parameter_rules import parameter_path
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import bar, logger
 from taser_jax.retrieval.embeddings import EmbeddingDtype, EncodeConfig, batches_by_length
+from taser_jax.settings import to_plain
 
 _VERSION = 1
 _GIB = 2**30
@@ -124,9 +124,10 @@ class _Maker:
         return StateRows.open(directory, texts.lengths, length=length)
 
     def _fingerprint(self, tower: str) -> str:
-        """Fingerprint of the model's configuration and of a tower's frozen parameters."""
-        frozen = re.compile(self._model.config.frozen_parameters(self._model.frozen_blocks))
-        total = Fingerprint().add(config_io.to_json(self._model.config))
+        """Fingerprint of what a tower's frozen blocks compute: their settings and parameters."""
+        config, blocks = self._model.config, self._model.frozen_blocks
+        frozen = re.compile(config.frozen_parameters(blocks))
+        total = Fingerprint().add(fingerprint_json(to_plain(config.frozen_settings(blocks))))
         for path, leaf in jax.tree_util.tree_leaves_with_path({tower: self._params[tower]}):
             if frozen.fullmatch(parameter_path(path)):
                 total.add(parameter_path(path)).add(np.asarray(leaf))

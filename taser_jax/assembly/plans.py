@@ -123,11 +123,7 @@ def make_plan(
                 f"{batching.batch_size} queries x {passages} passages - 1, {_devices()}"
             ),
             "false_negatives": batching.false_negatives.value,
-            **(
-                {"length_groups": _groups(stream.layouts)}
-                if stream is not None and stream.layouts is not None
-                else {}
-            ),
+            **({} if stream is None else _length_groups(stream.layouts)),
         },
     )
 
@@ -172,9 +168,7 @@ def _every_task(
             "padded_query_lengths": lengths,
             "false_negatives": batching.false_negatives.value,
         }
-        if stream.layouts:
-            found = {task: _groups(layouts) for task, layouts in stream.layouts.items()}
-            facts["length_groups"] = found
+        facts |= _length_groups(stream.layouts)
     elif task_sizes:
         sizes = step_batch_sizes(batching, task_sizes, num_devices=devices, num_chunks=num_chunks)
         lengths = dict.fromkeys(sizes, query_length)
@@ -209,9 +203,13 @@ def _teacher_sizes(
     }
 
 
-def _groups(layouts: tuple[Layout, Layout]) -> str:
-    """Texts x tokens of a batch's groups."""
-    return f"queries {layouts[0]}; passages {layouts[1]}"
+def _length_groups(layouts: Mapping[str, tuple[Layout, Layout]]) -> dict[str, Any]:
+    """Texts x tokens of the groups of each task's batches; nothing without buckets."""
+    groups = {
+        task: f"queries {queries}; passages {passages}"
+        for task, (queries, passages) in layouts.items()
+    }
+    return {"length_groups": groups} if groups else {}
 
 
 def _devices() -> str:

@@ -179,6 +179,18 @@ class DualEncoderConfig(ModelConfig):
             )
         return rf"[^/]+/(embeddings|{layer_names(blocks)})/.*"
 
+    def frozen_settings(self, blocks: int) -> tuple[object, ...]:
+        """BERT's, and those of experts if a frozen block is specialised.
+
+        Models that differ above their frozen blocks share the states of these.
+        """
+        specialized = self.experts.specialized_blocks(self.bert.num_layers)
+        return (
+            (self.bert, self.experts)
+            if min(specialized, default=blocks + 1) <= blocks
+            else (self.bert,)
+        )
+
     def frozen_states(self, tower: BertEncoder, tokens: Tokens, *, role: Role) -> jax.Array:
         """The output of BERT's frozen blocks."""
         return tower(tokens, role=role, output=EncoderOutput.FROZEN)[0]

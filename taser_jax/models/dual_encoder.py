@@ -162,6 +162,11 @@ class ModelConfig(abc.ABC):
     def frozen_parameters(self, blocks: int) -> str:
         """Regular expression of the parameters that so many frozen blocks freeze."""
 
+    def frozen_settings(self, blocks: int) -> tuple[object, ...]:
+        """The settings, besides parameters, that decide what so many frozen blocks compute."""
+        del blocks
+        return (self.transformer,)
+
     @abc.abstractmethod
     def frozen_states(self, tower: Any, tokens: Tokens, *, role: Role) -> jax.Array:
         """The output of a tower's frozen blocks: [batch, length, embed]."""

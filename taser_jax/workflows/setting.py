@@ -120,6 +120,17 @@ class Setting:
         check_known(self.own_passage_tasks, known, where="OWN_PASSAGE_TASKS")
 
 
-def row_name(system: str, number: int) -> str:
-    """The table's row of a system's round."""
-    return f"{system} ({'BM25 negatives' if number == 1 else 'mined negatives'})"
+def row_name(system: str, number: int, first_negatives: Sequence[str] = (BM25,)) -> str:
+    """The table's row of a system's round.
+
+    Example:
+        >>> row_name("Shared", 1), row_name("Shared", 2)
+        ('Shared (BM25 negatives)', 'Shared (mined negatives)')
+        >>> row_name("Shared", 1, ["BM25", "MiniLM, untrained"])
+        'Shared (negatives of BM25 and MiniLM, untrained)'
+    """
+    if number > 1:
+        return f"{system} (mined negatives)"
+    if tuple(first_negatives) == (BM25,):
+        return f"{system} (BM25 negatives)"
+    return f"{system} (negatives of {' and '.join(first_negatives)})"

@@ -45,6 +45,7 @@ def pipeline_taser(
     systems: Mapping[str, System],
     hybrid_systems: Sequence[str] = (),
     untrained_systems: Mapping[str, System] | None = None,
+    first_negatives: Sequence[str] = (BM25,),
     rounds: int = 2,
     config_text: str = "",
 ) -> ResultsTable:
@@ -63,6 +64,8 @@ def pipeline_taser(
         systems: row name -> model.
         hybrid_systems: systems whose last round is also shown with BM25 added.
         untrained_systems: row name -> model that is evaluated as its pretrained weights left it.
+        first_negatives: rows that round 1's hard negatives are mined with: BM25 as in the paper,
+            untrained systems, or both, whose lists are then joined per query.
         rounds: 1 stops before mining with the model; 2 is the paper's.
         config_text: written to config.gin.
 
@@ -76,6 +79,7 @@ def pipeline_taser(
     untrained_systems = untrained_systems or {}
     _check_systems(systems, hybrid_systems, rounds)
     _check_untrained(setting, systems, untrained_systems)
+    _check_first_negatives(first_negatives, untrained_systems)
     check_depth(setting)
     output_dir = pathlib.Path(setting.output_dir)
     begin_pipeline(output_dir, config_text)
@@ -89,7 +93,9 @@ def pipeline_taser(
         final_negatives = FinalNegatives.of_paper(len(sets))
         setting = dataclasses.replace(setting, final_negatives=final_negatives)
     data = {"token_store": store.metadata.fingerprint, "tasks": list(setting.tasks or [])}
-    comparison = Comparison(stages, setting, store.metadata.collection, data)
+    comparison = Comparison(
+        stages, setting, store.metadata.collection, data, first_negatives=tuple(first_negatives)
+    )
     comparison.bm25()
     order = [BM25]
     for name, system in untrained_systems.items():
@@ -106,9 +112,16 @@ class Comparison:
     """The stages of one comparison, in terms of the commands they run."""
 
     def __init__(
-        self, stages: Stages, setting: Setting, collection: str, data: Mapping[str, Any]
+        self,
+        stages: Stages,
+        setting: Setting,
+        collection: str,
+        data: Mapping[str, Any],
+        *,
+        first_negatives: tuple[str, ...] = (BM25,),
     ) -> None:
         self._stages, self._setting, self._data = stages, setting, data
+        self._first_negatives = first_negatives
         self._root = pathlib.Path(setting.output_dir)
         self._retrieval = RetrievalStages(stages, setting, collection)
         self._common: dict[str, Any] = {
@@ -148,8 +161,12 @@ class Comparison:
             },
             inputs=inputs,
         )
-        root, splits = self._root / label, (DEVELOPMENT, "test")
+        root, splits = self._root / label, [DEVELOPMENT, "test"]
+        if name in self._first_negatives:
+            splits.insert(0, "train")
         inputs = self._retrieval.retrieve(label, root, inputs, splits=splits)
+        if name in self._first_negatives:
+            self._retrieval.mine(label, root, self._setting.second_mining, inputs)
         return self._retrieval.evaluate(
             name,
             root / "runs",
@@ -174,13 +191,15 @@ class Comparison:
         }
         if system.tasks is not None:
             inputs["tasks"] = list(system.tasks)
-        sources = ["bm25"]
+        sources = [file_name(each) for each in self._first_negatives]
+        if self._first_negatives != (BM25,):
+            inputs |= flatten(first_negatives=sources, mining=setting.second_mining)
         if number > 1:
             assert setting.final_negatives is not None
             inputs |= flatten(final_negatives=setting.final_negatives)
             mined = f"{file_name(name)}-{number - 1}"
             joins = setting.final_negatives is FinalNegatives.JOINED
-            sources = [*sources, mined] if joins else [mined]
+            sources = ["bm25", mined] if joins else [mined]
 
         def train_stage() -> dict[str, Any]:
             summary = train(
@@ -200,7 +219,7 @@ class Comparison:
         if number == 1:
             self._retrieval.mine(label, root, setting.second_mining, inputs)
         return self._retrieval.evaluate(
-            row_name(name, number),
+            row_name(name, number, self._first_negatives),
             root / "runs",
             inputs,
             parameters=trained["parameters"],
@@ -327,6 +346,17 @@ def _check_untrained(
             f"the name {', '.join(sorted(shared))} is a trained and an untrained system's",
             where="pipeline_taser.untrained_systems",
             fix="give each row its own name",
+        )
+
+
+def _check_first_negatives(names: Sequence[str], untrained_systems: Mapping[str, System]) -> None:
+    known = (BM25, *untrained_systems)
+    unknown = sorted(set(names) - set(known))
+    if unknown or not names:
+        raise ConfigError(
+            f"hard negatives of {', '.join(names) or 'nothing'}",
+            where="pipeline_taser.first_negatives",
+            expected=f"one or more of {', '.join(known)}",
         )
 
 

@@ -11,6 +11,8 @@ from tiny_bert import BLOCKS, encode, quick_jit, random_params, tiny_bert, tiny_
 from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
 from taser_jax.expert_use import logit_spread
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import init_params
 from taser_jax.models.feed_forward import FeedForward
 from taser_jax.models.layers import Activation
@@ -319,3 +321,15 @@ def test_drawn_experts_depend_on_the_routing_key_alone():
 
     np.testing.assert_array_equal(embeddings(0, 0), embeddings(1, 0))
     assert np.abs(np.asarray(embeddings(0, 0) - embeddings(0, 1))).max() > 1e-3
+
+
+def test_models_that_differ_above_their_frozen_blocks_share_states():
+    bert = BertConfig(num_layers=6)
+    shared, taser = (
+        DualEncoderConfig(bert=bert, experts=ExpertConfig(num_experts=experts), pooling=pooling)
+        for experts, pooling in ((1, Pooling.CLS), (2, Pooling.MEAN))
+    )
+    assert taser.frozen_settings(2) == shared.frozen_settings(2)
+    # Block 3 is TASER's first with experts.
+    assert taser.frozen_settings(3) != shared.frozen_settings(3)
+    assert taser.frozen_settings(2) != DualEncoderConfig(bert=BertConfig()).frozen_settings(2)

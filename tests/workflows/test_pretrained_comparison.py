@@ -10,6 +10,7 @@ from bert_checkpoints import write_with_vocabulary
 from small_world import SmallWorld, figures, gin, refused, succeed
 
 from taser_jax.assembly.model_directory import load_model
+from taser_jax.data.token_store.negatives import negatives_path
 from taser_jax.workflows.stages import Stages
 
 
@@ -41,9 +42,18 @@ def test_the_untrained_row_stands_beside_the_trained_one(
     small_world: SmallWorld, checkpoint: pathlib.Path, tmp_path: pathlib.Path
 ):
     output = tmp_path / "out"
-    succeed(*arguments(small_world, output, f"--gin.PRETRAINED={checkpoint}"))
+    both = "--gin.pipeline_taser.first_negatives=['BM25', 'Pretrained, untrained']"
+    succeed(*arguments(small_world, output, f"--gin.PRETRAINED={checkpoint}", both))
     rows = {line["system"]: line for line in figures(output) if line["task"] == "code"}
-    assert list(rows) == ["BM25", "Pretrained, untrained", "Shared (BM25 negatives)"]
+    trained = "Shared (negatives of BM25 and Pretrained, untrained)"
+    assert list(rows) == ["BM25", "Pretrained, untrained", trained]
+    pools = [
+        negatives_path(output / label / "negatives", "code", "train").read_text()
+        for label in ("bm25", "pretrained-untrained")
+    ]
+    assert pools[0] != pools[1]
+    inputs = Stages(output).record("shared-1-train").inputs
+    assert inputs["first_negatives"] == ["bm25", "pretrained-untrained"]
     lines = (output / "table.md").read_text().splitlines()
     assert "| none |" in next(line for line in lines if "untrained" in line)
     untrained = load_model(output / "pretrained-untrained" / "model")
@@ -77,4 +87,11 @@ def test_untrained_systems_need_pretrained_weights(
         "--gin.pipeline_taser.untrained_systems={'shared': @untrained/System()}",
     )
     assert "give each row its own name" in message
+    message = refused(
+        capsys,
+        *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),
+        "--gin.pipeline_taser.first_negatives=['bm25']",
+    )
+    assert "hard negatives of bm25" in message
+    assert "one or more of BM25, Pretrained, untrained" in message
     assert not (tmp_path / "out").exists()

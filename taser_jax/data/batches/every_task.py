@@ -268,17 +268,16 @@ class TaskBatchStream:
         """This host's share of each task's batch."""
         fit = all(stream.fits(step) for stream in self._streams.values())
         return {
-            task: stream.padded_batch(step, stream.layouts if fit else None)
-            for task, stream in self._streams.items()
+            task: stream.padded_batch(step, grouped=fit) for task, stream in self._streams.items()
         }
 
     @property
     def layouts(self) -> dict[str, tuple[Layout, Layout]]:
         """Task -> groups of its queries and passages; empty without buckets."""
         return {
-            task: stream.layouts
-            for task, stream in self._streams.items()
-            if stream.layouts is not None
+            task: layouts
+            for stream in self._streams.values()
+            for task, layouts in stream.layouts.items()
         }
 
     def on_states(self, states: CachedStates) -> TaskBatchStream:

@@ -60,9 +60,9 @@ class BatchStream:
     lacks is filled with random passages of the store that are none of its positives.
 
     With buckets, texts are padded in groups of similar length: which texts share a batch, and their
-    order after `TokenGroups.place`, stay the same. All batches have the same groups, laid out for
-    those of the first steps; later ones that do not fit are padded to full length. So there are two
-    shapes at most.
+    order after `TokenGroups.place`, stay the same. All batches of a task have the same groups, laid
+    out for those of the first steps; later ones that do not fit are padded to full length. So there
+    is one shape per task and one more, at most.
 
     Example:
         queries = store.queries("nq", "train")
@@ -220,20 +220,26 @@ class BatchStream:
 
     def batch(self, step: int) -> Batch:
         """This host's share of a step's batch."""
-        return self.padded_batch(step, self.layouts if self.fits(step) else None)
+        return self.padded_batch(step, grouped=self.fits(step))
 
     @functools.cached_property
-    def layouts(self) -> tuple[Layout, Layout] | None:
-        """Groups of queries and of passages; None without buckets."""
+    def layouts(self) -> dict[str, tuple[Layout, Layout]]:
+        """Task -> groups of its queries and of its passages; empty without buckets."""
         if not self._padding.buckets:
-            return None
-        found = [self._lengths(step) for step in range(self._padding.steps)]
-        queries, passages = (np.stack(lengths) for lengths in zip(*found, strict=True))
+            return {}
+        found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+        for step in range(self._padding.steps):
+            found.setdefault(self.task(step), []).append(self._lengths(step))
+        # One width for all tasks: batches padded in full then share a program.
         longest = max(queries.ids.shape[1] for queries in self._tasks.values())
-        return (
-            Layout.of(queries, self._padding, longest=longest),
-            Layout.of(passages, self._padding, longest=self._store.passages.ids.shape[1]),
-        )
+        layouts = {}
+        for task, lengths in sorted(found.items()):
+            queries, passages = (np.stack(side) for side in zip(*lengths, strict=True))
+            layouts[task] = (
+                Layout.of(queries, self._padding, longest=longest),
+                Layout.of(passages, self._padding, longest=self._store.passages.ids.shape[1]),
+            )
+        return layouts
 
     def on_states(self, states: CachedStates) -> BatchStream:
         """The same batches, of states of frozen blocks in place of tokens."""
@@ -243,21 +249,23 @@ class BatchStream:
         return stream
 
     def fits(self, step: int) -> bool:
-        """Whether the groups hold a step's texts."""
-        if self.layouts is None:
+        """Whether the task's groups hold a step's texts."""
+        layouts = self.layouts.get(self.task(step))
+        if layouts is None:
             return False
-        pairs = zip(self.layouts, self._lengths(step), strict=True)
+        pairs = zip(layouts, self._lengths(step), strict=True)
         return all(layout.holds(lengths) for layout, lengths in pairs)
 
-    def padded_batch(self, step: int, layouts: tuple[Layout, Layout] | None) -> Batch:
-        """This host's share of a step's batch, in these groups; None pads to full length."""
+    def padded_batch(self, step: int, *, grouped: bool) -> Batch:
+        """This host's share of a step's batch, in its task's groups or padded to full length."""
         rows, _ = self._draw(step)
         share, queries, passages = self._share, self._queries[rows.task], self._passages
         passage_rows = rows.passages[share].reshape(-1)
         texts: tuple[Tokens | States | TokenGroups, Tokens | States | TokenGroups]
-        if layouts is None:
+        if not grouped:
             texts = queries.tokens(rows.queries[share]), passages.tokens(passage_rows)
         else:
+            layouts = self.layouts[rows.task]
             texts = (
                 layouts[0].group(queries, rows.queries, self._host),
                 layouts[1].group(passages, rows.passages.reshape(-1), self._host),

@@ -108,11 +108,13 @@ def test_batches_are_those_of_full_padding(store):
     # The first steps decide the groups; later ones that do not fit are padded in full.
     assert all(fits[: PADDING.steps])
     assert not all(fits)
-    assert len(shapes) == 2
-    queries, passages = grouped.layouts
-    assert max(passages.lengths) == PASSAGE_LENGTH
-    assert max(queries.lengths) == QUERY_LENGTH
-    assert all(size % PADDING.multiple == 0 for size in (*queries.sizes, *passages.sizes))
+    # Groups of each task's own, and full padding.
+    assert len(shapes) == 3
+    assert max(grouped.layouts["one"][0].lengths) == QUERY_LENGTH
+    assert max(grouped.layouts["two"][0].lengths) <= 8
+    for queries, passages in grouped.layouts.values():
+        assert max(passages.lengths) == PASSAGE_LENGTH
+        assert all(size % PADDING.multiple == 0 for size in (*queries.sizes, *passages.sizes))
     assert plain.fingerprint == grouped.fingerprint
 
 
