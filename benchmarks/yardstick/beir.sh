@@ -29,11 +29,11 @@ for set in ${SETS:-scifact medquad}; do
     --gin.MIXTURE_OR_TASK_NAME="$set" --gin.MIXTURE_OR_TASK_MODULE=beir_tasks \
     --gin.TASK_FEATURE_LENGTHS="{'query': 64, 'passage': 256}"
   taser pipeline taser --gin_file=runs/yardstick.gin "${common[@]}" --gin.PRETRAINED="$pretrained" \
-    --gin.OUTPUT_DIR="$root/comparison" --gin.BatchingConfig.rates="{}" --gin.TRAIN_STEPS=200 \
+    --gin.OUTPUT_DIR="$root/comparison" --gin.TrainingConfig.states_dir="'$root/states'" --gin.BatchingConfig.rates="{}" --gin.TRAIN_STEPS=200 \
     --gin.WARMUP_STEPS=20 "$@"
   for system in Shared TASER; do
     zero_shot=$root/zero-shot-${system,,}
-    taser encode --gin.MODEL_DIR="$output_dir/comparison/${system,,}-2/model" \
+    taser encode --gin.MODEL_DIR="$output_dir/comparison/${system,,}-1/model" \
       --gin.TOKEN_STORE="$root/tokens" --gin.EMBEDDINGS_DIR="$zero_shot/embeddings"
     taser index --gin.EMBEDDINGS_DIR="$zero_shot/embeddings" --gin.INDEX_DIR="$zero_shot/index"
     taser search --gin.EMBEDDINGS_DIR="$zero_shot/embeddings" --gin.INDEX_DIR="$zero_shot/index" \

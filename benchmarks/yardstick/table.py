@@ -16,13 +16,12 @@ from taser_jax.evaluation.results import SystemResult, read_results
 
 TASKS = ("squad", "nq_qed", "fm2", "selqa", "climate_fever", "fewrel", "cmu_dog")
 MEASURE = "R@20"
+NEGATIVES = "(negatives of BM25 and MiniLM, untrained)"
 ROWS = (
     "BM25",
     "MiniLM, untrained",
-    "Shared (BM25 negatives)",
-    "Shared (mined negatives)",
-    "TASER (BM25 negatives)",
-    "TASER (mined negatives)",
+    f"Shared {NEGATIVES}",
+    f"TASER {NEGATIVES}",
     "Shared + BM25",
     "TASER + BM25",
 )
