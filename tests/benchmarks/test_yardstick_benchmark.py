@@ -114,7 +114,7 @@ def test_its_recipe_trains_both_models_from_the_pretrained_one(
     small_world: SmallWorld, tmp_path: pathlib.Path
 ):
     vocabulary = small_world.root / "vocabulary"
-    checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=3)
+    checkpoint = write_with_vocabulary(tmp_path / "minilm", vocabulary, num_layers=6)
     succeed(
         *("pipeline", "taser", "--gin_file=runs/yardstick.gin"),
         *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
