@@ -119,7 +119,8 @@ def test_its_recipe_trains_both_models_from_the_pretrained_one(
         *("pipeline", "taser", "--gin_file=runs/yardstick.gin"),
         *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
         *gin(OUTPUT_DIR=tmp_path / "out", PRETRAINED=checkpoint, TRAIN_STEPS=1, WARMUP_STEPS=0),
-        # Its rates are of other tasks.
+        # Its rates are of other tasks, and its buckets of longer passages.
+        *gin("TrainingConfig", length_buckets=[16]),
         *gin(BATCH_SIZE=16),
         *gin("BatchingConfig", rates={}),
     )
