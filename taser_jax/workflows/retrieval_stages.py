@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taser_jax.artifacts import file_name
+from taser_jax.assembly.model_directory import read_facts
 from taser_jax.commands.bm25 import bm25
 from taser_jax.commands.encode import encode
 from taser_jax.commands.evaluate import evaluate
@@ -77,12 +78,14 @@ class RetrievalStages:
         setting, embeddings_dir = self._setting, str(root / "embeddings")
 
         def encode_stage() -> dict[str, str]:
+            # An untrained model has no frozen blocks.
+            frozen = read_facts(root / "model").get("train_from_block")
             return encode(
                 model_dir=str(root / "model"),
                 token_store=setting.token_store,
                 output_dir=embeddings_dir,
                 config=setting.encode,
-                states_dir=setting.training.states_dir,
+                states_dir=setting.training.states_dir if frozen else None,
                 states_dtype=setting.training.states_dtype,
                 # All splits: an episode that is added later searches more of them.
                 tasks=setting.tasks,

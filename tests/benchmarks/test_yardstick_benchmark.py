@@ -120,7 +120,7 @@ def test_its_recipe_trains_both_models_from_the_pretrained_one(
         *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=small_world.token_store),
         *gin(OUTPUT_DIR=tmp_path / "out", PRETRAINED=checkpoint, TRAIN_STEPS=1, WARMUP_STEPS=0),
         # Its rates are of other tasks, and its buckets of longer passages.
-        *gin("TrainingConfig", length_buckets=[16]),
+        *gin("TrainingConfig", length_buckets=[16], states_dir=str(tmp_path / "states")),
         *gin(BATCH_SIZE=16),
         *gin("BatchingConfig", rates={}),
     )
