@@ -43,7 +43,7 @@ RECIPES = {
         ("runs/odqa.gin",),
         ("runs/yardstick.gin",),
     ),
-    "pipeline muf": (("runs/muf_wiki.gin",),),
+    "pipeline muf": (("runs/muf_wiki.gin",), ("runs/muf_mini.gin",)),
     "pipeline ance": (
         ("runs/kilt_mini_ance.gin",),
         ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin"),

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Float
 
 from taser_jax.artifacts import file_name, split_path, write_json
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.commands.hybrid import development_set
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
+from taser_jax.commands.oracle import oracle_weights
 from taser_jax.commands.specialists import CalibrationConfig, OpenSpecialist, Specialist
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.errors import ConfigError
 from taser_jax.hosts import first_host_only
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval import hybrid
+from taser_jax.retrieval.bayesian import BayesianConfig
 from taser_jax.retrieval.confidence import ConfidenceConfig
 from taser_jax.retrieval.fusion import (
     Absent,
@@ -79,6 +83,8 @@ def fuse(
     sparse_dir: str | None = None,
     with_bm25: HybridConfig = HybridConfig(depth=1000),
     measure: str = "R@20",
+    oracle: Mapping[str, str] | None = None,
+    search: BayesianConfig = BayesianConfig(),
     k: int = 100,
     tag: str = "muf",
 ) -> FusionSummary:
@@ -106,6 +112,9 @@ def fuse(
         sparse_dir: runs of BM25 on both splits; None adds none.
         with_bm25: depth, candidates for α.
         measure: what α maximises.
+        oracle: task -> its specialist: weights are those that put a right passage first, searched
+            for from that specialist's list on (DPR-MUF's Bayesian oracle); None takes confidences.
+        search: how the oracle searches.
         k: results per query in TREC files.
         tag: their last column.
 
@@ -139,7 +148,18 @@ def fuse(
     heads = PassageHeads(store)
     for task in names:
         with phase(f"fuse {task} {split}"):
-            arrays, count = join(chosen[task], task, split, config)
+            weigh = None
+            if oracle is not None:
+                weigh = functools.partial(
+                    oracle_weights,
+                    queries=QuerySet.open(data_dir, collection, task, split),
+                    store=store,
+                    own=list(chosen[task]).index(oracle[task]),
+                    config=config,
+                    search=search,
+                    evaluation=evaluation,
+                )
+            arrays, count = join(chosen[task], task, split, config, weigh=weigh)
         undecided += count
         arrays.save(split_path(pathlib.Path(output_dir) / "lists", task, split))
         _write(output_dir, "runs", task, split, arrays.run, k, store, tag)
@@ -174,15 +194,23 @@ def fuse(
 
 
 def join(
-    specialists: Mapping[str, OpenSpecialist], task: str, split: str, config: FusionConfig
+    specialists: Mapping[str, OpenSpecialist],
+    task: str,
+    split: str,
+    config: FusionConfig,
+    *,
+    weigh: Callable[[Sequence[Run]], Float[np.ndarray, "queries specialists"]] | None = None,
 ) -> tuple[QueryArrays, int]:
     """Fused lists of a task's queries with their confidences, and the queries without a decision.
 
-    A single specialist's list needs no fusion; neither it nor equal weights need ensembles.
+    A single specialist's list needs no fusion. Neither it nor equal weights need ensembles; `weigh`
+    gives the lists' weights in place of confidences.
     """
     runs = [one.lists(task, split) for one in specialists.values()]
     query_ids = runs[0].query_ids
-    if config.weighting is Weighting.EQUAL or len(runs) == 1:
+    if weigh is not None:
+        sure = weigh(runs)
+    elif config.weighting is Weighting.EQUAL or len(runs) == 1:
         sure = np.ones((len(query_ids), len(runs)), np.float32)
     else:
         sure = np.stack([one.confidence(task, split) for one in specialists.values()], axis=1)
@@ -268,6 +296,7 @@ def _write(
 
 
 CONFIGURABLES = (
+    BayesianConfig,
     CalibrationConfig,
     ConfidenceConfig,
     EvaluationConfig,

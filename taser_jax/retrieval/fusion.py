@@ -179,13 +179,8 @@ def fuse_runs(
     parts = []
     for start in range(0, len(query_ids), _BLOCK):
         lines = np.arange(start, min(start + _BLOCK, len(query_ids)))
-        best = [top_k(run.rows[lines], run.scores[lines], config.depth) for run in lists]
-        candidates = np.concatenate([one.rows for one in best], axis=1)
-        total = np.zeros(candidates.shape)
-        for place, one in enumerate(best):
-            absent = exact[place](lines, candidates) if config.absent is Absent.EXACT else None
-            scores = _filled(one, candidates, config.normalization, absent)
-            total += weights[lines, place, None] * scores
+        candidates, scores = candidate_scores(lists, lines, config, exact=exact)
+        total = np.einsum("qcl,ql->qc", scores, weights[lines])
         parts.append(top_k(candidates, total, config.k))
     empty = np.zeros((0, config.k))
     return Run.of(
@@ -195,6 +190,33 @@ def fuse_runs(
             np.concatenate([empty.astype(np.float32), *(part.scores for part in parts)]),
         ),
     )
+
+
+def candidate_scores(
+    lists: Sequence[SearchResult],
+    lines: Int[np.ndarray, " lines"],
+    config: FusionConfig,
+    *,
+    exact: Sequence[ScoreRows] = (),
+) -> tuple[Int[np.ndarray, "lines candidates"], Float[np.ndarray, "lines candidates lists"]]:
+    """The union of some queries' lists, and each passage's score in every list.
+
+    Args:
+        lists: one per specialist; line i of each belongs to query i.
+        lines: the queries.
+        config: depth, normalisation and what absent passages score.
+        exact: as for `fuse_runs`.
+
+    Returns:
+        Rows of passages, -1 for none, some of them twice; and their scores.
+    """
+    best = [top_k(one.rows[lines], one.scores[lines], config.depth) for one in lists]
+    candidates = np.concatenate([one.rows for one in best], axis=1)
+    scores = []
+    for place, one in enumerate(best):
+        absent = exact[place](lines, candidates) if config.absent is Absent.EXACT else None
+        scores.append(_filled(one, candidates, config.normalization, absent))
+    return candidates, np.stack(scores, axis=2)
 
 
 def aligned(run: Run, query_ids: Sequence[str]) -> SearchResult:

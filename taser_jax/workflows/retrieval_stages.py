@@ -7,19 +7,24 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from taser_jax.artifacts import file_name
 from taser_jax.assembly.model_directory import read_facts
 from taser_jax.commands.bm25 import bm25
 from taser_jax.commands.encode import encode
 from taser_jax.commands.evaluate import evaluate
+from taser_jax.commands.import_model import import_model
 from taser_jax.commands.index import index
 from taser_jax.commands.mine import mine
 from taser_jax.commands.search import search
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError
+from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.index import IndexConfig
 from taser_jax.retrieval.mining_options import MiningConfig
 from taser_jax.settings import flatten, to_plain
-from taser_jax.workflows.setting import Setting
+from taser_jax.workflows.setting import Setting, System
 from taser_jax.workflows.stages import Stages
 
 DEVELOPMENT = "validation"
@@ -66,6 +71,36 @@ class RetrievalStages:
 
         self._stages.run("bm25-search", run_all, inputs=inputs)
         return inputs
+
+    def untrained(
+        self, label: str, root: pathlib.Path, model: ModelConfig, inputs: Inputs
+    ) -> tuple[int, dict[str, Any]]:
+        """Imports the pretrained weights as `root`'s model.
+
+        Returns:
+            Its number of parameters, and the inputs of what follows.
+        """
+        pretrained = self._setting.training.pretrained
+        assert pretrained is not None
+        store = TokenStore.open(self._setting.token_store)
+        inputs = {**inputs, **flatten(model=model, pretrained=pretrained)}
+
+        def import_stage() -> dict[str, int]:
+            lengths = {
+                "query": store.metadata.query_length,
+                "passage": store.metadata.passage_length,
+            }
+            parameters = import_model(
+                model_dir=str(root / "model"),
+                model=model,
+                pretrained=pretrained,
+                vocabulary=str(store.vocabulary_directory),
+                feature_lengths=lengths,
+            )
+            return {"parameters": parameters}
+
+        imported = self._stages.run(f"{label}-import", import_stage, inputs=inputs)
+        return imported["parameters"], inputs
 
     def retrieve(
         self, label: str, root: pathlib.Path, inputs: Inputs, *, splits: Sequence[str]
@@ -183,3 +218,30 @@ class RetrievalStages:
             inputs={**inputs, **flatten(evaluation=setting.evaluation)},
         )
         return row
+
+
+def check_untrained(
+    setting: Setting, untrained: Mapping[str, System], trained: Mapping[str, System], *, where: str
+) -> None:
+    """Refuses untrained models without pretrained weights, on several hosts, or of a taken name."""
+    if untrained and setting.training.pretrained is None:
+        raise ConfigError(
+            f"{', '.join(untrained)}: untrained, and no pretrained weights",
+            where=where,
+            expected="pretrained weights that the model is evaluated with",
+            fix="set PRETRAINED, or leave the untrained systems out",
+        )
+    if untrained and jax.process_count() > 1:
+        raise ConfigError(
+            f"untrained systems on {jax.process_count()} hosts",
+            where=where,
+            expected="one host: weights are imported by one",
+            fix="leave them out, and evaluate the imported model by itself",
+        )
+    shared = {file_name(name) for name in untrained} & {file_name(name) for name in trained}
+    if shared:
+        raise ConfigError(
+            f"the name {', '.join(sorted(shared))} is a trained and an untrained system's",
+            where=where,
+            fix="give each row its own name",
+        )

@@ -12,7 +12,6 @@ import jax
 from taser_jax.artifacts import file_name, storage_errors
 from taser_jax.commands.evaluate import EvaluationConfig, write_table
 from taser_jax.commands.hybrid import hybrid
-from taser_jax.commands.import_model import import_model
 from taser_jax.commands.index import CONFIGURABLES as INDEX_CONFIGURABLES
 from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.train import CONFIGURABLES as TRAIN_CONFIGURABLES
@@ -28,7 +27,7 @@ from taser_jax.retrieval.embeddings import EncodeConfig
 from taser_jax.retrieval.hybrid import HybridConfig
 from taser_jax.retrieval.mining_options import MiningConfig
 from taser_jax.settings import flatten, to_plain
-from taser_jax.workflows.retrieval_stages import DEVELOPMENT, RetrievalStages
+from taser_jax.workflows.retrieval_stages import DEVELOPMENT, RetrievalStages, check_untrained
 from taser_jax.workflows.setting import (
     BM25,
     FinalNegatives,
@@ -78,7 +77,7 @@ def pipeline_taser(
     """
     untrained_systems = untrained_systems or {}
     _check_systems(systems, hybrid_systems, rounds)
-    _check_untrained(setting, systems, untrained_systems)
+    check_untrained(setting, untrained_systems, systems, where="pipeline_taser.untrained_systems")
     _check_first_negatives(first_negatives, untrained_systems)
     check_depth(setting)
     output_dir = pathlib.Path(setting.output_dir)
@@ -140,28 +139,8 @@ class Comparison:
     def untrained(self, name: str, system: System) -> str:
         """Encodes, indexes, searches and evaluates a model as it starts; its row's name."""
         label = file_name(name)
-        model_dir = str(self._root / label / "model")
-        pretrained = self._setting.training.pretrained
-        assert pretrained is not None
-        inputs = {**self._data, **flatten(model=system.model, pretrained=pretrained)}
-        store = TokenStore.open(self._setting.token_store)
-        imported = self._stages.run(
-            f"{label}-import",
-            lambda: {
-                "parameters": import_model(
-                    model_dir=model_dir,
-                    model=system.model,
-                    pretrained=pretrained,
-                    vocabulary=str(store.vocabulary_directory),
-                    feature_lengths={
-                        "query": store.metadata.query_length,
-                        "passage": store.metadata.passage_length,
-                    },
-                )
-            },
-            inputs=inputs,
-        )
         root, splits = self._root / label, [DEVELOPMENT, "test"]
+        parameters, inputs = self._retrieval.untrained(label, root, system.model, self._data)
         if name in self._first_negatives:
             splits.insert(0, "train")
         inputs = self._retrieval.retrieve(label, root, inputs, splits=splits)
@@ -171,7 +150,7 @@ class Comparison:
             name,
             root / "runs",
             inputs,
-            parameters=imported["parameters"],
+            parameters=parameters,
             details={"training": "none"},
         )
 
@@ -320,32 +299,6 @@ def _check_development(store: TokenStore) -> None:
             expected="queries on which checkpoints and alpha are chosen",
             fix="run `taser prepare` with VALIDATION_SHARE=0.1, which makes one of training "
             "queries, and `taser tokenize` again",
-        )
-
-
-def _check_untrained(
-    setting: Setting, systems: Mapping[str, System], untrained_systems: Mapping[str, System]
-) -> None:
-    if untrained_systems and setting.training.pretrained is None:
-        raise ConfigError(
-            f"{', '.join(untrained_systems)}: untrained, and no pretrained weights",
-            where="pipeline_taser.untrained_systems",
-            expected="pretrained weights that the model is evaluated with",
-            fix="set PRETRAINED, or untrained_systems to {}",
-        )
-    if untrained_systems and jax.process_count() > 1:
-        raise ConfigError(
-            f"untrained systems on {jax.process_count()} hosts",
-            where="pipeline_taser.untrained_systems",
-            expected="one host: weights are imported by one",
-            fix="set untrained_systems to {}, and evaluate the imported model by itself",
-        )
-    shared = {file_name(name) for name in untrained_systems} & {file_name(name) for name in systems}
-    if shared:
-        raise ConfigError(
-            f"the name {', '.join(sorted(shared))} is a trained and an untrained system's",
-            where="pipeline_taser.untrained_systems",
-            fix="give each row its own name",
         )
 
 

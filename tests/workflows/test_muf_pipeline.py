@@ -15,6 +15,7 @@ from taser_jax.workflows.stages import Stages
 SYSTEMS = "{'Summary': @summary/System(), 'Code': @code/System()}"
 THREE = "{'Summary': @summary/System(), 'Code': @code/System(), 'Both': @both/System()}"
 SINGLES = ["Summary", "Code"]
+ORACLES = ["Oracle indicator", "Oracle Bayesian"]
 FUSED = ["MUF", "MUF without the domain", "Equal weights", "MUF, T = 1000"]
 
 
@@ -45,6 +46,8 @@ def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> li
         "--gin.EnsembleTraining.epochs=2",
         "--gin.EnsembleTraining.evaluations=1",
         "--gin.ensemble/BatchingConfig.batch_size=16",
+        "--gin.Fusion.oracle=@BayesianConfig()",
+        *gin("BayesianConfig", evaluations=6, initial=3, candidates=8),
         "--gin.MixedConfig.sets=2",
         "--gin.MixedConfig.queries=20",
         *bindings,
@@ -81,7 +84,7 @@ def test_the_papers_tables(finished):
         "Joint + BM25",
         "MUF + BM25",
     ]
-    assert rows(finished, "mixed") == [*SINGLES, "Joint", *FUSED, "Oracle indicator"]
+    assert rows(finished, "mixed") == [*SINGLES, "Joint", *FUSED, *ORACLES]
     assert rows(finished, "sizes") == ["MUF, 2 members", "MUF"]
     for name in ("domains", "bm25", "mixed", "sizes"):
         assert (finished / f"{name}.md").exists()
@@ -128,6 +131,17 @@ def test_mixes_are_equal_shares_of_the_tasks(finished):
     assert other.query_ids != indicator.query_ids
 
 
+def test_the_bayesian_oracle_is_nowhere_behind_the_indicator_that_it_starts_from(finished):
+    for number in (1, 2):
+        indicator, bayesian = (
+            read_per_query(per_query_path(finished / "mixed", name, f"mix {number}", "test"))
+            for name in ORACLES
+        )
+        for measure in ("R@1", "R@20"):
+            assert (bayesian.values[measure] >= indicator.values[measure]).all()
+    assert not (finished / "per_query" / "Oracle_Bayesian_BM25.code.test.csv").exists()
+
+
 def test_the_temperature_to_the_letter_weighs_every_specialist_the_same(finished):
     for task in ("summary", "code"):
         literal = values(finished, "MUF, T = 1000", task)
@@ -165,7 +179,8 @@ def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
     fused = {name.rsplit("-", 2)[0] for name in new if name.endswith("-fuse")}
     # Without the newcomer it is the fusion there was.
     without = {"muf-without-the-domain", "muf-without-both"}
-    assert fused == {"both", "muf", "equal-weights", "muf-t-1000", "muf-2-members"} | without
+    ever = {"both", "muf", "equal-weights", "muf-t-1000", "muf-2-members", "oracle-bayesian"}
+    assert fused == ever | without
     without = values(copy, "MUF without Both", "code")
     np.testing.assert_array_equal(without, values(finished, "MUF", "code"))
     # Back without it, the tables are the former ones.
