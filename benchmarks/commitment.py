@@ -17,6 +17,8 @@ import argparse
 import pathlib
 from collections.abc import Sequence
 
+from small_bert import small_bert
+
 from taser_jax.analysis.config import AnalysisConfig
 from taser_jax.analysis.findings import OWN
 from taser_jax.analysis.tables import commitment_table
@@ -51,15 +53,7 @@ def model_config(options: argparse.Namespace, store: TokenStore) -> DualEncoderC
             numerics=BertConfig(dropout_rate=0.0, attention_dropout_rate=0.0),
         )
         return DualEncoderConfig(bert=bert, pooling=Pooling.MEAN, normalization=Normalization.L2)
-    bert = BertConfig(
-        vocab_size=1,
-        embed_dim=options.embed_dim,
-        num_layers=options.layers,
-        num_heads=options.embed_dim // 32,
-        head_dim=32,
-        mlp_dim=4 * options.embed_dim,
-        max_length=max(store.metadata.query_length, store.metadata.passage_length),
-    )
+    bert = small_bert(store, layers=options.layers, embed_dim=options.embed_dim)
     return DualEncoderConfig(bert=bert, pooling=Pooling.MEAN)
 
 

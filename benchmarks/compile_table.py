@@ -88,7 +88,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--effort", choices=("quick", "full"), default="quick", help="of the compiler"
     )
-    parser.add_argument("--rows", type=int, default=len(ROWS), help="the first so many")
+    parser.add_argument("--rows", type=int, default=len(ROWS), help="how many, from the first")
     return parser.parse_args()
 
 

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="of activations")
     parser.add_argument("--tasks", choices=list(TASKS))
-    parser.add_argument("--num_tasks", type=int, help="the first so many of the set")
+    parser.add_argument("--num_tasks", type=int, help="number of tasks, from the first")
     parser.add_argument("--batch_multiple", type=int, default=1, help="queries of a task; devices")
     parser.add_argument("--batch_share", type=float, help="of the sets' batch sizes")
     parser.add_argument("--max_query_length", type=int)
@@ -103,7 +103,7 @@ class Problem:
 
     Attributes:
         arguments: the command line, with its shape.
-        batches: one batch a task.
+        batches: one batch per task.
         params: abstract parameters.
         initialise: key -> parameters.
         model: the dual encoder.

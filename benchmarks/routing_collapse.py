@@ -35,6 +35,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from small_bert import small_bert
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import LoadedModel, load_model
@@ -50,7 +51,6 @@ from taser_jax.expert_use import (
     logit_spread,
     role_information,
 )
-from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import init_params
 from taser_jax.models.routing import (
@@ -220,15 +220,8 @@ def run(case: Case, store: TokenStore, options: argparse.Namespace) -> dict:
     result = root / "result.json"
     if result.exists():
         return json.loads(result.read_text(encoding="utf-8"))
-    bert = BertConfig(
-        vocab_size=1,
-        embed_dim=options.embed_dim,
-        num_layers=options.layers,
-        num_heads=options.embed_dim // 32,
-        head_dim=32,
-        mlp_dim=4 * options.embed_dim,
-        max_length=max(store.metadata.query_length, store.metadata.passage_length),
-        dtype=options.dtype,
+    bert = small_bert(
+        store, layers=options.layers, embed_dim=options.embed_dim, dtype=options.dtype
     )
     routing, summary = READINGS[case.reads]
     experts = ExpertConfig(

@@ -1,4 +1,4 @@
-"""Exact search against ScaNN: recall, queries a second, build time and memory.
+"""Exact search against ScaNN: recall, queries per second, build time and memory.
 
 Run `python benchmarks/search.py --passages 200000 --dim 128`, or with `--embeddings DIR` and
 `--queries FILE.npy` on embeddings of your own. Prints one JSON line a figure.

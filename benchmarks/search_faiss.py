@@ -1,4 +1,4 @@
-"""Our exact and ScaNN search against FAISS (flat, IVF): recall, queries a second, build, memory.
+"""Our exact and ScaNN search against FAISS (flat, IVF): recall, queries per second, build, memory.
 
     pip install "taser_jax[benchmarks]"
     python benchmarks/search_faiss.py --output_dir DIR
@@ -279,7 +279,7 @@ def main() -> None:
         if system in done:
             continue
         own = [sys.executable, *sys.argv, "--here", "--systems", system]
-        # Threads that wait shall not count as work where other jobs run beside this one.
+        # Waiting threads must not count as work when other jobs run at the same time.
         subprocess.run(own, check=True, env={**os.environ, "OMP_WAIT_POLICY": "passive"})
 
 

@@ -56,7 +56,7 @@ def in_turns(
 ) -> dict[str, Times]:
     """Runs all calls `repeats` times, one after another in each round; no warm-up.
 
-    With `uncounted` each turn starts with so many calls more, which find its memory gone cold.
+    With `uncounted` each turn starts with that many extra calls, which warm up its memory.
     """
     times = {name: Times() for name in calls}
     for _ in range(repeats):
@@ -122,7 +122,7 @@ def parse_with_presets(
 
 
 def matmul_peak(size: int, dtype: str) -> float:
-    """FLOPs a second of a square product, best of five."""
+    """FLOPs per second of a square product, best of five."""
     # Of random numbers: GPUs clock higher on constant ones, which flip fewer bits.
     array = jax.random.normal(jax.random.key(0), (size, size), dtype)
     product = jax.jit(lambda x: x @ x)

@@ -10,12 +10,12 @@ AdamW; shapes, batch, lengths, precision and dropout are equal. PyTorch runs tra
 with scaled-dot-product attention, fused AdamW, and `torch.compile` in the gpu preset or with
 `--torch_compile`. Prints one JSON line a figure:
 
-    matmul peak   FLOPs a second of a large product in the step's precision
+    matmul peak   FLOPs per second of a large product in the step's precision
     <variant>     medians over rounds in which the variants take turns of two steps, the second of
                   which counts, their ratio to PyTorch's,
                   bytes of parameters, gradients and moments, and peak memory: the compiler's for
                   ours (arguments and scratch), the allocator's for PyTorch (on a CPU, growth of
-                  the process). `mfu` is model FLOPs a second over the matmul peak.
+                  the process). `mfu` is model FLOPs per second over the matmul peak.
     profile       with `--profile DIR`, of each variant of ours: milliseconds of one more step by
                   kind of operation, and their share of all; the trace is left in DIR. (On a GPU
                   set XLA_FLAGS=--xla_gpu_enable_command_buffer= for it: graphs of kernels have

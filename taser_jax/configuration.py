@@ -64,14 +64,14 @@ class Resolved:
         unset: macros still `%gin.REQUIRED`; empty unless they were allowed.
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
     text: str
     unused: tuple[str, ...]
     elsewhere: tuple[str, ...]
     unset: tuple[str, ...]
 
 
-def configurable(target: Callable[..., Any]) -> Callable[..., Any]:
+def configurable(target: Callable[..., object]) -> Callable[..., object]:
     """Wraps a dataclass or function so that Gin may give enums by value and tuples as lists.
 
     Example:
@@ -123,9 +123,9 @@ def _is_union(hint: object) -> bool:
 
 
 def resolve(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     *,
-    configurables: Collection[Callable[..., Any]],
+    configurables: Collection[Callable[..., object]],
     flags: GinFlags,
     allow_unset: bool = False,
     recipe_of: str | None = None,
@@ -213,11 +213,11 @@ def _unused(bindings: _Bindings, reached: set[_Key], own: set[str]) -> tuple[str
     )
 
 
-def _selector(target: Callable[..., Any]) -> str:
+def _selector(target: Callable[..., object]) -> str:
     return f"{target.__module__}.{target.__name__}"
 
 
-def _register(targets: Iterable[Callable[..., Any]]) -> None:
+def _register(targets: Iterable[Callable[..., object]]) -> None:
     for target in targets:
         try:
             gin.get_configurable(_selector(target))
@@ -265,7 +265,7 @@ def _reachable(root: str, bindings: _Bindings) -> set[_Key]:
 def _check_macros(
     bindings: _Bindings,
     referenced: set[str],
-    targets: Iterable[Callable[..., Any]],
+    targets: Iterable[Callable[..., object]],
     *,
     given: Collection[str],
 ) -> None:
@@ -298,7 +298,7 @@ def _in_place_of(macro: str, known: Collection[str]) -> str | None:
 
 
 def _check_pretrained(
-    bindings: _Bindings, used: set[_Key], configurables: Iterable[Callable[..., Any]]
+    bindings: _Bindings, used: set[_Key], configurables: Iterable[Callable[..., object]]
 ) -> None:
     """Rejects a configuration that names pretrained weights without loading them."""
     loads = any(target.__name__ == _WEIGHTS for target in configurables)

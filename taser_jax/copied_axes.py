@@ -41,7 +41,7 @@ class CopiedAxis:
         return (
             f"{self.axis} of {self.size:,} cannot be split over {' x '.join(self.mesh_axes)} = "
             f"{self.parts}: each of these devices has whole copies of {len(self.parameters)} "
-            f"parameters, and computes whole what is made of them: {named}"
+            f"parameters, and replicates the computation that uses them: {named}"
             + (f" and {more} more" if more > 0 else "")
         )
 

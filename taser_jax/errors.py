@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 EXIT_USER_ERROR = 2
 # sysexits.h's EX_TEMPFAIL, "try again": launchers treat it as preempted, not failed.
 EXIT_PREEMPTED = 75
@@ -49,6 +52,25 @@ class DataError(TaserError):
 
 class ConfigError(TaserError):
     """A Gin file, flag or combination of settings that cannot be used."""
+
+
+def check_fields(
+    config: object,
+    *names: str,
+    is_valid: Callable[[Any], bool],
+    expected: str,
+    fix: str | None = None,
+) -> None:
+    """Checks fields of a configuration.
+
+    Raises:
+        ConfigError: naming the first field whose value is not valid.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if not is_valid(value):
+            where = type(config).__name__
+            raise ConfigError(f"{name} is {value!r}", where=where, expected=expected, fix=fix)
 
 
 class FingerprintError(TaserError):

@@ -188,7 +188,7 @@ class Partitioner:
         ]
         return HostShare(tuple(parts), self.batch_devices)
 
-    def param_shardings(self, logical_axes: PyTree, shapes: PyTree) -> Any:
+    def param_shardings(self, logical_axes: PyTree, shapes: PyTree) -> PyTree:
         """Sharding of each parameter.
 
         Args:
@@ -267,7 +267,7 @@ def _check_divisible(what: str, size: int, devices: int, *, otherwise: str = "")
     )
 
 
-def placed(tree: PyTree, shardings: PyTree) -> Any:
+def placed(tree: PyTree, shardings: PyTree) -> PyTree:
     """Shapes and dtypes of a tree with their shardings: a tree like it, or one for all leaves."""
     if isinstance(shardings, jax.sharding.Sharding):
         shardings = jax.tree.map(lambda _: shardings, tree)

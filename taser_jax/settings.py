@@ -14,7 +14,7 @@ from taser_jax.errors import ConfigError
 T = TypeVar("T")
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: object) -> Any:
     """A configuration as JSON values: dataclasses and mappings as objects, enums by value.
 
     Example:
@@ -33,7 +33,7 @@ def to_plain(value: Any) -> Any:
     return repr(value)
 
 
-def from_plain(kind: type[T], value: Any, where: str) -> T:
+def from_plain(kind: type[T], value: object, where: str) -> T:
     """A configuration from what `to_plain` made of it; absent fields take their defaults.
 
     Args:
@@ -61,7 +61,7 @@ def from_plain(kind: type[T], value: Any, where: str) -> T:
     )
 
 
-def _typed(hint: Any, value: Any, where: str) -> Any:
+def _typed(hint: Any, value: object, where: str) -> Any:
     if isinstance(hint, types.UnionType):
         if value is None:
             return None
@@ -86,7 +86,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
-def flatten(**configs: Any) -> dict[str, Any]:
+def flatten(**configs: object) -> dict[str, Any]:
     """Names every setting of some configurations by its path, so that a stage says which changed.
 
     Example:
@@ -109,7 +109,7 @@ def flatten(**configs: Any) -> dict[str, Any]:
     return found
 
 
-def _parts(value: Any) -> Mapping[str, Any] | None:
+def _parts(value: object) -> Mapping[str, Any] | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return {str(key): part for key, part in value.items()} if isinstance(value, Mapping) else None

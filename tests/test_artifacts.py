@@ -21,7 +21,7 @@ from taser_jax.errors import DataError, StorageError
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
-def test_storage_errors_tells_what_to_do(number):
+def test_storage_errors_say_what_to_do(number):
     expected = pytest.raises(StorageError, match="out/x: could not write")
     with expected as caught, storage_errors("out/x"):
         raise OSError(number, os.strerror(number))

@@ -64,10 +64,10 @@ def test_an_array_that_is_split_elsewhere_has_no_whole_copies():
     assert found(rules, model=8) == []
 
 
-def test_what_is_told():
+def test_the_message_names_axis_and_parameters():
     told = str(CopiedAxis("heads", 12, ("model",), 8, ("a", "b", "c")))
     assert told.startswith("heads of 12 cannot be split over model = 8: ")
     assert told.endswith(
-        "copies of 3 parameters, and computes whole what is made of them: a, b and 1 more"
+        "copies of 3 parameters, and replicates the computation that uses them: a, b and 1 more"
     )
     assert str(HEADS).endswith(": layer/out, layer/query")

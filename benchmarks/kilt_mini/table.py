@@ -144,7 +144,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def markdown(rows: Mapping[str, Sequence[Values]], tasks: Sequence[str]) -> str:
-    """One line a row: tasks, average, seeds."""
+    """One line per row: tasks, average, seeds."""
     lines = [
         f"| System | {' | '.join(tasks)} | average | seeds |",
         f"|---|{'---:|' * (len(tasks) + 2)}",
@@ -157,7 +157,7 @@ def markdown(rows: Mapping[str, Sequence[Values]], tasks: Sequence[str]) -> str:
 
 
 def comma_separated(rows: Mapping[str, Mapping[int, Values]], tasks: Sequence[str]) -> str:
-    """One line a row and seed."""
+    """One line per row and seed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["system", "seed", *tasks, "average"])

@@ -26,7 +26,7 @@ def split_of(question: Mapping[str, Any], *, one_in: int) -> str:
 
     Args:
         question: a record of DPR's training format.
-        one_in: one passage in so many is kept for validation.
+        one_in: one passage in this many is kept for validation.
     """
     passage = (question.get("positive_ctxs") or [{"title": "", "text": question["question"]}])[0]
     text = f"{passage.get('title', '')}\n{passage['text']}"

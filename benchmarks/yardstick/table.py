@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def markdown(found: Mapping[str, SystemResult]) -> str:
-    """One line a row: parameters, tasks, mean, in per cent."""
+    """One line per row: parameters, tasks, mean, in per cent."""
     lines = [
         f"| {MEASURE} | parameters | {' | '.join(TASKS)} | mean |",
         f"|---|{'---:|' * (len(TASKS) + 2)}",

@@ -42,6 +42,7 @@ from taser_jax.analysis.specialty import (
     task_entropy,
     task_weights,
 )
+from taser_jax.batch import Batch
 from taser_jax.optim.median import MedianOver
 from taser_jax.optim.tsage_options import BiasCorrection
 
@@ -130,8 +131,8 @@ def make_advance(
     kept = np.asarray(betas, np.float32)
 
     def move(
-        loss: TaskLoss, average: PyTree, params: PyTree, batch: Any, *, shardings: PyTree
-    ) -> tuple[Any, Any, Any]:
+        loss: TaskLoss, average: PyTree, params: PyTree, batch: Batch, *, shardings: PyTree
+    ) -> tuple[PyTree, Array, Array]:
         new = sensitivity(loss, params, batch)
         median = task_median(new, over)
 
@@ -148,7 +149,7 @@ def make_advance(
     }
 
     def advance(
-        averages: Averages, params: PyTree, batches: Iterable[Mapping[str, Any]], *, where: str
+        averages: Averages, params: PyTree, batches: Iterable[Mapping[str, Batch]], *, where: str
     ) -> Averages:
         steps, values = averages.steps, dict(averages.values)
         shardings = shardings_of(next(iter(values.values())))
@@ -253,7 +254,7 @@ def compare(earlier: Sequence[Marks], later: Sequence[Marks]) -> list[Commitment
 
 
 @jax.jit
-def _compare(then: Marks, now: Marks) -> Any:
+def _compare(then: Marks, now: Marks) -> Array:
     """Counts [specific or committed, betas, judged at]."""
     same = then.owner == now.owner
     judged = {

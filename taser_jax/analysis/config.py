@@ -6,7 +6,7 @@ import dataclasses
 
 from taser_jax.analysis.commitment import JudgedAt
 from taser_jax.analysis.specialty import Bounds
-from taser_jax.errors import ConfigError
+from taser_jax.errors import check_fields
 from taser_jax.optim.median import MedianOver
 from taser_jax.optim.tsage_options import BiasCorrection
 
@@ -48,25 +48,24 @@ class AnalysisConfig:
     largest_shown: float = 6.0
 
     def __post_init__(self) -> None:
-        problems = {
-            "num_batches": self.num_batches < 1,
-            "first_batch": self.first_batch < 0,
-            "temperature": not self.temperature > 0,
-            "temperatures": not all(tau > 0 for tau in self.temperatures),
-            "betas": not all(0 <= beta < 1 for beta in self.betas),
-            "period": self.period is not None and self.period < 1,
-            "sampled_parameters": self.sampled_parameters < 0,
-            "largest_shown": not self.largest_shown > 0,
-        }
-        for name, is_wrong in problems.items():
-            if is_wrong:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}",
-                    where="AnalysisConfig",
-                    expected="num_batches, period >= 1; first_batch, sampled_parameters >= 0; "
-                    "temperatures, largest_shown > 0; 0 <= beta < 1",
-                    fix=f"correct {name}",
-                )
+        positive = ("temperature", "largest_shown")
+        check_fields(self, "num_batches", is_valid=lambda n: n >= 1, expected="1 or more")
+        check_fields(self, "period", is_valid=lambda n: n is None or n >= 1, expected="1 or more")
+        counts = ("first_batch", "sampled_parameters")
+        check_fields(self, *counts, is_valid=lambda n: n >= 0, expected="0 or more")
+        check_fields(self, *positive, is_valid=lambda x: x > 0, expected="a number above 0")
+        check_fields(
+            self,
+            "temperatures",
+            is_valid=lambda values: all(tau > 0 for tau in values),
+            expected="numbers above 0",
+        )
+        check_fields(
+            self,
+            "betas",
+            is_valid=lambda values: all(0 <= beta < 1 for beta in values),
+            expected="0 <= beta < 1",
+        )
 
     @property
     def all_temperatures(self) -> tuple[float, ...]:

@@ -70,7 +70,7 @@ class Findings:
         temperatures: τ of the counts; the first is used where only one is shown.
         specialties: by model, and within it by step.
         batch_sizes: task -> queries per batch.
-        commitments: likewise; empty if no two checkpoints were compared.
+        commitments: by model and step; empty if no two checkpoints were compared.
         judged_at: which rates are shown; the CSV has all.
         largest_shown: end of the linear axis of sensitivities, in medians.
     """

@@ -26,7 +26,7 @@ def has_saved_average(checkpoint: epath.Path, abstract_params: PyTree) -> bool:
 
 def restore_saved_average(
     checkpoint: epath.Path, abstract_params: PyTree
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, jax.Array]]:
     """The average I that T-SAGE took its weights from, as it was saved.
 
     Args:
@@ -86,7 +86,7 @@ def _path_to_average(tree: PyTree, params: Mapping[str, Any]) -> tuple[Any, ...]
     return None
 
 
-def _all_fit(trees: Iterable[Any], params: Mapping[str, Any]) -> bool:
+def _all_fit(trees: Iterable[PyTree], params: Mapping[str, Any]) -> bool:
     leaves = [leaf for tree in trees for leaf in jax.tree_util.tree_leaves_with_path(tree)]
     return bool(leaves) and all(
         parameter_path(path) in params and tuple(leaf.shape) == params[parameter_path(path)].shape

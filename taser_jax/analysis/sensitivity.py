@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ class Sample(NamedTuple):
     Attributes:
         values: |g·θ|.
         batch_medians: of each batch and task, over all parameters of the model.
-        medians: of each task's mean over the batches, likewise.
+        medians: of each task's mean over the batches, over all parameters too.
     """
 
     values: Float[np.ndarray, "batches tasks parameters"]
@@ -89,12 +89,12 @@ def make_measure(
     def add(
         loss: TaskLoss,
         total: PyTree,
-        finite: Any,
+        finite: Array,
         params: PyTree,
         batch: Batch,
         *,
         shardings: PyTree,
-    ) -> tuple[Any, Any, Any]:
+    ) -> tuple[PyTree, Array, tuple[Array, Array] | None]:
         new = sensitivity(loss, params, batch)
         total = constrain(jax.tree.map(jnp.add, total, new), shardings)
         kept = None

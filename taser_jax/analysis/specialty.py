@@ -14,8 +14,9 @@ import dataclasses
 import enum
 import functools
 import math
+import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,13 +81,13 @@ class LeafCounts(NamedTuple):
         largest_sum: of all parameters' largest weight, [K].
     """
 
-    sensitivity: Any
-    zeros: Any
-    specialty: Any
-    entropy: Any
-    entropy_sum: Any
-    weight_sum: Any
-    largest_sum: Any
+    sensitivity: jax.Array | np.ndarray
+    zeros: jax.Array | np.ndarray
+    specialty: jax.Array | np.ndarray
+    entropy: jax.Array | np.ndarray
+    entropy_sum: jax.Array | np.ndarray
+    weight_sum: jax.Array | np.ndarray
+    largest_sum: jax.Array | np.ndarray
 
     def take(self, order: Sequence[int]) -> LeafCounts:
         """The same counts with the tasks in another order."""
@@ -118,7 +119,7 @@ def on_host(counts: LeafCounts) -> LeafCounts:
 
 def add_up(leaves: Iterable[LeafCounts]) -> LeafCounts:
     """Counts of several leaves together."""
-    return LeafCounts(*(sum(counts) for counts in zip(*leaves, strict=True)))
+    return functools.reduce(lambda one, other: LeafCounts(*map(operator.add, one, other)), leaves)
 
 
 def entropy_edges(num_tasks: int, bounds: Bounds) -> Float[np.ndarray, " edges"]:
@@ -141,7 +142,7 @@ def entropy_edges(num_tasks: int, bounds: Bounds) -> Float[np.ndarray, " edges"]
 
 
 def task_weights(
-    sensitivities: Float[Array, "task *shape"], temperature: Any
+    sensitivities: Float[Array, "task *shape"], temperature: jax.typing.ArrayLike
 ) -> Float[Array, "task *shape"]:
     """Equation 6's p: softmax over tasks of I_t/τ."""
     return jax.nn.softmax(sensitivities / temperature, axis=0)
@@ -179,7 +180,7 @@ def most_sensitive_task(sensitivities: Float[Array, "task *shape"]) -> Int[Array
 
 @functools.partial(jax.jit, static_argnames=("bounds", "temperatures", "sharding"))
 def count_leaf(
-    totals: tuple[Any, ...],
+    totals: tuple[jax.Array, ...],
     medians: Float[Array, " task"],
     *,
     bounds: Bounds,
@@ -196,7 +197,7 @@ def count_leaf(
         sharding: of each of the totals.
     """
 
-    def of_part(totals: tuple[Any, ...], medians: jax.Array) -> LeafCounts:
+    def of_part(totals: tuple[jax.Array, ...], medians: jax.Array) -> LeafCounts:
         counts = _count(jnp.stack(list(map(normalize, totals, medians))), bounds, temperatures)
         return jax.tree.map(lambda count: jax.lax.psum(count, axes), counts) if axes else counts
 

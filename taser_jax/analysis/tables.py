@@ -151,7 +151,7 @@ def _specialty_rows(findings: Findings) -> Iterator[Row]:
 def specific_by_task(counts: LeafCounts) -> np.ndarray:
     """Share of all parameters that are specific to each task, [tasks]."""
     place = list(Specialty).index(Specialty.SPECIFIC)
-    return counts.specialty[0, place, :-1] / counts.size
+    return np.asarray(counts.specialty)[0, place, :-1] / counts.size
 
 
 def _agreement_rows(findings: Findings) -> Iterator[Row]:

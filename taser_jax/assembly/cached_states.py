@@ -158,7 +158,7 @@ class _Maker:
                 done.update(int(lengths[members].sum()))
             out.flush()
 
-    def _encoder(self, role: Role, task: str | None) -> Callable[[Any], States]:
+    def _encoder(self, role: Role, task: str | None) -> Callable[[Tokens | States], States]:
         model, put = self._model, self._partitioner.put_batch
         told = static_task(model.query_tasks, task)
         params = jax.device_put(self._params, self._partitioner.replicated)

@@ -131,7 +131,7 @@ def load_model(model_dir: FilePath, *, step: int | None = None) -> LoadedModel:
     )
 
 
-def hold_model(model: DualEncoder, params: Any, *, vocabulary_dir: FilePath) -> LoadedModel:
+def hold_model(model: DualEncoder, params: PyTree, *, vocabulary_dir: FilePath) -> LoadedModel:
     """Parameters from elsewhere, such as a pretrained checkpoint, copied to this host's devices.
 
     Args:
@@ -151,7 +151,7 @@ def hold_model(model: DualEncoder, params: Any, *, vocabulary_dir: FilePath) -> 
     )
 
 
-def _model_fingerprint(config: ModelConfig, params: Any) -> str:
+def _model_fingerprint(config: ModelConfig, params: PyTree) -> str:
     total = Fingerprint().add(config_io.to_json(config))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         total.add(jax.tree_util.keystr(path)).add(np.asarray(leaf))
@@ -264,7 +264,7 @@ def write_run_record(
     model_dir: FilePath,
     *,
     model_config: ModelConfig,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     parameter_table: str,
     config_text: str,
     vocabulary: pathlib.Path | None,
@@ -296,7 +296,7 @@ def write_run_record(
                 target.write_bytes(source.read_bytes())
 
 
-def data_facts(stream: Stream, store: TokenStore, *, train_steps: int) -> dict[str, Any]:
+def data_facts(stream: Stream, store: TokenStore, *, train_steps: int) -> dict[str, object]:
     """Facts about a run's data."""
     return {
         "batches_per_epoch": stream.batches_per_epoch,
@@ -309,11 +309,11 @@ def data_facts(stream: Stream, store: TokenStore, *, train_steps: int) -> dict[s
     }
 
 
-def _text_facts(store: TokenStore, tasks: Iterable[str]) -> dict[str, Any]:
+def _text_facts(store: TokenStore, tasks: Iterable[str]) -> dict[str, object]:
     """How texts became tokens: one value, or one per task where they differ; unknown is absent."""
     wanted = set(tasks)
     entries = [e for e in store.metadata.queries if e.task in wanted and e.split == "train"]
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     if any(entry.normalization is not None for entry in entries):
         facts["query_normalization"] = _joined({e.task: e.normalization for e in entries})
     if any(entry.prompt for entry in entries):
@@ -325,7 +325,7 @@ def _text_facts(store: TokenStore, tasks: Iterable[str]) -> dict[str, Any]:
     return facts
 
 
-def _joined(by_task: Mapping[str, Any]) -> Any:
+def _joined(by_task: Mapping[str, object]) -> object:
     first, *others = by_task.values()
     return first if all(other == first for other in others) else dict(by_task)
 

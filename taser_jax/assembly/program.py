@@ -25,6 +25,7 @@ from taser_jax.models.dual_encoder import (
     logical_axes,
 )
 from taser_jax.optim.median import MedianOver
+from taser_jax.optim.median_check import check_median
 from taser_jax.optim.multitask import (
     Combiner,
     build_multitask_optimizer,
@@ -37,7 +38,6 @@ from taser_jax.optim.optimizers import (
     build_schedule,
     trainable,
 )
-from taser_jax.optim.tsage import check_median
 from taser_jax.partitioning import Partitioner, placed
 from taser_jax.progress import logger
 from taser_jax.training.state import TrainState, init_state, state_shardings

@@ -45,7 +45,7 @@ class AnalyzedModel:
         """The directory of a step."""
         return model_directory.checkpoint_path(self.directory, step)
 
-    def restore(self, step: int) -> Any:
+    def restore(self, step: int) -> PyTree:
         """The parameters at a step, on the devices."""
         return restore_params_from(self.checkpoint(step), abstract_params=self.params)
 

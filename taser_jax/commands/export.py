@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 
@@ -219,7 +218,7 @@ def _check_positions(config: ModelConfig, **lengths: int) -> None:
             )
 
 
-def _length(name: str, given: int | None, recorded: Any, model_dir: str) -> int:
+def _length(name: str, given: int | None, recorded: object, model_dir: str) -> int:
     length = recorded if given is None else given
     if type(length) is not int:
         raise ConfigError(

@@ -44,7 +44,7 @@ def hybrid(
 
     Args:
         dense_dir: runs of the model, on the split and the development split.
-        sparse_dir: runs of BM25, likewise.
+        sparse_dir: runs of BM25, on the same splits.
         data_dir: folder of collections.
         collection: the collection.
         output_dir: output directory for the fused runs.
@@ -61,7 +61,7 @@ def hybrid(
         Task -> α.
 
     Raises:
-        ConfigError: α is to be chosen, and there is no development set, or a task has none.
+        ConfigError: α must be chosen, and there is no development set, or a task has none.
     """
     store = PassageStore.open(data_dir, collection)
     names = tasks_with(data_dir, collection, split=split, tasks=tasks)

@@ -145,7 +145,7 @@ def _write(
     write: Callable[..., object],
     where: str,
 ) -> None:
-    """Writes negatives and counts; marks the queries that are to be dropped."""
+    """Writes negatives and counts; marks the queries that training drops."""
     statistics, dropped = mined.statistics, frozenset[str]()
     if config.without_negatives is WithoutNegatives.DROP:
         pairs = zip(queries, mined.rows, strict=True)

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 from etils import epath
@@ -166,7 +165,7 @@ class _Job:
     queries: Mapping[str, TokenizedQueries]
     validation_queries: Mapping[str, TokenizedQueries]
     pretrained: Params | None
-    facts: Mapping[str, Any]
+    facts: Mapping[str, object]
 
     @property
     def parameter_table(self) -> str:
@@ -312,7 +311,7 @@ def _run(
     return result
 
 
-def _identity(job: _Job, stream: Stream) -> dict[str, Any]:
+def _identity(job: _Job, stream: Stream) -> dict[str, object]:
     """Facts that a checkpoint must share to be resumed; equal on all hosts, or none continues."""
     config = config_io.to_json(job.program.model.config)
     settings = json.dumps(flatten(training=job.training))

@@ -11,7 +11,7 @@ from taser_jax.errors import DataError
 def risk_coverage(
     confidence: Float[np.ndarray, " queries"], correct: Bool[np.ndarray, " queries"]
 ) -> Float[np.ndarray, " queries"]:
-    """Share of errors among the n surest queries, for every n; equals in their order.
+    """Share of errors among the n queries of highest confidence, for every n; stable for equals.
 
     Example:
         >>> risk_coverage(np.array([0.2, 0.9, 0.5]), np.array([False, True, False])).tolist()

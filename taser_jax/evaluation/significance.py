@@ -17,7 +17,7 @@ from scipy import special
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.metrics import Evaluation
 
-# Weights of the queries of so many resamples are held at a time.
+# Number of resamples whose weights are held in memory at a time.
 _BLOCK = 256
 
 

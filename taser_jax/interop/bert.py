@@ -38,7 +38,7 @@ _SIZES = {
 }
 
 
-def bert_config(directory: pathlib.Path, **overrides: Any) -> BertConfig:
+def bert_config(directory: pathlib.Path, **overrides: object) -> BertConfig:
     """Reads the sizes and numerics from a checkpoint's `config.json`.
 
     Args:

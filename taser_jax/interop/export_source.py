@@ -20,7 +20,7 @@ class ExportSource:
         params: its parameters, as arrays on this host.
         vocabulary_dir: the vocabulary it was trained with.
         query_length: tokens per query in training; longer queries were truncated.
-        passage_length: tokens per passage, likewise.
+        passage_length: tokens per passage, as for queries.
         fingerprint: of configuration and parameters.
         facts: the record of its run (run.json): data fingerprints, steps, negatives per query.
         metrics: name -> value, for the model card; may be empty.

@@ -30,7 +30,7 @@ _FEED_FORWARDS = {"relu": ("relu",), "gated-gelu": ("gelu", "linear")}
 _POSITIONS = {"t5": PositionBias.SHARED, "umt5": PositionBias.PER_LAYER}
 
 
-def t5_config(directory: pathlib.Path, **overrides: Any) -> T5Config:
+def t5_config(directory: pathlib.Path, **overrides: object) -> T5Config:
     """Reads the sizes and numerics from a Hugging Face checkpoint's `config.json`.
 
     Args:

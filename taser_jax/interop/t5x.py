@@ -192,7 +192,7 @@ def _target(tree: PyTree, where: pathlib.Path) -> dict[str, Any]:
     return target
 
 
-def _leaf(node: Any, directory: pathlib.Path, name: tuple[str, ...], version: int) -> np.ndarray:
+def _leaf(node: object, directory: pathlib.Path, name: tuple[str, ...], version: int) -> np.ndarray:
     """The array of a leaf: as it is, or from a zarr directory."""
     if isinstance(node, str) and node.startswith(_PLACEHOLDER):
         # Orbax beside msgpack stored native bfloat16, whatever the tree's version.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -136,7 +137,7 @@ def _read_pytorch(path: pathlib.Path) -> Tensors:
     return {name: _to_numpy(tensor, torch) for name, tensor in state.items()}
 
 
-def _to_numpy(tensor: Any, torch: Any) -> np.ndarray:
+def _to_numpy(tensor: Any, torch: types.ModuleType) -> np.ndarray:
     # NumPy has no bfloat16; float32 represents all of its values.
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from taser_jax.batch import Role, States, Tokens
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, check_fields
 from taser_jax.expert_use import RoutingStatistics
 from taser_jax.models import routing
 from taser_jax.models.attention import AttentionKernel, SelfAttention
@@ -21,6 +20,7 @@ from taser_jax.models.feed_forward import FeedForward
 from taser_jax.models.layers import (
     Activation,
     Affine,
+    Initializer,
     LayerNormParameters,
     layer_norm,
     mean_over_tokens,
@@ -95,23 +95,14 @@ class BertConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "embed_dim", "num_layers", "num_heads", "head_dim", "mlp_dim")
-        for name in (*sizes, "max_length", "type_vocab_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}", where="BertConfig", expected="1 or more"
-                )
-        for name in ("dropout_rate", "attention_dropout_rate"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}", where="BertConfig", expected="0 <= rate < 1"
-                )
-        if self.dtype not in DTYPES:
-            raise ConfigError(
-                f"dtype is {self.dtype!r}", where="BertConfig", expected=" or ".join(DTYPES)
-            )
+        tables = ("max_length", "type_vocab_size")
+        check_fields(self, *sizes, *tables, is_valid=lambda n: n >= 1, expected="1 or more")
+        rates = ("dropout_rate", "attention_dropout_rate")
+        check_fields(self, *rates, is_valid=lambda x: 0 <= x < 1, expected="0 <= rate < 1")
+        check_fields(self, "dtype", is_valid=DTYPES.__contains__, expected=" or ".join(DTYPES))
 
     @property
-    def kernel_init(self) -> Any:
+    def kernel_init(self) -> Initializer:
         """Initialiser of kernels and tables."""
         return nn.initializers.normal(self.initializer_stddev)
 
@@ -145,7 +136,7 @@ class Table(nn.Module):
     rows: int
     embed_dim: int
     row_axis: str | None
-    table_init: Any
+    table_init: Initializer
 
     @nn.compact
     def __call__(self) -> Float[Array, "rows embed"]:
@@ -289,8 +280,8 @@ class BertEncoder(nn.Module):
     Attributes:
         config: sizes and numerics.
         experts: of the specialised blocks.
-        frozen_blocks: embeddings and so many first blocks run as at inference, and no gradient
-            passes into them; their routers' statistics are left out. 0 freezes nothing.
+        frozen_blocks: number of first blocks that, with the embeddings, run as at inference and
+            get no gradient; their routers' statistics are left out. 0 freezes nothing.
     """
 
     config: BertConfig

@@ -160,7 +160,7 @@ class ModelConfig(abc.ABC):
 
     @abc.abstractmethod
     def frozen_parameters(self, blocks: int) -> str:
-        """Regular expression of the parameters that so many frozen blocks freeze."""
+        """Regular expression of the parameters that `blocks` frozen blocks contain."""
 
     def frozen_settings(self, blocks: int) -> tuple[object, ...]:
         """The settings, besides parameters, that decide what so many frozen blocks compute."""
@@ -377,7 +377,7 @@ def init_params(
         model: the dual encoder.
         key: a jax.random key.
         query_length: tokens per query, only checked against the position table.
-        passage_length: tokens per passage, likewise.
+        passage_length: tokens per passage, as for queries.
     """
     boxed = _boxed_params(model, key, query_length, passage_length)
     return jax.tree.map(_unbox, boxed, is_leaf=_is_boxed)

@@ -148,7 +148,9 @@ def copies(initializer: Initializer) -> Initializer:
     `init_moe_from_pretrained_mapping`: no noise).
     """
 
-    def initialize(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    def initialize(
+        key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike = jnp.float32
+    ) -> jax.Array:
         return jnp.broadcast_to(initializer(key, shape[1:], dtype), shape)
 
     return initialize

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from taser_jax.batch import Role
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, check_fields
 from taser_jax.expert_use import RoutingStatistics
 
 # The released code's patterns: block b, 1-based, is specialised iff the function says so.
@@ -115,31 +115,21 @@ class ExpertConfig:
     def __post_init__(self) -> None:
         if self.blocks is not None:
             object.__setattr__(self, "blocks", tuple(self.blocks))
-        if self.num_experts < 1:
-            raise ConfigError(
-                f"num_experts is {self.num_experts}", where="ExpertConfig", expected="1 or more"
-            )
+        check_fields(self, "num_experts", is_valid=lambda n: n >= 1, expected="1 or more")
+        check_fields(self, "temperature", is_valid=lambda x: x > 0, expected="above 0")
+        every = "0 (every block is specialised) or more"
+        check_fields(self, "shared_per_specialized", is_valid=lambda n: n >= 0, expected=every)
+        check_fields(
+            self,
+            "pattern",
+            is_valid=lambda name: name is None or name in PATTERNS,
+            expected=f"one of {', '.join(PATTERNS)}",
+        )
         if self.num_experts > 1 and self.routing is Routing.DETERMINISTIC and self.num_experts % 2:
             raise ConfigError(
                 f"num_experts is {self.num_experts} with deterministic routing",
                 where="ExpertConfig",
                 expected="an even number: half the experts are for queries, half for passages",
-            )
-        if self.temperature <= 0:
-            raise ConfigError(
-                f"temperature is {self.temperature}", where="ExpertConfig", expected="above 0"
-            )
-        if self.shared_per_specialized < 0:
-            raise ConfigError(
-                f"shared_per_specialized is {self.shared_per_specialized}",
-                where="ExpertConfig",
-                expected="0 (every block is specialised) or more",
-            )
-        if self.pattern is not None and self.pattern not in PATTERNS:
-            raise ConfigError(
-                f"pattern is {self.pattern!r}",
-                where="ExpertConfig",
-                expected=f"one of {', '.join(PATTERNS)}",
             )
         if self.pattern is not None and self.blocks is not None:
             raise ConfigError(

@@ -14,7 +14,7 @@ from jax.tree_util import KeyPath
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from taser_jax.batch import Augmented, States, Tokens
-from taser_jax.errors import ConfigError
+from taser_jax.errors import check_fields
 from taser_jax.models.bert import Table
 from taser_jax.models.dropout import Dropout
 from taser_jax.models.layers import split_over_batch
@@ -110,35 +110,31 @@ class T5Config(TransformerConfig):
     initialization: T5Initialization = T5Initialization.STANDARD
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "embed_dim", "num_layers", "num_heads", "head_dim", "mlp_dim"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
-        decoder_layers, buckets = self.num_decoder_layers, self.num_buckets
-        _require(decoder_layers >= 0, "num_decoder_layers", decoder_layers, "0 or more")
-        _require(
-            buckets >= 4 and buckets % 2 == 0,
+        sizes = ("vocab_size", "embed_dim", "num_layers", "num_heads", "head_dim", "mlp_dim")
+        buckets = self.num_buckets
+        check_fields(self, *sizes, is_valid=lambda n: n >= 1, expected="1 or more")
+        check_fields(self, "num_decoder_layers", is_valid=lambda n: n >= 0, expected="0 or more")
+        check_fields(
+            self,
             "num_buckets",
-            buckets,
-            "an even number, 4 or more",
+            is_valid=lambda n: n >= 4 and n % 2 == 0,
+            expected="an even number, 4 or more",
         )
-        _require(
-            self.max_distance > buckets // 4,
+        check_fields(
+            self,
             "max_distance",
-            self.max_distance,
-            f"more than a quarter of the {buckets} buckets",
+            is_valid=lambda n: n > buckets // 4,
+            expected=f"more than a quarter of the {buckets} buckets",
         )
-        _require(0 <= self.dropout_rate < 1, "dropout_rate", self.dropout_rate, "0 <= rate < 1")
-        _require(self.dtype in DTYPES, "dtype", repr(self.dtype), " or ".join(DTYPES))
-        _require(
-            bool(self.mlp_activations) and set(self.mlp_activations) <= set(MLP_ACTIVATIONS),
+        rate = "0 <= rate < 1"
+        check_fields(self, "dropout_rate", is_valid=lambda x: 0 <= x < 1, expected=rate)
+        check_fields(self, "dtype", is_valid=DTYPES.__contains__, expected=" or ".join(DTYPES))
+        check_fields(
+            self,
             "mlp_activations",
-            self.mlp_activations,
-            " or ".join(map(str, _FEED_FORWARDS)),
+            is_valid=lambda names: bool(names) and set(names) <= set(MLP_ACTIVATIONS),
+            expected=" or ".join(map(str, _FEED_FORWARDS)),
         )
-
-
-def _require(condition: bool, name: str, value: Any, expected: str) -> None:
-    if not condition:
-        raise ConfigError(f"{name} is {value}", where="T5Config", expected=expected)
 
 
 def rescale(params: Params, initialization: T5Initialization) -> Params:
@@ -233,7 +229,7 @@ class Encoder(nn.Module):
 
     Attributes:
         config: sizes and numerics.
-        frozen_blocks: so many first blocks run as at inference, without gradients.
+        frozen_blocks: number of first blocks that run as at inference, without gradients.
     """
 
     config: T5Config

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from taser_jax.batch import Augmented, Role, States, Tokens
 from taser_jax.encoded import Encoded, Normalization, normalize
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, check_fields
 from taser_jax.models.dual_encoder import (
     Description,
     ModelConfig,
@@ -70,12 +70,12 @@ class T5DualEncoderConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.projection_dim is not None and self.projection_dim < 1:
-            raise ConfigError(
-                f"projection_dim is {self.projection_dim}",
-                where="T5DualEncoderConfig",
-                expected="1 or more, or None",
-            )
+        check_fields(
+            self,
+            "projection_dim",
+            is_valid=lambda n: n is None or n >= 1,
+            expected="1 or more, or None",
+        )
         decoding = self.embedding is T5Embedding.FIRST_DECODER_OUTPUT
         if decoding and self.t5.num_decoder_layers == 0:
             raise ConfigError(

@@ -10,7 +10,6 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -65,7 +64,9 @@ class Kernel(nn.Module):
         """Returns the kernel."""
         flat = (math.prod(self.shape[: self.inputs]), math.prod(self.shape[self.inputs :]))
 
-        def initialize(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        def initialize(
+            key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike
+        ) -> jax.Array:
             return self.kernel_init(key, flat, dtype).reshape(shape)
 
         return parameter(self, "kernel", initialize, self.shape, self.axes)
@@ -134,7 +135,9 @@ class RelativePositionBias(nn.Module):
 
 
 def _query_init(head_dim: int) -> Initializer:
-    def initialize(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    def initialize(
+        key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike
+    ) -> jax.Array:
         return _ATTENTION_INIT(key, shape, dtype) / math.sqrt(head_dim)
 
     return initialize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +106,7 @@ def cgd(
         params: PyTree | None = None,
         *,
         losses: jax.typing.ArrayLike,
-        **extra: Any,
+        **extra: object,
     ) -> tuple[PyTree, CgdState]:
         del extra
         products = gram_matrix(check_task_gradients(updates, params, losses, tasks, trainable))

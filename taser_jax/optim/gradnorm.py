@@ -6,14 +6,14 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, check_fields
 from taser_jax.optim.parameter_rules import parameter_path, parameter_paths
 from taser_jax.optim.task_gradients import (
     Report,
@@ -45,13 +45,10 @@ class GradNormConfig:
     layers: str | None = None
 
     def __post_init__(self) -> None:
-        if self.learning_rate < 0:
-            raise ConfigError(
-                f"learning rate {self.learning_rate}",
-                where="GradNormConfig",
-                expected="0 or more",
-                fix="the paper's is 0.025",
-            )
+        fix = "the paper's is 0.025"
+        check_fields(
+            self, "learning_rate", is_valid=lambda x: x >= 0, expected="0 or more", fix=fix
+        )
 
 
 class GradNormState(NamedTuple):
@@ -121,7 +118,7 @@ def gradnorm(
         params: PyTree | None = None,
         *,
         losses: jax.typing.ArrayLike,
-        **extra: Any,
+        **extra: object,
     ) -> tuple[PyTree, GradNormState]:
         del extra
         check_task_gradients(updates, params, losses, tasks, trainable)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +78,7 @@ def pcgrad(
         *,
         losses: jax.typing.ArrayLike,
         key: jax.Array,
-        **extra: Any,
+        **extra: object,
     ) -> tuple[PyTree, PCGradState]:
         del state, extra
         products = gram_matrix(check_task_gradients(updates, params, losses, tasks, trainable))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +14,8 @@ import optax
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
-from taser_jax.errors import ConfigError
 from taser_jax.optim.median import lower_median
 from taser_jax.optim.over_devices import Leaves, total
-from taser_jax.optim.parameter_rules import parameter_path
 from taser_jax.optim.stochastic_rounding import noise, round_at_random
 from taser_jax.optim.task_gradients import (
     Report,
@@ -39,8 +36,6 @@ from taser_jax.optim.tsage_options import (
 
 MEDIAN = "median/"
 """Prefix of the medians' names in a report; the task follows."""
-
-_TOKEN_TABLE = re.compile(r"(?:.*/)?(?:embeddings/token|token_embedder)/embedding")
 
 _LARGEST = 1e30
 """Bound of a normalised sensitivity: finite also where a median is 0 and epsilon tiny."""
@@ -143,7 +138,7 @@ def tsage(
         key: jax.Array,
         squared_norms: Float[Array, " task"] | None = None,
         param_shardings: PyTree | None = None,
-        **extra: Any,
+        **extra: object,
     ) -> tuple[PyTree, TSageState]:
         del extra
         leaves = check_task_gradients(updates, params, losses, tasks, trainable)
@@ -228,44 +223,6 @@ def _report(
     scalars = {"task_entropy": task_entropy, "median_passes": passes.astype(jnp.float32)}
     scalars |= {f"{MEDIAN}{task}": medians[t] for t, task in enumerate(tasks)}
     return Report(weights, scalars=scalars, usable=usable)
-
-
-def check_median(
-    params: PyTree, *, tokens: Mapping[str, int], trainable: PyTree[bool] | None = None
-) -> None:
-    """Rejects a median over all parameters that is 0 for any batch: too few have a gradient.
-
-    A batch of n tokens touches at most n rows of the token table, so at least (V − n)·d of the P
-    trained parameters have no gradient; where that is more than half of them the lower median is 0.
-
-    Example:
-        Two blocks of MiniLM: V = 30,522, d = 384, P = 15.5 million. 1,280 tokens leave 11.2
-        million parameters without a gradient.
-
-    Args:
-        params: parameters, arrays or abstract.
-        tokens: task -> tokens in a batch of it, padding included.
-        trainable: tree of bool shaped as the parameters; None trains all.
-
-    Raises:
-        ConfigError: such a task.
-    """
-    kept = keep_trainable(params, trainable)
-    leaves = jax.tree_util.tree_leaves_with_path(kept)
-    total = sum(leaf.size for _, leaf in leaves)
-    tables = [leaf for path, leaf in leaves if _TOKEN_TABLE.fullmatch(parameter_path(path))]
-    for task, number in tokens.items():
-        # One row more is a T5 decoder's start.
-        untouched = sum(max(leaf.shape[0] - number - 1, 0) * leaf.shape[1] for leaf in tables)
-        if untouched > (total - 1) // 2:
-            raise ConfigError(
-                f"{untouched:,} of {total:,} parameters have no gradient in any batch of {task}: "
-                f"it has {number:,} tokens at most",
-                where="TSageConfig.median_over = 'all'",
-                expected="a gradient for more than half of the parameters, or their median is 0 "
-                "and T-SAGE cannot divide by it",
-                fix="set it to 'nonzero', raise TaskBatchingConfig.total, or freeze the tokens",
-            )
 
 
 def _weighing(

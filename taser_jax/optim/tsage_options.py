@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import math
 
-from taser_jax.errors import ConfigError
+from taser_jax.errors import check_fields
 from taser_jax.optim.median import MedianOver
 
 
@@ -102,22 +102,15 @@ class TSageConfig:
     median_epsilon: float = 1e-12
 
     def __post_init__(self) -> None:
-        problems = {
-            "beta": not 0 <= self.beta < 1,
-            "temperature": not self.temperature > 0,
-            "episode": self.episode < 0,
-            "burn_in_share": not 0 <= self.burn_in_share <= 1,
-            "median_epsilon": not self.median_epsilon > 0,
-        }
-        for name, is_wrong in problems.items():
-            if is_wrong:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}",
-                    where="TSageConfig",
-                    expected="0 <= beta < 1; temperature, median_epsilon > 0; "
-                    "0 <= burn_in_share <= 1; episode >= 0",
-                    fix=f"correct {name}; the paper has beta 0.999, temperature 2, share 0.1",
-                )
+        fix = "the paper has beta 0.999, temperature 2, burn_in_share 0.1"
+        check_fields(self, "beta", is_valid=lambda x: 0 <= x < 1, expected="0 <= beta < 1", fix=fix)
+        share = "a share of the steps, 0 to 1"
+        check_fields(self, "burn_in_share", is_valid=lambda x: 0 <= x <= 1, expected=share, fix=fix)
+        check_fields(self, "episode", is_valid=lambda n: n >= 0, expected="0 or more")
+        positive = ("temperature", "median_epsilon")
+        check_fields(
+            self, *positive, is_valid=lambda x: x > 0, expected="a number above 0", fix=fix
+        )
 
 
 def temperature_of(config: TSageConfig) -> float:

@@ -10,7 +10,7 @@ import pathlib
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import ml_dtypes
@@ -20,7 +20,7 @@ from jaxtyping import Int
 from taser_jax import artifacts
 from taser_jax.batch import States, Tokens
 from taser_jax.encoded import Normalization
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.errors import DataError, check_fields
 from taser_jax.progress import bar, logger
 
 _VERSION = 1
@@ -31,7 +31,7 @@ _IN_FLIGHT = 2
 _CPU_BATCH_TOKENS = 2048
 _BATCH_TOKENS = 16384
 
-EncodeFn = Callable[[Tokens | States], Any]
+EncodeFn = Callable[[Tokens | States], jax.typing.ArrayLike]
 
 
 @runtime_checkable
@@ -80,10 +80,12 @@ class EncodeConfig:
     dtype: EmbeddingDtype = EmbeddingDtype.FLOAT32
 
     def __post_init__(self) -> None:
-        for name in ("batch_tokens", "batch_multiple", "length_multiple", "shard_rows"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}", where="EncodeConfig", expected="at least 1")
+        sizes = ("batch_multiple", "length_multiple", "shard_rows")
+        check_fields(self, *sizes, is_valid=lambda n: n >= 1, expected="1 or more")
+        expected = "1 or more, or None"
+        check_fields(
+            self, "batch_tokens", is_valid=lambda n: n is None or n >= 1, expected=expected
+        )
 
     def batch_size(self, length: int, *, platform: str | None = None) -> int:
         """Texts of a batch of the bucket of `length` tokens.
@@ -304,7 +306,7 @@ def encode_rows(
     rows: np.ndarray,
     *,
     config: EncodeConfig,
-    update: Callable[[int], Any] = lambda _: None,
+    update: Callable[[int], object] = lambda _: None,
 ) -> tuple[np.ndarray, int]:
     """Encodes some texts in memory.
 
@@ -324,7 +326,7 @@ def encode_rows(
     lengths = np.asarray(tokens.lengths)[rows]
     results: np.ndarray | None = None
     computed = 0
-    waiting: collections.deque[tuple[np.ndarray, Any]] = collections.deque()
+    waiting: collections.deque[tuple[np.ndarray, jax.typing.ArrayLike]] = collections.deque()
 
     def collect() -> None:
         nonlocal results

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from taser_jax.errors import ConfigError
+from taser_jax.errors import check_fields
 from taser_jax.progress import bar
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
 from taser_jax.retrieval.searcher import EmbeddingRows, check_search
@@ -40,11 +40,8 @@ class ExactConfig:
     resident_bytes: int = 4 << 30
 
     def __post_init__(self) -> None:
-        for name in ("query_block", "passage_block"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}", where="ExactConfig", expected="at least 1"
-                )
+        blocks = ("query_block", "passage_block")
+        check_fields(self, *blocks, is_valid=lambda n: n >= 1, expected="1 or more")
 
 
 class ExactSearcher:

@@ -40,7 +40,7 @@ class IndexConfig:
 
     Attributes:
         kind: exact or ScaNN.
-        dim: search by the first so many dimensions, of models trained with Matryoshka dimensions;
+        dim: number of first dimensions to search by, for models trained with Matryoshka dimensions;
             None searches by all. Exact indexes alone.
         exact: block sizes of exact search.
         scann: how a ScaNN index is built.

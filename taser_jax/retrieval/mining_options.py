@@ -7,7 +7,7 @@ import enum
 import math
 from collections.abc import Mapping
 
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, check_fields
 
 
 class Choice(enum.Enum):
@@ -105,13 +105,8 @@ class MiningConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("depth", "count", "min_rank"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} = {getattr(self, name)}",
-                    where="MiningConfig",
-                    expected="1 or more",
-                )
+        ranks = ("depth", "count", "min_rank")
+        check_fields(self, *ranks, is_valid=lambda n: n >= 1, expected="1 or more")
         if self.min_rank > self.depth:
             raise ConfigError(
                 f"min_rank = {self.min_rank} and depth = {self.depth}",
@@ -119,15 +114,13 @@ class MiningConfig:
                 expected="a min_rank within the depth",
                 fix="look deeper, or start at a better rank",
             )
-        for name in ("absolute_margin", "relative_margin"):
-            margin = getattr(self, name)
-            if margin is not None and not (math.isfinite(margin) and margin >= 0):
-                raise ConfigError(
-                    f"{name} = {margin}",
-                    where="MiningConfig",
-                    expected="0 or more: a negative scores at least so much less than the positive",
-                    fix="NV-Retriever's 95% of the positive's score is relative_margin = 0.05",
-                )
+        check_fields(
+            self,
+            *("absolute_margin", "relative_margin"),
+            is_valid=lambda x: x is None or (math.isfinite(x) and x >= 0),
+            expected="0 or more: a negative scores at least this much below the positive",
+            fix="NV-Retriever's 95% of the positive's score is relative_margin = 0.05",
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -192,7 +192,7 @@ class Checkpoints:
         state: TrainState,
         *,
         step: int,
-        about: Mapping[str, Any],
+        about: Mapping[str, object],
         metrics: Mapping[str, float] | None = None,
     ) -> None:
         """Starts saving the state after `step` steps; does nothing if it is saved already.
@@ -221,7 +221,7 @@ class Checkpoints:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
-    def check(self, *, step: int, about: Mapping[str, Any]) -> None:
+    def check(self, *, step: int, about: Mapping[str, object]) -> None:
         """Checks that a checkpoint belongs to the same data and configuration.
 
         Args:
@@ -250,7 +250,7 @@ class Checkpoints:
         return str(self._directory / f"{_PREFIX}_{step}")
 
     def restore(
-        self, abstract_state: TrainState, *, step: int, about: Mapping[str, Any]
+        self, abstract_state: TrainState, *, step: int, about: Mapping[str, object]
     ) -> TrainState:
         """Restores a training state, if it belongs to the same data and configuration.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from taser_jax.batch import Batch, TeacherEmbeddings
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, check_fields
 
 T = TypeVar("T")
 
@@ -69,14 +69,13 @@ class Distillation:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("weight", "temperature"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(
-                    f"{name} {getattr(self, name)}",
-                    where="Distillation",
-                    expected="a positive number",
-                    fix="to do without a teacher, set distillation = None",
-                )
+        check_fields(
+            self,
+            *("weight", "temperature"),
+            is_valid=lambda x: x > 0,
+            expected="a positive number",
+            fix="to do without a teacher, set distillation = None",
+        )
 
     @property
     def reads(self) -> TeacherInput:
@@ -202,7 +201,7 @@ def kl_divergence(
 
     Args:
         student: its scores, divided by its temperature.
-        teacher: its scores, likewise.
+        teacher: its scores, divided by its own.
         known: False where the teacher has no score; the candidate is then in neither softmax.
     """
     log_p, log_q = (

@@ -74,7 +74,7 @@ def check_chunks(batch_size: int, num_chunks: int, *, num_shards: int = 1) -> No
 
     Args:
         batch_size: queries, or passages, of the global batch.
-        num_chunks: chunks it is to be encoded in.
+        num_chunks: chunks that it is encoded in.
         num_shards: devices the batch is split over.
     """
     if num_chunks < 1 or batch_size % (num_chunks * num_shards):

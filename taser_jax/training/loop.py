@@ -126,7 +126,7 @@ def train(
     batches: Batches[Any],
     checkpoints: Checkpoints,
     config: LoopConfig,
-    about: Mapping[str, Any],
+    about: Mapping[str, object],
     cost: StepCost,
     validate: Callable[[Params], dict[str, float]] | None = None,
     writers: Sequence[MetricWriter] = (),
@@ -155,7 +155,7 @@ def train(
         KeyboardInterrupt: Ctrl-C; everything done so far is saved. A second one does not wait.
         NonFiniteLossError: `max_skipped_steps` in a row had a loss or gradient that is not finite;
             no parameter has seen it.
-        DataError: likewise, T-SAGE's median sensitivity to a task was 0.
+        DataError: the same number of steps in a row had a task with a median sensitivity of 0.
     """
     step = _first_step(state, checkpoints, config)
     validation: dict[str, float] = {}

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from taser_jax.batch import Batch
 from taser_jax.encoded import Encoded, Normalization, normalize
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, check_fields
 from taser_jax.expert_use import (
     RoutingStatistics,
     expert_shares,
@@ -73,7 +73,7 @@ class ObjectiveConfig:
         distillation: moves scores towards a teacher's; None without a teacher.
         guide: leaves out of the cross entropy what a teacher scores above the positive; None keeps
             all passages of the batch.
-        matryoshka_dims: the loss is summed over embeddings cut to their first so many dimensions
+        matryoshka_dims: the loss is summed over embeddings truncated to these numbers of dimensions
             (Matryoshka representation learning, Kusupati et al. 2022, arXiv 2205.13147, equation
             1 with weights 1); name the whole dimension too. None: the whole embedding.
         normalization: of cut embeddings; `for_model` sets the model's.
@@ -89,20 +89,20 @@ class ObjectiveConfig:
     normalization: Normalization = Normalization.NONE
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ConfigError(
-                f"temperature {self.temperature}",
-                where="ObjectiveConfig",
-                expected="a positive number; it divides the similarities",
-                fix="1.0 is DPR's and TASER's",
-            )
-        if not self.label_weight >= 0 or (self.label_weight == 0 and self.distillation is None):
-            raise ConfigError(
-                f"label_weight {self.label_weight}",
-                where="ObjectiveConfig",
-                expected="0 or more, and above 0 without a teacher",
-                fix="set label_weight = 1, or distillation",
-            )
+        check_fields(
+            self,
+            "temperature",
+            is_valid=lambda x: x > 0,
+            expected="a positive number; it divides the similarities",
+            fix="1.0 is DPR's and TASER's",
+        )
+        check_fields(
+            self,
+            "label_weight",
+            is_valid=lambda x: x > 0 or (x == 0 and self.distillation is not None),
+            expected="0 or more, and above 0 without a teacher",
+            fix="set label_weight = 1, or distillation",
+        )
         dims = self.matryoshka_dims
         if len(set(dims)) < len(dims) or any(dim < 1 for dim in dims):
             raise ConfigError(

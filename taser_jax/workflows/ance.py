@@ -50,7 +50,7 @@ class _Retriever:
 
     label: str
     root: pathlib.Path
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, object]
 
 
 def pipeline_ance(
@@ -183,7 +183,7 @@ class _AnceRun:
         self,
         label: str,
         training: TrainingConfig,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, object],
         *,
         negatives_dir: pathlib.Path,
         before: _Retriever | None = None,
@@ -216,7 +216,7 @@ class _AnceRun:
     def _retrieve(
         self,
         label: str,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, object],
         trained: Mapping[str, Any],
         rows: list[str],
         *,
@@ -247,7 +247,7 @@ def _mining_for(mining: MiningConfig, episode: int) -> MiningConfig:
 
 
 def _finished(directory: pathlib.Path, episodes: int, mining: MiningConfig) -> _Retriever:
-    """Another run's model after so many episodes, which has mined as this run would have."""
+    """Another run's model after that many episodes, mined from as this run would have."""
     stages = Stages(directory)
     label = f"episode-{episodes}" if episodes else WARM_UP
     missing = [

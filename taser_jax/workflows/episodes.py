@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from taser_jax.assembly.config import TrainingConfig
-from taser_jax.errors import ConfigError
+from taser_jax.errors import check_fields
 
 
 class OptimizerState(enum.Enum):
@@ -40,8 +40,7 @@ class Episodes:
     optimizer_state: OptimizerState = OptimizerState.FRESH
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"count {self.count}", where="Episodes", expected="1 or more")
+        check_fields(self, "count", is_valid=lambda n: n >= 1, expected="1 or more")
 
 
 @dataclasses.dataclass(frozen=True)

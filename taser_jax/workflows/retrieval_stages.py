@@ -28,7 +28,7 @@ from taser_jax.workflows.setting import Setting, System
 from taser_jax.workflows.stages import Stages
 
 DEVELOPMENT = "validation"
-Inputs = Mapping[str, Any]
+Inputs = Mapping[str, object]
 
 
 class RetrievalStages:
@@ -53,7 +53,9 @@ class RetrievalStages:
             "own_passage_tasks": list(setting.own_passage_tasks),
         }
 
-    def bm25(self, root: pathlib.Path, inputs: Inputs, *, splits: Sequence[str]) -> dict[str, Any]:
+    def bm25(
+        self, root: pathlib.Path, inputs: Inputs, *, splits: Sequence[str]
+    ) -> dict[str, object]:
         """BM25 runs of all splits below `root`; returns the inputs of later stages."""
         setting = self._setting
         inputs = {**inputs, "bm25": to_plain(setting.bm25), **self._searched}
@@ -104,7 +106,7 @@ class RetrievalStages:
 
     def retrieve(
         self, label: str, root: pathlib.Path, inputs: Inputs, *, splits: Sequence[str]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Encodes collection and queries with `root`'s model, indexes and searches the splits.
 
         Returns:

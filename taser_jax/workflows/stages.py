@@ -54,7 +54,7 @@ class Stages:
         name: str,
         function: Callable[[], Mapping[str, Any] | None],
         *,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, object],
     ) -> Mapping[str, Any]:
         """Runs a stage, or returns what it reported when it was run.
 
@@ -82,7 +82,7 @@ class Stages:
         # All hosts return host 0's outputs: times, for example, differ.
         return first_host_only(self._write)(path, record).outputs
 
-    def _finished(self, name: str, wanted: Mapping[str, Any]) -> StageRecord | None:
+    def _finished(self, name: str, wanted: Mapping[str, object]) -> StageRecord | None:
         """The record of a stage if it has run, and with these inputs."""
         path = self._records / f"{name}.json"
         if not path.exists():
@@ -106,7 +106,7 @@ class Stages:
         return [path.stem for path in paths]
 
     def _check_inputs(
-        self, path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
+        self, path: pathlib.Path, found: Mapping[str, object], wanted: Mapping[str, object]
     ) -> None:
         for key in sorted(found.keys() | wanted.keys()):
             if found.get(key) != wanted.get(key):

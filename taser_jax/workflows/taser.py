@@ -317,7 +317,7 @@ def check_depth(setting: Setting) -> None:
     """Checks that mining finds the ranks it looks at.
 
     Raises:
-        ConfigError: fewer results a query than mining's depth.
+        ConfigError: fewer results per query than mining's depth.
     """
     depth = max(setting.first_mining.depth, setting.second_mining.depth)
     if setting.k < depth:

@@ -47,7 +47,7 @@ def recorded(directory, settings, *, lengths=types.MappingProxyType({}), titles=
     return {name: facts[name] for name in names if name in facts} | {"query_length": 4}
 
 
-def test_tasks_that_agree_are_told_once(tmp_path):
+def test_tasks_that_agree_are_recorded_once(tmp_path):
     facts = recorded(tmp_path, {"a": CURLY, "b": CURLY})
     assert facts == {
         "query_normalization": "curly_apostrophe",
@@ -59,7 +59,7 @@ def test_tasks_that_agree_are_told_once(tmp_path):
         assert (found.queries, found.query_length, found.titles) == (CURLY, 4, Titles.OMIT)
 
 
-def test_tasks_that_differ_are_told_apart(tmp_path):
+def test_tasks_that_differ_are_recorded_each(tmp_path):
     facts = recorded(tmp_path, {"a": CURLY, "b": PROMPTED}, lengths={"b": 6})
     assert facts["query_normalization"] == {"a": "curly_apostrophe", "b": "none"}
     assert facts["query_prompt"] == {"a": [], "b": [7, 3]}

@@ -20,6 +20,12 @@ BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 VALIDATION = {8, 18, 27, 37, 49, 68, 79, 85, 96, 111, 112, 114, 120, 158}
 
 
+@pytest.fixture(autouse=True)
+def beside_the_benchmarks(monkeypatch):
+    """Benchmarks import each other by name, as `python benchmarks/...` lets them."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
 def load(path):
     """A script as a module; its dataclasses need it in sys.modules."""
     name = pathlib.Path(path).stem

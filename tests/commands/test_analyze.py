@@ -322,7 +322,7 @@ def test_a_store_of_another_vocabulary_is_refused(models, tiny_store_dir, tmp_pa
     assert "tokenize with the model's vocabulary" in text
 
 
-def test_no_checkpoint_is_told(models, tiny_store_dir, tmp_path):
+def test_no_checkpoint_is_reported(models, tiny_store_dir, tmp_path):
     directory = tmp_path / "untrained"
     write_run_record(
         directory,

@@ -105,7 +105,7 @@ def test_a_small_recipe(tmp_path, capsys):
         ),
     ],
 )
-def test_what_cannot_be_compiled_is_told_first(arguments, words, capsys, monkeypatch):
+def test_what_cannot_be_compiled_is_reported_first(arguments, words, capsys, monkeypatch):
     monkeypatch.setattr(compile_module, "compile_step", lambda *_, **__: pytest.fail("compiled"))
     assert run(*arguments) == 2
     assert words in capsys.readouterr().err
@@ -185,7 +185,7 @@ def test_a_training_step_that_compiles_and_does_not_fit_shows_its_figures(
     assert training["memory"]["arguments"] == 2**34
 
 
-def test_axes_that_cannot_be_split_are_told(tmp_path, capsys, monkeypatch):
+def test_axes_that_cannot_be_split_are_reported(tmp_path, capsys, monkeypatch):
     """Two heads over four parts: when it starts, and in the report."""
     monkeypatch.setattr(compile_module, "compile_step", lambda *_, **__: compiled(SMALL_MEMORY))
     arguments = ("--topology=v5e:2x2", f"--gin.compile_recipe.output_dir={tmp_path}")

@@ -106,7 +106,7 @@ def test_the_first_members_of_more_are_the_ensemble_of_so_many(
     assert three.config.members == 3
 
 
-def test_a_killed_training_goes_on_to_the_same_bits(
+def test_a_killed_training_resumes_to_the_same_bits(
     trained, embeddings_dir, store, tmp_path, monkeypatch
 ):
     _, found = trained

@@ -132,7 +132,7 @@ def test_code_of_the_card_runs(exported, model_dir, format):
         assert names["embeddings"].shape == (2, 16)
 
 
-def test_lengths_and_metrics_may_be_told(tmp_path, model_dir):
+def test_lengths_and_metrics_may_be_given(tmp_path, model_dir):
     more = {"query_length": 6, "metrics": "{'R@20': 0.5}"}
     succeed(*arguments(model_dir, tmp_path / "out", ["sentence_transformers"], **more))
     directory = tmp_path / "out" / "sentence_transformers"
@@ -180,7 +180,7 @@ def test_a_missing_vocabulary_is_refused(capsys, tmp_path, nothing_is_read):
     assert "vocabulary is missing" in message
 
 
-def test_lengths_that_nothing_tells_are_refused(capsys, tmp_path, nothing_is_read):
+def test_unknown_lengths_are_refused(capsys, tmp_path, nothing_is_read):
     make_model(tmp_path / "model", facts={"query_length": 8})
     message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out"))
     assert "passage_length is not known" in message

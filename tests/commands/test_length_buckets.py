@@ -37,6 +37,7 @@ def metrics_and_facts(store_dir, model_dir, training: TrainingConfig):
     return [json.loads(line) for line in lines], json.loads((model_dir / "run.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [ONE_TASK, EVERY_TASK], ids=["one_task", "every_task"])
 def test_metrics_are_those_of_full_padding(training, store_dir, tmp_path):
     plain, facts = metrics_and_facts(store_dir, tmp_path / "plain", training)

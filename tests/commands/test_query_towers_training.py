@@ -75,6 +75,7 @@ def towers(model_dir):
     return jax.tree.map(np.asarray, load_model(model_dir).params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TIED)
 def test_it_starts_as_the_tied_model_and_validates_every_task(
     tied_dirs, tiny_store_dir, tmp_path, kind
@@ -103,6 +104,7 @@ def test_it_starts_as_the_tied_model_and_validates_every_task(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multitask", [None, EVERY_TASK], ids=["one task", "every task"])
 def test_a_task_that_is_not_trained_on_keeps_its_tower(
     tied_dirs, tiny_store_dir, tmp_path, multitask
@@ -126,7 +128,7 @@ def test_a_task_that_is_not_trained_on_keeps_its_tower(
         assert any(jax.tree.leaves(moved)), tower
 
 
-def test_a_task_without_a_tower_is_told_before_anything_is_computed(tiny_store_dir, tmp_path):
+def test_a_task_without_a_tower_is_reported_before_anything_is_computed(tiny_store_dir, tmp_path):
     with pytest.raises(ConfigError, match=r"(?s)no query tower for second.*query_tasks: first"):
         start(tmp_path / "model", tiny_store_dir, q_spec(TIED["bert"], ("first",)))
     assert not (tmp_path / "model").exists()

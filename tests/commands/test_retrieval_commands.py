@@ -49,7 +49,7 @@ def test_encoding_agrees_with_the_model_text_by_text(
     assert found.fingerprints["model"] == model.fingerprint
 
 
-def test_encoding_killed_after_a_shard_goes_on_at_the_next(
+def test_encoding_killed_after_a_shard_resumes_at_the_next(
     small_world: SmallWorld,
     model_dir: pathlib.Path,
     embeddings: pathlib.Path,

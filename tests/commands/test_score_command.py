@@ -192,7 +192,9 @@ def test_training_comes_closer_to_its_teacher(teacher, tiny_store_dir, tmp_path)
     assert lines[0]["train/nll/dim_16"] == lines[0]["train/nll"]
 
 
-def test_a_missing_teacher_is_told_before_anything_is_computed(teacher, tiny_store_dir, tmp_path):
+def test_a_missing_teacher_is_reported_before_anything_is_computed(
+    teacher, tiny_store_dir, tmp_path
+):
     reads_scores = ObjectiveConfig(distillation=Distillation())
     reads_embeddings = ObjectiveConfig(guide=Guide())
     out = tmp_path / "out"

@@ -150,7 +150,7 @@ def test_one_encoder_for_all_tasks_learns_and_is_judged(small_kilt):
     found = small_kilt.results("tied")
     assert found.keys() == set(TASKS)
     for result in found.values():
-        # 40 queries a file, the last 8 of them validation, the rest parted by shares.
+        # 40 queries per file, the last 8 of them validation, the rest parted by shares.
         assert 0 < result["num_queries"] < 32
         assert result["metrics"].keys() == set(MEASURES)
         assert 0 < result["metrics"]["Recall@20"] <= 1

@@ -159,7 +159,7 @@ def test_parameters_can_be_taken_from_another_training(trained, tiny_store_dir, 
         ({"initial_checkpoint": "nowhere/checkpoint_1"}, "no checkpoint here"),
     ],
 )
-def test_what_cannot_be_trained_is_told_first(tmp_path, tiny_store_dir, options, words):
+def test_what_cannot_be_trained_is_reported_first(tmp_path, tiny_store_dir, options, words):
     with pytest.raises(ConfigError, match=words):
         start(tmp_path / "model", tiny_store_dir, **options)
 
@@ -170,7 +170,7 @@ def test_a_model_directory_that_cannot_be_written(tmp_path, tiny_store_dir):
         start(tmp_path / "file" / "model", tiny_store_dir)
 
 
-def test_a_full_disk_under_the_metrics_is_told(tmp_path, tiny_store_dir, monkeypatch):
+def test_a_full_disk_under_the_metrics_is_reported(tmp_path, tiny_store_dir, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device", str(tmp_path / "model"))
 

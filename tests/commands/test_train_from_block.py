@@ -96,6 +96,7 @@ def metrics_of(store_dir, model_dir, **changes):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -105,7 +105,7 @@ def test_groups_lie_on_the_torus():
     assert topology.links(gather.group_size, gather.extent) == 1
 
 
-def test_rounds_of_loops_are_read_and_those_of_unknown_length_told():
+def test_rounds_of_loops_are_read_and_unknown_lengths_reported():
     mesh = make_mesh(MeshConfig(), devices=open_topology("v5e:1x1").devices)
     square = array(mesh, (256, 256), dtype=jnp.float32)
     topology = open_topology("v5e:1x1")

@@ -157,7 +157,7 @@ def test_only_the_first_process_logs(folder):
     assert "resuming" not in other
 
 
-def test_hosts_started_with_other_settings_are_told_which(folder):
+def test_hosts_started_with_other_settings_are_reported_which(folder):
     told = [(folder / f"refused.{index}").read_text() for index in range(2)]
     assert told[0] == told[1]
     assert "training differs on host 1" in told[0]

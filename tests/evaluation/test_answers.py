@@ -102,7 +102,7 @@ def test_tokens_golden():
     ]  # fmt: skip
 
 
-def test_an_empty_answer_can_be_told_to_match_nothing():
+def test_an_empty_answer_may_match_nothing():
     nothing = EmptyAnswer.MATCHES_NOTHING
     assert not has_answer([" "], "text", empty_answer=nothing)
     assert has_answer([" ", "text"], "text", empty_answer=nothing)

@@ -66,7 +66,7 @@ def test_results_appear_only_when_complete(tmp_path):
     assert not (tmp_path / "r.json").exists()
 
 
-def test_an_unwritable_place_is_told(tmp_path):
+def test_an_unwritable_place_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"r\.json: could not write: File exists"):
         write_dpr_results(tmp_path / "file" / "r.json", [])

@@ -99,7 +99,7 @@ def test_csv_golden():
     assert lines[3]["parameters"] == "127787520"
 
 
-def test_one_task_is_told_once():
+def test_one_task_is_shown_once():
     table = ResultsTable.of([BM25, TASER], tasks=["squad"], measures=["R@1"])
     assert table.to_text().startswith("squad (10 queries)\n\nsystem")
     assert "by task" not in table.to_text()

@@ -129,7 +129,7 @@ def test_a_file_is_no_directory(tmp_path):
         fetch(str(tmp_path / "model.safetensors"))
 
 
-def test_an_unreachable_hub_is_told_at_once(cache, monkeypatch):
+def test_an_unreachable_hub_is_reported_at_once(cache, monkeypatch):
     close_port(monkeypatch)
     start = time.monotonic()
     with pytest.raises(DataError, match=ADVICE):

@@ -42,7 +42,7 @@ def source(tmp_path):
     )
 
 
-def test_card_tells_model_lengths_data_metrics_and_how_to_load_it(source):
+def test_card_has_model_lengths_data_metrics_and_how_to_load_it(source):
     text = card(source, TEXTS)
     for line in (
         "# TASER, a dense retriever",
@@ -92,7 +92,7 @@ def test_a_card_of_normalised_embeddings_does_not_warn_of_cosines(source):
     assert "this is their cosine" in card(dataclasses.replace(source, config=config), TEXTS)
 
 
-def test_a_card_tells_what_is_done_to_texts(source):
+def test_a_card_says_what_is_done_to_texts(source):
     assert left_to_the_reader(source) == ""
     settings = QuerySettings(QueryNormalization.CURLY_APOSTROPHE, (7, 3))
     changed = dataclasses.replace(source, query_settings=settings, titles=Titles.OMIT)

@@ -24,6 +24,8 @@ from taser_jax.records import Passage
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("taser", "minilm")
 TITLES, TEXTS = zip(*ten_steps.PASSAGES, strict=True)
 

@@ -61,7 +61,7 @@ def test_after_a_preemption_the_tpu_is_made_again_and_the_same_command_run(stubs
         (finished(1), 1, ["READY"], 75, 2),
     ],
 )
-def test_preemption_is_told_from_failure(stubs, output, gcloud, states, status, attempts):
+def test_preemption_is_distinguished_from_failure(stubs, output, gcloud, states, status, attempts):
     stubs.answer(*(("describe", state, 0) for state in states), ("_host.sh", output, gcloud))
     options = ("--retries=1", "--skip_install")
     found = stubs.run("tpu_vm.sh", *TPU, *options, *TRAIN)

@@ -170,7 +170,7 @@ def test_too_many_requests_in_a_minute_are_made_again(stubs):
     assert stubs.run("tpu_vm.sh", *MADE, *TRAIN).returncode == 0
 
 
-def test_a_zone_without_the_chip_is_told_in_the_words_of_gcloud(stubs):
+def test_a_zone_without_the_chip_is_reported_in_the_words_of_gcloud(stubs):
     said = f"{CREATE}NOT_FOUND: Accelerator type 'v4-32' is not available in zone us-central2-b"
     stubs.answer(("describe", NOT_FOUND, 1), ("create", said, 1))
     found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
@@ -231,7 +231,7 @@ def test_results_on_the_hosts_disks_are_kept(stubs):
     assert stubs.asked("tpu-vm", "delete") == []
 
 
-def test_a_deletion_that_fails_is_told(stubs):
+def test_a_deletion_that_fails_is_reported(stubs):
     stubs.answer(
         ("labels.launcher", MINE, 0), ("describe", "READY", 0), ("_host.sh", finished(), 0),
         (" delete ", "ERROR: (gcloud) PERMISSION_DENIED: no", 1),
@@ -250,7 +250,7 @@ def test_a_state_that_gcloud_does_not_tell_may_be_billed(stubs):
 
 
 @pytest.mark.parametrize("delete", ["always", "success"])
-def test_ctrl_c_asks_nothing_and_tells_the_same(stubs, delete):
+def test_ctrl_c_asks_nothing_and_prints_the_same(stubs, delete):
     connection = stubs.folder / "bin" / "gcloud"
     connection.write_text(
         f'#!/bin/sh\necho "$*" >>{stubs.folder}/asked\n'

@@ -79,7 +79,7 @@ def test_a_file_newer_than_its_copy_is_copied_again(tmp_path, store):
     assert content(tmp_path / "data") == content(store)
 
 
-def test_copying_that_was_cut_off_goes_on(tmp_path, store):
+def test_copying_that_was_cut_off_resumes(tmp_path, store):
     """What it copied stays; what is of the earlier store does not pass for copied."""
     data = tmp_path / "data"
     fetch(store, data)

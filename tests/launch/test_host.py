@@ -30,7 +30,7 @@ def host(tmp_path, program: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_host_tells_its_status(tmp_path):
+def test_a_host_reports_its_status(tmp_path):
     process = host(tmp_path, 'printf "%s|" "$@"; exit 75')
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 75
@@ -38,7 +38,7 @@ def test_a_host_tells_its_status(tmp_path):
     assert "taser-status 75 on " in output
 
 
-def test_a_host_that_is_told_to_stop_lets_taser_save(tmp_path):
+def test_a_host_that_must_stop_lets_taser_save(tmp_path):
     saves = "trap 'sleep 1; echo saved; exit 75' TERM; echo ready; while true; do sleep 0.1; done"
     process = host(tmp_path, saves)
     assert process.stdout.readline() == "ready\n"

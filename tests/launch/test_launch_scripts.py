@@ -53,7 +53,7 @@ def test_shellcheck_finds_nothing():
         ("local.sh", ("--devices=0",), "--devices is '0', expected a number of at least 1"),
     ],
 )
-def test_wrong_arguments_are_told_with_the_usage(stubs, script, arguments, words):
+def test_wrong_arguments_are_reported_with_the_usage(stubs, script, arguments, words):
     found = stubs.run(script, *arguments)
     assert found.returncode == 2
     assert f"error: {words}" in found.stderr or words in found.stderr.splitlines()[0]

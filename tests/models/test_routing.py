@@ -298,7 +298,7 @@ def norm(leaves):
     return float(jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in leaves)))
 
 
-def test_the_mean_of_the_tokens_tells_inputs_apart_where_cls_does_not():
+def test_the_mean_of_the_tokens_distinguishes_inputs_where_cls_does_not():
     """With the initial weights; every sequence begins with the same [CLS], as real ones do."""
     tokens = tiny_tokens(batch=40, seed=6)
     ids = np.where(np.arange(tokens.ids.shape[1]) == 0, 2, tokens.ids)

@@ -28,6 +28,7 @@ def shardings(mesh, axes, rules):
     return jax.tree.map(place, axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("routing", "rules"), [(Routing.DETERMINISTIC, "mlp"), (Routing.TOKEN, "expert")]
 )

@@ -157,7 +157,7 @@ def test_eight_devices_count_what_one_counts_and_gather_no_parameter():
     assert "f32[5,64,32]" not in program
 
 
-def test_told_of_the_shardings_devices_exchange_once_a_split_and_pass():
+def test_with_shardings_devices_exchange_once_per_split_and_pass():
     rng = np.random.default_rng(4)
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
     specs = [

@@ -18,8 +18,9 @@ from task_problem import (
 
 from taser_jax.errors import ConfigError
 from taser_jax.optim.median import MedianOver
+from taser_jax.optim.median_check import check_median
 from taser_jax.optim.task_gradients import find_report
-from taser_jax.optim.tsage import check_median, tsage
+from taser_jax.optim.tsage import tsage
 from taser_jax.optim.tsage_options import (
     AverageDtype,
     BiasCorrection,

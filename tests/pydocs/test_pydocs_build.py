@@ -58,7 +58,7 @@ def test_small_collection_is_complete(small):
     check_held_out(small)
 
 
-def test_a_missing_package_is_told():
+def test_a_missing_package_is_reported():
     with pytest.raises(DataError, match="no_such_package_here"):
         build_pydocs(("json", "no_such_package_here"))
 

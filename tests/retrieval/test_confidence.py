@@ -104,7 +104,7 @@ def test_blocks_and_temperatures_change_nothing():
     assert (whole[:, 2] == 0).all()
 
 
-def test_members_that_agree_are_sure_whatever_they_say():
+def test_members_that_agree_have_confidence_1_for_any_distribution():
     members, vectors, result = problem()
     same = jnp.array(np.repeat(members[:1], MEMBERS, axis=0))
     candidates = jnp.array(vectors[np.maximum(result.rows, 0)])

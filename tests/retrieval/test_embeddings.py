@@ -90,7 +90,7 @@ def test_files_are_row_aligned_and_named(tokens, tmp_path):
     np.testing.assert_allclose(embeddings.take(rows), everything[rows], atol=1e-5)
 
 
-def test_killed_in_the_second_shard_goes_on_without_the_first(tokens, tmp_path):
+def test_killed_in_the_second_shard_resumes_without_the_first(tokens, tmp_path):
     whole = encode(tokens, tmp_path / "whole")
     per_shard = Encoder()
     encode(tokens, tmp_path / "count", per_shard)

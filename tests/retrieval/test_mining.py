@@ -185,11 +185,11 @@ def test_what_cannot_be_mined_is_refused():
     with pytest.raises(ConfigError, match="no answers to look for"):
         mine_negatives(RESULT, POSITIVES, config=drop)
     for wrong in ({"depth": 0}, {"count": 0}):
-        with pytest.raises(ConfigError, match="= 0"):
+        with pytest.raises(ConfigError, match="is 0"):
             MiningConfig(**wrong)
 
 
-def test_statistics_are_told_in_words():
+def test_statistics_in_words():
     left_out = {Reason.POSITIVE: 12, Reason.PAGE: 0, Reason.RELATIVE_MARGIN: 3000}
     statistics = MiningStatistics(4, 6000, left_out, 2, 1, 1)
     assert str(statistics) == (
@@ -361,10 +361,10 @@ def test_margins_equal_the_oracle(seed):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"absolute_margin": -0.1}, "absolute_margin = -0.1"),
-        ({"relative_margin": INF}, "relative_margin = inf"),
-        ({"relative_margin": np.nan}, "relative_margin = nan"),
-        ({"min_rank": 0}, "min_rank = 0"),
+        ({"absolute_margin": -0.1}, "absolute_margin is -0.1"),
+        ({"relative_margin": INF}, "relative_margin is inf"),
+        ({"relative_margin": np.nan}, "relative_margin is nan"),
+        ({"min_rank": 0}, "min_rank is 0"),
         ({"min_rank": 101}, "min_rank = 101 and depth = 100"),
     ],
 )

@@ -182,7 +182,7 @@ def test_other_data_or_seed_is_refused(tmp_path, changed):
     checkpoints.close()
 
 
-def test_another_optimiser_is_told_as_such(tmp_path):
+def test_another_optimiser_is_reported_as_such(tmp_path):
     checkpoints = save_all(tmp_path, CheckpointConfig(), {1: None})
     state = make_state()
     other = dataclasses.replace(state, opt_state=optax.sgd(0.1, momentum=0.9).init(state.params))
@@ -306,7 +306,7 @@ def test_a_full_disk_spares_the_finished_checkpoint(tmp_path):
         (OSError(errno.EROFS, "Read-only file system"), "cannot be written"),
     ],
 )
-def test_the_operating_systems_refusals_are_told(tmp_path, monkeypatch, error, words):
+def test_the_operating_systems_refusals_are_reported(tmp_path, monkeypatch, error, words):
     checkpoints = Checkpoints(tmp_path)
 
     def refuse(*args, **kwargs):

@@ -49,6 +49,7 @@ def loss_and_gradient(name):
     return params, loss, gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combiner", MULTIPLES)
 @pytest.mark.parametrize("name", MODELS)
 def test_two_tasks_that_are_alike_are_as_one(name, combiner):

@@ -151,7 +151,7 @@ def test_zero_periods_validate_and_save_at_the_end_only(tmp_path):
 
 
 @pytest.mark.parametrize("stop", [3, 4, 7])
-def test_stopping_and_going_on_is_the_same_as_not_stopping(tmp_path, stop):
+def test_stopping_and_resuming_equals_not_stopping(tmp_path, stop):
     config = loop.LoopConfig(train_steps=9, checkpoint_period=2, log_period=1)
     whole = run(tmp_path / "whole", config)
     halfway = tmp_path / "halfway"
@@ -287,7 +287,7 @@ def weight_without(*skipped: int, steps: int) -> float:
 
 
 @pytest.mark.parametrize("log_period", [1, 100])
-def test_skipped_steps_are_logged_and_training_goes_on(tmp_path, log_period, caplog):
+def test_skipped_steps_are_logged_and_training_continues(tmp_path, log_period, caplog):
     """Never three in a row, but four in all, the last one at the end."""
     config = loop.LoopConfig(train_steps=9, log_period=log_period, max_skipped_steps=3)
     with caplog.at_level(logging.WARNING, logger="taser"):

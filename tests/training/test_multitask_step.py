@@ -78,7 +78,7 @@ def test_training_learns_and_reports_every_task():
     assert int(state.step) == 40
 
 
-def test_gradients_losses_and_key_are_what_the_combiner_is_told():
+def test_the_combiner_gets_gradients_losses_and_key():
     """By a combiner that writes down what it gets, against the tasks' own gradients."""
 
     def combiner():

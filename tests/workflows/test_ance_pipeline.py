@@ -84,7 +84,7 @@ def test_taco_dr_is_six_uniform_episodes_and_one_of_t_sage():
     assert not any(episode.is_continued for episode in numbered)
 
 
-def test_the_annealed_schedule_is_told_the_episode():
+def test_the_annealed_schedule_gets_the_episode():
     """τ = 64·0.5^(a − 4) from the fourth episode on: infinite, 64, 32, 16, 8 for 3 to 7."""
     tsage = TSageConfig(temperature_schedule=TemperatureSchedule.ANNEALED)
     training = dataclasses.replace(
@@ -188,7 +188,7 @@ def test_each_episode_draws_its_own_sample(finished: pathlib.Path):
     assert seeds == [0, 1]
 
 
-def test_killed_in_several_stages_it_goes_on_in_each(
+def test_killed_in_several_stages_it_resumes_in_each(
     finished: pathlib.Path,
     small_world: SmallWorld,
     tmp_path: pathlib.Path,

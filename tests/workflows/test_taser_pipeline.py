@@ -173,7 +173,7 @@ def test_every_stage_is_recorded_with_inputs_and_outputs(compared: pathlib.Path)
 
 
 @pytest.mark.slow
-def test_killed_in_several_stages_it_goes_on_in_each(
+def test_killed_in_several_stages_it_resumes_in_each(
     compared: pathlib.Path,
     small_world: SmallWorld,
     tmp_path: pathlib.Path,

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Bool, Int
 
-from taser_jax.artifacts import fingerprint_json, require_equal
+from taser_jax.artifacts import fingerprint_json
 from taser_jax.batch import Batch, HostShare, States, TeacherEmbeddings, TokenGroups, Tokens
 from taser_jax.data.batches import draws as sampling
+from taser_jax.data.batches.checks import check_queries
 from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.batches.padding import Layout, Padding, Texts
 from taser_jax.data.batches.schedule import Purpose, Schedule, generator, task_number
@@ -21,7 +22,7 @@ from taser_jax.data.batches.teacher import ScoreTable, TeacherRows
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.states import CachedStates
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.errors import ConfigError
 
 logger = logging.getLogger("taser")
 
@@ -111,7 +112,7 @@ class BatchStream:
             seed=config.seed,
         )
         for task, queries in tasks.items():
-            _check_queries(task, queries, store, config)
+            check_queries(task, queries, store, config)
         self._pools = {
             task: sampling.without(
                 queries.hard_negatives, _never_negative(queries, config), len(store)
@@ -359,53 +360,3 @@ def _never_negative(queries: TokenizedQueries, config: BatchingConfig) -> Ragged
         golds = queries.positives.values[queries.positives.offsets[:-1]]
         return Ragged(np.arange(len(golds) + 1), golds)
     return queries.positives
-
-
-def _check_queries(
-    task: str, queries: TokenizedQueries, store: TokenStore, config: BatchingConfig
-) -> None:
-    where = f"task {task!r}, split {queries.split!r}"
-    if queries.collection_fingerprint:
-        require_equal(
-            where,
-            {"collection": queries.collection_fingerprint},
-            {"collection": store.metadata.collection_fingerprint},
-            "take queries and passages from one token store",
-        )
-    if not len(queries):
-        raise DataError("no queries", where=where, fix="leave out the task")
-    empty = np.flatnonzero(queries.positives.lengths == 0)
-    if len(empty):
-        raise DataError(
-            f"query {queries.query_ids[empty[0]]!r} has no positive"
-            + (f" (nor have {len(empty) - 1} others)" if len(empty) > 1 else ""),
-            where=where,
-            expected="a positive for every query that is trained on",
-            fix="drop queries without a positive when preparing the collection",
-        )
-    for kind in ("positives", "hard_negatives"):
-        rows: Ragged = getattr(queries, kind)
-        bad = np.flatnonzero((rows.values < 0) | (rows.values >= len(store)))
-        if len(bad):
-            query = int(np.searchsorted(rows.offsets, bad[0], side="right")) - 1
-            raise DataError(
-                f"passage row {rows.values[bad[0]]}",
-                where=f"{where}, {kind} of query {queries.query_ids[query]!r}",
-                expected=f"a row of the store, 0 to {len(store) - 1}",
-                fix="queries, negatives and passages must be of one collection",
-            )
-    most = int(queries.positives.lengths.max())
-    if len(store) - most < config.num_negatives:
-        raise ConfigError(
-            f"{config.num_negatives} negatives per query from {len(store)} passages",
-            where=where,
-            expected=f"{len(store) - most} or fewer: a query has {most} positives",
-        )
-    if len(queries) < config.batch_size and config.false_negatives is FalseNegatives.KEEP:
-        raise ConfigError(
-            f"{len(queries)} queries do not fill a batch of {config.batch_size}",
-            where=where,
-            expected="at least as many queries as a batch: repeated queries are false negatives",
-            fix=f"set batch_size to {len(queries)} or less, leave out the task, or set "
-            "false_negatives to MASK, which excludes a query's copies from its loss",
-        )

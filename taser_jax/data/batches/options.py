@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from taser_jax.errors import ConfigError
+from taser_jax.errors import check_fields
 
 
 class FalseNegatives(enum.Enum):
@@ -50,6 +50,6 @@ class BatchingConfig:
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("num_negatives", 0), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}", expected=f"{least} or more")
+        check_fields(self, "batch_size", is_valid=lambda n: n >= 1, expected="1 or more")
+        counts = ("num_negatives", "seed")
+        check_fields(self, *counts, is_valid=lambda n: n >= 0, expected="0 or more")

@@ -128,7 +128,7 @@ def query_examples(
         One mapping per query.
 
     Raises:
-        DataError: a repeated id, a foreign task, a row outside the collection.
+        DataError: a repeated id, a query of another task, a row outside the collection.
     """
     seen: set[str] = set()
     for query in queries:

@@ -279,7 +279,7 @@ def write_queries(
         The query set, open.
 
     Raises:
-        DataError: no query, a repeated id, a row outside the collection, a foreign task.
+        DataError: no query, a repeated id, a row outside the collection, a query of another task.
         StorageError: the disk is full or cannot be written.
     """
     directory = _queries_directory(data_dir, collection, task, split)

@@ -1,1 +1,1 @@
-"""Foreign records to collections: merging, splits, questions."""
+"""Turns records into collections: merging, splits, questions."""

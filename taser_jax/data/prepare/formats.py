@@ -1,4 +1,4 @@
-"""From foreign files to a collection with its query sets, with one function per format."""
+"""Turns files of other formats into a collection with its query sets; a function per format."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from taser_jax.data.prepare.kilt_gold import Gold
 from taser_jax.data.prepare.questions import PrepareOptions
 from taser_jax.data.readers.kilt import Outputs
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, check_fields
 
 VALIDATION = "validation"
 # Of one file that holds several splits.
@@ -54,12 +54,8 @@ class KiltOptions:
     validation_last: int = 0
 
     def __post_init__(self) -> None:
-        if self.validation_last < 0:
-            raise ConfigError(
-                f"validation_last is {self.validation_last}",
-                where="KiltOptions",
-                expected="0 or more queries",
-            )
+        last = "0 or more queries"
+        check_fields(self, "validation_last", is_valid=lambda n: n >= 0, expected=last)
         if self.validation_last and self.split_groups:
             raise ConfigError(
                 f"validation_last and split_groups of {', '.join(self.split_groups)}",

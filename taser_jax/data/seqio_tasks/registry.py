@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import seqio
 import tensorflow as tf
@@ -31,6 +30,7 @@ from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySe
 from taser_jax.errors import ConfigError
 
 Preprocessor = Callable[[tf.data.Dataset], tf.data.Dataset]
+Rate = float | Callable[[seqio.Task], float]
 
 
 def add_retrieval_task(
@@ -93,9 +93,9 @@ def add_passages_task(name: str, *, collection: str, titles: Titles = Titles.INC
 
 def add_retrieval_mixture(
     name: str,
-    tasks: Sequence[str | tuple[str, Any]],
+    tasks: Sequence[str | tuple[str, Rate]],
     *,
-    default_rate: Any = seqio.mixing_rate_num_examples,
+    default_rate: Rate = seqio.mixing_rate_num_examples,
 ) -> seqio.Mixture:
     """Registers a mixture, after checking that its tasks are registered.
 

@@ -49,7 +49,13 @@ def read_bytes(path: str) -> bytes:
 
 
 def save_directory(
-    directory: str, *, kind: str, fingerprint: str, size: int, data: tuple[str, bytes], **extra: Any
+    directory: str,
+    *,
+    kind: str,
+    fingerprint: str,
+    size: int,
+    data: tuple[str, bytes],
+    **extra: object,
 ) -> None:
     """Writes the vocabulary's own file, then `vocabulary.json`.
 

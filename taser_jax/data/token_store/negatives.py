@@ -250,11 +250,12 @@ def _parse(line: str, where: str) -> tuple[str, QueryNegatives]:
 
 
 def _numbers(
-    values: Any, what: str, where: str, *, fix: str, count: int | None = None
+    values: object, what: str, where: str, *, fix: str, count: int | None = None
 ) -> Float32[np.ndarray, " numbers"]:
     """A list of finite numbers, `count` of them where that is known."""
-    numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
-    if not numbers or not all(map(math.isfinite, values)):
+    if not isinstance(values, list) or not all(
+        type(value) in (int, float) and math.isfinite(value) for value in values
+    ):
         raise DataError(
             f"{what} that are not all finite numbers",
             where=where,

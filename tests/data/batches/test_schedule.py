@@ -20,7 +20,7 @@ def test_batches_per_epoch_by_hand():
     assert make(rates={"nq": 0.01}).batches_per_epoch["nq"] == 1
 
 
-def test_every_epoch_has_each_task_as_often_as_said():
+def test_every_epoch_has_each_task_as_often_as_its_rate():
     schedule = make()
     for epoch in range(5):
         turns = [schedule.turn(epoch * 14 + at) for at in range(14)]

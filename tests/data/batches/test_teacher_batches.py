@@ -24,7 +24,7 @@ def score(task, query_id, row):
 
 
 def with_teacher(queries, *, seed=0):
-    """One to four hard negatives a query, some twice; all scored."""
+    """One to four hard negatives per query, some twice; all scored."""
     rng = np.random.default_rng(seed)
     hard = Ragged.from_lists(rng.integers(0, 48, rng.integers(1, 5)) for _ in queries.query_ids)
 

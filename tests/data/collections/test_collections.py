@@ -136,7 +136,7 @@ def test_new_content_replaces_the_old_with_a_warning(tmp_path, caplog):
     assert "must be made again" in caplog.text
 
 
-def test_a_killed_build_is_told_and_built_again(tmp_path, caplog):
+def test_a_killed_build_is_reported_and_built_again(tmp_path, caplog):
     def killed():
         yield from PASSAGES
         raise KeyboardInterrupt
@@ -176,7 +176,7 @@ def test_a_build_killed_without_warning_is_built_again(tmp_path):
     assert list(_write(tmp_path)) == PASSAGES
 
 
-def test_missing_and_foreign_collections_are_told(tmp_path):
+def test_missing_and_other_collections_are_reported(tmp_path):
     with pytest.raises(DataError, match="there is no such data set"):
         PassageStore.open(tmp_path, "tiny")
     _write(tmp_path)
@@ -260,7 +260,7 @@ def test_queries_of_a_replaced_collection_are_refused(tmp_path):
         ([Query("q", "t", "nq", positives=(1, 2), relevance=(1,))], "1 grades for 2 positives"),
     ],
 )
-def test_bad_queries_are_told(tmp_path, queries, message):
+def test_bad_queries_are_reported(tmp_path, queries, message):
     _write(tmp_path)
     with pytest.raises(DataError, match=message):
         write_queries(tmp_path, "tiny", "nq", "train", queries)

@@ -80,6 +80,6 @@ def test_merging_a_file_with_itself_changes_nothing_but_aliases(tmp_path):
         assert twice.row_of(str(number)) == number % 40
 
 
-def test_a_label_that_makes_an_id_clash_is_told(tmp_path):
+def test_a_label_that_makes_an_id_clash_is_reported(tmp_path):
     with pytest.raises(DataError, match="'b:1' is used twice"):
         _collection(tmp_path, _source("a", ("1", "x"), ("b:1", "y")), _source("b", ("1", "z")))

@@ -126,7 +126,7 @@ def test_other_passages_splits_and_an_open_vocabulary(settings, tmp_path):
     assert json.loads((tmp_path / tokenize.INPUTS).read_text())["mixture_or_task"] == "toy_one"
 
 
-def test_the_store_tells_what_was_done_to_texts(settings, tmp_path):
+def test_the_store_records_what_was_done_to_texts(settings, tmp_path):
     seqio.TaskRegistry.remove("toy_two")
     retrieval.add_retrieval_task(
         "toy_two",
@@ -183,7 +183,7 @@ def test_preprocessors_must_keep_passages_in_order(settings, tmp_path):
         ({"vocabulary": "nowhere"}, DataError, "taser vocab"),
     ],
 )
-def test_bad_settings_are_told_before_any_work(settings, tmp_path, change, error, found):
+def test_bad_settings_are_reported_before_any_work(settings, tmp_path, change, error, found):
     with pytest.raises(error, match=found):
         tokenize.tokenize_collection(**settings | change, output_dir=tmp_path / "tokens")
     assert not (tmp_path / "tokens").exists()

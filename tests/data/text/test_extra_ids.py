@@ -134,7 +134,7 @@ def test_saved_and_loaded(tmp_path, model):
         },
     ],
 )
-def test_a_checkpoints_tokenizer_config_tells_them(checkpoint, settings):
+def test_a_checkpoints_tokenizer_config_has_them(checkpoint, settings):
     configured(checkpoint, **settings)
     for path in (checkpoint, checkpoint / "spiece.model"):
         assert load_vocabulary(path).size == PIECES + 100
