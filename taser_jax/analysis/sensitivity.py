@@ -226,7 +226,7 @@ def check_finite(finite: Mapping[str, jax.Array], *, where: str) -> None:
             f"gradients of {', '.join(bad)} are not finite",
             where=where,
             expected="finite losses and gradients on the training data",
-            fix="take a checkpoint of before the training diverged",
+            fix="use a checkpoint from before training diverged",
         )
 
 

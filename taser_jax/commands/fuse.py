@@ -177,7 +177,10 @@ def fuse(
             joined = hybrid.fuse(arrays.run, sparse, alpha=alphas[task], k=k, config=with_bm25)
             _write(output_dir, "runs_bm25", task, split, joined, k, store, f"{tag}-bm25")
     if undecided:
-        logger.warning("%d queries: no specialist is sure at all, all weigh the same", undecided)
+        logger.warning(
+            "%d queries: every specialist has confidence 0; their lists get equal weights",
+            undecided,
+        )
     weighs = config.weighting is not Weighting.EQUAL and len(opened) > 1
     temperatures = {name: one.temperature for name, one in opened.items()} if weighs else {}
     summary = FusionSummary(temperatures, alphas, undecided)
@@ -244,7 +247,7 @@ def _of_task(
         raise ConfigError(
             f"every specialist was trained on {task!r}",
             where="fuse.domain",
-            expected="one at least that was not",
+            expected="at least one that was not",
             fix="add specialists of other tasks, or set domain to 'included'",
         )
     return left
@@ -263,7 +266,7 @@ def _check(
         raise ConfigError(
             f"specialists {', '.join(specialists) or 'none'}",
             where="SPECIALISTS",
-            expected="one at least, with names that differ in letters or digits",
+            expected="at least one, with names that differ in letters or digits",
         )
     calibrates = (
         config.weighting is not Weighting.EQUAL

@@ -84,7 +84,7 @@ def mine(
         if run.rows.shape[1] < config.depth:
             # Not an error: BM25 only finds passages that share a word; collections may be small.
             logger.warning(
-                "%s %s: the run is %d deep, mining could look %d deep",
+                "%s %s: the run has %d results per query, mining considers the first %d",
                 *(task, split, run.rows.shape[1], config.depth),
             )
         answers = [query.answers for query in queries]

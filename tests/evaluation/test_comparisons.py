@@ -21,7 +21,7 @@ from taser_jax.evaluation.results import (
     write_per_query,
     write_result,
 )
-from taser_jax.evaluation.significance import SignificanceConfig, paired_bootstrap
+from taser_jax.evaluation.significance import SignificanceConfig, bootstrap_over_tasks
 
 MEASURES = ("R@1", "R@20")
 
@@ -69,7 +69,8 @@ def test_every_row_is_tested_on_the_tasks_it_shares(rows, tmp_path):
     by_hand = rows["TASER"]["nq"].values["R@1"].mean() - rows["BM25"]["nq"].values["R@1"].mean()
     assert effect.difference == pytest.approx(by_hand)
     # Another draw of the same distribution: the ends of an interval vary by its resampling alone.
-    again = paired_bootstrap(rows["TASER"]["nq"], rows["BM25"]["nq"], "R@1", seed=5)
+    both = ({"nq": rows[name]["nq"]} for name in ("TASER", "BM25"))
+    again = bootstrap_over_tasks(*both, ["R@1"], SignificanceConfig(seed=5))[0]["nq"]["R@1"]
     assert effect.low == pytest.approx(again.low, abs=0.005)
     assert effect.high == pytest.approx(again.high, abs=0.005)
     reversed_rows = compared(tmp_path, baseline="TASER")

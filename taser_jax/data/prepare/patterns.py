@@ -117,7 +117,7 @@ def _found(
     }
     _check_companions(ordered)
     if others:
-        logger.info("%s: passed over, no split: %s", pattern, _few(others))
+        logger.info("%s: skipped, since their names have no split: %s", pattern, _few(others))
     return ordered
 
 

@@ -106,7 +106,7 @@ def test_what_is_passed_over_is_reported(folder: pathlib.Path, caplog: pytest.Lo
     (folder / "faq" / "code.dev.queries.tsv").touch()
     with caplog.at_level("INFO"):
         assert "dev" not in by_task_and_split(QUERIES)["code"]
-    assert "passed over, no split: faq/code.dev.queries.tsv" in caplog.text
+    assert "skipped, since their names have no split: faq/code.dev.queries.tsv" in caplog.text
 
 
 @pytest.mark.parametrize(
