@@ -12,7 +12,7 @@ VERSION = re.search(
 
 # Enough to train from a token store, encode and search exactly: no TensorFlow.
 CORE = [
-    "jax>=0.10.2,<0.12",
+    "jax>=0.10.2,<0.13",
     "flax>=0.12,<0.13",
     "optax>=0.2.8,<0.3",
     "orbax-checkpoint>=0.12,<0.13",
@@ -33,7 +33,7 @@ DATA = [
     "importlib_resources>=6",
     "seqio==0.0.20",
     "scann==1.4.2",
-    "clu>=0.0.12,<0.1",
+    "tensorboard>=2.19,<3",
     "bm25s>=0.3.16,<0.4",
     "PyStemmer>=3.1,<4",
     "ir-measures>=0.4.3,<0.5",
@@ -47,7 +47,7 @@ DATA = [
 # Only to read PyTorch files, to compare with PyTorch and to load what is exported.
 TORCH = ["torch==2.13.0", "transformers>=5.23,<5.24", "sentence-transformers>=6.2,<6.3"]
 # jax's own extra brings the libtpu that this jax was made for.
-TPU = ["jax[tpu]>=0.10.2,<0.12"]
+TPU = ["jax[tpu]>=0.10.2,<0.13"]
 ONNX = ["onnx>=1.19", "onnxscript>=0.5", "onnxruntime>=1.31,<1.32"]
 # The site of docs/ with its API reference.
 DOCS = ["sphinx>=9.0,<9.1", "myst-parser>=5.1,<6", "furo==2025.12.19"]
@@ -59,7 +59,7 @@ setuptools.setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.11,<3.13",
+    python_requires=">=3.11,<3.14",
     packages=[
         *setuptools.find_packages(include=["taser_jax", "taser_jax.*"]),
         "taser_jax.gin_configs",
@@ -76,9 +76,11 @@ setuptools.setup(
     install_requires=CORE + DATA,
     extras_require={
         "tpu": TPU,
-        "cuda": ["jax[cuda13]>=0.10.2,<0.12"],
+        "cuda": ["jax[cuda13]>=0.10.2,<0.13"],
         "torch": TORCH,
         "onnx": TORCH + ONNX,
+        "wandb": ["wandb>=0.31,<1"],
+        "trackio": ["trackio>=0.43,<1"],
         # What benchmarks/ compares with; nothing else needs it.
         "benchmarks": [*TORCH, "faiss-cpu>=1.15,<1.16"],
         "docs": DOCS,

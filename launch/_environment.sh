@@ -10,13 +10,13 @@ use_environment() {
   # A supported interpreter: the one that PYTHON names, otherwise the first one found.
   python="${PYTHON:-}"
   if [ -z "$python" ]; then
-    for candidate in python3.11 python3.12 python3; do
+    for candidate in python3.12 python3.11 python3.13 python3; do
       if command -v "$candidate" >/dev/null; then python="$candidate"; break; fi
     done
   fi
-  if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'; then
-    echo "error: $("$python" --version) found; Python 3.11 or 3.12 is needed" >&2
-    echo "  fix: install one, or name it: PYTHON=/path/to/python3.11 $0" >&2
+  if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; then
+    echo "error: $("$python" --version) found; Python 3.11, 3.12 or 3.13 is needed" >&2
+    echo "  fix: install one, or name it: PYTHON=/path/to/python3.12 $0" >&2
     exit 2
   fi
   # Without ensurepip, venv leaves an environment that has python but no pip.

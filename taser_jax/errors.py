@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
 EXIT_USER_ERROR = 2
 # sysexits.h's EX_TEMPFAIL, "try again": launchers treat it as preempted, not failed.
 EXIT_PREEMPTED = 75
+
+
+def how_to_install(extra: str) -> str:
+    """The command that adds an extra to this installation: of a checkout, or of the package."""
+    checkout = pathlib.Path(__file__).resolve().parents[1]
+    if (checkout / "setup.py").exists():
+        return f"pip install --editable '{checkout}[{extra}]'"
+    return f"pip install 'taser_jax[{extra}]'"
 
 
 class TaserError(Exception):

@@ -31,7 +31,7 @@ WITHOUT_TENSORFLOW = (
     "cli",
 )
 FORBIDDEN = (
-    *("tensorflow", "tensorflow_text", "tensorflow_datasets", "seqio", "scann", "clu"),
+    *("tensorflow", "tensorflow_text", "tensorflow_datasets", "seqio", "scann", "tensorboard"),
     *("torch", "transformers", "tokenizers", "sentencepiece", "bm25s", "ir_measures"),
 )
 COMPOSED = ("taser_jax.assembly", "taser_jax.commands", "taser_jax.workflows", "taser_jax.cli")

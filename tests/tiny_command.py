@@ -22,7 +22,7 @@ class TinyCommand:
     """`python -m taser_jax.cli train` with everything but MODEL_DIR settled.
 
     Attributes:
-        folder: holds the Gin file, the compilation cache and an empty stand-in for clu.
+        folder: holds the Gin file and the compilation cache.
         token_store: from `tiny_training.write_token_store`.
         train_steps: TRAIN_STEPS.
     """
@@ -33,14 +33,11 @@ class TinyCommand:
 
     def prepare(self) -> None:
         (self.folder / "tiny.gin").write_text(tiny_training.GIN_FILE)
-        # As on a machine without clu, which imports TensorFlow: the process starts sooner.
-        (self.folder / "without_clu").mkdir()
-        (self.folder / "without_clu" / "clu.py").write_text("raise ImportError('not here')\n")
 
     def start(self, model_dir: pathlib.Path, *bindings: str) -> subprocess.Popen[str]:
         cache = self.folder / "compiled"
         environment = os.environ | {
-            "PYTHONPATH": f"{self.folder / 'without_clu'}{os.pathsep}{REPOSITORY}",
+            "PYTHONPATH": str(REPOSITORY),
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -1,13 +1,21 @@
-"""Where training metrics go: a JSONL file that is exact across restarts, and TensorBoard."""
+"""Where training metrics go: JSONL that is exact across restarts, TensorBoard, and trackers."""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import importlib
+import io
 import json
+import socket
+import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from etils import epath
 
 from taser_jax.artifacts import is_remote, write_text
+from taser_jax.errors import ConfigError, how_to_install
 from taser_jax.progress import logger
 from taser_jax.training.loop import MetricWriter
 
@@ -62,19 +70,119 @@ def _lines_up_to(path: epath.Path, step: int) -> list[str]:
     return kept
 
 
+class EventWriter:
+    """TensorBoard's event files, by its own record writer: it needs no TensorFlow.
+
+    Args:
+        folder: where they lie, local or gs://; made if absent.
+    """
+
+    def __init__(self, folder: epath.PathLike) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer import record_writer
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        # TensorBoard reads the files of a folder in the order of their names.
+        name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}"
+        path = epath.Path(folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = _Object(path) if is_remote(path) else path.open("wb")
+        self._records = record_writer.RecordWriter(file)
+        self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Adds one event with all scalars."""
+        values = [
+            self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()
+        ]
+        summary = self._summary(value=values)
+        self._add(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def flush(self) -> None:
+        """Writes the events to the file, or to the bucket."""
+        self._records.flush()
+
+    def _add(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+
+
+class _Object(io.BytesIO):
+    """An object in a bucket, which cannot be appended to: each flush writes all of it."""
+
+    def __init__(self, path: epath.Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def flush(self) -> None:
+        self._path.write_bytes(self.getvalue())
+
+
+class Tracker(enum.Enum):
+    """A service that collects runs; both have the same functions."""
+
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tracking:
+    """Where scalars go besides the files in MODEL_DIR.
+
+    Attributes:
+        tracker: Weights & Biases (extra `wandb`), or Trackio, which stays on this machine unless
+            told otherwise (extra `trackio`). Both read keys and places from their own variables.
+        project: the project's name there.
+        run: the run's name; None takes the name of MODEL_DIR. A resumed training continues it.
+    """
+
+    tracker: Tracker
+    project: str = "taser_jax"
+    run: str | None = None
+
+
+class TrackingWriter:
+    """Sends scalars to a tracker."""
+
+    def __init__(self, tracking: Tracking, *, run: str) -> None:
+        name = tracking.tracker.value
+        try:
+            self._run: Any = importlib.import_module(name)
+        except ImportError as error:
+            raise ConfigError(
+                f"{name} is not installed ({error})",
+                where="Tracking.tracker",
+                fix=f"{how_to_install(name)}, or set TrainingConfig.tracking = None",
+            ) from error
+        # W&B knows a run by its id.
+        known_as = {"id": run} if tracking.tracker is Tracker.WANDB else {}
+        self._run.init(project=tracking.project, name=run, resume="allow", **known_as)
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Sends one step's scalars."""
+        self._run.log(dict(scalars), step=step)
+
+    def flush(self) -> None:
+        """Trackers send in the background, and the rest when the process ends."""
+
+
 def make_writers(
-    model_dir: epath.PathLike, *, resume_step: int, is_first_process: bool
+    model_dir: epath.PathLike,
+    *,
+    resume_step: int,
+    is_first_process: bool,
+    tracking: Tracking | None = None,
 ) -> Sequence[MetricWriter]:
-    """JSONL beside the checkpoints and, where clu and TensorFlow are installed, TensorBoard."""
+    """JSONL beside the checkpoints, TensorBoard's where that is installed, and a tracker."""
     if not is_first_process:
         return ()
+    model_dir = epath.Path(model_dir)
     writers: list[MetricWriter] = [
-        JsonlWriter(epath.Path(model_dir) / "metrics.jsonl", resume_step=resume_step)
+        JsonlWriter(model_dir / "metrics.jsonl", resume_step=resume_step)
     ]
     try:
-        from clu import metric_writers
+        writers.append(EventWriter(model_dir / "train"))
     except ImportError:
-        logger.info("clu is not installed: metrics go to metrics.jsonl only, not to TensorBoard")
-        return writers
-    writers.append(metric_writers.SummaryWriter(str(epath.Path(model_dir) / "train")))
+        logger.info("tensorboard is not installed: metrics go to metrics.jsonl only")
+    if tracking is not None:
+        writers.append(TrackingWriter(tracking, run=tracking.run or model_dir.name))
     return writers

@@ -305,7 +305,12 @@ def _run(
             about=about,
             cost=_step_cost(program),
             validate=_validator(job, store, states),
-            writers=make_writers(model_dir, resume_step=resume_step, is_first_process=is_first),
+            writers=make_writers(
+                model_dir,
+                resume_step=resume_step,
+                is_first_process=is_first,
+                tracking=training.tracking,
+            ),
         )
     checkpoints.close()
     return result

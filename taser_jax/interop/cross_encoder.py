@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from taser_jax.artifacts import FilePath
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, how_to_install
 from taser_jax.progress import bar
 
 _BATCH = 32
@@ -33,7 +33,7 @@ class CrossEncoder:
             raise ConfigError(
                 "a cross-encoder needs PyTorch and transformers",
                 where=str(directory),
-                fix="pip install 'taser_jax[torch]'",
+                fix=how_to_install("torch"),
             ) from error
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True

@@ -12,7 +12,7 @@ from typing import Any
 
 from taser_jax.batch import Role
 from taser_jax.encoded import Normalization
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, how_to_install
 from taser_jax.interop.bert import config_to_json, encoder_to_tensors
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
@@ -40,7 +40,7 @@ def check_packages() -> None:
             f"{', '.join(absent)} not installed",
             where="format 'onnx'",
             expected="PyTorch's ONNX exporter",
-            fix="pip install 'taser_jax[onnx]'",
+            fix=how_to_install("onnx"),
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from taser_jax.artifacts import read_json
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.errors import ConfigError, DataError, how_to_install
 
 CONFIG_FILE = "config.json"
 SAFETENSORS = "model.safetensors"
@@ -125,7 +125,7 @@ def _read_pytorch(path: pathlib.Path) -> Tensors:
             "PyTorch is not installed, and these weights are in PyTorch's own format",
             where=str(path),
             expected=f"{SAFETENSORS}, or PyTorch",
-            fix="pip install 'taser_jax[torch]'",
+            fix=how_to_install("torch"),
         ) from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)

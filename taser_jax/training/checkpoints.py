@@ -141,7 +141,7 @@ class Checkpoints:
         if config.keep_best:
             policies.append(
                 checkpoint_managers.BestN(
-                    get_metric_fn=self._ranking,
+                    get_metric_fn=self.ranking,
                     n=config.keep_best,
                     keep_checkpoints_without_metrics=False,
                 )
@@ -154,15 +154,15 @@ class Checkpoints:
                     step_prefix=_PREFIX,
                     cleanup_tmp_directories=True,
                     # Orbax writes metrics to disk only where a best_fn is given.
-                    best_fn=self._ranking,
+                    best_fn=self.ranking,
                     preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
                     save_decision_policy=checkpoint_managers.FixedIntervalPolicy(1),
                 ),
                 item_names=("state", "about"),
             )
 
-    def _ranking(self, metrics: Mapping[str, float]) -> float:
-        """Larger is better; a checkpoint without the metric ranks last."""
+    def ranking(self, metrics: Mapping[str, float]) -> float:
+        """The selection metric, larger being better; -inf without it."""
         value = metrics.get(self._config.selection.value, math.nan)
         if math.isnan(value):
             return -math.inf
@@ -176,12 +176,13 @@ class Checkpoints:
     @property
     def best_step(self) -> int | None:
         """Step of the best checkpoint that has metrics; the newest where none has any."""
-        ranked: list[tuple[float, int]] = []
-        for step in self._manager.all_steps():
-            metrics = self._manager.metrics(step)
-            if metrics:
-                ranked.append((self._ranking(metrics), step))
+        ranked = [(self.ranking(self.metrics(step)), step) for step in self.judged_steps]
         return max(ranked)[1] if ranked else self.latest_step
+
+    @property
+    def judged_steps(self) -> list[int]:
+        """Steps of the checkpoints that have metrics, in order."""
+        return [step for step in sorted(self._manager.all_steps()) if self._manager.metrics(step)]
 
     def metrics(self, step: int) -> dict[str, float]:
         """Validation metrics that a checkpoint was saved with; empty where there were none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import signal
 import threading
 import time
@@ -30,7 +31,7 @@ TrainStep = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
 
 @runtime_checkable
 class MetricWriter(Protocol):
-    """The part of clu's metric writers, or of any others, that the loop uses."""
+    """What the loop asks of a metric writer."""
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Records scalars of one step."""
@@ -61,6 +62,8 @@ class LoopConfig:
         log_period: steps between lines in the metrics files.
         max_skipped_steps: training stops with an error after this many skipped steps in a row; 1
             stops at the first. A run with fewer steps stops if it skips all of them.
+        patience: training ends after this many validations in a row that are worse than the best
+            by `CheckpointConfig.selection`; 0 trains all steps. The schedule is not shortened.
     """
 
     train_steps: int
@@ -68,6 +71,7 @@ class LoopConfig:
     checkpoint_period: int = 0
     log_period: int = 20
     max_skipped_steps: int = 10
+    patience: int = 0
 
     def __post_init__(self) -> None:
         if min(self.train_steps, self.log_period, self.max_skipped_steps) < 1:
@@ -77,6 +81,13 @@ class LoopConfig:
                 where="LoopConfig",
                 expected="at least 1",
                 fix="set them to positive numbers",
+            )
+        if self.patience < 0 or (self.patience and not self.evaluation_period):
+            raise ConfigError(
+                f"patience {self.patience}, evaluation_period {self.evaluation_period}",
+                where="LoopConfig",
+                expected="patience of 0 or more, and validations to count",
+                fix="set LoopConfig.evaluation_period, or patience = 0",
             )
 
     def validates_after(self, step: int) -> bool:
@@ -163,11 +174,13 @@ def train(
         state = checkpoints.restore(jax.tree.map(_abstract, state), step=step, about=about)
         # Rerunning a finished training reports the metrics of its last checkpoint.
         validation = checkpoints.metrics(step)
+    best = _Best(config, checkpoints)
+    last_step = step if best.is_long_ago(step) else config.train_steps
     meter = _Meter(cost)
     skips = SkipWatch(
         allowed=min(config.max_skipped_steps, config.train_steps), describe=batches.describe
     )
-    iterator = batches.iterate(step, config.train_steps)
+    iterator = batches.iterate(step, last_step)
     with (
         contextlib.ExitStack() as at_end,
         _catch_signals() as stop,
@@ -203,6 +216,9 @@ def train(
                 with meter.pause():
                     judged = validation if validates else None
                     checkpoints.save(state, step=step, about=about, metrics=judged)
+            if validates and best.ends_training(step, validation):
+                skips.check()
+                break
             # After validation, so that no checkpoint lacks the metrics an undisturbed run gives it.
             if _agree_to_stop(stop, step):
                 skips.check()
@@ -231,6 +247,40 @@ def _first_step(state: TrainState, checkpoints: Checkpoints, config: LoopConfig)
     else:
         logger.info("training: no checkpoint yet, beginning at step 0 of %d", config.train_steps)
     return step
+
+
+class _Best:
+    """The best validation so far, of earlier processes too, as checkpoints remember it."""
+
+    def __init__(self, config: LoopConfig, checkpoints: Checkpoints) -> None:
+        self._config = config
+        self._checkpoints = checkpoints
+        self._step = 0
+        self._ranking = -math.inf
+        for step in checkpoints.judged_steps if config.patience else ():
+            self._add(step, checkpoints.metrics(step))
+
+    def _add(self, step: int, validation: Mapping[str, float]) -> None:
+        """Notes one validation; of equal ones the later counts, as among checkpoints."""
+        ranking = self._checkpoints.ranking(validation)
+        if ranking >= self._ranking:
+            self._step, self._ranking = step, ranking
+
+    def is_long_ago(self, step: int) -> bool:
+        """Whether patience is at its end after `step`."""
+        allowed = self._config.patience * self._config.evaluation_period
+        return allowed > 0 and step - self._step >= allowed
+
+    def ends_training(self, step: int, validation: Mapping[str, float]) -> bool:
+        """Notes the validation after `step`; whether training ends before its last step."""
+        self._add(step, validation)
+        ends = step < self._config.train_steps and self.is_long_ago(step)
+        if ends:
+            logger.info(
+                "training: ended after step %d of %d, the best being step %d (LoopConfig.patience)",
+                *(step, self._config.train_steps, self._step),
+            )
+        return ends
 
 
 @contextlib.contextmanager

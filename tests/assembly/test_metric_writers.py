@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
+import subprocess
 import sys
+import types
 
 import pytest
 
-from taser_jax.assembly.metric_writers import JsonlWriter, make_writers
+from taser_jax import errors
+from taser_jax.assembly.metric_writers import JsonlWriter, Tracker, Tracking, make_writers
+from taser_jax.errors import ConfigError
 
 
 def write(path, steps, *, resume_step=0, value=1.0):
@@ -66,21 +71,70 @@ def test_only_the_first_process_writes(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_clu_there_is_jsonl_alone(tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "clu", None)
+def test_without_tensorboard_there_is_jsonl_alone(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer", None)
     with caplog.at_level("INFO", logger="taser"):
         (writer,) = make_writers(tmp_path, resume_step=0, is_first_process=True)
     assert isinstance(writer, JsonlWriter)
-    assert "clu is not installed" in caplog.text
+    assert "tensorboard is not installed" in caplog.text
 
 
 def test_tensorboard_gets_the_same_scalars(tmp_path):
-    pytest.importorskip("clu")
     writers = make_writers(tmp_path, resume_step=0, is_first_process=True)
     assert len(writers) == 2
     for writer in writers:
         writer.write_scalars(3, {"train/loss": 0.5})
         writer.flush()
     assert read(tmp_path / "metrics.jsonl") == [(3, 0.5)]
-    (events,) = (tmp_path / "train").iterdir()
-    assert b"train/loss" in events.read_bytes()
+    # TensorBoard's own reader.
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "train"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(3, 0.5)]
+
+
+def test_tensorflow_is_not_imported_for_tensorboard(tmp_path):
+    program = (
+        "import sys; from taser_jax.assembly.metric_writers import make_writers; "
+        f"make_writers({str(tmp_path)!r}, resume_step=0, is_first_process=True)[1].flush(); "
+        "sys.exit('tensorflow' in sys.modules or 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("tracker", "known_as"), [(Tracker.WANDB, {"id": "nq"}), (Tracker.TRACKIO, {})]
+)
+def test_a_tracker_gets_the_scalars_of_a_run_that_it_can_continue(
+    tmp_path, monkeypatch, tracker, known_as
+):
+    calls = []
+    service = types.SimpleNamespace(
+        init=lambda **given: calls.append(given),
+        log=lambda scalars, step: calls.append((step, scalars)),
+    )
+    monkeypatch.setitem(sys.modules, tracker.value, service)
+    options = {"resume_step": 0, "tracking": Tracking(tracker=tracker, project="qa")}
+    assert make_writers(tmp_path / "nq", is_first_process=False, **options) == ()
+    writer = make_writers(tmp_path / "nq", is_first_process=True, **options)[-1]
+    writer.write_scalars(3, {"train/loss": 0.5})
+    writer.flush()
+    assert calls == [
+        {"project": "qa", "name": "nq", "resume": "allow", **known_as},
+        (3, {"train/loss": 0.5}),
+    ]
+
+
+def test_a_tracker_that_is_not_installed_is_told_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    tracking = Tracking(tracker=Tracker.WANDB)
+    with pytest.raises(ConfigError, match=r"wandb is not installed") as error:
+        make_writers(tmp_path, resume_step=0, is_first_process=True, tracking=tracking)
+    # In a checkout: its own directory.
+    assert f"--editable '{pathlib.Path(__file__).resolve().parents[2]}[wandb]'" in str(error.value)
+
+
+def test_the_message_of_an_installed_package_names_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "taser_jax" / "errors.py"))
+    assert errors.how_to_install("onnx") == "pip install 'taser_jax[onnx]'"

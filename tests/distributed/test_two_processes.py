@@ -33,7 +33,7 @@ def free_port() -> int:
 
 
 def environment(folder: pathlib.Path) -> dict[str, str]:
-    paths = (folder / "without_clu", tiny_command.REPOSITORY, tiny_command.REPOSITORY / "tests")
+    paths = (tiny_command.REPOSITORY, tiny_command.REPOSITORY / "tests")
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "JAX_PLATFORMS": "cpu",
@@ -92,8 +92,6 @@ class Together:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("distributed")
-    (folder / "without_clu").mkdir()
-    (folder / "without_clu" / "clu.py").write_text("raise ImportError('not here')\n")
     (folder / "tiny.gin").write_text(tiny_training.GIN_FILE)
     tiny_training.write_token_store(folder / "tokens")
     Together("whole", 1, folder).finish()

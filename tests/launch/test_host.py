@@ -157,3 +157,25 @@ def test_an_environment_without_pip_is_made_again(checkout, tmp_path):
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines()[0] == "made"
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.14"])
+def test_a_python_that_is_too_old_or_too_new_is_refused(checkout, tmp_path, version):
+    """Of the given version by its own word, and to the script that asks it."""
+    python = tmp_path / "python3"
+    major, minor = version.split(".")
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo "Python {version}.0" && exit\n'
+        f'exec {sys.executable} -c "import sys; sys.version_info = ({major}, {minor}, 0); $2"\n'
+    )
+    python.chmod(0o755)
+    script = f". {shlex.quote(str(checkout))}/launch/_environment.sh; use_environment ''"
+    found = subprocess.run(
+        ["bash", "-ec", script],
+        env=os.environ | {"PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 2
+    assert f"Python {version}.0 found; Python 3.11, 3.12 or 3.13 is needed" in found.stderr
+    assert "PYTHON=/path/to/python3.12" in found.stderr
