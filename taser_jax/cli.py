@@ -33,7 +33,7 @@ from taser_jax.gin_files import gin_directory
 logger = logging.getLogger("taser")
 
 # Every host would write their files at once.
-_ONE_HOST = ("init", "prepare", "import", "ask", "export", "quickstart", "compile")
+_ONE_HOST = ("init", "prepare", "import", "ask", "export", "quickstart", "compile", "plan")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

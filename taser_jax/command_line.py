@@ -114,6 +114,22 @@ COMMANDS: dict[str, Command] = dict(
                 flags={"--topology": "compile_recipe.topology"},
             ),
         ),
+        (
+            "plan",
+            Command(
+                "commands.plan",
+                "plan_recipe",
+                "choose mesh, rematerialisation and chunks for a TPU topology, without a TPU",
+                "runs/plan.gin",
+                recipe="runs/taser_base.gin",
+                recipe_of="train",
+                base="runs/train.gin",
+                flags={
+                    "--topology": "plan_recipe.topologies",
+                    "--topologies": "plan_recipe.topologies",
+                },
+            ),
+        ),
         _command("encode", "embed the passages"),
         _command("ensemble", "train the members that say how sure a model is"),
         _command("index", "build an exact or ScaNN index"),

@@ -1,0 +1,283 @@
+"""`taser plan`: chooses mesh, rematerialisation and chunks for a recipe on TPU topologies."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from etils import epath
+
+from taser_jax.artifacts import fingerprint_json, storage_errors, write_text
+from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.program import Program, make_program
+from taser_jax.commands import train
+from taser_jax.commands.compile import REPORT_JSON, compile_recipe
+from taser_jax.compilation.ahead_of_time import CompilerEffort
+from taser_jax.compilation.candidates import Candidate, Estimate, best_first, candidates, estimate
+from taser_jax.compilation.topologies import Topology, open_topology
+from taser_jax.errors import ConfigError
+from taser_jax.markdown import markdown_table
+from taser_jax.mesh import make_mesh
+from taser_jax.models.dual_encoder import ModelConfig, parameter_count
+from taser_jax.models.transformer import Remat
+from taser_jax.partitioning import Partitioner
+from taser_jax.progress import logger
+from taser_jax.settings import flatten
+
+_STARTED = "started"
+_HEAD = ("mesh (data, fsdp, model)", "remat", "chunks", "by", "peak GiB", "bound by", "ms", "MFU ≤")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanRow:
+    """One way to compute a step, and what is known of it.
+
+    Attributes:
+        topology: its name.
+        num_devices: of the topology.
+        candidate: mesh, rematerialisation, chunks.
+        compiled: whether the compiler has said it, or formulas.
+        peak: bytes on one device.
+        fits: whether the chip has them; False also where the compiler was killed.
+        bound: what limits the step; empty if it does not fit.
+        step_seconds: the least time; None if it does not fit.
+        mfu: upper bound; None if it does not fit.
+    """
+
+    topology: str
+    num_devices: int
+    candidate: Candidate
+    compiled: bool
+    peak: int
+    fits: bool
+    bound: str = ""
+    step_seconds: float | None = None
+    mfu: float | None = None
+
+    def cells(self) -> list[str]:
+        """Of the table."""
+        each = self.candidate
+        data = self.num_devices // (each.fsdp * each.model)
+        time, share = self.step_seconds, self.mfu
+        return [
+            *(f"{data}, {each.fsdp}, {each.model}", each.remat.value, str(each.num_chunks)),
+            *("compiler" if self.compiled else "formula", f"{self.peak / 2**30:.2f}"),
+            *(self.bound if self.fits else "does not fit",),
+            *("" if time is None else f"{1e3 * time:.2f}", "" if share is None else f"{share:.0%}"),
+        ]
+
+
+def plan_recipe(
+    *,
+    topologies: str,
+    model: ModelConfig,
+    training: TrainingConfig,
+    feature_lengths: Mapping[str, int] | None = None,
+    task_sizes: Mapping[str, int] | None = None,
+    num_compiled: int = 2,
+    compiler_effort: CompilerEffort = CompilerEffort.QUICK,
+    output_dir: str = "plan",
+) -> list[PlanRow]:
+    """Looks for the fastest mesh, rematerialisation and number of chunks that fit a topology.
+
+    All that divide devices, heads and batch are judged by formulas; the best few are compiled, and
+    the compiler decides. Prints a table for each topology with the Gin lines of its best row and,
+    for several topologies, compares their steps and chip-hours. Nothing is run. What was compiled
+    is kept in `output_dir`, so that rerunning the command goes on.
+
+    Args:
+        topologies: names with commas between them: v5e:2x4,v5p:2x2x1.
+        model: the dual encoder.
+        training: how it is trained; its mesh, chunks and rematerialisation are replaced.
+        feature_lengths: {"query": ..., "passage": ...}, tokens.
+        task_sizes: task -> training queries, for recipes with a batch of every task.
+        num_compiled: candidates to compile for each topology; 0 leaves it at the formulas.
+        compiler_effort: quick, or full, as a training run gets.
+        output_dir: where compiled reports are kept, by the fingerprint of recipe and candidate.
+
+    Returns:
+        The best row of each topology on which something fits.
+
+    Raises:
+        ConfigError: nothing fits on any topology; the message has what comes nearest.
+    """
+    jax.config.update("jax_platforms", "cpu")
+    best, nearest = [], []
+    for target in [open_topology(name) for name in topologies.split(",")]:
+        program = make_program(
+            model,
+            dataclasses.replace(training, num_chunks=1),
+            partitioner=Partitioner(make_mesh(devices=target.devices), training.rules),
+            store=None,
+            queries={},
+            feature_lengths=feature_lengths or {},
+            task_sizes=task_sizes,
+        )
+        estimates = _estimates(program, target)
+        ranked = best_first(estimates)
+        rows = [_formula_row(each, target) for each in ranked[: max(num_compiled, 5)]]
+        with storage_errors(output_dir):
+            compiled = [
+                _compiled_row(
+                    each.candidate,
+                    target,
+                    model=model,
+                    training=training,
+                    options={"feature_lengths": feature_lengths, "task_sizes": task_sizes},
+                    effort=compiler_effort,
+                    output=epath.Path(output_dir),
+                )
+                for each in ranked[:num_compiled]
+            ]
+        rows = sorted(
+            [*compiled, *rows[len(compiled) :]],
+            key=lambda row: (not row.fits, not row.compiled, row.step_seconds or 0.0),
+        )
+        if rows and rows[0].fits:
+            best.append(rows[0])
+        else:
+            least = min(estimates, key=lambda each: each.peak)
+            nearest.append(_formula_row(least, target))
+        print(f"{target.name}\n\n{markdown_table(_HEAD, [row.cells() for row in rows])}\n")
+        if best and best[-1].topology == target.name:
+            print(f"{_gin_lines(best[-1], model)}\n", flush=True)
+    if not best:
+        raise _nothing_fits(nearest, model)
+    if len(best) > 1:
+        print(_comparison(best))
+    return best
+
+
+def _estimates(program: Program, target: Topology) -> list[Estimate]:
+    config, shapes = program.model.config, list(program.plan.shapes.values())
+    found = candidates(len(target.devices), shapes=shapes, num_heads=config.transformer.num_heads)
+    param_bytes = 4 * parameter_count(program.params)
+    return [
+        estimate(each, target, config=config, shapes=shapes, param_bytes=param_bytes)
+        for each in found
+    ]
+
+
+def _formula_row(each: Estimate, target: Topology) -> PlanRow:
+    return PlanRow(
+        topology=target.name,
+        num_devices=len(target.devices),
+        candidate=each.candidate,
+        compiled=False,
+        peak=each.peak,
+        fits=each.fits,
+        bound=each.roofline.bound.value,
+        step_seconds=each.roofline.step_seconds,
+        mfu=each.roofline.mfu,
+    )
+
+
+def _compiled_row(
+    candidate: Candidate,
+    target: Topology,
+    *,
+    model: ModelConfig,
+    training: TrainingConfig,
+    options: Mapping[str, Any],
+    effort: CompilerEffort,
+    output: epath.Path,
+) -> PlanRow:
+    """The compiler's report, from `output` where it is known already."""
+    model = model.with_transformer(remat=candidate.remat)
+    mesh = dataclasses.replace(
+        training.mesh, replica=1, data=-1, fsdp=candidate.fsdp, model=candidate.model
+    )
+    training = dataclasses.replace(training, mesh=mesh, num_chunks=candidate.num_chunks)
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "libtpu")}
+    settings = flatten(model=model, training=training, topology=target.name, effort=effort)
+    folder = output / fingerprint_json({**settings, **versions, "options": options})[:16]
+    report = folder / REPORT_JSON
+    if not report.exists():
+        if (folder / _STARTED).exists():
+            logger.warning("the compiler died in %s; delete it to try again", folder)
+            return _killed(candidate, target)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / _STARTED, json.dumps(settings, indent=2))
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                compile_recipe(
+                    topology=target.name,
+                    model=model,
+                    training=training,
+                    encoding=None,
+                    compiler_effort=effort,
+                    output_dir=str(folder),
+                    **options,
+                )
+        except ConfigError:
+            # The report is written before a step that does not fit is an error.
+            if not report.exists():
+                raise
+        finally:
+            # Left behind by a compiler that takes the process with it.
+            (folder / _STARTED).unlink(missing_ok=True)
+    (found,) = json.loads(report.read_text())
+    row = _killed(candidate, target)
+    if not found["fits"]:
+        return dataclasses.replace(row, peak=found["memory"]["peak"])
+    return dataclasses.replace(
+        row,
+        peak=found["memory"]["peak"],
+        fits=True,
+        bound=found["roofline"]["bound"],
+        step_seconds=found["roofline"]["step_seconds"],
+        mfu=found["roofline"]["mfu"],
+    )
+
+
+def _killed(candidate: Candidate, target: Topology) -> PlanRow:
+    devices = len(target.devices)
+    return PlanRow(target.name, devices, candidate, compiled=True, peak=0, fits=False)
+
+
+def _gin_lines(row: PlanRow, model: ModelConfig) -> str:
+    each = row.candidate
+    lines = [
+        f"MESH_FSDP = {each.fsdp}",
+        f"NUM_MODEL_PARTITIONS = {each.model}",
+        f"TrainingConfig.num_chunks = {each.num_chunks}",
+    ]
+    if each.remat is not Remat.NONE or model.transformer.remat is not Remat.NONE:
+        lines.append(f"{type(model.transformer).__name__}.remat = '{each.remat.value}'")
+    return "\n".join(lines)
+
+
+def _comparison(best: Sequence[PlanRow]) -> str:
+    rows = [
+        [
+            row.topology,
+            str(row.num_devices),
+            f"{1e3 * (row.step_seconds or 0):.2f}",
+            f"{1e3 * (row.step_seconds or 0) * row.num_devices / 3600:.2f}",
+            row.bound,
+        ]
+        for row in sorted(best, key=lambda row: (row.step_seconds or 0) * row.num_devices)
+    ]
+    head = ("topology", "chips", "ms a step", "chip-hours per 1,000 steps", "bound by")
+    return markdown_table(head, rows)
+
+
+def _nothing_fits(nearest: Sequence[PlanRow], model: ModelConfig) -> ConfigError:
+    least = min(nearest, key=lambda row: row.peak)
+    lines = _gin_lines(least, model).replace("\n", ", ")
+    return ConfigError(
+        "nothing fits",
+        where=", ".join(row.topology for row in nearest),
+        expected=f"a step that fits; nearest is {lines}, with {least.peak / 2**30:.2f} GiB per "
+        f"device on {least.topology} by formula",
+        fix="take more chips, chips with more memory, or a smaller BATCH_SIZE",
+    )
+
+
+CONFIGURABLES = (train.train, *train.CONFIGURABLES)
