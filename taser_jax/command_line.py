@@ -138,6 +138,7 @@ COMMANDS: dict[str, Command] = dict(
         _command("hybrid", "fuse a dense and a BM25 run"),
         _command("fuse", "join several models' lists, each weighted by how sure it is"),
         _command("mine", "mine hard negatives"),
+        _command("positives", "find positives of questions with answers, with BM25"),
         _command("score", "add a teacher's scores to negatives"),
         _command("evaluate", "evaluate runs"),
         _command("analyze", "measure which parameters serve which task"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 from taser_jax.artifacts import read_json, replacing
+from taser_jax.assembly.ensembles import Ensemble
 from taser_jax.assembly.model_directory import (
     RUN_FILE,
     VOCABULARY,
@@ -20,11 +21,13 @@ from taser_jax.assembly.model_directory import (
 )
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.results import read_results
+from taser_jax.interop.ensembles import write_members
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.lowering import check_task
 from taser_jax.interop.model_card import CardTexts, write_card
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.progress import logger, phase
+from taser_jax.retrieval.confidence import check_temperatures
 
 _Export = Callable[[ExportSource, pathlib.Path], None]
 _VOCABULARY_FILES = ("vocabulary.json", "vocab.txt")
@@ -61,6 +64,9 @@ def export_model(
     system: str | None = None,
     metrics: Mapping[str, float] | None = None,
     task: str | None = None,
+    ensemble_dir: str | None = None,
+    temperature: float | None = None,
+    confidence_k: int = 1000,
 ) -> dict[str, pathlib.Path]:
     """Writes a trained model in other formats, each with a model card and export.json.
 
@@ -78,6 +84,10 @@ def export_model(
         system: system in these results; needed if there are several.
         metrics: further metrics for the model card, name -> value.
         task: task of the encoder, if encoders differ by task.
+        ensemble_dir: of `taser ensemble` for this model: each directory then also has its members,
+            and confidence.py, which computes w in NumPy alone.
+        temperature: T of the members' softmaxes, from the fusion's temperature.json.
+        confidence_k: passages that they are over.
 
     Returns:
         Format -> its directory.
@@ -119,14 +129,39 @@ def export_model(
             query_settings=texts.queries,
             titles=texts.titles,
         )
+    ensemble = _ensemble(ensemble_dir, temperature, model.fingerprint)
     for format, directory in directories.items():
         with phase(f"export {format.value}"), replacing(directory) as scratch:
             scratch.mkdir()
             export, card_texts = _exporter(format)
             export(source, pathlib.Path(scratch))
             write_card(source, pathlib.Path(scratch), card_texts(source))
+            if ensemble is not None and temperature is not None:
+                write_members(
+                    pathlib.Path(scratch),
+                    ensemble.params,
+                    temperature=temperature,
+                    k=confidence_k,
+                    tasks=ensemble.tasks,
+                )
         logger.info("%s: %s", format.value, directory)
     return {format.value: directory for format, directory in directories.items()}
+
+
+def _ensemble(
+    directory: str | None, temperature: float | None, fingerprint: str
+) -> Ensemble | None:
+    """The model's ensemble, where one is to be exported."""
+    if directory is None:
+        return None
+    if temperature is None:
+        raise ConfigError(
+            "an ensemble without its temperature",
+            where="export_model.temperature",
+            expected="T, such as FUSION_DIR/specialists/NAME/temperature.json has it",
+        )
+    check_temperatures([float(temperature)])
+    return Ensemble.open(directory, fingerprints={"model": fingerprint})
 
 
 def _exporter(format: ExportFormat) -> tuple[_Export, Callable[[ExportSource], CardTexts]]:

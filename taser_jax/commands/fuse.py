@@ -11,13 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax.artifacts import file_name, split_path, write_json
+from taser_jax.artifacts import FilePath, file_name, split_path, write_json
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.commands.hybrid import development_set
-from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
+from taser_jax.commands.inputs import (
+    PassageHeads,
+    check_known,
+    read_task_run,
+    run_path,
+    tasks_with,
+)
 from taser_jax.commands.oracle import oracle_weights
 from taser_jax.commands.specialists import CalibrationConfig, OpenSpecialist, Specialist
-from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.errors import ConfigError
 from taser_jax.hosts import first_host_only
 from taser_jax.progress import logger, phase
@@ -85,6 +91,7 @@ def fuse(
     measure: str = "R@20",
     oracle: Mapping[str, str] | None = None,
     search: BayesianConfig = BayesianConfig(),
+    own_passage_tasks: Sequence[str] = (),
     k: int = 100,
     tag: str = "muf",
 ) -> FusionSummary:
@@ -115,6 +122,8 @@ def fuse(
         oracle: task -> its specialist: weights are those that put a right passage first, searched
             for from that specialist's list on (DPR-MUF's Bayesian oracle); None takes confidences.
         search: how the oracle searches.
+        own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
+            the query's id is excluded from its lists.
         k: results per query in TREC files.
         tag: their last column.
 
@@ -127,22 +136,20 @@ def fuse(
     """
     store = PassageStore.open(data_dir, collection)
     names = tasks_with(data_dir, collection, split=split, tasks=tasks)
+    check_known(own_passage_tasks, list_tasks(data_dir, collection), where="OWN_PASSAGE_TASKS")
     root = pathlib.Path(lists_dir or pathlib.Path(output_dir) / "specialists")
     _check(specialists, config, calibration, split=split, development_split=development_split)
-    opened = {
-        name: OpenSpecialist(
-            name,
-            specialist,
-            root / file_name(name),
-            data_dir=data_dir,
-            store=store,
-            depth=max(config.depth, confidence.k),
-            confidence=confidence,
-            calibration=calibration,
-            evaluation=evaluation,
-        )
-        for name, specialist in specialists.items()
-    }
+    opened = open_specialists(
+        specialists,
+        root,
+        data_dir=data_dir,
+        store=store,
+        config=config,
+        confidence=confidence,
+        calibration=calibration,
+        evaluation=evaluation,
+        own_passage_tasks=own_passage_tasks,
+    )
     chosen = {task: _of_task(opened, task, domain) for task in names}
     undecided, alphas = 0, {}
     heads = PassageHeads(store)
@@ -194,6 +201,36 @@ def fuse(
     }
     write_json(pathlib.Path(output_dir) / FUSION_FILE, to_plain(record))
     return summary
+
+
+def open_specialists(
+    specialists: Mapping[str, Specialist],
+    root: FilePath,
+    *,
+    data_dir: str,
+    store: PassageStore,
+    config: FusionConfig,
+    confidence: ConfidenceConfig,
+    calibration: CalibrationConfig,
+    evaluation: EvaluationConfig,
+    own_passage_tasks: Sequence[str] = (),
+) -> dict[str, OpenSpecialist]:
+    """Opens specialists; what each computes alone lies in a folder of its own below `root`."""
+    return {
+        name: OpenSpecialist(
+            name,
+            specialist,
+            pathlib.Path(root) / file_name(name),
+            data_dir=data_dir,
+            store=store,
+            depth=max(config.depth, confidence.k),
+            confidence=confidence,
+            calibration=calibration,
+            evaluation=evaluation,
+            own_passage_tasks=own_passage_tasks,
+        )
+        for name, specialist in specialists.items()
+    }
 
 
 def join(

@@ -7,8 +7,10 @@ import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int
 
 from taser_jax.artifacts import (
     FilePath,
@@ -20,7 +22,7 @@ from taser_jax.artifacts import (
 )
 from taser_jax.assembly.ensembles import Ensemble
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
-from taser_jax.commands.inputs import PassageHeads, search_devices
+from taser_jax.commands.inputs import PassageHeads, own_rows, search_devices
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.calibration import Reliability, TemperatureChoice, choose_temperature
@@ -29,6 +31,7 @@ from taser_jax.retrieval.confidence import (
     TEMPERATURES,
     ConfidenceConfig,
     check_temperatures,
+    member_logits,
     query_confidence,
 )
 from taser_jax.retrieval.embeddings import Embeddings
@@ -36,7 +39,7 @@ from taser_jax.retrieval.fusion import ScoreRows
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.query_arrays import CONFIDENCE, LISTS, QueryArrays, is_finished
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
-from taser_jax.retrieval.runs import Run, SearchResult
+from taser_jax.retrieval.runs import Run, SearchResult, without_own
 from taser_jax.retrieval.searcher import Searcher
 
 _TEMPERATURE = "temperature.json"
@@ -97,6 +100,7 @@ class OpenSpecialist:
         confidence: how confidences are computed.
         calibration: how its temperature is chosen.
         evaluation: what makes the first passage of a list right.
+        own_passage_tasks: tasks whose queries are passages, which their lists leave out.
 
     Raises:
         FingerprintError: index, embeddings or ensemble are of another model or collection.
@@ -114,7 +118,9 @@ class OpenSpecialist:
         confidence: ConfidenceConfig,
         calibration: CalibrationConfig,
         evaluation: EvaluationConfig,
+        own_passage_tasks: Sequence[str] = (),
     ) -> None:
+        self._own_passage_tasks = own_passage_tasks
         self.name, self._directory = name, pathlib.Path(directory)
         self._specialist, self._store, self._data_dir = specialist, store, data_dir
         self._depth, self._confidence = depth, confidence
@@ -158,10 +164,16 @@ class OpenSpecialist:
         """Its list of each query; searched once."""
         queries = self.queries(task, split)
         directory = split_path(self._directory / "lists", task, split)
-        fingerprints = self._list_fingerprints(queries)
+        drops = task in self._own_passage_tasks
+        fingerprints = dict(self._list_fingerprints(queries))
+        if drops:
+            fingerprints["own passages"] = "left out"
         if not is_finished(directory):
             with phase(f"{self.name}: search of {task} {split}"):
-                result = self.search(self.vectors(task, split))
+                result = self.search(self.vectors(task, split), more=drops)
+            if drops:
+                own = own_rows(self._store, task, queries.query_ids)
+                result = without_own(result, own, self._depth)
             run = Run.of(queries.query_ids, result)
             QueryArrays.of_run(run, fingerprints=fingerprints).save(directory)
         return QueryArrays.open(directory, LISTS, fingerprints=fingerprints).run
@@ -180,9 +192,9 @@ class OpenSpecialist:
 
         return score
 
-    def search(self, vectors: Float[np.ndarray, "queries dim"]) -> SearchResult:
-        """Its list of each query embedding."""
-        return self._searcher.search(vectors, self._depth)
+    def search(self, vectors: Float[np.ndarray, "queries dim"], *, more: int = 0) -> SearchResult:
+        """Its list of each query embedding, and `more` results."""
+        return self._searcher.search(vectors, self._depth + more)
 
     def confidences(
         self,
@@ -228,6 +240,16 @@ class OpenSpecialist:
             QueryArrays(CONFIDENCE, queries.query_ids, arrays, fingerprints).save(directory)
         saved = QueryArrays.open(directory, CONFIDENCE, fingerprints=fingerprints)
         return saved.arrays["confidence"]
+
+    def member_probabilities(
+        self, task: str, split: str, lines: Int[np.ndarray, " lines"], *, members: int
+    ) -> Float32[np.ndarray, "lines members k"]:
+        """What its first members make of some queries' lists: softmaxes at its temperature."""
+        rows = self.lists(task, split).rows[lines, : self._confidence.k]
+        passages = np.stack([self.passages.take(np.maximum(row, 0)) for row in rows])
+        embedded = self._members.embed(self.vectors(task, split)[lines])[:members]
+        logits = member_logits(embedded, jnp.asarray(passages)) / self.temperature
+        return np.asarray(jax.nn.softmax(jnp.where(rows[:, None] >= 0, logits, -jnp.inf)))
 
     @functools.cached_property
     def temperature(self) -> float:

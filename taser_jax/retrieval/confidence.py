@@ -37,12 +37,13 @@ class ConfidenceConfig:
     Attributes:
         k: passages of the specialist's own list that the members' softmaxes are over.
         epsilon: added to every probability inside the logarithms; the released code has 1e-6.
-        block_bytes: memory for the candidates' vectors of one block of queries.
+        block_bytes: memory for the candidates' vectors of one block of queries. Larger blocks are
+            slower on CPUs: the system hands out such arrays as new, unmapped pages each time.
     """
 
     k: int = 1000
     epsilon: float = 0.0
-    block_bytes: int = 128 << 20
+    block_bytes: int = 32 << 20
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.epsilon < 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from taser_jax.artifacts import file_name
+from taser_jax.artifacts import file_name, write_text
 from taser_jax.commands.ensemble import CONFIGURABLES as ENSEMBLE_CONFIGURABLES
 from taser_jax.commands.fuse import CONFIGURABLES as FUSE_CONFIGURABLES
 from taser_jax.commands.inputs import check_collection
@@ -15,6 +15,7 @@ from taser_jax.errors import ConfigError
 from taser_jax.evaluation.domains import MixedConfig
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.progress import logger
+from taser_jax.workflows.muf_costs import costs_table, write_figures
 from taser_jax.workflows.muf_stages import Fusion, MufStages
 from taser_jax.workflows.muf_tables import (
     BAYESIAN,
@@ -25,6 +26,7 @@ from taser_jax.workflows.muf_tables import (
     OWN,
     WITHOUT_DOMAIN,
     WORST,
+    MufRows,
     write_tables,
     write_uncertainty,
 )
@@ -41,6 +43,7 @@ def pipeline_muf(
     specialists: Mapping[str, System],
     joint: Mapping[str, System],
     untrained: Mapping[str, System] | None = None,
+    students: Mapping[str, System] | None = None,
     fusion: Fusion = Fusion(),
     config_text: str = "",
 ) -> Mapping[str, ResultsTable]:
@@ -60,6 +63,8 @@ def pipeline_muf(
         joint: name -> a model of several tasks, to compare with; its `train_steps` should let it
             see as many queries as the specialists together.
         untrained: name -> a model that is shown as its pretrained weights left it.
+        students: name -> a model that learns from the specialists' fused lists; its objective has a
+            distillation.
         fusion: ensembles, weights and mixes.
         config_text: written to config.gin.
 
@@ -74,9 +79,9 @@ def pipeline_muf(
     store = TokenStore.open(setting.token_store)
     check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
     setting.check_tasks(store.tasks)
-    untrained = untrained or {}
+    untrained, students = untrained or {}, students or {}
     trained = {**specialists, **joint}
-    _check(specialists, joint, fusion, store.tasks)
+    _check(specialists, joint, students, fusion, store.tasks)
     check_untrained(setting, untrained, trained, where="pipeline_muf.untrained")
     begin_pipeline(output_dir, config_text)
     run = MufStages(Stages(output_dir), setting, fusion, store)
@@ -85,32 +90,53 @@ def pipeline_muf(
         run.untrained(name, system)
     for name, system in trained.items():
         run.model(name, system, speaks=name in specialists)
-    for name in (*untrained, *trained):
-        run.fuse(name, [name])
     fusions = run.fusions(specialists)
+    for name, system in students.items():
+        run.student(name, system, list(specialists))
+    models = [*untrained, *joint, *students]
+    for name in (*specialists, *models):
+        run.fuse(name, [name])
     rows = run.rows(specialists)
     tables = write_tables(
         rows,
-        models=[*untrained, *joint],
+        models=models,
         fusions=fusions,
         sizes=fusion.sizes,
         mixed=fusion.mixed,
     )
     write_uncertainty(rows, run.directory_of(MUF) / "lists", fusion.config)
+    _write_costs(run, rows, list(specialists), [*joint, *students])
     for name, table in tables.items():
         print(f"\n{table.to_text()}")
         logger.info("table: %s (and .csv, .png)", output_dir / f"{name}.md")
     return tables
 
 
+def _write_costs(
+    run: MufStages, rows: MufRows, specialists: Sequence[str], joint: Sequence[str]
+) -> None:
+    """What the fusion costs beside joint models, as costs.md, and the paper's other figures."""
+    latencies = run.latencies(specialists)
+    costs = {name: run.cost(name) for name in (*specialists, *joint)}
+    table = costs_table(
+        {name: costs[name] for name in specialists},
+        {name: costs[name] for name in joint},
+        latencies[max(latencies)],
+    )
+    write_text(rows.directory / "costs.md", table)
+    lists = {row: run.directory_of(row) / "lists" for row in (MUF, BAYESIAN) if row in rows.values}
+    write_figures(rows, run.opened(specialists), lists, latencies)
+
+
 def _check(
     specialists: Mapping[str, System],
     joint: Mapping[str, System],
+    students: Mapping[str, System],
     fusion: Fusion,
     known: Mapping[str, Sequence[str]],
 ) -> None:
     """Rejects names and tasks that do not fit before anything is computed."""
-    names = [*specialists, *joint]
+    names = [*specialists, *joint, *students]
     rows = [*names, BM25, MUF, OWN, WORST, ORACLE, BAYESIAN, WITHOUT_DOMAIN, EQUAL, LITERAL]
     if len(specialists) < 2 or len(set(map(file_name, rows))) < len(rows):
         raise ConfigError(
@@ -127,7 +153,15 @@ def _check(
                 expected="the tasks that it is trained on",
                 fix=f"bind {file_name(name)}/System.tasks = ['...']",
             )
-    for name, system in {**specialists, **joint}.items():
+    for name, system in students.items():
+        if system.objective is None or system.objective.distillation is None:
+            raise ConfigError(
+                f"student {name!r} does not learn from a teacher",
+                where="System.objective",
+                expected="an ObjectiveConfig with a distillation",
+                fix=f"bind {file_name(name)}/System.objective, and its distillation",
+            )
+    for name, system in {**specialists, **joint, **students}.items():
         if unknown := sorted(set(system.tasks or ()) - known.keys()):
             raise ConfigError(
                 f"{name!r} is to be trained on {', '.join(unknown)}",

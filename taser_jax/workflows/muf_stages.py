@@ -12,10 +12,12 @@ from taser_jax.artifacts import file_name, fingerprint_json
 from taser_jax.assembly.ensembles import EnsembleTraining
 from taser_jax.commands.ensemble import ensemble
 from taser_jax.commands.evaluate import evaluate
-from taser_jax.commands.fuse import Domain, fuse
+from taser_jax.commands.fuse import Domain, fuse, open_specialists
 from taser_jax.commands.inputs import tasks_with
-from taser_jax.commands.specialists import CalibrationConfig, Specialist
+from taser_jax.commands.score import score
+from taser_jax.commands.specialists import CalibrationConfig, OpenSpecialist, Specialist
 from taser_jax.commands.train import train
+from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.evaluation.domains import Evaluations, MixedConfig, read_row, write_row
 from taser_jax.evaluation.results import read_results
@@ -23,6 +25,7 @@ from taser_jax.retrieval.bayesian import BayesianConfig
 from taser_jax.retrieval.confidence import ConfidenceConfig
 from taser_jax.retrieval.fusion import FusionConfig, Weighting
 from taser_jax.settings import flatten, to_plain
+from taser_jax.workflows.muf_costs import Latency, ModelCost, fusion_latency, model_cost
 from taser_jax.workflows.muf_tables import (
     BAYESIAN,
     EQUAL,
@@ -32,6 +35,7 @@ from taser_jax.workflows.muf_tables import (
     TEST,
     WITHOUT_DOMAIN,
     MufRows,
+    mean_confidence,
     of_size,
     with_bm25,
 )
@@ -108,17 +112,85 @@ class MufStages:
         self._retrieval.mine("bm25", root, self._setting.first_mining, inputs)
         self._retrieval.evaluate(BM25, root / "runs", inputs, parameters=None)
 
-    def model(self, name: str, system: System, *, speaks: bool) -> None:
-        """Trains, encodes and indexes a model; of one that speaks, trains the ensemble."""
+    def student(self, name: str, system: System, singles: Sequence[str]) -> None:
+        """Trains, encodes and indexes a model that learns from the specialists' fused lists.
+
+        Its hard negatives, and their teacher's scores, are the fusion's of the training queries.
+        Ensembles were trained on these queries: the outputs of the teacher's stage have the mean w
+        of each specialist on its own training queries and on its own test queries.
+        """
+        setting, label = self._setting, f"{file_name(name)}-teacher"
+        root, fusion = self._root / label, self._fusion
+        tasks = list(system.tasks or self._tasks)
+        settings: dict[str, Any] = {
+            "config": fusion.config,
+            "confidence": fusion.confidence,
+            "calibration": fusion.calibration,
+            "evaluation": setting.evaluation,
+            "own_passage_tasks": list(setting.own_passage_tasks),
+            "k": setting.k,
+        }
+        inputs = {
+            **self._data,
+            **flatten(teacher=settings),
+            "tasks": tasks,
+            "models": {one: to_plain(self._models[one].inputs) for one in singles},
+        }
+
+        def fuse_stage() -> dict[str, Any]:
+            fuse(
+                specialists={one: self._models[one].specialist for one in singles},
+                output_dir=str(root),
+                lists_dir=str(self._root / "specialists"),
+                split="train",
+                development_split=DEVELOPMENT,
+                tasks=tasks,
+                **settings,
+                **self._where,
+            )
+            return {
+                f"mean w, {split}": mean_confidence(directory / "lists", tasks, split=split)
+                for directory, split in ((root, "train"), (self._roots[MUF], TEST))
+            }
+
+        def score_stage() -> None:
+            score(
+                teachers={str(root / "runs"): 1.0},
+                negatives_dir=str(root / "negatives"),
+                output_dir=str(root / "scored"),
+                tasks=tasks,
+                **self._where,
+            )
+
+        self._stages.run(f"{label}-fuse", fuse_stage, inputs=inputs)
+        self._retrieval.mine(label, root, setting.first_mining, inputs, tasks=tasks)
+        self._stages.run(f"{label}-score", score_stage, inputs=inputs)
+        self.model(name, system, speaks=False, taught=(root / "scored", inputs))
+
+    def model(
+        self,
+        name: str,
+        system: System,
+        *,
+        speaks: bool,
+        taught: tuple[pathlib.Path, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Trains, encodes and indexes a model; of one that speaks, trains the ensemble.
+
+        `taught` are a student's negatives with scores, and what they were made from, in the place
+        of BM25's negatives.
+        """
         label, setting = file_name(name), self._setting
         root, training = self._root / label, system.training(setting.training)
         tasks = list(system.tasks or self._tasks)
-        negatives = [str(self._root / "bm25" / "negatives")]
+        negatives = [str(taught[0] if taught else self._root / "bm25" / "negatives")]
         inputs: dict[str, Any] = {
             **self._data,
             "tasks": tasks,
             **flatten(model=system.model, training=training, negatives=setting.first_mining),
         }
+        if taught is not None:
+            inputs["teacher"] = to_plain(taught[1])
 
         def train_stage() -> dict[str, Any]:
             start = time.monotonic()
@@ -196,6 +268,40 @@ class MufStages:
         tasks = {name: tuple(system.tasks or ()) for name, system in specialists.items()}
         return MufRows(self._setting, self._tasks, tasks, self._rows)
 
+    def opened(self, names: Sequence[str], **change: Any) -> dict[str, OpenSpecialist]:
+        """Specialists with what they have computed; `change` as for `fuse`."""
+        setting, fusion = self._setting, self._fusion
+        return open_specialists(
+            {name: dataclasses.replace(self._models[name].specialist, **change) for name in names},
+            self._root / "specialists",
+            data_dir=setting.data_dir,
+            store=PassageStore.open(setting.data_dir, self._where["collection"]),
+            config=fusion.config,
+            confidence=fusion.confidence,
+            calibration=fusion.calibration,
+            evaluation=setting.evaluation,
+            own_passage_tasks=setting.own_passage_tasks,
+        )
+
+    def latencies(self, names: Sequence[str]) -> dict[int, Latency]:
+        """Members -> what a fusion with so many takes per query."""
+        found = {}
+        for size in (*self._fusion.sizes, self._fusion.ensemble.model.members):
+
+            def measure(size: int = size) -> dict[str, float]:
+                opened = self.opened(names, members=size)
+                return fusion_latency(list(opened.values()), self._tasks[0], self._fusion.config)
+
+            inputs = {"models": {one: to_plain(self._models[one].inputs) for one in names}}
+            label = f"latency-{size}-{fingerprint_json(list(names))[:6]}"
+            found[size] = Latency(**self._stages.run(label, measure, inputs=inputs))
+        return found
+
+    def cost(self, name: str) -> ModelCost:
+        """What a trained model took."""
+        embeddings_dir = self._models[name].specialist.embeddings_dir
+        return model_cost(self._stages, file_name(name), embeddings_dir)
+
     def directory_of(self, row: str) -> pathlib.Path:
         """Of a fusion."""
         return self._roots[row]
@@ -225,6 +331,7 @@ class MufStages:
             "confidence": fusion.confidence,
             "calibration": fusion.calibration,
             "evaluation": setting.evaluation,
+            "own_passage_tasks": list(setting.own_passage_tasks),
             "with_bm25": setting.hybrid,
             "measure": setting.hybrid_measure,
             "k": setting.k,

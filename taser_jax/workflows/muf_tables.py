@@ -135,6 +135,17 @@ def write_tables(
     return tables
 
 
+def mean_confidence(
+    lists: pathlib.Path, tasks: Sequence[str], *, split: str
+) -> dict[str, dict[str, float]]:
+    """Task -> specialist -> mean w of a fusion's queries."""
+    found = {task: QueryArrays.open(split_path(lists, task, split), FUSED_LISTS) for task in tasks}
+    return {
+        task: dict(zip(one.columns, one.arrays["confidence"].mean(axis=0).tolist(), strict=True))
+        for task, one in found.items()
+    }
+
+
 def write_uncertainty(rows: MufRows, lists: pathlib.Path, config: FusionConfig) -> None:
     """What confidences are worth, as uncertainty.csv and figures/.
 

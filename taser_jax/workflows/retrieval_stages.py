@@ -170,7 +170,15 @@ class RetrievalStages:
             )
         return inputs
 
-    def mine(self, label: str, root: pathlib.Path, config: MiningConfig, inputs: Inputs) -> None:
+    def mine(
+        self,
+        label: str,
+        root: pathlib.Path,
+        config: MiningConfig,
+        inputs: Inputs,
+        *,
+        tasks: Sequence[str] | None = None,
+    ) -> None:
         """Mines from `root`'s runs of the training queries."""
         evaluation = self._setting.evaluation
         matching: dict[str, Any] = {
@@ -184,7 +192,7 @@ class RetrievalStages:
                 output_dir=str(root / "negatives"),
                 config=config,
                 **matching,
-                **self._common,
+                **self._common | ({} if tasks is None else {"tasks": tasks}),
             ),
             inputs={**inputs, **flatten(mining=config, **matching)},
         )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from small_world import gin, refused, succeed
 
+from taser_jax.assembly.ensembles import Ensemble
 from taser_jax.assembly.model_directory import load_model, write_run_record
 from taser_jax.batch import Role
 from taser_jax.commands import export
@@ -23,6 +24,7 @@ from taser_jax.interop import onnx, stablehlo
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, init_params
+from taser_jax.models.ensemble import EnsembleConfig, init_members
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState
@@ -139,6 +141,32 @@ def test_lengths_and_metrics_may_be_given(tmp_path, model_dir):
     facts = json.loads((directory / "export.json").read_text(encoding="utf-8"))
     assert (facts["query_length"], facts["passage_length"]) == (6, 12)
     assert facts["metrics"] == {"R@20": 0.5}
+
+
+def test_an_ensemble_is_exported_with_its_own_model_and_temperature(capsys, tmp_path, model_dir):
+    members = init_members(jax.random.key(0), dim=16, config=EnsembleConfig(2, (4,)), members=2)
+    for name, model in (("own", load_model(model_dir).fingerprint), ("foreign", "another")):
+        fingerprints = {"model": model, "ensemble": name}
+        ensemble = Ensemble(EnsembleConfig(2, (4,)), members, fingerprints, ("rivers",))
+        ensemble.save(tmp_path / name, facts={})
+    told = {"temperature": 0.1, "confidence_k": 5}
+    for ensemble_dir, more, words in (
+        ("own", {}, "an ensemble without its temperature"),
+        ("own", {"temperature": 0}, "each a positive number"),
+        ("foreign", told, "train an ensemble on this model's embeddings"),
+    ):
+        more = {"ensemble_dir": tmp_path / ensemble_dir, **more}
+        assert words in refused(
+            capsys, *arguments(model_dir, tmp_path / "none", ["stablehlo"], **more)
+        )
+    assert not (tmp_path / "none").exists()
+    more = {"ensemble_dir": tmp_path / "own", **told}
+    succeed(*arguments(model_dir, tmp_path / "out", ["stablehlo"], **more))
+    written = tmp_path / "out" / "stablehlo"
+    settings = json.loads((written / "confidence.json").read_text())
+    assert settings == {"temperature": 0.1, "k": 5, "tasks": ["rivers"]}
+    assert (written / "members.npz").exists()
+    assert (written / "confidence.py").exists()
 
 
 def test_a_directory_that_is_not_empty_is_refused(capsys, tmp_path, model_dir, nothing_is_read):

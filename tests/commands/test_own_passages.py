@@ -86,6 +86,13 @@ def test_neither_does_a_model(
     assert every.keys() == found.keys() == QUERIES.keys()
     for query, passages in found.items():
         assert passages == [passage for passage in every[query] if passage != query]
+    # A specialist's lists, which a fusion joins, leave it out as well.
+    one = gin("Specialist", embeddings_dir=tmp_path / "EMBEDDINGS_DIR")
+    one += gin("Specialist", index_dir=tmp_path / "INDEX_DIR")
+    fuse = ["fuse", *_where(root), *one, "--gin.SPECIALISTS={'one': @Specialist()}"]
+    fuse += [*gin("FusionConfig", depth=3), *gin("ConfidenceConfig", k=3)]
+    succeed(*fuse, *gin(FUSION_DIR=tmp_path / "fused"), *OWN)
+    assert _found(tmp_path / "fused" / "runs") == found
 
 
 def test_refusals(root: pathlib.Path, tmp_path: pathlib.Path, capsys, small_world: SmallWorld):

@@ -1,5 +1,6 @@
 """`taser pipeline muf`: its tables, what a rerun reuses, and a specialist that joins later."""
 
+import collections
 import csv
 import json
 import pathlib
@@ -9,7 +10,11 @@ import numpy as np
 import pytest
 from small_world import SmallWorld, gin, refused, succeed
 
+from taser_jax.artifacts import fingerprint_json, split_path
+from taser_jax.data.token_store.negatives import read_negatives
 from taser_jax.evaluation.results import per_query_path, read_per_query
+from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
+from taser_jax.workflows import muf_stages
 from taser_jax.workflows.stages import Stages
 
 SYSTEMS = "{'Summary': @summary/System(), 'Code': @code/System()}"
@@ -34,6 +39,8 @@ def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> li
         "--gin.joint/System.train_steps=8",
         f"--gin.pipeline_muf.specialists={SYSTEMS}",
         "--gin.pipeline_muf.joint={'Joint': @joint/System()}",
+        "--gin.student/System.tasks=['summary', 'code']",
+        "--gin.student/System.train_steps=4",
         "--gin.Fusion.left_out=None",
         "--gin.Fusion.sizes=(2,)",
         "--gin.FusionConfig.depth=60",
@@ -77,14 +84,15 @@ def values(directory, system, task, measure="R@20"):
 
 def test_the_papers_tables(finished):
     own = ["Single, own domain", "Single, worst"]
-    assert rows(finished, "domains") == [*SINGLES, *own, "Joint", *FUSED]
+    assert rows(finished, "domains") == [*SINGLES, *own, "Joint", "Student", *FUSED]
     assert rows(finished, "bm25") == [
         "BM25",
         "Single, own domain + BM25",
         "Joint + BM25",
+        "Student + BM25",
         "MUF + BM25",
     ]
-    assert rows(finished, "mixed") == [*SINGLES, "Joint", *FUSED, *ORACLES]
+    assert rows(finished, "mixed") == [*SINGLES, "Joint", "Student", *FUSED, *ORACLES]
     assert rows(finished, "sizes") == ["MUF, 2 members", "MUF"]
     for name in ("domains", "bm25", "mixed", "sizes"):
         assert (finished / f"{name}.md").exists()
@@ -98,12 +106,27 @@ def test_what_confidences_are_worth(finished):
         (single, task) for single in SINGLES for task in ("summary", "code")
     ]
     assert {path.name for path in (finished / "figures").iterdir()} == {
-        *("confidence.png", "abstention.png", "weights.png", "reliability.png")
+        *("confidence.png", "abstention.png", "weights.png", "reliability.png"),
+        *("sizes.png", "examples.png", "members-summary.png", "members-code.png"),
     }
     for line in found:
         assert 0 <= float(line["mean_w"]) <= 1
         correct = values(finished, line["specialist"], line["task"], "R@1")
         assert float(line["accuracy"]) == pytest.approx(correct.mean(), abs=1e-4)
+
+
+def test_what_a_fusion_costs_beside_joint_models(finished):
+    header, _, *lines = (finished / "costs.md").read_text().splitlines()
+    assert header == "| | Joint | Student | MUF, 2 specialists |"
+    cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in lines}
+    assert len(cells) == 6
+    record = Stages(finished).record("latency-3-" + fingerprint_json(SINGLES)[:6])
+    told = record.outputs
+    assert all(value > 0 for value in told.values())
+    total = told["search"] + told["confidence"] + told["fusion"]
+    assert cells["search, confidence and fusion of a query"][-1] == f"{total:.1f} ms |"
+    joint = cells["passages' vectors"]
+    assert joint[0] == joint[1]
 
 
 def test_rows_put_together_have_the_values_of_the_rows_they_name(finished):
@@ -157,6 +180,23 @@ def test_every_specialist_trains_on_its_own_task(finished):
     assert not (finished / "joint" / "ensemble").exists()
 
 
+def test_a_student_learns_from_the_fused_lists_of_training_queries(finished):
+    record = Stages(finished).record("student-teacher-fuse")
+    told = {split: record.outputs[f"mean w, {split}"] for split in ("train", "test")}
+    for means in told.values():
+        assert means.keys() == {"summary", "code"}
+        assert all(0 <= w <= 1 for of_task in means.values() for w in of_task.values())
+    teacher = finished / "student-teacher"
+    fused = QueryArrays.open(split_path(teacher / "lists", "summary", "train"), FUSED_LISTS)
+    lines = read_negatives(teacher / "scored", "summary", "train", fused.query_ids)
+    assert any(len(line.rows) for line in lines)
+    for line, rows, scores in zip(lines, fused.arrays["rows"], fused.arrays["scores"], strict=True):
+        ranked = dict(zip(rows.tolist(), scores.tolist(), strict=True))
+        if len(line.rows):
+            expected = [ranked[row] for row in line.rows.tolist()]
+            np.testing.assert_allclose(line.teacher.negatives, expected, atol=1e-5)
+
+
 def test_a_rerun_reuses_every_stage(finished, small_world):
     before = {path: path.stat().st_mtime_ns for path in (finished / "stages").iterdir()}
     tables = {name: (finished / f"{name}.csv").read_bytes() for name in ("domains", "mixed")}
@@ -188,6 +228,35 @@ def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
     assert (copy / "domains.csv").read_bytes() == (finished / "domains.csv").read_bytes()
 
 
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the pipeline may catch it."""
+
+
+@pytest.mark.release
+def test_killed_in_several_stages_it_goes_on_in_each(finished, small_world, tmp_path, monkeypatch):
+    calls: collections.Counter[str] = collections.Counter()
+    kills = {("train", 2), ("ensemble", 1), ("fuse", 1), ("fuse", 5), ("score", 1)}
+
+    def counted(name, function):
+        def call(**arguments):
+            calls[name] += 1
+            if (name, calls[name]) in kills:
+                raise Killed(name)
+            return function(**arguments)
+
+        return call
+
+    for name in ("train", "ensemble", "fuse", "score"):
+        monkeypatch.setattr(muf_stages, name, counted(name, getattr(muf_stages, name)))
+    directory = tmp_path / "out"
+    for _ in kills:
+        with pytest.raises(Killed):
+            succeed(*arguments(small_world, directory))
+    succeed(*arguments(small_world, directory))
+    for name in ("domains", "mixed", "bm25", "sizes"):
+        assert (directory / f"{name}.csv").read_bytes() == (finished / f"{name}.csv").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("binding", "words"),
     [
@@ -198,6 +267,7 @@ def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
         ),
         ("code/System.tasks=None", "specialist 'Code' has no tasks"),
         ("code/System.tasks=['cod']", "'Code' is to be trained on cod"),
+        ("student/System.objective=None", "student 'Student' does not learn from a teacher"),
         ("Fusion.left_out=Nobody", "'Nobody' is no specialist"),
         ("Fusion.left_out=Code", "two left at least"),
         ("EnsembleConfig.members=1", "two members or more"),

@@ -1,0 +1,126 @@
+"""`taser positives`: finds the positives of questions that have answers only, with BM25."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from taser_jax.commands.inputs import answer_matcher, check_known
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks, write_queries
+from taser_jax.data.prepare.receipts import write_without_positive
+from taser_jax.errors import ConfigError
+from taser_jax.evaluation.answers import AnswerMatch
+from taser_jax.hosts import first_host_only
+from taser_jax.progress import logger, phase
+from taser_jax.records import Query
+from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
+from taser_jax.retrieval.runs import NO_ROW, SearchResult
+
+
+@first_host_only
+def positives(
+    *,
+    data_dir: str,
+    collection: str,
+    tasks: Mapping[str, str],
+    index_dir: str,
+    depth: int = 100,
+    config: Bm25Config = Bm25Config(),
+    match: AnswerMatch = AnswerMatch.STRING,
+    regex_tasks: tuple[str, ...] = (),
+) -> Mapping[str, Mapping[str, int]]:
+    """Makes training sets of questions with answers: BM25's passages, by whether they contain one.
+
+    Each question is searched with its answers beside it. Of the best passages those that contain
+    an answer are its positives, best first, and the others its hard negatives. Training and
+    validation questions without a positive are dropped and listed in without_positive/; test
+    questions are copied as they are, for they are judged by their answers.
+
+    Source: DPR-MUF (Li et al., Findings of EMNLP 2021), appendix A.1.
+
+    Args:
+        data_dir: folder of collections.
+        collection: the collection.
+        tasks: task with answers -> name of the task to write.
+        index_dir: BM25's index is built there once and reused.
+        depth: passages that are looked at for each question.
+        config: parameters of BM25.
+        match: how answers are matched.
+        regex_tasks: tasks whose answers are regular expressions, by their names with answers.
+
+    Returns:
+        Task that was written -> split -> questions dropped.
+
+    Raises:
+        ConfigError: an unknown task, one that would be written over itself, or no answers.
+        DataError: no question of a split is left.
+    """
+    known = list_tasks(data_dir, collection)
+    check_known([*tasks, *regex_tasks], known, where="positives.tasks")
+    if not tasks or set(tasks) & set(tasks.values()) or len(set(tasks.values())) < len(tasks):
+        raise ConfigError(
+            f"tasks {dict(tasks)}",
+            where="positives.tasks",
+            expected="one at least, each with a new name of its own: {'webq': 'webq_bm25'}",
+        )
+    store = PassageStore.open(data_dir, collection)
+    index = Bm25Index.build(
+        (title_and_text(passage) for passage in store.iterate()),
+        index_dir,
+        config=config,
+        fingerprints={"collection": store.fingerprint},
+    )
+    dropped: dict[str, dict[str, int]] = collections.defaultdict(dict)
+    for task, name in tasks.items():
+        matching = AnswerMatch.REGEX if task in regex_tasks else match
+        for split in known[task]:
+            queries = list(QuerySet.open(data_dir, collection, task, split))
+            if not any(query.answers for query in queries):
+                raise ConfigError(
+                    f"no {split} question of {task!r} has answers",
+                    where="positives.tasks",
+                    expected="questions with answers",
+                )
+            lost: list[str] = []
+            found: Iterator[Query] = iter(queries)
+            if split != "test":
+                with phase(f"positives of {task} {split}"):
+                    texts = [" ".join([query.text, *query.answers]) for query in queries]
+                    result = index.search(texts, depth)
+                    found = _divided(queries, result, store, matching, lost)
+            renamed = (dataclasses.replace(query, task=name) for query in found)
+            write_queries(data_dir, collection, name, split, renamed)
+            write_without_positive(data_dir, collection, name, split, lost)
+            dropped[name][split] = len(lost)
+            logger.info(
+                "%s %s: %s questions, %s dropped without a positive among BM25's first %d",
+                *(name, split, f"{len(queries) - len(lost):,}", f"{len(lost):,}", depth),
+            )
+    return dropped
+
+
+def _divided(
+    queries: list[Query],
+    result: SearchResult,
+    store: PassageStore,
+    match: AnswerMatch,
+    lost: list[str],
+) -> Iterator[Query]:
+    """Queries with the positives and hard negatives among their results; `lost` gets the others."""
+    with answer_matcher(store, match) as matcher:
+        hits = matcher.hits(result.rows, [query.answers for query in queries])
+    for query, rows, right in zip(queries, result.rows, hits, strict=True):
+        if not right.any():
+            lost.append(f"{query.id}: {query.text}")
+            continue
+        wrong = ~right & (rows != NO_ROW)
+        yield dataclasses.replace(
+            query,
+            positives=tuple(rows[right].tolist()),
+            relevance=(),
+            hard_negatives=tuple(rows[wrong].tolist()),
+        )
+
+
+CONFIGURABLES = (Bm25Config,)

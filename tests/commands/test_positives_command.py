@@ -1,0 +1,79 @@
+"""`taser positives`: positives and hard negatives from answers alone."""
+
+import pytest
+
+from taser_jax.commands.positives import positives
+from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
+from taser_jax.data.prepare.receipts import without_positive_file
+from taser_jax.errors import ConfigError
+from taser_jax.records import Passage, Query
+
+TEXTS = (
+    "the capital of france is paris",
+    "paris hosted the games of 1924",
+    "the capital of spain is madrid",
+    "bread and cheese",
+    "born in 1815 she wrote the first program",
+)
+
+
+@pytest.fixture
+def world(tmp_path):
+    """Questions with answers, one of which no passage contains."""
+    data_dir = str(tmp_path / "data")
+    write_collection(
+        data_dir, "c", [Passage(id=f"p{row}", text=text) for row, text in enumerate(TEXTS)]
+    )
+    questions = (
+        ("a", "what is the capital of france", ("Paris",)),
+        ("b", "which bread is best", ("rye", "wheat")),
+        ("c", "who wrote the first program", (r"born in 18\d\d",)),
+    )
+    queries = [
+        Query(id=id, text=text, task="qa", answers=answers) for id, text, answers in questions
+    ]
+    for split in ("train", "validation", "test"):
+        write_queries(data_dir, "c", "qa", split, queries)
+    return data_dir
+
+
+def run(world, tmp_path, **options):
+    settings = {"tasks": {"qa": "qa_bm25"}, "depth": 3}
+    return positives(
+        data_dir=world, collection="c", index_dir=str(tmp_path / "bm25"), **(settings | options)
+    )
+
+
+def read(world, split, task="qa_bm25"):
+    return {query.id: query for query in QuerySet.open(world, "c", task, split)}
+
+
+def test_passages_with_an_answer_are_positives_and_the_others_hard_negatives(world, tmp_path):
+    assert run(world, tmp_path) == {"qa_bm25": {"train": 2, "validation": 2, "test": 0}}
+    found = read(world, "train")
+    assert list(found) == ["a"]
+    # "france" and "paris" are in the first; "paris" in the second; then what shares "capital".
+    assert found["a"].positives == (0, 1)
+    assert found["a"].hard_negatives == (2,)
+    assert found["a"].task == "qa_bm25"
+    lost = without_positive_file(world, "c", "qa_bm25", "train").read_text()
+    assert lost.splitlines() == ["b: which bread is best", "c: who wrote the first program"]
+    # Judged by their answers: all of them.
+    assert {id: query.positives for id, query in read(world, "test").items()} == dict.fromkeys(
+        "abc", ()
+    )
+    assert list(read(world, "train", "qa")) == ["a", "b", "c"]
+
+
+def test_patterns_match_as_patterns(world, tmp_path):
+    assert run(world, tmp_path, regex_tasks=("qa",))["qa_bm25"]["train"] == 1
+    assert read(world, "train")["c"].positives == (4,)
+
+
+def test_what_has_no_answers_or_no_name_is_refused(world, tmp_path):
+    for tasks in ({}, {"qa": "qa"}, {"unknown": "x"}):
+        with pytest.raises(ConfigError, match=r"positives\.tasks"):
+            run(world, tmp_path, tasks=tasks)
+    write_queries(world, "c", "bare", "train", [Query(id="a", text="b", task="bare")])
+    with pytest.raises(ConfigError, match="no train question of 'bare' has answers"):
+        run(world, tmp_path, tasks={"bare": "x"})
