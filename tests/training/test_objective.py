@@ -333,12 +333,12 @@ def test_what_is_read_of_a_teacher():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ObjectiveConfig(label_weight=0.0), "label_weight 0.0"),
-        (lambda: ObjectiveConfig(label_weight=-1.0), "label_weight -1.0"),
+        (lambda: ObjectiveConfig(label_weight=0.0), "label_weight is 0.0"),
+        (lambda: ObjectiveConfig(label_weight=-1.0), "label_weight is -1.0"),
         (lambda: ObjectiveConfig(matryoshka_dims=(4, 4)), r"matryoshka_dims \[4, 4\]"),
         (lambda: ObjectiveConfig(matryoshka_dims=(0,)), r"matryoshka_dims \[0\]"),
-        (lambda: Distillation(weight=0.0), "weight 0.0"),
-        (lambda: Distillation(temperature=np.nan), "temperature nan"),
+        (lambda: Distillation(weight=0.0), "weight is 0.0"),
+        (lambda: Distillation(temperature=np.nan), "temperature is nan"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, message):

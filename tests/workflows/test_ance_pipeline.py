@@ -311,7 +311,7 @@ def test_refused_before_anything_is_done(
     message = refused(capsys, *arguments(small_world, output, "--gin.TOP_K=50"))
     assert "mining considers the first 100" in message
     message = refused(capsys, *arguments(small_world, output, "--gin.Episodes.count=0"))
-    assert "count 0" in message
+    assert "count is 0" in message
     message = refused(capsys, *arguments(small_world, finished, "--gin.LEARNING_RATE=0.5"))
     assert "learning_rate was 0.001 when this stage ran, now 0.5" in message
 
