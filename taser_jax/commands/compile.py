@@ -25,7 +25,12 @@ from taser_jax.compilation.ahead_of_time import (
     compile_step,
 )
 from taser_jax.compilation.report import StepRefusal, StepReport
-from taser_jax.compilation.topologies import Topology, one_host, open_topology
+from taser_jax.compilation.topologies import (
+    Topology,
+    one_host,
+    open_topology,
+    require_compiler,
+)
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.mesh import make_mesh
@@ -84,6 +89,7 @@ def compile_recipe(
     # Nothing is run: a TPU of this machine stays unused.
     jax.config.update("jax_platforms", "cpu")
     target = open_topology(topology, num_slices=num_slices)
+    require_compiler(target)
     store = open_store(token_store, dry_run=not token_store)
     program = make_program(
         model,

@@ -41,6 +41,7 @@ class PlanRow:
     Attributes:
         topology: its name.
         num_devices: of the topology.
+        num_chips: of it, which are paid for.
         candidate: mesh, rematerialisation, chunks.
         compiled: whether the compiler has said it, or formulas.
         peak: bytes on one device.
@@ -52,6 +53,7 @@ class PlanRow:
 
     topology: str
     num_devices: int
+    num_chips: int
     candidate: Candidate
     compiled: bool
     peak: int
@@ -168,6 +170,7 @@ def _formula_row(each: Estimate, target: Topology) -> PlanRow:
     return PlanRow(
         topology=target.name,
         num_devices=len(target.devices),
+        num_chips=target.num_chips,
         candidate=each.candidate,
         compiled=False,
         peak=each.peak,
@@ -237,8 +240,15 @@ def _compiled_row(
 
 
 def _killed(candidate: Candidate, target: Topology) -> PlanRow:
-    devices = len(target.devices)
-    return PlanRow(target.name, devices, candidate, compiled=True, peak=0, fits=False)
+    return PlanRow(
+        topology=target.name,
+        num_devices=len(target.devices),
+        num_chips=target.num_chips,
+        candidate=candidate,
+        compiled=True,
+        peak=0,
+        fits=False,
+    )
 
 
 def _gin_lines(row: PlanRow, model: ModelConfig) -> str:
@@ -254,15 +264,15 @@ def _gin_lines(row: PlanRow, model: ModelConfig) -> str:
 
 
 def _comparison(best: Sequence[PlanRow]) -> str:
+    def chip_hours(row: PlanRow) -> float:
+        return 1000 * (row.step_seconds or 0.0) * row.num_chips / 3600
+
     rows = [
-        [
-            row.topology,
-            str(row.num_devices),
-            f"{1e3 * (row.step_seconds or 0):.2f}",
-            f"{1e3 * (row.step_seconds or 0) * row.num_devices / 3600:.2f}",
-            row.bound,
-        ]
-        for row in sorted(best, key=lambda row: (row.step_seconds or 0) * row.num_devices)
+        (
+            *(row.topology, row.num_chips, f"{1e3 * (row.step_seconds or 0.0):.2f}"),
+            *(f"{chip_hours(row):.2f}", row.bound),
+        )
+        for row in sorted(best, key=chip_hours)
     ]
     head = ("topology", "chips", "ms a step", "chip-hours per 1,000 steps", "bound by")
     return markdown_table(head, rows)

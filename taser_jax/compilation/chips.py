@@ -11,7 +11,10 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One TPU chip. v4 and v5p have two cores that JAX sees as one device (megacore).
+    """One TPU chip, or what JAX sees as a device of it.
+
+    v4 and v5p have two cores that JAX sees as one device (megacore). TPU7x has two chiplets, each a
+    device with half of the chip's memory and bandwidths.
 
     Attributes:
         name: generation, the first part of a topology's name.
@@ -50,7 +53,10 @@ CHIPS: dict[str, Chip] = {
         # with its all-reduce bandwidth of a pod, 102.4 TB/s over 256 chips.
         Chip("v5e", "TPU v5 lite", 16 * _GIB, 197e12, 819e9, 50e9, 4, 3.125e9, f"{_DOCS}/v5e"),
         Chip("v5p", "TPU v5", 95 * _GIB, 459e12, 2.765e12, 100e9, 6, 6.25e9, f"{_DOCS}/v5p"),
+        # TPU7x: half a chip's 192 GiB, 2,307 TFLOP/s, 7,380 GB/s, 1,200 GB/s over six links and
+        # 100 Gbit/s.
         Chip("v6e", "TPU v6 lite", 32 * _GIB, 918e12, 1.638e12, 100e9, 4, 12.5e9, f"{_DOCS}/v6e"),
+        Chip("tpu7x", "TPU7x", 96 * _GIB, 1153.5e12, 3.69e12, 50e9, 6, 6.25e9, f"{_DOCS}/tpu7x"),
     )
 }
 # Dense bfloat16 FLOP/s of one device, by the vendors' data sheets; a prefix of device_kind.

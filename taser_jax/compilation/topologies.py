@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -22,6 +23,7 @@ KNOWN_SHAPES: dict[str, tuple[str, ...]] = {
     "v5e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
     "v5p": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
     "v6e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    "tpu7x": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
 }
 # Both cores of a chip are one device, as on TPU VMs; libtpu's own default for v4 is one per core.
 _MEGACORE = ("v4", "v5p")
@@ -52,6 +54,11 @@ class Topology:
     num_slices: int
     devices: Sequence[jax.Device]
 
+    @property
+    def num_chips(self) -> int:
+        """Chips of all slices; TPU7x has two devices on each."""
+        return math.prod(self.shape) * self.num_slices
+
     def links(self, group_size: int, extent: Sequence[int] | None = None) -> int:
         """Links of a chip that a collective can use, by the axes that its groups span.
 
@@ -74,8 +81,8 @@ class Topology:
     def _rings(self) -> tuple[bool, ...]:
         """Which axes of a slice close to rings.
 
-        v4 and v5p are cubes of 4x4x4 chips; optical switches join the faces of slices of whole
-        cubes, smaller slices are open (the pages of `chips.py`). v5e and v6e are one torus of
+        v4, v5p and TPU7x are cubes of 4x4x4 chips; optical switches join the faces of slices of
+        whole cubes, smaller slices are open (the pages of `chips.py`). v5e and v6e are one torus of
         16x16 chips, and only an axis of all 16 has its ends in the slice
         (jax-ml.github.io/scaling-book/tpus).
         """
@@ -133,6 +140,28 @@ def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
         num_slices=num_slices,
         devices=found.devices,
     )
+
+
+# The first libtpu seen to compile for a chip; earlier ones end the process.
+_OLDEST_COMPILER = {"tpu7x": (0, 0, 50)}
+
+
+def require_compiler(topology: Topology) -> None:
+    """Refuses a topology that this libtpu describes but cannot compile for.
+
+    Raises:
+        ConfigError: libtpu is too old for the chip.
+    """
+    found = importlib.metadata.version("libtpu")
+    oldest = _OLDEST_COMPILER.get(topology.chip.name, ())
+    if tuple(int(part) for part in found.split(".")[:3]) < oldest:
+        raise ConfigError(
+            f"libtpu {found} crashes when it compiles for {topology.chip.name}",
+            where=topology.name,
+            expected=f"libtpu {'.'.join(map(str, oldest))} or later, which comes with jax 0.12",
+            fix="install with Python 3.12 or later; formulas need no compiler: taser plan "
+            "--gin.plan_recipe.num_compiled=0",
+        )
 
 
 def one_host(topology: Topology) -> Topology:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
 import math
 
 import pytest
 
 from taser_jax.compilation.chips import CHIPS
-from taser_jax.compilation.topologies import KNOWN_SHAPES, Topology, one_host, open_topology
+from taser_jax.compilation.topologies import (
+    KNOWN_SHAPES,
+    Topology,
+    one_host,
+    open_topology,
+    require_compiler,
+)
 from taser_jax.errors import ConfigError
 from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.partitioning import Partitioner
@@ -22,6 +30,8 @@ from taser_jax.partitioning import Partitioner
         ("v5e:1x1", 1, 1),
         ("v5p:4x4x4", 64, 16),
         ("v6e:4x8", 32, 8),
+        # Two devices on a chip.
+        ("tpu7x:2x2x2", 16, 2),
     ],
 )
 def test_devices_are_chips(name, num_devices, num_hosts):
@@ -52,6 +62,17 @@ def test_unknown_topologies_list_the_known(name):
 def test_the_nearest_name_is_suggested():
     with pytest.raises(ConfigError, match="did you mean v5e:4x4"):
         open_topology("v5:4x4")
+
+
+@pytest.mark.parametrize(("libtpu", "works"), [("0.0.42.1", False), ("0.0.50.1", True)])
+def test_a_compiler_that_crashes_for_a_chip_is_not_started(monkeypatch, libtpu, works):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: libtpu)
+    require_compiler(open_topology("v5e:2x2"))
+    with contextlib.nullcontext() if works else pytest.raises(ConfigError) as error:
+        require_compiler(open_topology("tpu7x:2x2x1"))
+    if not works:
+        assert "libtpu 0.0.42.1 crashes when it compiles for tpu7x" in str(error.value)
+        assert "num_compiled=0" in str(error.value)
 
 
 def test_without_libtpu_it_says_what_to_install(monkeypatch):
