@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib.metadata
 import os
 import pathlib
 import platform
@@ -12,9 +13,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Tests run most programs once or twice: compiling less hard is a third of the time of it all.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
-    + " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    + " --xla_cpu_parallel_codegen_split_count=1"
+    + " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 )
+# Later compilers do not know the flag, and end the process.
+if importlib.metadata.version("jax").startswith("0.10."):
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 import jax
 from jaxtyping import install_import_hook
