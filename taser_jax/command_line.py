@@ -37,7 +37,8 @@ class Command:
         base: the Gin file read before the given ones if they do not configure the command, or the
             command whose recipes it takes; None is `gin_file`.
         flags: its own flags, each for a binding.
-        argument: the parameter set by a word after the command, as `function.parameter`.
+        argument: what a word after the command sets: a macro, or `function.parameter`.
+        many: whether several words may follow, which are then a list.
     """
 
     module: str
@@ -49,6 +50,7 @@ class Command:
     base: str | None = None
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
     argument: str | None = None
+    many: bool = False
 
     def gin_files(self, given: Sequence[str] = ()) -> tuple[str, ...]:
         """Files to read, in order.
@@ -144,6 +146,23 @@ COMMANDS: dict[str, Command] = dict(
         _command("analyze", "measure which parameters serve which task"),
         _command("ask", "answer typed questions from an index"),
         _command("export", "export a model to other libraries' formats", function="export_model"),
+        (
+            "compare",
+            Command(
+                "workflows.compare",
+                "compare",
+                "from a folder of text to a table, an index and an export",
+                "runs/compare.gin",
+                flags={
+                    "--pretrained": "PRETRAINED",
+                    "--out": "OUTPUT_DIR",
+                    "--systems": "SYSTEMS",
+                    "--minutes": "MINUTES",
+                },
+                argument="DIRECTORIES",
+                many=True,
+            ),
+        ),
         _command("pipeline taser", "train, mine, retrain, evaluate", module="workflows.taser"),
         _command(
             "pipeline ance", "warm up, then alternate mining and training", module="workflows.ance"
@@ -314,7 +333,10 @@ def parse(argv: Sequence[str]) -> Arguments:
         )
     found, unknown = parser().parse_known_args([*name.split(), *_spelled_out(rest)])
     if COMMANDS[name].argument and not (found.help or bindings or found.bindings):
-        raise ConfigError(f"`taser {name}` needs a name", fix=f"write `taser {name} NAME`")
+        word = "DIRECTORY" if COMMANDS[name].many else "NAME"
+        raise ConfigError(
+            f"`taser {name}` needs a {word.lower()}", fix=f"write `taser {name} {word}`"
+        )
     if unknown:
         raise ConfigError(f"unknown flag {unknown[0]!r}", fix=f"see:\n{usage()}")
     return Arguments(
@@ -333,7 +355,10 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def _with_argument(words: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
-    """The command's name, and the binding made by a word after it."""
+    """The command that words name, and the binding of what follows it."""
+    for name, several in COMMANDS.items():
+        if several.many and several.argument and words[:1] == [name] and len(words) > 1:
+            return name, [(several.argument, repr(words[1:]))]
     command = COMMANDS.get(" ".join(words[:-1]))
     if command is None or command.argument is None:
         return " ".join(words), []

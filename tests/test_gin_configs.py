@@ -42,6 +42,7 @@ RECIPES = {
         ("runs/open_qa_pretrained.gin", "runs/taser_claims.gin"),
         ("runs/odqa.gin",),
         ("runs/yardstick.gin",),
+        ("runs/compared.gin", "models/bert_tiny.gin"),
     ),
     "pipeline muf": (("runs/muf_wiki.gin",), ("runs/muf_mini.gin",)),
     "pipeline ance": (

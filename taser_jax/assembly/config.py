@@ -9,7 +9,11 @@ from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.options import BatchingConfig
-from taser_jax.interop.pretrained import pretrained_bert
+from taser_jax.interop.pretrained import (
+    pretrained_bert,
+    pretrained_normalization,
+    pretrained_pooling,
+)
 from taser_jax.interop.t5_pretrained import pretrained_t5
 from taser_jax.mesh import MeshConfig
 from taser_jax.models.bert import BertConfig
@@ -137,5 +141,7 @@ CONFIGURABLES = (
     ValidationConfig,
     LoopConfig,
     pretrained_bert,
+    pretrained_normalization,
+    pretrained_pooling,
     pretrained_t5,
 )

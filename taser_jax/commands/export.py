@@ -80,7 +80,7 @@ def export_model(
         step: step of the checkpoint; None means the best one.
         query_length: maximum tokens per query; None means as in training.
         passage_length: maximum tokens per passage; None means as in training.
-        results_dir: results of `taser evaluate`, for the metrics in the model card.
+        results_dir: EVAL_OUTPUT_DIR of `taser evaluate`, for the metrics in the model card.
         system: system in these results; needed if there are several.
         metrics: further metrics for the model card, name -> value.
         task: task of the encoder, if encoders differ by task.
@@ -269,7 +269,10 @@ def _metrics(results_dir: str | None, system: str | None) -> dict[str, float]:
     """`task measure` -> value, of one system."""
     if results_dir is None:
         return {}
-    results = read_results(results_dir, None if system is None else [system])
+    # `taser evaluate` puts them into a folder of its EVAL_OUTPUT_DIR.
+    inner = pathlib.Path(results_dir) / "results"
+    directory = inner if inner.is_dir() else results_dir
+    results = read_results(directory, None if system is None else [system])
     if len(results) > 1:
         names = ", ".join(repr(result.system) for result in results)
         raise ConfigError(

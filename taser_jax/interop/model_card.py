@@ -180,9 +180,11 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]
 
 
 def _training(source: ExportSource) -> str:
-    rows = [("model fingerprint", f"`{source.fingerprint}`")]
+    rows: list[tuple[str, object]] = [("model fingerprint", f"`{source.fingerprint}`")]
     rows.append(("vocabulary fingerprint", f"`{_vocabulary_fingerprint(source)}`"))
-    rows += [(name.replace("_", " "), value) for name, value in source.facts.items()]
+    rows += [
+        (name.replace("_", " "), _without_folder(value)) for name, value in source.facts.items()
+    ]
     if source.task is not None:
         rows.append(("task", source.task))
     return f"## Training and data\n\n{_table(rows)}"
@@ -212,6 +214,11 @@ def without_folders(config_text: str) -> str:
         "TOKEN_STORE = 'tokens'"
     """
     return re.sub(r"""(['"])(?:/|\w+://)[^'"]*?([^/'"]*)/?\1""", r"\1\2\1", config_text)
+
+
+def _without_folder(value: object) -> object:
+    """A fact without the folders of a path, as in the configuration."""
+    return without_folders(repr(value))[1:-1] if isinstance(value, str) else value
 
 
 def _vocabulary_fingerprint(source: ExportSource) -> str:

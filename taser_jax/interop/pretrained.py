@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 from taser_jax.errors import ConfigError
 from taser_jax.interop.bert import bert_config, encoder_from_tensors
+from taser_jax.interop.encoder_settings import read_encoder_settings
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.plain import from_plain_encoders
 from taser_jax.interop.sizes import check_sizes
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import Params
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.dual_encoder import Normalization, Params
 
 Source = str | os.PathLike[str]
 
@@ -54,6 +55,18 @@ def pretrained_bert(
         remat=numerics.remat,
         attention=numerics.attention,
     )
+
+
+def pretrained_pooling(source: Source) -> Pooling:
+    """The pooling that a checkpoint's modules.json names; [CLS] for one that has none."""
+    settings = read_encoder_settings(fetch(source))
+    return Pooling.CLS if settings is None else settings.pooling
+
+
+def pretrained_normalization(source: Source) -> Normalization:
+    """The normalisation that a checkpoint's modules.json names; none for one that has none."""
+    settings = read_encoder_settings(fetch(source))
+    return Normalization.NONE if settings is None else settings.normalization
 
 
 def load_pretrained(

@@ -260,7 +260,11 @@ def begin_pipeline(output_dir: pathlib.Path, config_text: str) -> None:
     with storage_errors(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         (output_dir / "config.gin").write_text(config_text, encoding="utf-8")
-    # All rounds, and every restart, run the same programs: they are compiled once.
+    keep_compiled_programs(output_dir)
+
+
+def keep_compiled_programs(output_dir: pathlib.Path) -> None:
+    """Compiles programs once: all rounds, and every restart, run the same ones."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # set as JAX loads
         jax.config.update("jax_compilation_cache_dir", str(output_dir / "compilation_cache"))
 

@@ -15,11 +15,14 @@ Example:
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Callable, Sequence
 
 import seqio
 import tensorflow as tf
 
+from taser_jax.data.collections.store import list_tasks
 from taser_jax.data.seqio_tasks.context import require_data
 from taser_jax.data.seqio_tasks.sources import PassageSource, QuerySource
 from taser_jax.data.seqio_tasks.tokenizers import TOKENS, PassageTokenizer, QueryTokenizer
@@ -29,6 +32,8 @@ from taser_jax.data.text.prompts import TaskPrompt
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.errors import ConfigError
 
+# Mixtures that `add_collection` registered.
+_whole: set[str] = set()
 Preprocessor = Callable[[tf.data.Dataset], tf.data.Dataset]
 Rate = float | Callable[[seqio.Task], float]
 
@@ -115,6 +120,45 @@ def add_retrieval_mixture(
     for task in tasks:
         find_mixture_or_task(task if isinstance(task, str) else task[0], where=f"mixture {name!r}")
     return seqio.MixtureRegistry.add(name, list(tasks), default_rate=default_rate)
+
+
+def add_collection(
+    data_dir: str | os.PathLike[str], collection: str, *, prompt: TaskPrompt = TaskPrompt()
+) -> str:
+    """Registers all tasks of a prepared collection as they are, and a mixture of them.
+
+    A task of a collection `faq` is `faq.what`, the mixture `faq`: the module that `taser tokenize`
+    otherwise imports is needed only for what differs from this. Registering again replaces both.
+
+    Args:
+        data_dir: folder of collections.
+        collection: one that was prepared.
+        prompt: before the queries of all tasks.
+
+    Returns:
+        The mixture's name: the collection's.
+
+    Raises:
+        ConfigError: the collection has no queries.
+    """
+    names = []
+    for task in list_tasks(data_dir, collection):
+        name = re.sub(r"[^\w.:]", "_", f"{collection}.{task}")
+        if name in seqio.TaskRegistry.names():
+            seqio.TaskRegistry.remove(name)
+        add_retrieval_task(name, collection=collection, task=task, prompt=prompt)
+        names.append(name)
+    if collection in _whole:
+        seqio.MixtureRegistry.remove(collection)
+    add_retrieval_mixture(collection, names)
+    _whole.add(collection)
+    return collection
+
+
+def is_registered(name: str) -> bool:
+    """Whether a module registered this mixture or task; `add_collection`'s do not count."""
+    known = {*seqio.MixtureRegistry.names(), *seqio.TaskRegistry.names()}
+    return name in known - _whole
 
 
 def passages_task(collection: str) -> str:

@@ -16,11 +16,13 @@ class Prompt(enum.Enum):
     NAME: the task's name and a separator, as in TACO-DR.
     MARKER: one token for the task's family, as in Maillard et al., 2021; coarser, since several
         tasks share a family.
+    TEXT: any text, as sentence-transformers models have it ("query: ").
     """
 
     NONE = "none"
     NAME = "name"
     MARKER = "marker"
+    TEXT = "text"
 
 
 class Family(enum.Enum):
@@ -44,6 +46,7 @@ class TaskPrompt:
     Attributes:
         kind: the kind of prompt.
         name: the task's name, for NAME.
+        text: what stands before each query, for TEXT.
         family: the task's family, for MARKER: BERT's spare piece [unused1] for the first family,
             and so on; with vocabularies without such pieces, the family's name as ordinary text.
         separator: piece between name and query, such as "<extra_id_1>"; None is the vocabulary's
@@ -53,11 +56,16 @@ class TaskPrompt:
 
     kind: Prompt = Prompt.NONE
     name: str = ""
+    text: str = ""
     family: Family | None = None
     separator: str | None = None
 
     def __post_init__(self) -> None:
-        needed = {Prompt.NAME: ("name", self.name), Prompt.MARKER: ("family", self.family)}
+        needed = {
+            Prompt.NAME: ("name", self.name),
+            Prompt.MARKER: ("family", self.family),
+            Prompt.TEXT: ("text", self.text),
+        }
         if self.kind in needed and not needed[self.kind][1]:
             raise ConfigError(
                 f"a prompt of kind {self.kind.value!r} without a {needed[self.kind][0]}",
@@ -73,6 +81,8 @@ class TaskPrompt:
         """
         if self.kind is Prompt.NAME:
             return [*vocabulary.encode([self.name])[0], self._separator_id(vocabulary)]
+        if self.kind is Prompt.TEXT:
+            return vocabulary.encode([self.text])[0]
         if self.kind is Prompt.MARKER:
             assert self.family is not None
             piece = f"[unused{1 + list(Family).index(self.family)}]"

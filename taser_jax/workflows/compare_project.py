@@ -1,0 +1,300 @@
+"""The Gin file of `taser compare`, as far as it is decided, and the commands that read it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from taser_jax import configuration
+from taser_jax.artifacts import file_name, write_text
+from taser_jax.command_line import COMMANDS, configurable_names
+from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
+from taser_jax.data.prepare.detection import DetectedFiles, Format
+from taser_jax.errors import ConfigError
+from taser_jax.interop.encoder_settings import EncoderSettings, read_encoder_settings
+from taser_jax.interop.hub import fetch
+from taser_jax.models.dual_encoder import Normalization
+from taser_jax.progress import logger
+from taser_jax.workflows.compare_plan import Costs, FittedLength, Plan, length_buckets
+from taser_jax.workflows.setting import row_name
+
+UNTRAINED = "Pretrained, untrained"
+# As on the command line -> as in the table.
+ROWS = {"taser": "TASER", "shared": "Shared", "dpr": "DPR"}
+# ScaNN pays from about here.
+_EXACT_PASSAGES = 100_000
+
+
+@dataclasses.dataclass
+class Project:
+    """One comparison: its Gin file as far as it is decided, and the commands that read it."""
+
+    root: pathlib.Path
+    collection: str
+    detected: Sequence[DetectedFiles]
+    pretrained: str | None
+    systems: Sequence[str]
+    lines: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def gin_file(self) -> pathlib.Path:
+        """What is decided, for every command."""
+        return self.root / f"{self.collection}.gin"
+
+    @property
+    def data_dir(self) -> str:
+        """Folder of collections."""
+        return str(self.root / "data")
+
+    @property
+    def tasks(self) -> dict[str, list[str]]:
+        """Task -> its splits, of the prepared collection."""
+        return list_tasks(self.data_dir, self.collection)
+
+    @property
+    def passages(self) -> PassageStore:
+        """The prepared passages."""
+        return PassageStore.open(self.data_dir, self.collection)
+
+    @property
+    def vocabulary(self) -> pathlib.Path:
+        """Where the vocabulary lies: the weights' own, or one that is trained."""
+        return self.root / "vocabulary" if self.pretrained is None else fetch(self.pretrained)
+
+    @property
+    def format(self) -> Format:
+        """The folders' format.
+
+        Raises:
+            ConfigError: they have several, or are several of KILT's.
+        """
+        formats = {found.format for found in self.detected}
+        if len(formats) > 1 or (Format.KILT in formats and len(self.detected) > 1):
+            raise ConfigError(
+                f"{len(self.detected)} folders of {', '.join(sorted(f.value for f in formats))}",
+                where="DIRECTORIES",
+                expected="folders of one format; KILT's queries share one file of passages",
+                fix="compare them apart, or prepare them as one collection",
+            )
+        return formats.pop()
+
+    @property
+    def settings(self) -> EncoderSettings | None:
+        """What the pretrained directory says of itself."""
+        return None if self.pretrained is None else read_encoder_settings(fetch(self.pretrained))
+
+    def _decide(self, what: str, *lines: str) -> None:
+        """Adds Gin lines and says what they decide."""
+        logger.info("decided: %s", what)
+        for line in "\n".join(lines).splitlines():
+            logger.info("  %s", line)
+        self.lines += [f"# {what[:1].upper()}{what[1:]}.", *lines, ""]
+
+    def _write(self) -> None:
+        head = f"# Written by `taser compare`. Every command takes it: --gin_file={self.gin_file}"
+        write_text(self.gin_file, "\n".join([head, "", *self.lines]))
+
+    def run(self, name: str, *bindings: tuple[str, str]) -> Any:
+        """Runs a command as `taser NAME --gin_file=...` does."""
+        self._write()
+        command = COMMANDS[name]
+        module = importlib.import_module(f"taser_jax.{command.module}")
+        resolved = configuration.resolve(
+            getattr(module, command.function),
+            configurables=module.CONFIGURABLES,
+            flags=configuration.GinFlags(
+                files=command.gin_files([str(self.gin_file)]),
+                defaults=(command.base or command.gin_file,),
+                bindings=bindings,
+            ),
+            elsewhere=configurable_names(),
+        )
+        logger.info("$ taser %s --gin_file=%s", name, self.gin_file)
+        return resolved.function()
+
+    def decide_data(self, validation_share: float, vocabulary_size: int) -> None:
+        """The files, and where everything goes."""
+        model = "models/bert_tiny.gin" if self.pretrained is None else "models/bert_pretrained.gin"
+        self.lines += ["include 'runs/compared.gin'", f"include '{model}'", ""]
+        self._decide(
+            f"the collection, from {self.format.value.upper()} files",
+            f"COLLECTION = {self.collection!r}",
+            *_files(self.detected),
+        )
+        self._decide(
+            "a task without validation queries gets them from its training queries",
+            f"VALIDATION_SHARE = {validation_share}",
+        )
+        vocabulary = f"VOCABULARY = {str(self.vocabulary)!r}"
+        if self.pretrained is None:
+            size = f"VOCAB_SIZE = {vocabulary_size}"
+            self._decide("a vocabulary is trained", vocabulary, size)
+        else:
+            weights = f"PRETRAINED = {self.pretrained!r}"
+            self._decide("the vocabulary is the weights'", vocabulary, weights)
+        self._decide(
+            "everything is written below one directory",
+            *self._places(OUTPUT_DIR="", EVAL_OUTPUT_DIR="", DATA_DIR="data", TOKEN_STORE="tokens"),
+            *self._places(BM25_INDEX_DIR="bm25/index", BM25_RUNS_DIR="bm25/runs"),
+            *self._places(HYBRID_RUNS_DIR="hybrid", EXPORT_DIR="export"),
+            f"MIXTURE_OR_TASK_NAME = {self.collection!r}",
+        )
+
+    def _places(self, **folders: str) -> list[str]:
+        return [f"{name} = {str(self.root / folder)!r}" for name, folder in folders.items()]
+
+    def check_splits(self) -> None:
+        """Checks that there are queries to train on, to choose by and to report."""
+        tasks = self.tasks
+        for split in ("train", "validation", "test"):
+            missing = [task for task, splits in tasks.items() if split not in splits]
+            if missing:
+                raise ConfigError(
+                    f"task {', '.join(missing)} has no {split} split",
+                    where=", ".join(found.passages for found in self.detected),
+                    expected="queries to train on, and queries to test with",
+                    fix="add their files; a validation split is made of training queries, and "
+                    "none is made of test queries",
+                )
+
+    def queries(self, task: str, split: str) -> QuerySet:
+        """A task's queries of a split."""
+        return QuerySet.open(self.data_dir, self.collection, task, split)
+
+    def decide_model(
+        self,
+        sides: Mapping[str, FittedLength],
+        *,
+        batch_size: int,
+        learning_rate: float,
+        seed: int,
+    ) -> None:
+        """Lengths, batches and systems."""
+        cut = ", ".join(f"{side.cut:.1%} of {name} texts are cut" for name, side in sides.items())
+        tokens = {name: side.tokens for name, side in sides.items()}
+        buckets = length_buckets(*sides.values())
+        self._decide(
+            f"lengths: {cut}",
+            f"TASK_FEATURE_LENGTHS = {tokens}",
+            *([f"TrainingConfig.length_buckets = {buckets}"] if buckets else []),
+        )
+        cosines = self.settings is not None and (self.settings.normalization is Normalization.L2)
+        if cosines:
+            self._decide(
+                "embeddings are normalised, as the pretrained weights say: cosines are sharpened "
+                "by a temperature, and brought to one range with BM25's scores",
+                "ObjectiveConfig.temperature = 0.05",
+                "HybridConfig.normalization = 'min_max'",
+            )
+        elif self.pretrained is None:
+            self._decide(
+                "from random weights the mean over tokens learns faster than [CLS]",
+                "DualEncoderConfig.pooling = 'mean'",
+            )
+        self._decide(
+            "batches and learning rate",
+            f"BATCH_SIZE = {batch_size}",
+            f"LEARNING_RATE = {learning_rate}",
+            f"RANDOM_SEED = {seed}",
+        )
+        passages = len(self.passages)
+        kind = "exact" if passages <= _EXACT_PASSAGES else "scann"
+        self._decide(f"{passages:,} passages: the index", f"IndexConfig.kind = {kind!r}")
+        depth = min(100, passages)
+        self._decide("results per query", f"TOP_K = {depth}", f"MiningConfig.depth = {depth}")
+        rows = ", ".join(f"{ROWS[name]!r}: @{name}/System()" for name in self.systems)
+        untrained = f"{{{UNTRAINED!r}: @shared/System()}}" if self.pretrained else "{}"
+        self._decide(
+            "the rows of the table, beside BM25",
+            f"pipeline_taser.systems = {{{rows}}}",
+            f"pipeline_taser.hybrid_systems = {[ROWS[name] for name in self.systems]}",
+            f"pipeline_taser.untrained_systems = {untrained}",
+        )
+
+    def decide_training(self, chosen: Plan, costs: Costs, minutes: float | None) -> None:
+        """Steps, frozen blocks and rounds, with the time that they take."""
+        budget = "" if minutes is None else f"; the budget is {minutes:g}"
+        frozen = [f"TrainingConfig.train_from_block = {chosen.frozen_blocks}"]
+        if len(self.systems) == 1:
+            # The states are of one model's blocks.
+            frozen.append(f"TrainingConfig.states_dir = {str(self.root / 'states')!r}")
+        self._decide(
+            f"about {math.ceil(chosen.seconds / 60)} minutes from here, by measured steps of "
+            f"{costs.step_seconds:.2f} s{budget}",
+            f"TRAIN_STEPS = {chosen.steps}",
+            f"WARMUP_STEPS = {max(1, chosen.steps // 10)}",
+            f"pipeline_taser.rounds = {chosen.rounds}",
+            *(frozen if chosen.frozen_blocks else ()),
+        )
+        last = f"{file_name(ROWS[self.systems[0]])}-{chosen.rounds}"
+        self._decide(
+            "commands that take one model take the last round of the first system",
+            f"SYSTEM = {row_name(ROWS[self.systems[0]], chosen.rounds)!r}",
+            *self._places(MODEL_DIR=f"{last}/model", EMBEDDINGS_DIR=f"{last}/embeddings"),
+            *self._places(INDEX_DIR=f"{last}/index", RUNS_DIR=f"{last}/runs"),
+            *self._places(NEGATIVES_DIR=f"{last}/negatives"),
+        )
+        if minutes is not None and chosen.seconds > 60 * minutes:
+            logger.warning("this is the least; it does not fit into %g minutes", minutes)
+
+
+def _files(detected: Sequence[DetectedFiles]) -> list[str]:
+    """Gin lines of passages and queries.
+
+    Raises:
+        ConfigError: two folders have a task of one name.
+    """
+    is_beir = detected[0].format is Format.BEIR
+    tasks = [
+        task
+        for found in detected
+        for task in ([_folder_name(found)] if is_beir else found.questions)
+    ]
+    if len(set(tasks)) < len(tasks):
+        raise ConfigError(
+            f"tasks {', '.join(sorted(tasks))}",
+            where="DIRECTORIES",
+            expected="tasks of different names",
+            fix="rename a folder of BEIR, or the files of others: tasks are named after them",
+        )
+    if is_beir:
+        return [f"DIRECTORIES = { ({_folder_name(found): found.passages for found in detected}) }"]
+    labels = {f"p{number}": found for number, found in enumerate(detected)}
+    passages: Any = {label: found.passages for label, found in labels.items()}
+    lines: list[str] = []
+    queries: list[str] = []
+    for label, found in labels.items():
+        for task, splits in found.questions.items():
+            named = []
+            for split, files in splits.items():
+                scope = f"{label}_{len(lines)}"
+                named.append(f"{split!r}: @{scope}/QuestionFiles()")
+                fields = {"questions": files.questions, "qrels": files.qrels}
+                fields["passages"] = label if len(labels) > 1 else None
+                lines += [
+                    f"{scope}/QuestionFiles.{field} = {str(value)!r}"
+                    for field, value in fields.items()
+                    if value is not None
+                ]
+            queries.append(f"    {task!r}: {{{', '.join(named)}}},")
+    if detected[0].format is Format.KILT:
+        # Its reader takes paths.
+        (found,) = detected
+        kilt = {
+            task: {split: str(files.questions) for split, files in splits.items()}
+            for task, splits in found.questions.items()
+        }
+        return [f"PASSAGES = {found.passages!r}", f"QUERIES = {kilt}"]
+    return [
+        f"PASSAGES = {passages if len(labels) > 1 else detected[0].passages!r}",
+        *("QUERIES = {", *queries, "}"),
+        *lines,
+    ]
+
+
+def _folder_name(found: DetectedFiles) -> str:
+    return pathlib.Path(found.passages).resolve().name
