@@ -22,7 +22,7 @@ TASKS = {
     "fm2": ("FM2", Family.FACT_CHECKING, 64),
     "climate_fever": ("CLIMATE", Family.FACT_CHECKING, 64),
     "fewrel": ("FEWREL", Family.SLOT_FILLING, 32),
-    "cmu_dog": ("DIALOGUE", Family.DIALOGUE, 256),
+    "cmu_dog": ("DIALOGUE", Family.DIALOGUE, 128),
 }
 
 # Mixture -> kind of prompt, and what separates it from the query (None: the end of a text).

@@ -168,7 +168,7 @@ def test_mixtures_of_tasks_that_are_not_registered():
             "kilt_mini",
             {
                 **{"squad": 32, "nq_qed": 32, "selqa": 32, "fm2": 64},
-                **{"climate_fever": 64, "fewrel": 32, "cmu_dog": 256},
+                **{"climate_fever": 64, "fewrel": 32, "cmu_dog": 128},
             },
         ),
     ],
