@@ -11,10 +11,11 @@ use_environment() {
   python="${PYTHON:-}"
   if [ -z "$python" ]; then
     for candidate in python3.12 python3.11 python3.13 python3; do
-      if command -v "$candidate" >/dev/null; then python="$candidate"; break; fi
+      # pyenv has commands for interpreters that it does not start.
+      if "$candidate" -c '' 2>/dev/null; then python="$candidate"; break; fi
     done
   fi
-  if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; then
+  if ! "${python:-python3}" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; then
     echo "error: $("$python" --version) found; Python 3.11, 3.12 or 3.13 is needed" >&2
     echo "  fix: install one, or name it: PYTHON=/path/to/python3.12 $0" >&2
     exit 2
