@@ -14,8 +14,9 @@ use_environment() {
       # pyenv has commands for interpreters that it does not start.
       if "$candidate" -c '' 2>/dev/null; then python="$candidate"; break; fi
     done
+    python="${python:-python3}"
   fi
-  if ! "${python:-python3}" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; then
+  if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; then
     echo "error: $("$python" --version) found; Python 3.11, 3.12 or 3.13 is needed" >&2
     echo "  fix: install one, or name it: PYTHON=/path/to/python3.12 $0" >&2
     exit 2
