@@ -109,7 +109,8 @@ def test_two_folders_to_a_retriever(
     monkeypatch.setattr(workflow, "_measure", never)
     monkeypatch.setattr(taser, "train", never)
     succeed(*arguments)
-    assert capsys.readouterr().out == printed.out
+    # What training says comes before the table.
+    assert printed.out.endswith(capsys.readouterr().out)
     assert Stages(output).finished() == finished
     message = refused(capsys, *arguments, "--systems=taser,dpr")
     assert "systems was ['taser']" in message
