@@ -19,7 +19,11 @@ from taser_jax.errors import ConfigError
 from taser_jax.gin_files import gin_directory
 
 # Commands of two words, by their first.
-GROUPS = {"prepare": "convert files into a collection", "pipeline": "run several stages"}
+GROUPS = {
+    "prepare": "convert files into a collection",
+    "memory": "plug memories in and out",
+    "pipeline": "run several stages",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +98,8 @@ COMMANDS: dict[str, Command] = dict(
         _command("prepare tsv", "convert plain TSV passages and queries"),
         _command("prepare kilt", "convert KILT's passages and queries"),
         _command("prepare merged", "convert KILT's and BEIR's data sets into one collection"),
+        _command("prepare mesh", "convert MeSH's XML"),
+        _command("prepare thesaurus", "convert a thesaurus, JSON lines or OBO"),
         _command("vocab", "train a vocabulary on a collection"),
         _command("tokenize", "tokenize SeqIO tasks into a token store"),
         _command(
@@ -138,6 +144,10 @@ COMMANDS: dict[str, Command] = dict(
         _command("search", "search an index, write run files"),
         _command("bm25", "search queries with BM25"),
         _command("hybrid", "fuse a dense and a BM25 run"),
+        _command("memory add", "encode a token store's passages as a memory"),
+        _command("memory remove", "leave a memory out; its embeddings stay"),
+        _command("memory list", "show a mixture's memories"),
+        _command("augment", "retrieve each query's documents from the memories"),
         _command("fuse", "join several models' lists, each weighted by how sure it is"),
         _command("mine", "mine hard negatives"),
         _command("positives", "find positives of questions with answers, with BM25"),
@@ -171,6 +181,11 @@ COMMANDS: dict[str, Command] = dict(
             "pipeline muf",
             "train specialists apart, fuse them by how sure each is",
             module="workflows.muf",
+        ),
+        _command(
+            "pipeline moma",
+            "train with memories that plug in, end retriever and lookup by turns",
+            module="workflows.moma",
         ),
         _command(
             "quickstart", "compare BM25, DPR and TASER on pydocs", module="workflows.quickstart"

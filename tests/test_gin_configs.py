@@ -45,6 +45,7 @@ RECIPES = {
         ("runs/compared.gin", "models/bert_tiny.gin"),
     ),
     "pipeline muf": (("runs/muf_wiki.gin",), ("runs/muf_mini.gin",)),
+    "pipeline moma": (("runs/moma_mini.gin",), ("runs/moma_base.gin",)),
     "pipeline ance": (
         ("runs/kilt_mini_ance.gin",),
         ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin"),

@@ -17,7 +17,7 @@ from etils import epath
 from jaxtyping import PyTree
 
 from taser_jax.artifacts import FilePath, Fingerprint, is_remote, read_json, require_equal
-from taser_jax.batch import Role, States, Tokens
+from taser_jax.batch import Augmented, Role, States, Tokens
 from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
@@ -25,6 +25,7 @@ from taser_jax.encoded import static_task
 from taser_jax.errors import ConfigError
 from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models import config_io
+from taser_jax.models.bert_fusion import FUSION_PARTS
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, abstract_params, parameter_count
 from taser_jax.partitioning import Partitioner, placed
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
@@ -34,7 +35,7 @@ RUN_FILE = "run.json"
 CONFIG_FILE = "config.gin"
 VOCABULARY = "vocabulary"
 
-EncodeFn = Callable[[Tokens | States], jax.Array]
+EncodeFn = Callable[[Tokens | States | Augmented], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,17 @@ class LoadedModel:
     step: int
     partitioner: Partitioner
 
+    @functools.cached_property
+    def passage_fingerprint(self) -> str:
+        """Of what encodes passages: models that differ in their queries' side share it."""
+        config = self.model.config
+        tower = self.params[config.tower_name(Role.PASSAGE, None)]
+        total = Fingerprint().add(config_io.passage_json(config))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tower):
+            if str(path[0].key) not in FUSION_PARTS:
+                total.add(jax.tree_util.keystr(path)).add(np.asarray(leaf))
+        return total.hex()
+
     @property
     def parameters(self) -> int:
         """Number of parameters."""
@@ -73,7 +85,7 @@ class LoadedModel:
         devices = self.partitioner.batch_devices
         static = static_task(self.model.query_tasks, task)
 
-        def encode(tokens: Tokens | States) -> jax.Array:
+        def encode(tokens: Tokens | States | Augmented) -> jax.Array:
             count = len(tokens.mask)
             if count % devices:
                 tokens = jax.tree.map(
@@ -97,9 +109,14 @@ class LoadedModel:
 # At module level, so that one compiled program serves every task, split and round.
 @functools.partial(jax.jit, static_argnames=("model", "role", "task"))
 def embed(
-    params: PyTree, tokens: Tokens | States, *, model: DualEncoder, role: Role, task: str | None
+    params: PyTree,
+    tokens: Tokens | States | Augmented,
+    *,
+    model: DualEncoder,
+    role: Role,
+    task: str | None,
 ) -> jax.Array:
-    """Float32 embeddings [batch, dim] of tokens of one role, or of their states."""
+    """Float32 embeddings [batch, dim] of tokens of one role, of their states, or with documents."""
     encoded: Any = model.apply({"params": params}, tokens, role=role, task=task, method="encode")
     return encoded.embeddings
 

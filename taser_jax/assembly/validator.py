@@ -11,13 +11,12 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from taser_jax.batch import Role, States, Tokens
+from taser_jax.batch import Augmented, Role, States, Tokens
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.options import BatchingConfig
-from taser_jax.data.batches.padding import Texts
+from taser_jax.data.batches.padding import OtherTexts, Texts
 from taser_jax.data.token_store.arrays import TokenizedQueries
-from taser_jax.data.token_store.states import CachedStates
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.encoded import static_task
 from taser_jax.errors import ConfigError, DataError
@@ -70,7 +69,7 @@ class Validator:
         config: sizes.
         objective: its temperature is used.
         partitioner: devices; every host calls this with the same arguments.
-        states: of frozen blocks, in place of the store's tokens.
+        states: of frozen blocks, or queries with documents, in place of the store's tokens.
         buckets: lengths that texts, sorted by length, are padded to; none pads to the store's.
     """
 
@@ -83,7 +82,7 @@ class Validator:
         *,
         objective: ObjectiveConfig,
         partitioner: Partitioner,
-        states: CachedStates | None = None,
+        states: OtherTexts | None = None,
         buckets: Sequence[int] = (),
     ) -> None:
         check_validated_tasks(tasks, config)
@@ -264,7 +263,7 @@ def _usable(size: int, partitioner: Partitioner) -> int:
 
 def _encoder(model: DualEncoder, partitioner: Partitioner) -> Callable[..., jax.Array]:
     def apply(
-        params: PyTree, tokens: Tokens | States, *, role: Role, task: str | None
+        params: PyTree, tokens: Tokens | States | Augmented, *, role: Role, task: str | None
     ) -> jax.Array:
         encoded: Any = model.apply(
             {"params": params}, tokens, role=role, task=task, method="encode"

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import jax
 
+from taser_jax.assembly.augmentation import Augmentation
 from taser_jax.assembly.cached_states import cached_states
 from taser_jax.assembly.model_directory import check_vocabulary, load_model, read_facts
 from taser_jax.batch import Role
+from taser_jax.data.batches.padding import OtherTexts
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
@@ -28,6 +30,8 @@ def encode(
     tasks: Sequence[str] | None = None,
     query_splits: Sequence[str] | None = None,
     step: int | None = None,
+    augmentation_dir: str | None = None,
+    documents: int = 10,
     states_dir: str | None = None,
     states_dtype: EmbeddingDtype = EmbeddingDtype.BFLOAT16,
 ) -> dict[str, str]:
@@ -44,6 +48,8 @@ def encode(
         tasks: tasks of the queries; None means all of the token store.
         query_splits: splits of the queries; None means all, [] none.
         step: step of the checkpoint; None means the best one.
+        augmentation_dir: documents of the queries, from `taser augment`; for models that fuse them.
+        documents: how many of them each query brings, K.
         states_dir: states of the blocks that were frozen in the model's training, as `taser train`
             keeps them; None computes from tokens. States that are missing are made first.
         states_dtype: of these states.
@@ -67,7 +73,12 @@ def encode(
         "passages": store.metadata.passages_fingerprint,
     }
     config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
-    states = None
+    states: OtherTexts | None = None
+    if augmentation_dir:
+        augmentation = Augmentation.open(
+            augmentation_dir, per_query=documents, config=model.model.config, store=store
+        )
+        states, queries = augmentation, [augmentation.renamed(split) for split in queries]
     if states_dir:
         blocks = read_facts(model_dir).get("train_from_block", 0)
         model = dataclasses.replace(model, model=model.model.clone(frozen_blocks=blocks))

@@ -106,6 +106,8 @@ def _report(prepared: PreparedCollection, data_dir: FilePath) -> PreparedCollect
 prepare_beir = reporting(formats.prepare_beir)
 prepare_dpr = reporting(formats.prepare_dpr)
 prepare_kilt = reporting(kilt.prepare_kilt)
+prepare_mesh = reporting(formats.prepare_mesh)
+prepare_thesaurus = reporting(formats.prepare_thesaurus)
 prepare_merged = reporting(merged.prepare_merged)
 prepare_tsv = reporting(formats.prepare_tsv)
 

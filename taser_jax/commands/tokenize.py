@@ -26,7 +26,8 @@ from taser_jax.progress import logger, phase
 def tokenize(
     *,
     data_dir: str,
-    mixture_or_task: str,
+    mixture_or_task: str | None = None,
+    collection: str | None = None,
     vocabulary: str,
     feature_lengths: Mapping[str, int],
     output_dir: str,
@@ -40,6 +41,7 @@ def tokenize(
         data_dir: folder of collections.
         mixture_or_task: name in SeqIO's registry, or a collection, all of whose tasks are taken as
             they are.
+        collection: in place of a mixture, a collection without queries, such as a memory.
         vocabulary: directory of a vocabulary or of a BERT's or T5's checkpoint, a BERT vocab.txt or
             a SentencePiece model.
         feature_lengths: {"query": ..., "passage": ...}, special tokens included.
@@ -66,23 +68,26 @@ def tokenize(
                 expected="a module that registers SeqIO tasks",
                 fix="run from the folder it is in, put that on PYTHONPATH, or correct the name",
             ) from error
-    elif list_tasks(data_dir, mixture_or_task) and not is_registered(mixture_or_task):
+    elif mixture_or_task and (
+        list_tasks(data_dir, mixture_or_task) and not is_registered(mixture_or_task)
+    ):
         add_collection(data_dir, mixture_or_task, prompt=_prompt(vocabulary))
     with phase("tokenize"):
         store = tokenize_collection(
             data_dir=data_dir,
             mixture_or_task=mixture_or_task,
+            collection=collection,
             vocabulary=load_vocabulary(vocabulary, extra_ids=extra_ids),
             query_length=feature_lengths["query"],
             passage_length=feature_lengths["passage"],
             output_dir=output_dir,
             splits=splits,
         )
-    with use_data(data_dir=data_dir, vocabulary=load_vocabulary(store.vocabulary_directory)):
-        weights = mixture_rates(mixture_or_task)
-    (pathlib.Path(output_dir) / MIXTURE_FILE).write_text(
-        json.dumps({"format_version": 1, "mixture": mixture_or_task, "weights": weights}, indent=1)
-    )
+    if mixture_or_task is not None:
+        with use_data(data_dir=data_dir, vocabulary=load_vocabulary(store.vocabulary_directory)):
+            weights = mixture_rates(mixture_or_task)
+        mixture = {"format_version": 1, "mixture": mixture_or_task, "weights": weights}
+        (pathlib.Path(output_dir) / MIXTURE_FILE).write_text(json.dumps(mixture, indent=1))
     logger.info(
         "token store: %s passages, %s query sets, fingerprint %s",
         f"{len(store):,}",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from etils import epath
 
 from taser_jax import hosts
 from taser_jax.artifacts import fingerprint, storage_errors
+from taser_jax.assembly.augmentation import Augmentation
 from taser_jax.assembly.cached_states import cached_states
 from taser_jax.assembly.config import CONFIGURABLES as CONFIGURABLES
 from taser_jax.assembly.config import TrainingConfig
@@ -28,9 +30,9 @@ from taser_jax.assembly.program import Program, make_program
 from taser_jax.assembly.validator import Validator, check_validated_tasks
 from taser_jax.batch import Batch, States
 from taser_jax.compilation.chips import peak_flops
+from taser_jax.data.batches.padding import OtherTexts
 from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.arrays import TokenizedQueries
-from taser_jax.data.token_store.states import CachedStates
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.mesh import make_mesh
@@ -78,6 +80,8 @@ def train(
     negatives_dirs: Sequence[str] = (),
     initial_checkpoint: str | None = None,
     continued_checkpoint: str | None = None,
+    augmentation_dir: str | None = None,
+    documents: int = 10,
     feature_lengths: Mapping[str, int] | None = None,
     config_text: str = "",
     dry_run: bool = False,
@@ -100,6 +104,8 @@ def train(
             model's tower is copied into each of several.
         continued_checkpoint: a `checkpoint_N` directory to continue from, with optimiser,
             schedule and step, on other data: `loop.train_steps` counts its steps too.
+        augmentation_dir: documents of the queries, from `taser augment`; for models that fuse them.
+        documents: how many of them each query brings, K.
         feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
         config_text: content of config.gin.
         dry_run: resolve the configuration, trace and print the step, but do not train.
@@ -124,6 +130,11 @@ def train(
             tasks=tasks,
             negatives_dirs=negatives_dirs,
             feature_lengths=feature_lengths or {},
+            augment=functools.partial(
+                Augmentation.open, augmentation_dir, per_query=documents, config=model
+            )
+            if augmentation_dir
+            else None,
         )
         for name, value in job.facts.items():
             logger.info("%s: %s", name.replace("_", " "), value)
@@ -156,6 +167,7 @@ class _Job:
         queries: task -> queries to train on.
         validation_queries: task -> queries to validate with.
         pretrained: weights to start from.
+        augmentation: documents of the queries; None where they are encoded alone.
         facts: content of run.json.
     """
 
@@ -165,6 +177,7 @@ class _Job:
     queries: Mapping[str, TokenizedQueries]
     validation_queries: Mapping[str, TokenizedQueries]
     pretrained: Params | None
+    augmentation: Augmentation | None
     facts: Mapping[str, object]
 
     @property
@@ -184,13 +197,27 @@ def _resolve(
     tasks: Sequence[str] | None,
     negatives_dirs: Sequence[str],
     feature_lengths: Mapping[str, int],
+    augment: Callable[..., Augmentation] | None,
 ) -> _Job:
     """Reads and checks all inputs before anything is computed."""
+    augmentation = augment(store=store) if augment is not None and store is not None else None
+    if augmentation is not None and (training.states_dir or training.multitask is not None):
+        raise ConfigError(
+            "queries with documents, and cached states or a batch of every task",
+            where="AUGMENTATION_DIR",
+            expected="one or the other",
+            fix="drop TrainingConfig.states_dir and multitask",
+        )
 
     def read(split: str) -> dict[str, TokenizedQueries]:
         if store is None:
             return {}
-        return training_queries(store, task_names=tasks, negatives_dirs=negatives_dirs, split=split)
+        found = training_queries(
+            store, task_names=tasks, negatives_dirs=negatives_dirs, split=split
+        )
+        if augmentation is None:
+            return found
+        return {task: augmentation.renamed(queries) for task, queries in found.items()}
 
     queries = read("train")
     program = make_program(
@@ -227,7 +254,9 @@ def _resolve(
     }
     if store is not None and program.plan.stream is not None:
         facts |= data_facts(program.plan.stream, store, train_steps=training.loop.train_steps)
-    return _Job(training, program, store, queries, validation_queries, pretrained, facts)
+    return _Job(
+        training, program, store, queries, validation_queries, pretrained, augmentation, facts
+    )
 
 
 def _trace(job: _Job) -> None:
@@ -281,7 +310,7 @@ def _run(
         )
         if not resume_step:
             state = _start(job, state, initial_checkpoint, continued_checkpoint)
-    states = None
+    states: OtherTexts | None = job.augmentation
     if training.states_dir:
         params = state.params
         if resume_step:
@@ -294,7 +323,8 @@ def _run(
             store=store,
             queries=[*job.queries.values(), *job.validation_queries.values()],
         )
-        stream = stream.on_states(states)
+    if states is not None:
+        stream = stream.on_texts(states)
     with jax.set_mesh(program.partitioner.mesh):
         result = loop.train(
             state,
@@ -328,7 +358,7 @@ def _identity(job: _Job, stream: Stream) -> dict[str, object]:
     }
 
 
-def _validator(job: _Job, store: TokenStore, states: CachedStates | None) -> Validator | None:
+def _validator(job: _Job, store: TokenStore, states: OtherTexts | None) -> Validator | None:
     if job.training.validation is None:
         return None
     return Validator(

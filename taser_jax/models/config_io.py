@@ -46,6 +46,16 @@ def to_json(config: ModelConfig) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
+# What the embedding of a passage does not depend on.
+_OF_QUERIES = ("towers", "query_tasks", "tower_init", "decoder_layers", "documents")
+
+
+def passage_json(config: ModelConfig) -> str:
+    """What a configuration says of passages; equal for a model and its fusion with documents."""
+    fields = {name: v for name, v in to_plain(config).items() if name not in _OF_QUERIES}
+    return json.dumps({"kind": config.kind.removesuffix("_fusion"), **fields}, sort_keys=True)
+
+
 def from_json(text: str, *, where: str = "model.json") -> ModelConfig:
     """Reads what `to_json` wrote. Absent fields take their defaults.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,9 +106,24 @@ class RetrievalStages:
         return imported["parameters"], inputs
 
     def retrieve(
-        self, label: str, root: pathlib.Path, inputs: Inputs, *, splits: Sequence[str]
+        self,
+        label: str,
+        root: pathlib.Path,
+        inputs: Inputs,
+        *,
+        splits: Sequence[str],
+        model_dir: pathlib.Path | None = None,
+        documents: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> dict[str, object]:
         """Encodes collection and queries with `root`'s model, indexes and searches the splits.
+
+        Args:
+            label: of the stages.
+            root: where embeddings, indexes and runs go.
+            inputs: what the outputs depend on.
+            splits: splits to search.
+            model_dir: the model; None is `root`'s.
+            documents: `taser encode`'s options for queries with documents.
 
         Returns:
             The inputs of later stages.
@@ -116,11 +132,13 @@ class RetrievalStages:
 
         def encode_stage() -> dict[str, str]:
             # An untrained model has no frozen blocks.
-            frozen = read_facts(root / "model").get("train_from_block")
+            own = model_dir or root / "model"
+            frozen = read_facts(own).get("train_from_block")
             return encode(
-                model_dir=str(root / "model"),
+                model_dir=str(own),
                 token_store=setting.token_store,
                 output_dir=embeddings_dir,
+                **documents,
                 config=setting.encode,
                 states_dir=setting.training.states_dir if frozen else None,
                 states_dtype=setting.training.states_dtype,

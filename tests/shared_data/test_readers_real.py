@@ -6,7 +6,8 @@ import pytest
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.formats import prepare_beir, prepare_dpr
 from taser_jax.data.prepare.questions import QuestionFiles
-from taser_jax.data.readers import dpr
+from taser_jax.data.readers import dpr, mesh, thesaurus
+from taser_jax.errors import DataError
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +144,21 @@ def test_scifact(shared_data, tmp_path):
     store = PassageStore.open(tmp_path, "scifact")
     first = next(iter(test))
     assert (first.id, store[first.positives[0]].id) == ("1", "31715818")
+
+
+def test_the_sample_of_mesh(shared_data):
+    first, *others = mesh.read_passages(shared_data / "thesaurus" / "mesh2006_sample.xml.gz")
+    assert first.title == "Calcimycin"
+    assert first.text.startswith("An ionophorous, polyether antibiotic")
+    assert all(passage.text and passage.title for passage in others)
+
+
+def test_the_defined_terms_of_two_ontologies(shared_data):
+    terms = {
+        name: list(thesaurus.read_passages(shared_data / "thesaurus" / f"{name}.jsonl.gz"))
+        for name in ("disease_ontology", "symptom_ontology")
+    }
+    assert sum(map(len, terms.values())) == 3052
+    assert terms["disease_ontology"][0].title == "angiosarcoma"
+    with pytest.raises(DataError, match="no term has a definition"):
+        list(thesaurus.read_passages(shared_data / "thesaurus" / "medquad_focus_terms.jsonl.gz"))

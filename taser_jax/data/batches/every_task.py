@@ -14,11 +14,10 @@ from taser_jax.artifacts import fingerprint_json
 from taser_jax.batch import Batch, HostShare
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
-from taser_jax.data.batches.padding import Layout, Padding
+from taser_jax.data.batches.padding import Layout, OtherTexts, Padding
 from taser_jax.data.batches.schedule import task_number
 from taser_jax.data.batches.teacher import TeacherRows
 from taser_jax.data.token_store.arrays import TokenizedQueries
-from taser_jax.data.token_store.states import CachedStates
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 
@@ -280,10 +279,10 @@ class TaskBatchStream:
             for task, layouts in stream.layouts.items()
         }
 
-    def on_states(self, states: CachedStates) -> TaskBatchStream:
+    def on_texts(self, states: OtherTexts) -> TaskBatchStream:
         """The same batches, of states of frozen blocks in place of tokens."""
         stream = copy.copy(self)
-        stream._streams = {task: one.on_states(states) for task, one in self._streams.items()}
+        stream._streams = {task: one.on_texts(states) for task, one in self._streams.items()}
         return stream
 
     def query_rows(self, step: int) -> dict[str, np.ndarray]:

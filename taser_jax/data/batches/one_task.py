@@ -12,15 +12,22 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from taser_jax.artifacts import fingerprint_json
-from taser_jax.batch import Batch, HostShare, States, TeacherEmbeddings, TokenGroups, Tokens
+from taser_jax.batch import (
+    Augmented,
+    Batch,
+    HostShare,
+    States,
+    TeacherEmbeddings,
+    TokenGroups,
+    Tokens,
+)
 from taser_jax.data.batches import draws as sampling
 from taser_jax.data.batches.checks import check_queries
 from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
-from taser_jax.data.batches.padding import Layout, Padding, Texts
+from taser_jax.data.batches.padding import Layout, OtherTexts, Padding, Texts
 from taser_jax.data.batches.schedule import Purpose, Schedule, generator, task_number
 from taser_jax.data.batches.teacher import ScoreTable, TeacherRows
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
-from taser_jax.data.token_store.states import CachedStates
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 
@@ -242,8 +249,8 @@ class BatchStream:
             )
         return layouts
 
-    def on_states(self, states: CachedStates) -> BatchStream:
-        """The same batches, of states of frozen blocks in place of tokens."""
+    def on_texts(self, states: OtherTexts) -> BatchStream:
+        """The same batches, of states of frozen blocks, or with documents, in place of tokens."""
         stream = copy.copy(self)
         stream._passages = states.passages
         stream._queries = {task: states.of_queries(each) for task, each in self._tasks.items()}
@@ -262,7 +269,7 @@ class BatchStream:
         rows, _ = self._draw(step)
         share, queries, passages = self._share, self._queries[rows.task], self._passages
         passage_rows = rows.passages[share].reshape(-1)
-        texts: tuple[Tokens | States | TokenGroups, Tokens | States | TokenGroups]
+        texts: tuple[Tokens | States | Augmented | TokenGroups, ...]
         if not grouped:
             texts = queries.tokens(rows.queries[share]), passages.tokens(passage_rows)
         else:
@@ -271,6 +278,7 @@ class BatchStream:
                 layouts[0].group(queries, rows.queries, self._host),
                 layouts[1].group(passages, rows.passages.reshape(-1), self._host),
             )
+        assert not isinstance(texts[1], Augmented)  # only queries have documents
         return Batch(
             queries=texts[0],
             passages=texts[1],

@@ -8,7 +8,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
-from taser_jax.batch import HostShare, States, TokenGroups, Tokens
+from taser_jax.batch import Augmented, HostShare, States, TokenGroups, Tokens
+from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.errors import ConfigError
 
 
@@ -46,8 +47,20 @@ class Texts(Protocol):
     def lengths(self) -> Int[np.ndarray, " texts"]:
         """Real tokens of each text."""
 
-    def tokens(self, rows: np.ndarray) -> Tokens | States:
-        """Tokens of the given rows, or the frozen blocks' output for them, padded to one length."""
+    def tokens(self, rows: np.ndarray) -> Tokens | States | Augmented:
+        """Tokens of the given rows, their states, or with documents, padded to one length."""
+
+
+@runtime_checkable
+class OtherTexts(Protocol):
+    """What batches take in place of a token store's tokens: states, or queries with documents."""
+
+    @property
+    def passages(self) -> Texts:
+        """Of all passages."""
+
+    def of_queries(self, queries: TokenizedQueries) -> Texts:
+        """Of these queries, whichever of their split they are."""
 
 
 @dataclasses.dataclass(frozen=True)

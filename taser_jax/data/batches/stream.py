@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from taser_jax.batch import Batch
-from taser_jax.data.token_store.states import CachedStates
+from taser_jax.data.batches.padding import OtherTexts
 
 
 @runtime_checkable
@@ -30,7 +30,7 @@ class Stream(Protocol):
     def batches(self, step: int) -> dict[str, Batch]:
         """This host's share of the step's batches, by task."""
 
-    def on_states(self, states: CachedStates) -> Stream:
+    def on_texts(self, states: OtherTexts) -> Stream:
         """The same batches, of states of frozen blocks in place of tokens."""
 
     def query_rows(self, step: int) -> Mapping[str, np.ndarray]:

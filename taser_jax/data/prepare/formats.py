@@ -26,7 +26,7 @@ from taser_jax.data.prepare.receipts import (
     write_receipt,
     write_without_positive,
 )
-from taser_jax.data.readers import beir, dpr, tsv
+from taser_jax.data.readers import beir, dpr, mesh, thesaurus, tsv
 from taser_jax.data.readers.located import Question
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.records import EmptyPassages, Passage, Query
@@ -124,6 +124,62 @@ def prepare_tsv(
         tasks,
         options,
     )
+
+
+def prepare_mesh(
+    *,
+    data_dir: FilePath,
+    collection: str,
+    passages: PassageFiles,
+    options: PrepareOptions = _DEFAULTS,
+) -> PreparedCollection:
+    """Prepares MeSH's XML as a collection without queries: one passage for each scope note.
+
+    Example:
+        >>> prepare_mesh(  # doctest: +SKIP
+        ...     data_dir="data", collection="mesh", passages=["desc2024.xml", "qual2024.xml"])
+
+    Args:
+        data_dir: folder of collections.
+        collection: name of the collection to write.
+        passages: Descriptor and Qualifier sets: one file, several, or label -> file.
+        options: how to treat incomplete input.
+
+    Returns:
+        Counts and fingerprints. The same call on the same files does nothing.
+
+    Raises:
+        DataError: malformed input; names file:line and the fix.
+        StorageError: the disk is full or `data_dir` cannot be written.
+    """
+    read = functools.partial(mesh.read_passages, empty=options.empty)
+    return prepare_sources(data_dir, collection, _sources(passages, read), {}, options)
+
+
+def prepare_thesaurus(
+    *,
+    data_dir: FilePath,
+    collection: str,
+    passages: PassageFiles,
+    options: PrepareOptions = _DEFAULTS,
+) -> PreparedCollection:
+    """Prepares a thesaurus as a collection without queries: one passage for each defined term.
+
+    Args:
+        data_dir: folder of collections.
+        collection: name of the collection to write.
+        passages: JSON lines or OBO: one file, several (merged), or label -> file.
+        options: how to treat incomplete input.
+
+    Returns:
+        Counts and fingerprints. The same call on the same files does nothing.
+
+    Raises:
+        DataError: malformed input; names file:line, the field and the fix.
+        StorageError: the disk is full or `data_dir` cannot be written.
+    """
+    read = functools.partial(thesaurus.read_passages, empty=options.empty)
+    return prepare_sources(data_dir, collection, _sources(passages, read), {}, options)
 
 
 def prepare_beir(

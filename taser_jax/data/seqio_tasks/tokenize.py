@@ -33,7 +33,8 @@ logger = logging.getLogger("taser")
 def tokenize_collection(
     *,
     data_dir: str | os.PathLike[str],
-    mixture_or_task: str,
+    mixture_or_task: str | None = None,
+    collection: str | None = None,
     vocabulary: str | os.PathLike[str] | Vocabulary,
     query_length: int,
     passage_length: int,
@@ -49,6 +50,7 @@ def tokenize_collection(
     Args:
         data_dir: folder that holds collections.
         mixture_or_task: name in SeqIO's registry; its tasks must be of one collection.
+        collection: in place of a mixture, a collection without queries, such as a memory.
         vocabulary: a vocabulary, or the path of one.
         query_length: length in tokens of queries, including special tokens, unless their task sets
             one.
@@ -70,8 +72,18 @@ def tokenize_collection(
     check_length(passage_length)
     if isinstance(vocabulary, str | os.PathLike):
         vocabulary = load_vocabulary(vocabulary)
-    tasks = registry.retrieval_tasks(mixture_or_task)
-    collection = tasks[0].source.collection
+    if (mixture_or_task is None) == (collection is None):
+        raise ConfigError(
+            f"mixture or task {mixture_or_task!r}, collection {collection!r}",
+            where="tokenize",
+            expected="one of the two",
+            fix="name tasks to have their queries, or a collection to have its passages alone",
+        )
+    tasks = [] if mixture_or_task is None else registry.retrieval_tasks(mixture_or_task)
+    if collection is None:
+        collection = tasks[0].source.collection
+    elif registry.passages_task(collection) not in seqio.TaskRegistry.names():
+        registry.add_passages_task(registry.passages_task(collection), collection=collection)
     passages_name = registry.passages_task(collection) if passages is None else passages
     passage_task = _passage_task(passages_name, collection)
     output_dir = pathlib.Path(output_dir)
@@ -110,7 +122,7 @@ def tokenize_collection(
             titles=registry.passage_titles(passage_task),
         )
         vocabulary.save(str(writer.vocabulary_directory))
-        with phase(f"tokenising {mixture_or_task}"):
+        with phase(f"tokenising {mixture_or_task or collection}"):
             count = len(store)
             writer.write_passages(_passage_tokens(passage_task, lengths, count), count=count)
             for task, split in work:

@@ -1,0 +1,141 @@
+"""`taser memory`: plugs memories into a mixture, and takes them out."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from taser_jax.artifacts import require_equal
+from taser_jax.assembly.model_directory import check_vocabulary, load_model
+from taser_jax.batch import Role
+from taser_jax.data.memories import (
+    Manifest,
+    Memory,
+    Mixture,
+    read_manifest,
+    write_manifest,
+)
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.hosts import first_host_only
+from taser_jax.progress import logger, phase
+from taser_jax.retrieval.embeddings import EncodeConfig
+from taser_jax.retrieval.joined import encode_missing
+
+
+@first_host_only
+def memory_add(
+    *,
+    name: str,
+    token_store: str,
+    model_dir: str,
+    memory_dir: str,
+    config: EncodeConfig = EncodeConfig(),
+    step: int | None = None,
+) -> dict[str, int]:
+    """Adds a collection to a mixture; encodes the documents that no memory there has had.
+
+    A memory that has grown is added again under its name. Embeddings belong to the model's passage
+    tower: another query tower finds them as they are.
+
+    Args:
+        name: the memory's name in the mixture.
+        token_store: its documents' tokens.
+        model_dir: the model that looks documents up, MoMA's f_a.
+        memory_dir: the mixture; begun where absent.
+        config: sizes of batches.
+        step: step of the checkpoint; None means the best one.
+
+    Returns:
+        Documents "encoded", and "kept" from before, in the whole mixture.
+
+    Raises:
+        ConfigError: the name is another collection's.
+        DataError: the token store has no passages.
+        FingerprintError: another vocabulary, or the mixture was encoded by another passage tower.
+    """
+    store, model = TokenStore.open(token_store), load_model(model_dir, step=step)
+    if not name or not len(store):
+        raise DataError(
+            f"memory {name!r} of {len(store)} documents",
+            where=token_store,
+            expected="a name, and at least one document",
+        )
+    check_vocabulary(model, store)
+    fingerprints = {
+        "model": model.passage_fingerprint,
+        "vocabulary": store.metadata.vocabulary_fingerprint,
+    }
+    before = read_manifest(memory_dir) or Manifest(fingerprints, ())
+    require_equal(
+        f"memories {memory_dir}",
+        before.fingerprints,
+        fingerprints,
+        "add this model's memories to a directory of their own",
+    )
+    own = Memory(
+        name,
+        str(pathlib.Path(token_store)),
+        store.metadata.collection,
+        store.metadata.passages_fingerprint,
+        len(store),
+    )
+    taken = {one.name: one.collection for one in before.memories}
+    if taken.get(name, own.collection) != own.collection:
+        raise ConfigError(
+            f"memory {name!r} is collection {taken[name]!r}",
+            where=memory_dir,
+            expected=f"a name of its own for collection {own.collection!r}",
+            fix=f"choose another NAME, or `taser memory remove` {name!r} first",
+        )
+    with phase(f"memory {name}"):
+        encoded = encode_missing(
+            model.encode_fn(Role.PASSAGE),
+            store.passages,
+            memory_dir,
+            fingerprints=fingerprints,
+            config=dataclasses.replace(config, batch_multiple=model.batch_multiple),
+        )
+    others = tuple(one for one in before.memories if one.name != name)
+    is_there = name in taken
+    memories = tuple(own if one.name == name else one for one in before.memories)
+    manifest = Manifest(fingerprints, memories if is_there else (*others, own))
+    write_manifest(memory_dir, manifest)
+    kept = len(Mixture(manifest)) - encoded
+    logger.info("memory %s: %s encoded, %s kept", name, f"{encoded:,}", f"{kept:,}")
+    return {"encoded": encoded, "kept": kept}
+
+
+@first_host_only
+def memory_remove(*, name: str, memory_dir: str) -> None:
+    """Takes a memory out of a mixture; its embeddings stay, so that adding it again encodes none.
+
+    Args:
+        name: the memory.
+        memory_dir: the mixture.
+
+    Raises:
+        ConfigError: there is no such memory.
+    """
+    manifest = read_manifest(memory_dir) or Manifest({}, ())
+    write_manifest(memory_dir, manifest.without(name))
+    logger.info("memory %s: removed", name)
+
+
+def memory_list(*, memory_dir: str) -> list[str]:
+    """Prints a mixture's memories with their sizes.
+
+    Args:
+        memory_dir: the mixture.
+
+    Returns:
+        Their names.
+    """
+    mixture = Mixture.open(memory_dir)
+    for one in mixture.manifest.memories:
+        print(f"{one.name}: {one.documents:,} documents of collection {one.collection}")
+    print(f"together {len(mixture):,} different documents")
+    return mixture.names
+
+
+CONFIGURABLES = (EncodeConfig,)

@@ -1,0 +1,115 @@
+"""MeSH's XML, and thesauri as JSON lines and OBO."""
+
+import gzip
+
+import pytest
+
+from taser_jax.data.readers import mesh, thesaurus
+from taser_jax.errors import DataError
+from taser_jax.records import Passage
+
+MESH = """<?xml version="1.0"?>
+<!DOCTYPE DescriptorRecordSet SYSTEM "desc2006.dtd">
+<DescriptorRecordSet><DescriptorRecord>
+ <DescriptorName><String>Temefos</String></DescriptorName>
+ <ConceptList>
+  <Concept PreferredConceptYN="Y"><ConceptUI>M2</ConceptUI>
+   <ConceptName><String>Temefos</String></ConceptName>
+   <ScopeNote>An organothiophosphate
+     insecticide &amp; larvicide.</ScopeNote>
+   <TermList><Term><TermUI>T1</TermUI><String>Abate</String></Term></TermList>
+  </Concept>
+  <Concept><ConceptUI>M3</ConceptUI><ConceptName><String>Abate</String></ConceptName></Concept>
+ </ConceptList>
+</DescriptorRecord></DescriptorRecordSet>
+"""
+OBO = r"""format-version: 1.2
+
+[Term]
+id: DOID:4
+name: disease
+def: "A \"disposition\" to undergo pathological processes." [url:http\://x]
+synonym: "illness" EXACT []
+
+[Term]
+id: DOID:5
+name: undefined
+
+[Term]
+id: DOID:6
+name: gone
+def: "Obsolete." []
+is_obsolete: true
+
+[Typedef]
+id: has_symptom
+name: has symptom
+def: "No term." []
+"""
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_scope_note_is_a_passage_with_its_concepts_name(tmp_path):
+    expected = [Passage("M2", "An organothiophosphate insecticide & larvicide.", "Temefos")]
+    assert list(mesh.read_passages(write(tmp_path / "desc.xml", MESH))) == expected
+    with gzip.open(tmp_path / "qual.xml.gz", "wt") as file:
+        file.write(MESH.replace("DescriptorRecordSet", "QualifierRecordSet"))
+    assert list(mesh.read_passages(tmp_path / "qual.xml.gz")) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MESH[:-40], r"desc\.xml:\d+: not complete XML"),
+        ("no xml", "not complete XML"),
+        ("<PubmedArticleSet></PubmedArticleSet>", r"(?s)root element is 'PubmedArticleSet'"),
+        (MESH.replace("ScopeNote", "Note"), "no concept has a ScopeNote"),
+        (
+            MESH.replace("M3", "M2").replace(
+                "Abate</String></ConceptName>",
+                "A</String></ConceptName><ScopeNote>Again.</ScopeNote>",
+            ),
+            "'M2' was already used",
+        ),
+    ],
+)
+def test_mesh_files_that_cannot_be_used(text, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        list(mesh.read_passages(write(tmp_path / "desc.xml", text)))
+
+
+def test_defined_terms_of_both_formats(tmp_path):
+    lines = [
+        '{"id": "DOID:4", "name": "disease", "definition": "A disposition."}',
+        '{"id": "DOID:5", "name": "undefined", "definition": ""}',
+        '{"name": "pain", "definition": "It hurts.", "synonyms": ["ache"]}',
+    ]
+    path = write(tmp_path / "terms.jsonl", "\n".join(lines))
+    assert list(thesaurus.read_passages(path)) == [
+        Passage("DOID:4", "A disposition.", "disease"),
+        Passage("pain", "It hurts.", "pain"),
+    ]
+    text = 'A "disposition" to undergo pathological processes.'
+    path = write(tmp_path / "terms.obo", OBO)
+    assert list(thesaurus.read_passages(path)) == [Passage("DOID:4", text, "disease")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            '{"id": "1", "definition": "x"}',
+            r"terms\.jsonl:1, .*the term '1' has no name",
+        ),
+        ('{"id": "1", "name": "a"}', "no term has a definition"),
+        ('{"id": "1", "name": "a", "definition": "x"}\n' * 2, "'1' was already used"),
+        ('{"id": "1", "name": 3, "definition": "x"}', r"(?s)found 3.*a string"),
+    ],
+)
+def test_thesauri_that_cannot_be_used(lines, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        list(thesaurus.read_passages(write(tmp_path / "terms.jsonl", lines)))

@@ -1,0 +1,60 @@
+"""`taser pipeline moma` from prepared files to its tables, killed and run again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from small_world import figures, gin, succeed
+
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.data.memories import Mixture
+
+
+@pytest.mark.release
+def test_episodes_on_two_memories(small_world, tmp_path):
+    data, vocabulary = small_world.data_dir, small_world.root / "vocabulary"
+    lines = [
+        {"id": f"T{i}", "name": f"term {i}", "definition": f"the mean of {i} values"}
+        for i in range(30)
+    ]
+    terms = tmp_path / "terms.jsonl"
+    terms.write_text("\n".join(map(json.dumps, lines)))
+    succeed("prepare", "thesaurus", *gin(DATA_DIR=data, COLLECTION="terms", PASSAGES=terms))
+    tokens = tmp_path / "terms"
+    succeed(
+        *("tokenize", *gin(DATA_DIR=data, VOCABULARY=vocabulary, COLLECTION="terms")),
+        *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}, TOKEN_STORE=tokens),
+    )
+    output_dir = tmp_path / "moma"
+    arguments = [
+        *("pipeline", "moma"),
+        *gin(DATA_DIR=data, TOKEN_STORE=small_world.token_store, OUTPUT_DIR=output_dir),
+        *gin(MEMORIES={"source": str(small_world.token_store), "terms": str(tokens)}),
+        *gin("BertConfig", embed_dim=32, num_layers=1, num_heads=2, head_dim=16, mlp_dim=64),
+        *gin("MomaConfig", documents=3, learned_positives=2, lookup_depth=20),
+        *gin(TRAIN_STEPS=4, WARM_UP_STEPS=4, BATCH_SIZE=16, WARMUP_STEPS=2),
+        *gin("ValidationConfig", num_batches=0),
+    ]
+    succeed(*arguments)
+    rows = figures(output_dir)
+    # A line for each task.
+    assert list(dict.fromkeys(row["system"] for row in rows)) == [
+        "BM25",
+        "MoMA (warm-up, no memory)",
+        "MoMA (episode-1)",
+        "MoMA (episode-2)",
+    ]
+    # The warm-up and two episodes' lookups, whose passage towers differ.
+    assert len(list((output_dir / "memories").iterdir())) == 3
+    lookup = load_model(output_dir / "episode-2-lookup" / "model")
+    mixture = Mixture.open(output_dir / "memories" / lookup.passage_fingerprint[:16])
+    assert mixture.names == ["source", "terms"]
+    record = json.loads((output_dir / "stages" / "episode-2-distil.json").read_text())
+    for shares in record["outputs"]["attention"]:
+        assert sum(shares["attention"].values()) == pytest.approx(1, abs=1e-5)
+    # What a kill leaves: the last stages have no record.
+    for stage in ("episode-2-encode", "episode-2-lookup-train", "moma-episode-2-evaluate"):
+        (output_dir / "stages" / f"{stage}.json").unlink()
+    succeed(*arguments)
+    assert figures(output_dir) == rows
