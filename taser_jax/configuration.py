@@ -19,6 +19,7 @@ from typing import Any
 
 import gin
 
+from taser_jax.argument_types import describe, fits, fix_of
 from taser_jax.errors import ConfigError
 from taser_jax.gin_files import (
     MACRO,
@@ -113,9 +114,30 @@ def _convert(value: Any, hint: Any, *, where: str) -> Any:
             expected=f"one of {', '.join(map(repr, choices))}",
             fix=did_you_mean(value, choices) or "use one of those",
         )
+    # A dry run gives None for what is still to be set.
+    if hint is not None and value is not None and not fits(value, hint):
+        raise ConfigError(
+            f"{value!r}",
+            where=_with_macro(where),
+            expected=describe(hint),
+            fix=fix_of(value, hint),
+        )
     if isinstance(value, list) and any(typing.get_origin(option) is tuple for option in options):
         return tuple(value)
     return value
+
+
+def _with_macro(parameter: str) -> str:
+    """`Owner.parameter`, and the macro that sets it."""
+    owner, name = parameter.split(".")
+    macros = {
+        scope
+        for (_, selector), values in _all_bindings().items()
+        if selector.split(".")[-1] == owner and name in values
+        for scope, kind in references(values[name])
+        if kind == MACRO
+    }
+    return " = ".join([parameter, *(f"%{macro}" for macro in sorted(macros))])
 
 
 def _is_union(hint: object) -> bool:

@@ -176,6 +176,8 @@ def open_store(token_store: str | None, *, dry_run: bool) -> TokenStore | None:
 
 def lengths(store: TokenStore | None, given: Mapping[str, int]) -> tuple[int, int]:
     """Tokens of a query and of a passage: the store's, checked against those configured."""
+    if given or store is None:
+        check_lengths(given)
     if store is None:
         return given["query"], given["passage"]
     found = {"query": store.metadata.query_length, "passage": store.metadata.passage_length}
@@ -188,6 +190,21 @@ def lengths(store: TokenStore | None, given: Mapping[str, int]) -> tuple[int, in
                 fix="tokenize again with these lengths, or configure the store's",
             )
     return found["query"], found["passage"]
+
+
+def check_lengths(given: Mapping[str, int]) -> None:
+    """Checks that lengths of both sides are given, and no others.
+
+    Raises:
+        ConfigError: another name, or a missing one.
+    """
+    if given.keys() != {"query", "passage"}:
+        raise ConfigError(
+            f"lengths of {', '.join(given) or 'nothing'}",
+            where="TASK_FEATURE_LENGTHS",
+            expected="of query and passage",
+            fix="""write --gin.TASK_FEATURE_LENGTHS="{'query': 32, 'passage': 256}\"""",
+        )
 
 
 def check_query_towers(config: ModelConfig, tasks: Iterable[str], *, where: str) -> None:

@@ -9,7 +9,7 @@ import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 
-from taser_jax.assembly.data import MIXTURE_FILE
+from taser_jax.assembly.data import MIXTURE_FILE, check_lengths
 from taser_jax.data.collections.store import SPLITS, list_tasks
 from taser_jax.data.seqio_tasks.context import use_data
 from taser_jax.data.seqio_tasks.registry import add_collection, is_registered, mixture_rates
@@ -34,6 +34,7 @@ def tokenize(
     module: str | None = None,
     extra_ids: int | None = None,
     splits: Sequence[str] = SPLITS,
+    replace: bool = False,
 ) -> str:
     """Tokenises a mixture's collection and queries; training reads the result with NumPy alone.
 
@@ -51,10 +52,12 @@ def tokenize(
         extra_ids: number of T5's <extra_id_N> after the ids of a SentencePiece model; None takes
             the number saved with it or in its tokenizer_config.json, or else 0.
         splits: which splits.
+        replace: whether a finished store from other inputs is replaced; otherwise it is refused.
 
     Returns:
         The store's fingerprint.
     """
+    check_lengths(feature_lengths)
     if module:
         # As `python -m` does: task files in the working directory are found without PYTHONPATH.
         if "" not in sys.path and os.getcwd() not in sys.path:
@@ -82,6 +85,7 @@ def tokenize(
             passage_length=feature_lengths["passage"],
             output_dir=output_dir,
             splits=splits,
+            replace=replace,
         )
     if mixture_or_task is not None:
         with use_data(data_dir=data_dir, vocabulary=load_vocabulary(store.vocabulary_directory)):

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import seqio
@@ -24,6 +24,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.progress import bar, phase
+from taser_jax.settings import flatten
 
 INPUTS = "inputs.json"
 _BATCH = 1024
@@ -41,11 +42,12 @@ def tokenize_collection(
     output_dir: str | os.PathLike[str],
     splits: Sequence[str] = SPLITS,
     passages: str | None = None,
+    replace: bool = False,
 ) -> TokenStore:
     """Makes the token store of a mixture's collection and tasks, or reuses an existing one.
 
     A finished store from the same passages, queries, vocabulary, lengths and preprocessors
-    (compared by source) is reused; anything else in `output_dir` is replaced.
+    (compared by source) is reused; an unfinished one is replaced.
 
     Args:
         data_dir: folder that holds collections.
@@ -58,13 +60,14 @@ def tokenize_collection(
         output_dir: directory of the store.
         splits: splits to tokenise, of the tasks that have them.
         passages: name of the passages in SeqIO's registry, if not the collection's default.
+        replace: whether a finished store from other inputs is replaced, too.
 
     Returns:
         The store; its tasks are named as in the collection.
 
     Raises:
-        ConfigError: an unregistered name, tasks of several collections, or a length that leaves no
-            room for text.
+        ConfigError: an unregistered name, tasks of several collections, a length that leaves no
+            room for text, or a store from other inputs.
         DataError: the collection or a task is not prepared.
         StorageError: the disk is full or `output_dir` cannot be written.
     """
@@ -108,7 +111,7 @@ def tokenize_collection(
         # Only if there are any, so that stores of tasks without them stay valid.
         if own := {task.name: n for task in tasks if (n := task.source.query_length) is not None}:
             inputs["query_lengths"] = own
-        reused = _reuse(output_dir, inputs)
+        reused = _reuse(output_dir, inputs, replace=replace)
         if reused is not None:
             return reused
         writer = TokenStoreWriter(
@@ -214,16 +217,42 @@ def _write_queries(
     )
 
 
-def _reuse(output_dir: pathlib.Path, inputs: dict[str, Any]) -> TokenStore | None:
-    """The finished store from these inputs, if it exists."""
+def _reuse(output_dir: pathlib.Path, inputs: dict[str, Any], *, replace: bool) -> TokenStore | None:
+    """The finished store from these inputs, if it exists.
+
+    Raises:
+        ConfigError: a store from other inputs is there, and is not to be replaced.
+    """
     try:
-        if json.loads((output_dir / INPUTS).read_text(encoding="utf-8")) != inputs:
-            return None
+        found = json.loads((output_dir / INPUTS).read_text(encoding="utf-8"))
         store = TokenStore.open(output_dir)
     except (OSError, ValueError, DataError):
         return None
+    if found != inputs:
+        if not replace:
+            raise _another_store(output_dir, found, inputs)
+        return None
     logger.info("token store %s: made from the same inputs, reused", output_dir)
     return store
+
+
+def _another_store(
+    directory: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> ConfigError:
+    """Says how the store that is there differs from the one that is asked for."""
+    old, new = flatten(store=found), flatten(store=wanted)
+    names = [name for name in sorted(old | new) if old.get(name) != new.get(name)]
+    changes = "; ".join(
+        f"{name.removeprefix('store.')} {old.get(name)}, now {new.get(name)}" for name in names[:4]
+    )
+    more = f"; and {len(names) - 4} more" if len(names) > 4 else ""
+    return ConfigError(
+        f"another token store is here: {changes}{more}",
+        where=str(directory),
+        expected="a new directory, or the inputs that this store was made from",
+        fix="choose another TOKEN_STORE, or set tokenize.replace=True: models trained on the old "
+        "store will not accept the new one",
+    )
 
 
 def _write_inputs(output_dir: pathlib.Path, inputs: dict[str, Any]) -> None:

@@ -1,0 +1,93 @@
+"""Checks the values that Gin gives against the annotations of what they are given to."""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import inspect
+import os
+import types
+import typing
+from typing import Any
+
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    bool: "True or False",
+    type(None): "None",
+}
+_SEQUENCES = (collections.abc.Sequence, list, tuple)
+_MAPPINGS = (collections.abc.Mapping, dict)
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is one that an annotation allows; unknown kinds of annotations allow all.
+
+    A whole number is a number, a list is a tuple, but a string is no sequence of its letters.
+
+    Example:
+        >>> fits({"query": 32}, dict[str, int]), fits("faq", collections.abc.Sequence[str])
+        (True, False)
+
+    Args:
+        value: as given.
+        hint: a resolved annotation.
+    """
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, part) for part in parts)
+    if origin is typing.Literal:
+        return value in parts
+    if origin in _SEQUENCES or hint in _SEQUENCES:
+        if isinstance(value, str | bytes) or not isinstance(value, collections.abc.Sequence):
+            return False
+        if origin is tuple and Ellipsis not in parts:
+            return len(value) == len(parts) and all(map(fits, value, parts))
+        return not parts or all(fits(one, parts[0]) for one in value)
+    if origin in _MAPPINGS or hint in _MAPPINGS:
+        if not isinstance(value, collections.abc.Mapping):
+            return False
+        return not parts or all(
+            fits(key, parts[0]) and fits(one, parts[1]) for key, one in value.items()
+        )
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (str, bool, type(None)) or dataclasses.is_dataclass(hint):
+        return isinstance(value, hint)
+    if origin is os.PathLike or hint is os.PathLike:
+        return isinstance(value, os.PathLike)
+    return True
+
+
+def describe(hint: Any) -> str:
+    """An annotation in words.
+
+    Example:
+        >>> describe(dict[str, int] | None)
+        '{a string: a whole number} or None'
+    """
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(describe(part) for part in parts))
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(repr, parts))
+    if origin in _SEQUENCES and parts:
+        return f"a list, each {describe(parts[0])}"
+    if origin in _MAPPINGS and parts:
+        return f"{{{describe(parts[0])}: {describe(parts[1])}}}"
+    if origin is os.PathLike:
+        return "a path"
+    if hint in _NAMES:
+        return _NAMES[hint]
+    return hint.__name__ if inspect.isclass(hint) else str(hint)
+
+
+def fix_of(value: Any, hint: Any) -> str | None:
+    """What to write instead, where that is plain."""
+    for wrapped in ([value], {value: value} if isinstance(value, str) else [value]):
+        if fits(wrapped, hint):
+            return f"write {wrapped!r}"
+    return None
