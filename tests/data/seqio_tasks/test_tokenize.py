@@ -89,10 +89,16 @@ def test_same_inputs_are_not_tokenised_again(settings, tmp_path):
     again = tokenize.tokenize_collection(**settings, **output)
     assert (again.metadata, ids.stat().st_mtime_ns) == (first.metadata, before)
 
-    changed = tokenize.tokenize_collection(**settings | {"passage_length": 12}, **output)
+    shorter = settings | {"passage_length": 12, "replace": True}
+    with pytest.raises(
+        ConfigError, match=r"another token store is here: lengths\.passage 16, now 12"
+    ):
+        tokenize.tokenize_collection(**shorter | {"replace": False}, **output)
+    assert ids.stat().st_mtime_ns == before
+    changed = tokenize.tokenize_collection(**shorter, **output)
     assert changed.passages.ids.shape == (2500, 12)
     (tmp_path / "tokens" / "metadata.json").unlink()  # as a kill before the end would leave it
-    repaired = tokenize.tokenize_collection(**settings | {"passage_length": 12}, **output)
+    repaired = tokenize.tokenize_collection(**shorter | {"replace": False}, **output)
     assert repaired.metadata == changed.metadata
 
 
@@ -109,7 +115,7 @@ def test_a_changed_preprocessor_is_noticed(settings, tmp_path):
     only = settings | {"mixture_or_task": "toy_two", "output_dir": tmp_path / "tokens"}
     for prompt in ("a", "b"):
         register(prompt)
-        store = tokenize.tokenize_collection(**only)
+        store = tokenize.tokenize_collection(**only, replace=True)
         assert store.queries("two", "train").ids[0, 1] == PIECES.index(prompt)
 
 
@@ -194,7 +200,9 @@ def test_another_vocabulary_makes_another_store(settings, tmp_path):
     settings = settings | {"mixture_or_task": "toy_two"}
     first = tokenize.tokenize_collection(**settings, **output)
     cased = WordPieceVocabulary(PIECES, lower_case=False)
-    second = tokenize.tokenize_collection(**settings | {"vocabulary": cased}, **output)
+    second = tokenize.tokenize_collection(
+        **settings | {"vocabulary": cased}, **output, replace=True
+    )
     assert second.metadata.vocabulary_fingerprint != first.metadata.vocabulary_fingerprint
     assert second.metadata.fingerprint != first.metadata.fingerprint
     assert load_vocabulary(second.vocabulary_directory).lower_case is False
