@@ -19,7 +19,7 @@ ScoreRows = Callable[[Int[np.ndarray, " lines"], Int[np.ndarray, "lines rows"]],
 """(lines of the run, passage rows of each) -> exact scores, [lines, rows]."""
 
 
-class Normalization(enum.Enum):
+class ScoreNormalization(enum.Enum):
     """What happens to each query's lists of scores before they are added.
 
     NONE: missing scores become the list's minimum, nothing else (TASER, appendix D; Ma et al. as
@@ -71,7 +71,7 @@ class FusionConfig:
     weighting: Weighting = Weighting.CONFIDENCE
     power: float = 1.0
     absent: Absent = Absent.MINIMUM
-    normalization: Normalization = Normalization.NONE
+    normalization: ScoreNormalization = ScoreNormalization.NONE
 
     def __post_init__(self) -> None:
         if self.depth < 1 or self.k < 1 or not self.power > 0:
@@ -241,7 +241,7 @@ def aligned(run: Run, query_ids: Sequence[str]) -> SearchResult:
 def _filled(
     result: SearchResult,
     candidates: Int[np.ndarray, "queries candidates"],
-    normalization: Normalization,
+    normalization: ScoreNormalization,
     absent: np.ndarray | None,
 ) -> Float[np.ndarray, "queries candidates"]:
     """The list's score of each candidate row; `absent`, or its minimum, where it has none."""
@@ -259,7 +259,7 @@ def _filled(
     place = np.searchsorted(keys[:-1], wanted)
     known = keys[place] == wanted
     scores = np.where(known, values[place], low if absent is None else absent).astype(np.float64)
-    if normalization is Normalization.MIN_MAX:
+    if normalization is ScoreNormalization.MIN_MAX:
         high = np.where(found, result.scores, -np.inf).max(axis=1, keepdims=True)
         high = np.where(some, high, 1.0)
         spread = high - low

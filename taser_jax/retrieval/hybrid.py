@@ -11,7 +11,7 @@ from jaxtyping import Float64
 
 from taser_jax.errors import ConfigError
 from taser_jax.records import DevelopmentSets
-from taser_jax.retrieval.fusion import FusionConfig, Normalization, fuse_runs
+from taser_jax.retrieval.fusion import FusionConfig, ScoreNormalization, fuse_runs
 from taser_jax.retrieval.runs import Run
 
 ALPHAS = tuple(round(0.1 * step, 1) for step in range(5, 21))
@@ -38,7 +38,7 @@ class HybridConfig:
     """
 
     depth: int = 100
-    normalization: Normalization = Normalization.NONE
+    normalization: ScoreNormalization = ScoreNormalization.NONE
     alphas: tuple[float, ...] = ALPHAS
     tasks: tuple[str, ...] = ()
     sets: DevelopmentSets = DevelopmentSets.APART

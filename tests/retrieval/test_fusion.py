@@ -7,7 +7,7 @@ from taser_jax.errors import ConfigError, DataError
 from taser_jax.retrieval.fusion import (
     Absent,
     FusionConfig,
-    Normalization,
+    ScoreNormalization,
     Weighting,
     fuse_runs,
     weights_of,
@@ -65,7 +65,7 @@ def test_weights_by_hand():
     assert equal.values.tolist() == [[0.5, 0.5]] * 3
 
 
-@pytest.mark.parametrize("normalization", Normalization)
+@pytest.mark.parametrize("normalization", ScoreNormalization)
 def test_equals_dictionaries(normalization):
     rng = np.random.default_rng(0)
     sizes, queries, depth, k = (12, 20, 30), 300, 9, 14
@@ -82,7 +82,7 @@ def test_equals_dictionaries(normalization):
         def score(one, row):
             low, high = (min(one.values()), max(one.values())) if one else (0.0, 1.0)
             value = one.get(row, low)
-            if normalization is Normalization.MIN_MAX:
+            if normalization is ScoreNormalization.MIN_MAX:
                 return (value - (low + high) / 2) / (high - low) if high > low else 0.0
             return value
 

@@ -5,7 +5,7 @@ import pytest
 
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.records import DevelopmentSets
-from taser_jax.retrieval.fusion import Normalization
+from taser_jax.retrieval.fusion import ScoreNormalization
 from taser_jax.retrieval.hybrid import (
     ALPHAS,
     DevelopmentSet,
@@ -43,7 +43,7 @@ def oracle(dense, sparse, alpha, k, depth, normalization):
     def score(one, row):
         low, high = (min(one.values()), max(one.values())) if one else (0.0, 1.0)
         value = one.get(row, low)
-        if normalization is Normalization.MIN_MAX:
+        if normalization is ScoreNormalization.MIN_MAX:
             return (value - (low + high) / 2) / (high - low) if high > low else 0.0
         return value
 
@@ -60,7 +60,7 @@ def test_by_hand():
 
 def test_min_max_by_hand():
     # dense 3, 1 -> +0.5, -0.5 (missing -0.5); sparse 6, 2 -> +0.5, -0.5 (missing -0.5).
-    config = HybridConfig(normalization=Normalization.MIN_MAX)
+    config = HybridConfig(normalization=ScoreNormalization.MIN_MAX)
     dense, sparse = run([{7: 3, 4: 1}], 2), run([{4: 6, 9: 2}], 3)
     fused = listed(fuse(dense, sparse, alpha=0.5, k=5, config=config))
     assert fused == [(7, 0.25), (4, -0.25), (9, -0.75)]
@@ -74,13 +74,13 @@ def test_lists_with_one_result_or_none():
     assert listed(fused, 2) == [(5, 3.0)]
     assert listed(fused, 3) == []
     normalized = fuse(
-        dense, sparse, alpha=2.0, k=3, config=HybridConfig(normalization=Normalization.MIN_MAX)
+        dense, sparse, alpha=2.0, k=3, config=HybridConfig(normalization=ScoreNormalization.MIN_MAX)
     )
     assert np.isfinite(normalized.scores[normalized.rows >= 0]).all()
     assert listed(normalized, 1) == [(3, 0.0), (5, 0.0)]
 
 
-@pytest.mark.parametrize("normalization", Normalization)
+@pytest.mark.parametrize("normalization", ScoreNormalization)
 def test_equals_dictionaries(normalization):
     rng = np.random.default_rng(0)
 
