@@ -42,7 +42,7 @@ def tokenize(
         data_dir: folder of collections.
         mixture_or_task: name in SeqIO's registry, or a collection, all of whose tasks are taken as
             they are.
-        collection: in place of a mixture, a collection without queries, such as a memory.
+        collection: without a mixture, a collection without queries, such as a memory.
         vocabulary: directory of a vocabulary or of a BERT's or T5's checkpoint, a BERT vocab.txt or
             a SentencePiece model.
         feature_lengths: {"query": ..., "passage": ...}, special tokens included.
@@ -79,7 +79,8 @@ def tokenize(
         store = tokenize_collection(
             data_dir=data_dir,
             mixture_or_task=mixture_or_task,
-            collection=collection,
+            # A project's file names its collection beside its mixture.
+            collection=None if mixture_or_task else collection,
             vocabulary=load_vocabulary(vocabulary, extra_ids=extra_ids),
             query_length=feature_lengths["query"],
             passage_length=feature_lengths["passage"],

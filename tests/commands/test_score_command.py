@@ -105,7 +105,8 @@ def test_refusals(capitals: Capitals, mined: pathlib.Path, tmp_path: pathlib.Pat
     assert "capital.train.trec, or a cross-encoder" in message
     message = refused(capsys, *score, *hand, *gin(OUTPUT_DIR=mined / "negatives"))
     assert "another directory" in message
-    assert "no teacher in 'hand'" in refused(capsys, *score, *out, *gin(TEACHERS="hand"))
+    message = refused(capsys, *score, *out, *gin(TEACHERS="hand"))
+    assert "score.teachers = %TEACHERS: 'hand'" in message
     message = refused(capsys, *score, *out, *gin(TEACHERS={str(mined / "hand"): 1e39}))
     assert "score inf of query" in message
     assert "finite scores" in message

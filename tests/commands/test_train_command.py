@@ -151,7 +151,7 @@ def test_parameters_can_be_taken_from_another_training(trained, tiny_store_dir, 
     ("options", "words"),
     [
         ({"tasks": ["frist"]}, "did you mean 'first'"),
-        ({"feature_lengths": {"query": 9}}, "query length is 8"),
+        ({"feature_lengths": {"query": 9, "passage": 16}}, "query length is 8"),
         (
             {"training": tiny_training.training_config(train_steps=1, batch_size=12)},
             "multiple of 8",

@@ -97,7 +97,7 @@ def test_pytorch_files_without_pytorch_say_what_to_install(tmp_path, monkeypatch
         text = text.replace("pytorch_model.bin", "part.bin")
         (tmp_path / "pytorch_model.bin.index.json").write_text(text, encoding="utf-8")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ConfigError, match=r"PyTorch is not installed(?s:.*)taser_jax\[torch\]"):
+    with pytest.raises(ConfigError, match=r"PyTorch is not installed(?s:.*)\[torch\]"):
         read_tensors(tmp_path)
 
 

@@ -213,6 +213,8 @@ def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
     before = set(Stages(copy).finished())
     changed = [f"--gin.pipeline_muf.specialists={THREE}", "--gin.Fusion.left_out=Both"]
     changed.append("--gin.both/System.tasks=['summary', 'code']")
+    # A student learns from the lists of all: of other specialists it is another student.
+    changed.append("--gin.pipeline_muf.students=None")
     succeed(*arguments(small_world, copy, *changed))
     new = set(Stages(copy).finished()) - before
     assert {name.rsplit("-", 1)[0] for name in new if not name.endswith("-fuse")} == {"both"}

@@ -140,6 +140,7 @@ def _tokenize(name, vocabulary, data_dir, tmp_path, *, query_length):
         query_length=query_length,
         passage_length=8,
         output_dir=tmp_path / "tokens",
+        replace=True,
     )
 
 
