@@ -206,7 +206,7 @@ def test_a_rerun_reuses_every_stage(finished, small_world):
         assert (finished / f"{name}.csv").read_bytes() == content
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
     copy = tmp_path / "out"
     shutil.copytree(finished, copy)
