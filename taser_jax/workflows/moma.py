@@ -31,14 +31,13 @@ from taser_jax.errors import ConfigError
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.fusion import FidAttention
-from taser_jax.progress import logger
 from taser_jax.settings import flatten
 from taser_jax.workflows.episodes import Episodes, number_episodes
 from taser_jax.workflows.retrieval_stages import DEVELOPMENT, RetrievalStages
 from taser_jax.workflows.setting import BM25, Setting
 from taser_jax.workflows.stages import Stages
 from taser_jax.workflows.taser import CONFIGURABLES as TASER_CONFIGURABLES
-from taser_jax.workflows.taser import begin_pipeline, check_depth
+from taser_jax.workflows.taser import begin_pipeline, check_depth, print_table
 
 WARM_UP = "warm-up"
 
@@ -144,8 +143,7 @@ def pipeline_moma(
     check_depth(setting)
     if not model.fuses:
         raise model.no_fusion()
-    output_dir = pathlib.Path(setting.output_dir)
-    begin_pipeline(output_dir, config_text)
+    begin_pipeline(pathlib.Path(setting.output_dir), config_text)
     store = TokenStore.open(setting.token_store)
     check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
     setting.check_tasks(store.tasks)
@@ -164,15 +162,7 @@ def pipeline_moma(
         documents = run.look_up(lookup)
         run.retrieve(end, rows, f"{name} ({episode.label})", documents)
     run.search_targets(end, lookup)
-    table = write_table(
-        output_dir,
-        systems=rows,
-        by_task=setting.evaluation.measures[0],
-        significance=setting.significance,
-    )
-    print("\n" + table.to_text())
-    logger.info("table: %s (and .csv, .png)", output_dir / "table.md")
-    return table
+    return print_table(setting, rows, by_task=setting.evaluation.measures[0])
 
 
 @dataclasses.dataclass(frozen=True)
