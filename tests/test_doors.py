@@ -157,3 +157,9 @@ def test_what_follows_encoding_needs_no_model(command):
         assert not name.startswith(
             ("taser_jax.assembly", "taser_jax.models", "taser_jax.training", "flax")
         )
+
+
+def test_test_files_have_names_of_their_own():
+    # pytest imports test files by their bare names: a run of all collects only one of two alike.
+    names = [path.name for path in pathlib.Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
