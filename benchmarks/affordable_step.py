@@ -37,7 +37,8 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import DualEncoder, init_params
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer, trainable
 from taser_jax.retrieval.embeddings import EmbeddingDtype

@@ -22,8 +22,9 @@ import numpy as np
 from taser_jax.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import DualEncoder, init_params
+from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.ensemble import EnsembleConfig, apply_members, init_members
+from taser_jax.models.parameters import init_params
 from taser_jax.retrieval.confidence import ConfidenceConfig, query_confidence
 from taser_jax.retrieval.exact import ExactSearcher
 

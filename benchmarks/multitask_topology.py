@@ -12,7 +12,7 @@ from taser_jax.compilation.ahead_of_time import CompiledStep, CompilerEffort, co
 from taser_jax.compilation.roofline import roofline
 from taser_jax.compilation.topologies import Topology, open_topology
 from taser_jax.mesh import MeshConfig, make_mesh
-from taser_jax.models.dual_encoder import logical_axes
+from taser_jax.models.parameters import logical_axes
 from taser_jax.optim.multitask import Combiner
 from taser_jax.partitioning import Partitioner
 from taser_jax.training.state import TrainState, state_shardings

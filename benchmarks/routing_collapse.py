@@ -52,7 +52,7 @@ from taser_jax.expert_use import (
     role_information,
 )
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import init_params
+from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import (
     ExpertConfig,
     GateGradient,

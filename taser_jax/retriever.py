@@ -31,7 +31,8 @@ from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.interop.tokenizer_files import checkpoint_vocabulary
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import DualEncoder, abstract_params
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.parameters import abstract_params
 from taser_jax.records import Passage
 from taser_jax.retrieval.embeddings import EncodeConfig, EncodeFn, encode_rows
 from taser_jax.retrieval.exact import ExactSearcher

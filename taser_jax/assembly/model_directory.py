@@ -26,7 +26,8 @@ from taser_jax.errors import ConfigError
 from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models import config_io
 from taser_jax.models.bert_fusion import FUSION_PARTS
-from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, abstract_params, parameter_count
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
+from taser_jax.models.parameters import abstract_params, parameter_count
 from taser_jax.partitioning import Partitioner, placed
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
 

@@ -16,14 +16,8 @@ from taser_jax.copied_axes import CopiedAxis, copied_axes
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.models.dual_encoder import (
-    DualEncoder,
-    ModelConfig,
-    Params,
-    abstract_params,
-    init_params,
-    logical_axes,
-)
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
+from taser_jax.models.parameters import abstract_params, init_params, logical_axes
 from taser_jax.optim.median import MedianOver
 from taser_jax.optim.median_check import check_median
 from taser_jax.optim.multitask import (

@@ -30,7 +30,7 @@ from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStrea
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.mesh import MeshConfig, make_mesh
-from taser_jax.models.dual_encoder import parameter_count
+from taser_jax.models.parameters import parameter_count
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger, phase, track
 from taser_jax.training.batch_loss import make_loss

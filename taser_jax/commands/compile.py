@@ -34,7 +34,8 @@ from taser_jax.compilation.topologies import (
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.mesh import make_mesh
-from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, abstract_params
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
+from taser_jax.models.parameters import abstract_params
 from taser_jax.models.transformer import Remat
 from taser_jax.partitioning import Partitioner, placed
 from taser_jax.progress import logger, phase

@@ -29,13 +29,8 @@ from taser_jax.interop.tokenizer_files import checkpoint_vocabulary
 from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import (
-    DualEncoder,
-    ModelConfig,
-    init_params,
-    logical_axes,
-    parameter_count,
-)
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
+from taser_jax.models.parameters import init_params, logical_axes, parameter_count
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig

@@ -24,7 +24,8 @@ from taser_jax.compilation.topologies import Topology, open_topology
 from taser_jax.errors import ConfigError
 from taser_jax.markdown import markdown_table
 from taser_jax.mesh import make_mesh
-from taser_jax.models.dual_encoder import ModelConfig, parameter_count
+from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.models.parameters import parameter_count
 from taser_jax.models.transformer import Remat
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger

@@ -37,11 +37,8 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.mesh import make_mesh
 from taser_jax.models import config_io
-from taser_jax.models.dual_encoder import (
-    ModelConfig,
-    Params,
-    parameter_count,
-)
+from taser_jax.models.dual_encoder import ModelConfig, Params
+from taser_jax.models.parameters import parameter_count
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger, phase
 from taser_jax.settings import flatten

@@ -20,7 +20,7 @@ from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
 from taser_jax.encoded import Normalization
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models import config_io
-from taser_jax.models.dual_encoder import parameter_count
+from taser_jax.models.parameters import parameter_count
 
 FORMAT_VERSION = 1
 CARD, METADATA = "README.md", "export.json"

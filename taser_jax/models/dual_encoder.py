@@ -5,12 +5,10 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
-import math
 from typing import Any, ClassVar, TypeAlias
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from taser_jax.batch import Augmented, BatchShape, DocumentsShape, Role, States, Tokens
@@ -362,63 +360,3 @@ class DualEncoder(nn.Module):
             raise self.config.no_fusion()
         tower = getattr(self, self.config.tower_name(role, task))
         return self.config.embed(tower, tokens, role=role, train=train)
-
-
-def init_params(
-    model: DualEncoder,
-    key: jax.Array,
-    *,
-    query_length: int = _ANY_LENGTH,
-    passage_length: int = _ANY_LENGTH,
-) -> Params:
-    """Draws parameters: plain nested dicts of float32 arrays, without partitioning metadata.
-
-    Args:
-        model: the dual encoder.
-        key: a jax.random key.
-        query_length: tokens per query, only checked against the position table.
-        passage_length: tokens per passage, as for queries.
-    """
-    boxed = _boxed_params(model, key, query_length, passage_length)
-    return jax.tree.map(_unbox, boxed, is_leaf=_is_boxed)
-
-
-def abstract_params(model: DualEncoder) -> Params:
-    """Shapes and dtypes of the parameters, without allocating them."""
-    return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
-
-
-def logical_axes(model: DualEncoder) -> Params:
-    """For every parameter the logical name of each axis, as a PartitionSpec.
-
-    Example:
-        >>> logical_axes(model)["encoder"]["layers_0"]["mlp"]["wi"]["kernel"]
-        PartitionSpec('embed', 'mlp')
-    """
-    boxed = jax.eval_shape(
-        lambda: _boxed_params(model, jax.random.key(0), _ANY_LENGTH, _ANY_LENGTH)
-    )
-    return nn.get_partition_spec(boxed)
-
-
-def parameter_count(params: Params) -> int:
-    """Number of parameters of a tree of arrays or shapes."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-
-
-def _boxed_params(
-    model: DualEncoder, key: jax.Array, query_length: int, passage_length: int
-) -> Params:
-    queries, passages = (
-        Tokens(jnp.zeros((1, length), jnp.int32), jnp.ones((1, length), bool))
-        for length in (query_length, passage_length)
-    )
-    return model.config.initial_params(model.init(key, queries, passages)["params"])
-
-
-def _is_boxed(leaf: Any) -> bool:
-    return isinstance(leaf, nn.LogicallyPartitioned)
-
-
-def _unbox(leaf: Any) -> Any:
-    return leaf.unbox(apply_constraint=False) if _is_boxed(leaf) else leaf

@@ -12,7 +12,8 @@ from taser_jax.batch import Role, Tokens
 from taser_jax.errors import ConfigError
 from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import DualEncoder, Towers, init_params
+from taser_jax.models.dual_encoder import DualEncoder, Towers
+from taser_jax.models.parameters import init_params
 from taser_jax.partitioning import Partitioner
 
 TOKENS = Tokens(np.full((8, 4), 7, np.int32), np.ones((8, 4), bool))

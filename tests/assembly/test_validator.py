@@ -14,7 +14,8 @@ from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.mesh import MeshConfig, make_mesh
-from taser_jax.models.dual_encoder import DualEncoder, init_params
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.parameters import init_params
 from taser_jax.partitioning import Partitioner
 from taser_jax.records import DevelopmentSets
 from taser_jax.training.objective import ObjectiveConfig

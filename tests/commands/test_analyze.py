@@ -24,7 +24,8 @@ from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStrea
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, FingerprintError
 from taser_jax.mesh import MeshConfig
-from taser_jax.models.dual_encoder import DualEncoder, abstract_params, init_params
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.parameters import abstract_params, init_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.median import MedianOver

@@ -23,8 +23,9 @@ from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
 from taser_jax.interop import onnx, stablehlo
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import DualEncoder, init_params
+from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.ensemble import EnsembleConfig, init_members
+from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState

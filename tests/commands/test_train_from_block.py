@@ -15,7 +15,7 @@ from taser_jax.commands.encode import encode
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.errors import ConfigError, FingerprintError
-from taser_jax.models.dual_encoder import init_params
+from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.optim.optimizers import OptimizerConfig, Update
 from taser_jax.optim.parameter_rules import parameter_paths

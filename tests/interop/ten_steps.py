@@ -22,7 +22,8 @@ from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import DualEncoder, Normalization, Towers, init_params
+from taser_jax.models.dual_encoder import DualEncoder, Normalization, Towers
+from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.records import Passage
 from taser_jax.training.state import TrainState

@@ -11,7 +11,8 @@ from taser_jax.interop.bert import encoder_from_tensors, encoder_to_tensors
 from taser_jax.interop.plain import from_plain_encoders, plain_encoder
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import DualEncoder, Towers, abstract_params
+from taser_jax.models.dual_encoder import DualEncoder, Towers
+from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 
 BERT = BertConfig(

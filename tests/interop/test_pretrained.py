@@ -21,8 +21,9 @@ from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import DualEncoder, Towers, init_params
+from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.layers import Activation
+from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.transformer import Remat
 

@@ -20,7 +20,8 @@ from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.saved_model import export_saved_model
 from taser_jax.interop.stablehlo import export_stablehlo
 from taser_jax.models import config_io
-from taser_jax.models.dual_encoder import DualEncoder, Normalization, Towers, abstract_params
+from taser_jax.models.dual_encoder import DualEncoder, Normalization, Towers
+from taser_jax.models.parameters import abstract_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.models.transformer import Remat

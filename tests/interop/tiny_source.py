@@ -11,7 +11,8 @@ from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import DualEncoder, abstract_params
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig
 
 QUERY_LENGTH, PASSAGE_LENGTH = 6, 10

@@ -12,7 +12,8 @@ from taser_jax.batch import Role, Tokens
 from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import DualEncoder, init_params
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.parameters import init_params
 
 LENGTH = 8
 LENGTHS = np.array([8, 3, 1, 0])

@@ -16,7 +16,7 @@ from taser_jax.batch import Augmented, Batch, BatchShape, DocumentsShape, Role, 
 from taser_jax.errors import ConfigError
 from taser_jax.models import config_io
 from taser_jax.models.bert_fusion import BertFusionConfig, FusedStates
-from taser_jax.models.dual_encoder import Towers, init_params
+from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.fusion import (
     DocumentInput,
     FidAttention,
@@ -24,6 +24,7 @@ from taser_jax.models.fusion import (
     segment_attention,
     with_query,
 )
+from taser_jax.models.parameters import init_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5Embedding
 from taser_jax.models.t5_fusion import T5FusionConfig

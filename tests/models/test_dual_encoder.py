@@ -10,16 +10,9 @@ from taser_jax.errors import ConfigError
 from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import (
-    DualEncoder,
-    TowerInit,
-    Towers,
-    abstract_params,
-    init_params,
-    logical_axes,
-    parameter_count,
-)
+from taser_jax.models.dual_encoder import DualEncoder, TowerInit, Towers
 from taser_jax.models.layers import Activation, activate
+from taser_jax.models.parameters import abstract_params, init_params, logical_axes, parameter_count
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.models.transformer import Remat
 

@@ -13,16 +13,8 @@ from taser_jax.errors import ConfigError
 from taser_jax.interop.plain import from_plain_encoders, plain_encoder
 from taser_jax.models import config_io
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import (
-    DualEncoder,
-    ModelConfig,
-    TowerInit,
-    Towers,
-    abstract_params,
-    init_params,
-    logical_axes,
-    parameter_count,
-)
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, TowerInit, Towers
+from taser_jax.models.parameters import abstract_params, init_params, logical_axes, parameter_count
 from taser_jax.models.routing import ExpertConfig, Routing
 
 TASKS = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}

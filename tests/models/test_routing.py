@@ -13,9 +13,9 @@ from taser_jax.errors import ConfigError
 from taser_jax.expert_use import logit_spread
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import init_params
 from taser_jax.models.feed_forward import FeedForward
 from taser_jax.models.layers import Activation
+from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import (
     ExpertConfig,
     GateGradient,

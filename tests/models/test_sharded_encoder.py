@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from tiny_bert import quick_jit, random_params, tiny_model, tiny_tokens
 
-from taser_jax.models.dual_encoder import logical_axes
+from taser_jax.models.parameters import logical_axes
 from taser_jax.models.routing import Routing
 
 RULES = {

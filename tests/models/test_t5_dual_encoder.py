@@ -10,14 +10,8 @@ from taser_jax.errors import ConfigError
 from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models.bert import BertEncoder
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import (
-    Normalization,
-    TowerInit,
-    Towers,
-    abstract_params,
-    init_params,
-    logical_axes,
-)
+from taser_jax.models.dual_encoder import Normalization, TowerInit, Towers
+from taser_jax.models.parameters import abstract_params, init_params, logical_axes
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding, T5Tower
 from taser_jax.models.transformer import Remat
 from taser_jax.partitioning import Partitioner

@@ -10,7 +10,8 @@ import numpy as np
 from taser_jax.batch import Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import DualEncoder, abstract_params
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig
 
 NUM_HEADS = 2

@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 
 from taser_jax.errors import ConfigError
-from taser_jax.models.dual_encoder import DualEncoder, Towers, abstract_params
+from taser_jax.models.dual_encoder import DualEncoder, Towers
+from taser_jax.models.parameters import abstract_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.optim.layer_decay import layer_depths, layer_factors

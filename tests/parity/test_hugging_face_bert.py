@@ -23,7 +23,8 @@ from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.interop.tokenizer_files import checkpoint_vocabulary, write_tokenizer
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import DualEncoder, abstract_params
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.records import Passage
 

@@ -11,7 +11,8 @@ from taser_jax.batch import Role
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import DualEncoder, Towers, abstract_params
+from taser_jax.models.dual_encoder import DualEncoder, Towers
+from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig
 
 minilm = pytest.importorskip(

@@ -11,7 +11,8 @@ from tiny_encoder import VOCAB, make_batch
 from taser_jax.batch import Role
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import DualEncoder, Towers, init_params
+from taser_jax.models.dual_encoder import DualEncoder, Towers
+from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig

@@ -15,7 +15,8 @@ from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import DualEncoder, abstract_params, init_params, logical_axes
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.parameters import abstract_params, init_params, logical_axes
 from taser_jax.models.routing import ExpertConfig, GateGradient, Routing
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.partitioning import Partitioner

@@ -13,13 +13,8 @@ from taser_jax.errors import ConfigError
 from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import (
-    DualEncoder,
-    Towers,
-    abstract_params,
-    init_params,
-    logical_axes,
-)
+from taser_jax.models.dual_encoder import DualEncoder, Towers
+from taser_jax.models.parameters import abstract_params, init_params, logical_axes
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.optim.schedules import ScheduleKind
 from taser_jax.partitioning import Partitioner

@@ -9,13 +9,8 @@ from tiny_encoder import VOCAB, make_batch
 
 from taser_jax.errors import ConfigError
 from taser_jax.mesh import MeshConfig, make_mesh
-from taser_jax.models.dual_encoder import (
-    DualEncoder,
-    Towers,
-    abstract_params,
-    init_params,
-    logical_axes,
-)
+from taser_jax.models.dual_encoder import DualEncoder, Towers
+from taser_jax.models.parameters import abstract_params, init_params, logical_axes
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer

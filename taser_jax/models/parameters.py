@@ -1,0 +1,79 @@
+"""Parameters of a dual encoder: drawn, as shapes, and the logical name of each axis."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from taser_jax.batch import Tokens
+from taser_jax.models.dual_encoder import DualEncoder, Params
+
+_ANY_LENGTH = 1
+
+
+def init_params(
+    model: DualEncoder,
+    key: jax.Array,
+    *,
+    query_length: int = _ANY_LENGTH,
+    passage_length: int = _ANY_LENGTH,
+) -> Params:
+    """Draws parameters: plain nested dicts of float32 arrays, without partitioning metadata.
+
+    Args:
+        model: the dual encoder.
+        key: a jax.random key.
+        query_length: tokens per query, only checked against the position table.
+        passage_length: tokens per passage, as for queries.
+    """
+    boxed = _boxed_params(model, key, query_length, passage_length)
+    return jax.tree.map(_unbox, boxed, is_leaf=_is_boxed)
+
+
+def abstract_params(model: DualEncoder) -> Params:
+    """Shapes and dtypes of the parameters, without allocating them."""
+    return jax.tree.map(_unbox, _abstract_boxed_params(model), is_leaf=_is_boxed)
+
+
+def logical_axes(model: DualEncoder) -> Params:
+    """For every parameter the logical name of each axis, as a PartitionSpec.
+
+    Example:
+        >>> logical_axes(model)["encoder"]["layers_0"]["mlp"]["wi"]["kernel"]
+        PartitionSpec('embed', 'mlp')
+    """
+    return nn.get_partition_spec(_abstract_boxed_params(model))
+
+
+def parameter_count(params: Params) -> int:
+    """Number of parameters of a tree of arrays or shapes."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def _boxed_params(
+    model: DualEncoder, key: jax.Array, query_length: int, passage_length: int
+) -> Params:
+    queries, passages = (
+        Tokens(jnp.zeros((1, length), jnp.int32), jnp.ones((1, length), bool))
+        for length in (query_length, passage_length)
+    )
+    return model.config.initial_params(model.init(key, queries, passages)["params"])
+
+
+@functools.lru_cache(maxsize=8)
+def _abstract_boxed_params(model: DualEncoder) -> Params:
+    # Tracing BERT-base takes a second, and a command asks for its shapes several times.
+    return jax.eval_shape(lambda: _boxed_params(model, jax.random.key(0), _ANY_LENGTH, _ANY_LENGTH))
+
+
+def _is_boxed(leaf: Any) -> bool:
+    return isinstance(leaf, nn.LogicallyPartitioned)
+
+
+def _unbox(leaf: Any) -> Any:
+    return leaf.unbox(apply_constraint=False) if _is_boxed(leaf) else leaf
