@@ -37,7 +37,7 @@ from taser_jax.retrieval.fusion import (
     fuse_runs,
     weights_of,
 )
-from taser_jax.retrieval.hybrid import HybridConfig, choose_alpha
+from taser_jax.retrieval.hybrid import HybridConfig, choose_alpha, settle
 from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
 from taser_jax.retrieval.runs import Run, top_k, write_trec_run
 from taser_jax.settings import to_plain
@@ -178,10 +178,11 @@ def fuse(
                 development = development_set(
                     developed.run, sparse, queries, heads, measure=measure, evaluation=evaluation
                 )
-                alphas[task] = choose_alpha([development], k=k, config=with_bm25).alpha
+                settled = settle(with_bm25, [(developed.run, sparse)])
+                alphas[task] = choose_alpha([development], k=k, config=settled).alpha
             queries = QuerySet.open(data_dir, collection, task, split)
             sparse = read_task_run(sparse_dir, queries, store)
-            joined = hybrid.fuse(arrays.run, sparse, alpha=alphas[task], k=k, config=with_bm25)
+            joined = hybrid.fuse(arrays.run, sparse, alpha=alphas[task], k=k, config=settled)
             _write(output_dir, "runs_bm25", task, split, joined, k, store, f"{tag}-bm25")
     if undecided:
         logger.warning(

@@ -13,12 +13,14 @@ from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.errors import ConfigError
 from taser_jax.hosts import first_host_only
 from taser_jax.progress import logger, phase
+from taser_jax.retrieval.fusion import ScoreNormalization
 from taser_jax.retrieval.hybrid import (
     ChosenFor,
     DevelopmentSet,
     HybridConfig,
     choose_alpha,
     fuse,
+    settle,
 )
 from taser_jax.retrieval.runs import Run, write_trec_run
 
@@ -54,7 +56,8 @@ def hybrid(
         alpha: weight of BM25; None chooses it.
         k: results per query.
         measure: what α maximises on average.
-        config: depth, candidates for α, normalisation, what the average is over.
+        config: depth, candidates for α, normalisation, what the average is over. What it leaves to
+            the scores is decided on the development split, or without it on `split`.
         evaluation: how the measure is judged.
 
     Returns:
@@ -87,18 +90,18 @@ def hybrid(
             for task in development
             for queries in [QuerySet.open(data_dir, collection, task, development_split)]
         }
+        config = _settled(config, [(one.dense, one.sparse) for one in sets.values()])
         alphas = _choose(sets, names, measure=measure, k=k, config=config)
-    else:
+    runs = {
+        task: (read_task_run(dense_dir, queries, store), read_task_run(sparse_dir, queries, store))
+        for task in names
+        for queries in [QuerySet.open(data_dir, collection, task, split)]
+    }
+    if alpha is not None:
+        config = _settled(config, list(runs.values()))
         alphas = dict.fromkeys(names, alpha)
-    for task in names:
-        queries = QuerySet.open(data_dir, collection, task, split)
-        fused = fuse(
-            read_task_run(dense_dir, queries, store),
-            read_task_run(sparse_dir, queries, store),
-            alpha=alphas[task],
-            k=k,
-            config=config,
-        )
+    for task, (dense, sparse) in runs.items():
+        fused = fuse(dense, sparse, alpha=alphas[task], k=k, config=config)
         write_trec_run(run_path(output_dir, task, split), fused, ids=store.ids, tag="hybrid")
     return alphas
 
@@ -119,6 +122,17 @@ def development_set(
         return judge_run(run, queries, heads, judged).values[measure]
 
     return DevelopmentSet(dense, sparse, values)
+
+
+def _settled(config: HybridConfig, lists: Sequence[tuple[Run, Run]]) -> HybridConfig:
+    """What the configuration leaves open, decided by the scores and said."""
+    settled = settle(config, lists)
+    assert settled.normalization is not None
+    if config.normalization is None:
+        chosen = settled.normalization.value
+        kind = "cosines" if settled.normalization is ScoreNormalization.MIN_MAX else "dot products"
+        logger.info("dense scores are %s: HybridConfig.normalization = %r", kind, chosen)
+    return settled
 
 
 def _choose(

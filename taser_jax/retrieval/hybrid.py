@@ -14,7 +14,10 @@ from taser_jax.records import DevelopmentSets
 from taser_jax.retrieval.fusion import FusionConfig, ScoreNormalization, fuse_runs
 from taser_jax.retrieval.runs import Run
 
-ALPHAS = tuple(round(0.1 * step, 1) for step in range(5, 21))
+# Candidates for α where both lists' scores range as widely.
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0)
+# Cosines in bfloat16 are rounded to 8 bits.
+_LARGEST_COSINE = 1.01
 
 
 class ChosenFor(enum.Enum):
@@ -30,26 +33,28 @@ class HybridConfig:
 
     Attributes:
         depth: results used from each list (the paper's K').
-        normalization: of each list's scores.
-        alphas: candidates for α, the weight of the sparse scores.
+        normalization: of each list's scores; None is MIN_MAX if the dense ones are cosines, which
+            are small beside BM25's, and else NONE.
+        alphas: candidates for α, the weight of the sparse scores; None takes 0.1 to 3.0 times the
+            width of the dense scores over that of the sparse ones.
         tasks: tasks whose development queries choose α; empty means all.
         sets: whether tasks or queries have equal weight in that choice.
         chosen_for: one α for all tasks, or one for each.
     """
 
     depth: int = 100
-    normalization: ScoreNormalization = ScoreNormalization.NONE
-    alphas: tuple[float, ...] = ALPHAS
+    normalization: ScoreNormalization | None = None
+    alphas: tuple[float, ...] | None = None
     tasks: tuple[str, ...] = ()
     sets: DevelopmentSets = DevelopmentSets.APART
     chosen_for: ChosenFor = ChosenFor.ALL_TASKS
 
     def __post_init__(self) -> None:
-        if self.depth < 1 or not self.alphas:
+        if self.depth < 1 or self.alphas == ():
             raise ConfigError(
-                f"depth {self.depth}, {len(self.alphas)} alphas",
+                f"depth {self.depth}, alphas {self.alphas}",
                 where="HybridConfig",
-                expected="a depth and a number of alphas of at least 1",
+                expected="a depth of at least 1, and one alpha or more",
             )
         if self.tasks and self.chosen_for is ChosenFor.EACH_TASK:
             raise ConfigError(
@@ -58,6 +63,45 @@ class HybridConfig:
                 expected="some tasks that choose for all, or each task for itself",
                 fix="leave HybridConfig.tasks empty, or set chosen_for to 'all_tasks'",
             )
+
+
+def settle(config: HybridConfig, lists: Sequence[tuple[Run, Run]]) -> HybridConfig:
+    """Decides what the configuration leaves to the scores: normalisation and candidates for α.
+
+    Example:
+        Dense scores from -0.2 to 0.9 are cosines: MIN_MAX, and α from 0.1 to 3.0. If they range
+        over 20 per query and BM25's over 10, α is one of 0.2, 0.4, ... 6.0.
+
+    Args:
+        config: its depth is how far down the lists scores are looked at.
+        lists: dense and sparse run of each set.
+
+    Returns:
+        The configuration, with nothing left open.
+    """
+    normalization, alphas = config.normalization, config.alphas
+    if normalization is None:
+        found = [dense.scores[dense.rows >= 0] for dense, _ in lists]
+        cosines = all(np.abs(scores).max(initial=0) <= _LARGEST_COSINE for scores in found)
+        normalization = ScoreNormalization.MIN_MAX if cosines else ScoreNormalization.NONE
+    if alphas is None:
+        ratio = 1.0
+        if normalization is ScoreNormalization.NONE:
+            dense, sparse = (
+                np.mean(np.concatenate([_widths(pair[side], config.depth) for pair in lists]))
+                for side in (0, 1)
+            )
+            ratio = dense / sparse if dense > 0 and sparse > 0 else 1.0
+        alphas = tuple(float(f"{share * ratio:.2g}") for share in SHARES)
+    return dataclasses.replace(config, normalization=normalization, alphas=alphas)
+
+
+def _widths(run: Run, depth: int) -> Float64[np.ndarray, " queries"]:
+    """Highest minus lowest score of each query's list, 0 for an empty one."""
+    rows, scores = run.rows[:, :depth], run.scores[:, :depth].astype(np.float64)
+    high = np.where(rows >= 0, scores, -np.inf).max(axis=1, initial=-np.inf)
+    low = np.where(rows >= 0, scores, np.inf).min(axis=1, initial=np.inf)
+    return np.where(np.isfinite(high), high - low, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +147,7 @@ def fuse(
         sparse: BM25's run; the same queries, in any order.
         alpha: weight of the sparse scores.
         k: results to keep.
-        config: depth and normalisation.
+        config: depth and normalisation; left open, these two runs decide it.
 
     Returns:
         A run in the order of `dense`'s queries.
@@ -114,8 +158,9 @@ def fuse(
     Source: TASER, arXiv 2210.05156, appendix D; Ma et al., arXiv 2104.05740; an empty list counts
     as minimum 0 as in Pyserini's HybridSearcher.
     """
-    config = config or HybridConfig()
-    joined = FusionConfig(depth=config.depth, k=k, normalization=config.normalization)
+    settled = settle(config or HybridConfig(), [(dense, sparse)])
+    assert settled.normalization is not None
+    joined = FusionConfig(depth=settled.depth, k=k, normalization=settled.normalization)
     weights = np.broadcast_to(np.array([1.0, alpha]), (len(dense.query_ids), 2))
     return fuse_runs([dense, sparse], weights, joined)
 
@@ -128,7 +173,8 @@ def choose_alpha(
     Args:
         sets: development data.
         k: results the fused runs keep.
-        config: depth, normalisation, candidates, and what the mean is over.
+        config: depth, normalisation, candidates, and what the mean is over; what it leaves open is
+            decided by all sets together.
 
     Raises:
         ConfigError: no development set.
@@ -140,6 +186,8 @@ def choose_alpha(
             where="choose_alpha",
             expected="at least one; α must not be chosen on test data",
         )
+    config = settle(config, [(one.dense, one.sparse) for one in sets])
+    assert config.alphas is not None
 
     def mean(alpha: float) -> float:
         found = [

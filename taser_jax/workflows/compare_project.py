@@ -186,9 +186,8 @@ class Project:
         if cosines:
             self._decide(
                 "embeddings are normalised, as the pretrained weights say: cosines are sharpened "
-                "by a temperature, and brought to one range with BM25's scores",
+                "by a temperature",
                 "ObjectiveConfig.temperature = 0.05",
-                "HybridConfig.normalization = 'min_max'",
             )
         elif self.pretrained is None:
             self._decide(

@@ -246,7 +246,7 @@ class Comparison:
             parameters=trained["parameters"],
             details={
                 "false negatives": setting.training.batching.false_negatives.value,
-                "alpha": f"{low:.1f}" if low == high else f"{low:.1f} to {high:.1f}",
+                "alpha": f"{low:g}" if low == high else f"{low:g} to {high:g}",
             },
         )
 

@@ -192,7 +192,8 @@ def test_hybrid_takes_alpha_from_development_data(capitals: Capitals, tmp_path: 
     run = read_trec_run(tmp_path / "joined" / "capital.test.trec", store.row_of)
     first = run.query_ids.index(bern)
     assert [IDS[row] for row in run.rows[first][:2]] == ["p6", "p0"]
-    # score(p6) - score(p0) = alpha - 1.25, so the least alpha on the grid is 1.3.
+    # score(p6) - score(p0) = alpha - 1.25. Dense scores are 1.25 times as wide as sparse ones,
+    # which is 1.3 in the two digits of a candidate.
     assert run.scores[first][0] == pytest.approx(1.0 + 1.3 * 3.0, abs=1e-5)
     assert run.scores[first][1] == pytest.approx(2.25 + 1.3 * 2.0, abs=1e-5)
 
@@ -203,7 +204,7 @@ def test_hybrid_takes_alpha_from_development_data(capitals: Capitals, tmp_path: 
 
 
 def test_each_task_may_have_an_alpha_of_its_own(capitals: Capitals, tmp_path: pathlib.Path, capsys):
-    """Bern needs 1.3 to lead, as above; the same question of another task is best without BM25."""
+    """Bern needs 1.25 to lead, as above; the same question of another task is best without BM25."""
     data_dir = tmp_path / "data"
     shutil.copytree(capitals.root / "data", data_dir)
     bern, *_ = QuerySet.open(data_dir, "capitals", "capital", "test")
@@ -233,9 +234,10 @@ def test_each_task_may_have_an_alpha_of_its_own(capitals: Capitals, tmp_path: pa
         )
 
     each = join("each", HybridConfig(chosen_for=ChosenFor.EACH_TASK))
-    assert each == {"capital": 1.3, "other": 0.5}
-    # One for both: at 1.3 the first is won and the other kept, whose margin is 2 - 0.5 alpha.
-    assert join("all", HybridConfig()) == {"capital": 1.3, "other": 1.3}
+    # Both tasks' dense scores together are 1.5 times as wide as BM25's.
+    assert each == {"capital": 1.5, "other": 0.15}
+    # One for both: at 1.5 the first is won and the other kept, whose margin is 1 - 0.5 alpha.
+    assert join("all", HybridConfig()) == {"capital": 1.5, "other": 1.5}
     message = refused(
         capsys,
         *(

@@ -1,5 +1,7 @@
 """Hybrid: by hand, and against a dictionary-based oracle over many random lists."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,15 +9,18 @@ from taser_jax.errors import ConfigError, DataError
 from taser_jax.records import DevelopmentSets
 from taser_jax.retrieval.fusion import ScoreNormalization
 from taser_jax.retrieval.hybrid import (
-    ALPHAS,
+    SHARES,
     DevelopmentSet,
     HybridConfig,
     choose_alpha,
     fuse,
+    settle,
 )
 from taser_jax.retrieval.runs import Run, top_k
 
 INF = np.inf
+# TASER, appendix D: 0.5 to 2 in steps of 0.1.
+PAPER = tuple(i / 10 for i in range(5, 21))
 
 
 def run(lists, width, names=None):
@@ -134,9 +139,10 @@ def test_one_alpha_for_all_sets_by_the_mean():
 
     # score(0) - score(1) = dense_lead - α·sparse_lead
     sets = [one(0.95, 1.0), one(-1.55, -1.0), one(-1.05, -1.0)]
-    choice = choose_alpha(sets, k=1)
-    assert choice.alphas == ALPHAS == tuple(i / 10 for i in range(5, 21))
-    expected = [(float(a <= 0.9) + (a >= 1.6) + (a >= 1.1)) / 3 for a in ALPHAS]
+    plain = ScoreNormalization.NONE
+    choice = choose_alpha(sets, k=1, config=HybridConfig(normalization=plain, alphas=PAPER))
+    assert choice.alphas == PAPER
+    expected = [(float(a <= 0.9) + (a >= 1.6) + (a >= 1.1)) / 3 for a in PAPER]
     np.testing.assert_allclose(choice.metric, expected)
     assert choice.alpha == 1.6
 
@@ -154,12 +160,57 @@ def test_alpha_by_the_mean_over_tasks_or_over_all_queries():
 
     few, many = one(-1.55, -1.0, 1), one(0.95, 1.0, 3)
     both = [few, few, many]
-    apart = choose_alpha(both, k=1)
+    config = HybridConfig(normalization=ScoreNormalization.NONE, alphas=PAPER)
+    apart = choose_alpha(both, k=1, config=config)
     assert (apart.alpha, apart.metric[0]) == (1.6, pytest.approx(1 / 3))
-    combined = choose_alpha(both, k=1, config=HybridConfig(sets=DevelopmentSets.COMBINED))
+    config = dataclasses.replace(config, sets=DevelopmentSets.COMBINED)
+    combined = choose_alpha(both, k=1, config=config)
     assert (combined.alpha, combined.metric[0]) == (0.5, pytest.approx(3 / 5))
 
 
 def test_choosing_needs_development_data():
     with pytest.raises(ConfigError, match="no development set"):
         choose_alpha([], k=10)
+
+
+def test_cosines_are_brought_to_one_range_and_dot_products_are_not():
+    sparse = run([{0: 30.0, 1: 10.0}, {}], 2)
+    cosines = run([{0: -0.2, 1: 0.9}, {2: 1.0}], 2)
+    settled = settle(HybridConfig(), [(cosines, sparse)])
+    assert settled.normalization is ScoreNormalization.MIN_MAX
+    assert settled.alphas == SHARES
+    # One score above 1 in any set, and none is a cosine: widths 1.6 and 0, and twice 20 and 0.
+    products = run([{0: -0.2, 1: 1.4}, {2: 1.0}], 2)
+    settled = settle(HybridConfig(), [(cosines, sparse), (products, sparse)])
+    assert settled.normalization is ScoreNormalization.NONE
+    assert (settled.alphas[0], settled.alphas[-1]) == (
+        pytest.approx(0.1 * 2.7 / 40, rel=0.05),
+        pytest.approx(3 * 2.7 / 40, rel=0.05),
+    )
+
+
+def test_the_candidates_follow_the_scale_of_the_scores():
+    """Dense scores a hundred times as wide: alphas a hundred times as large, and the same lists."""
+    dense = run([{0: 3.0, 1: 1.0}, {0: 1.5, 1: 1.0, 2: 0.5}], 3)
+    wide = run([{0: 300.0, 1: 100.0}, {0: 150.0, 1: 100.0, 2: 50.0}], 3)
+    sparse = run([{1: 4.0, 0: 2.0}, {2: 6.0, 1: 2.0}], 3)
+
+    def gold_first(fused):
+        return (fused.rows[:, 0] == 1).astype(np.float64)
+
+    near, far = (choose_alpha([DevelopmentSet(d, sparse, gold_first)], k=3) for d in (dense, wide))
+    np.testing.assert_allclose(np.array(far.alphas), 100 * np.array(near.alphas), rtol=1e-6)
+    assert far.metric == near.metric
+    assert far.alpha == pytest.approx(100 * near.alpha)
+
+
+def test_what_is_set_is_not_decided():
+    cosines, sparse = run([{0: 0.5, 1: 0.1}], 2), run([{0: 9.0}], 1)
+    config = HybridConfig(normalization=ScoreNormalization.NONE, alphas=(0.25,))
+    assert settle(config, [(cosines, sparse)]) == config
+    assert listed(fuse(cosines, sparse, alpha=1.0, k=1, config=config))[0] == (0, 9.5)
+    # Lists of one score have no width: the candidates stay as they are.
+    one = run([{0: 5.0}], 1)
+    assert settle(HybridConfig(), [(one, sparse)]).alphas == SHARES
+    with pytest.raises(ConfigError, match="one alpha or more"):
+        HybridConfig(alphas=())
