@@ -39,6 +39,7 @@ from taser_jax.training.ensemble_step import (
     make_ensemble_eval,
     make_ensemble_step,
 )
+from taser_jax.training.meter import StepCost
 
 # A warm-up of DPR's 1,237 steps may be longer than the whole run on a small task.
 _WARMUP_SHARE = 10
@@ -194,7 +195,7 @@ def _train(
             log_period=training.log_period,
         ),
         about=about,
-        cost=loop.StepCost(lambda _: flops * placement.padded, peak_flops=peak_flops()),
+        cost=StepCost(lambda _: flops * placement.padded, peak_flops=peak_flops()),
         validate=_validator(job, store),
         writers=make_writers(
             output_dir,

@@ -46,6 +46,7 @@ from taser_jax.training import loop
 from taser_jax.training.checkpoints import Checkpoints, restore_state_from
 from taser_jax.training.initial_checkpoint import restore_initial_params
 from taser_jax.training.keys import named_key
+from taser_jax.training.meter import StepCost
 from taser_jax.training.parameters import memory_estimate, parameter_table
 from taser_jax.training.state import TrainState, init_state
 
@@ -386,7 +387,7 @@ def _start(
     return state
 
 
-def _step_cost(program: Program) -> loop.StepCost:
+def _step_cost(program: Program) -> StepCost:
     model = program.model
 
     def flops(batches: Mapping[str, Batch]) -> float:
@@ -402,4 +403,4 @@ def _step_cost(program: Program) -> loop.StepCost:
     def positions(batches: Mapping[str, Batch]) -> int:
         return sum(batch.shape.tokens for batch in batches.values())
 
-    return loop.StepCost(flops, positions, peak_flops())
+    return StepCost(flops, positions, peak_flops())

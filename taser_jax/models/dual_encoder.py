@@ -18,8 +18,6 @@ from taser_jax.models.transformer import BlockCost, Remat, TransformerConfig
 
 Params: TypeAlias = PyTree
 
-_ANY_LENGTH = 1
-
 
 class Towers(enum.Enum):
     """One encoder for both roles (TASER, Shared) or one for each (DPR)."""

@@ -6,21 +6,19 @@ import contextlib
 import dataclasses
 import logging
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
-from jax.experimental import multihost_utils
 
 from taser_jax import progress
-from taser_jax.errors import ConfigError, Preempted
+from taser_jax.errors import ConfigError
 from taser_jax.training.checkpoints import Checkpoints
+from taser_jax.training.meter import Meter, StepCost
 from taser_jax.training.skipped_steps import SkipWatch
 from taser_jax.training.state import Params, TrainState
+from taser_jax.training.stopping import agree_to_stop, catch_signals
 
 logger = logging.getLogger("taser")
 
@@ -100,22 +98,6 @@ class LoopConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class StepCost:
-    """What one step costs, to turn its time into rates.
-
-    Attributes:
-        flops: matrix-product FLOPs of a step's forward and backward pass, from its batches.
-        positions: tokens of a step, padding included, from its batches; None if they are vectors.
-            The step then reports `tokens` as a metric, those without padding.
-        peak_flops: peak FLOP/s of all devices together; None where the chip is unknown.
-    """
-
-    flops: Callable[[Any], float]
-    positions: Callable[[Any], int] | None = None
-    peak_flops: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class TrainResult:
     """Where training ended.
 
@@ -176,14 +158,14 @@ def train(
         validation = checkpoints.metrics(step)
     best = _Best(config, checkpoints)
     last_step = step if best.is_long_ago(step) else config.train_steps
-    meter = _Meter(cost)
+    meter = Meter(cost)
     skips = SkipWatch(
         allowed=min(config.max_skipped_steps, config.train_steps), describe=batches.describe
     )
     iterator = batches.iterate(step, last_step)
     with (
         contextlib.ExitStack() as at_end,
-        _catch_signals() as stop,
+        catch_signals() as stop,
         _finish_saving(checkpoints),
         progress.bar("train", total=config.train_steps, initial=step, unit="step") as bar,
     ):
@@ -220,7 +202,7 @@ def train(
                 skips.check()
                 break
             # After validation, so that no checkpoint lacks the metrics an undisturbed run gives it.
-            if _agree_to_stop(stop, step):
+            if agree_to_stop(stop, step):
                 skips.check()
                 began = time.monotonic()
                 checkpoints.save(state, step=step, about=about)
@@ -313,122 +295,3 @@ def _write(writers: Sequence[MetricWriter], step: int, scalars: Mapping[str, flo
     for writer in writers:
         writer.write_scalars(step, scalars)
         writer.flush()
-
-
-class _Stop:
-    """A signal that asks training to save and stop.
-
-    Attributes:
-        error: raised once all is saved.
-    """
-
-    def __init__(self) -> None:
-        self.error: type[BaseException] = Preempted
-        self._asked = threading.Event()
-
-    def is_asked(self) -> bool:
-        """Whether a signal has arrived."""
-        return self._asked.is_set()
-
-    def terminate(self, number: int, frame: FrameType | None) -> None:
-        """SIGTERM: whoever sent it is to run the command again."""
-        self._asked.set()
-
-    def interrupt(self, number: int, frame: FrameType | None) -> None:
-        """SIGINT, Ctrl-C: the first one waits for the step and the save, the second for nothing."""
-        if self.is_asked():
-            raise KeyboardInterrupt
-        self.error = KeyboardInterrupt
-        self._asked.set()
-        logger.info("training: saving after this step; press Ctrl-C again to stop without it")
-
-
-def _agree_to_stop(stop: _Stop, step: int) -> bool:
-    """True on every host once any of them received SIGTERM."""
-    if jax.process_count() == 1:
-        return stop.is_asked()
-    return multihost_utils.reached_preemption_sync_point(step)
-
-
-@contextlib.contextmanager
-def _catch_signals() -> Iterator[_Stop]:
-    """Catches SIGTERM and SIGINT while the loop runs; signals reach the main thread only.
-
-    On several hosts JAX itself catches SIGTERM, and SIGINT stops at once.
-    """
-    stop = _Stop()
-    one_host = jax.process_count() == 1
-    if not one_host or threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    former = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, stop.terminate),
-        signal.SIGINT: signal.signal(signal.SIGINT, stop.interrupt),
-    }
-    try:
-        yield stop
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-
-
-class _Meter:
-    """Steps, tokens and FLOPs per second, without compilation and validation; share of padding."""
-
-    def __init__(self, cost: StepCost):
-        self._cost = cost
-        self._forget()
-        self._started: float | None = None
-        self._paused = 0.0
-        self._total_steps = 0
-        self._total_seconds = 0.0
-
-    def tick(self, batches: Any, metrics: Mapping[str, jax.Array]) -> None:
-        """One step was dispatched; the first, which compiles, only starts the clock."""
-        if self._started is None:
-            self._started = time.monotonic()
-            return
-        self._steps_since += 1
-        if self._cost.positions is not None:
-            self._tokens.append(metrics["tokens"])
-            self._positions += self._cost.positions(batches)
-        self._flops += self._cost.flops(batches)
-
-    def _forget(self) -> None:
-        self._steps_since, self._positions, self._flops = 0, 0, 0.0
-        self._tokens: list[jax.Array] = []
-
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """Time spent inside does not count as training."""
-        start = time.monotonic()
-        yield
-        self._paused += time.monotonic() - start
-
-    def read(self) -> dict[str, float]:
-        """Rates since the last reading; empty before the second step."""
-        now = time.monotonic()
-        if self._started is None or self._steps_since == 0:
-            return {}
-        seconds = max(now - self._started - self._paused, 1e-9)
-        rate = self._steps_since / seconds
-        self._total_steps += self._steps_since
-        self._total_seconds += seconds
-        tokens, flops = sum(map(float, self._tokens)), self._flops / seconds
-        rates = {
-            "steps_per_second": rate,
-            "model_flops_per_second": flops,
-        }
-        if self._positions:
-            rates["tokens_per_second"] = tokens / seconds
-            rates["padding"] = 1.0 - tokens / self._positions
-        if self._cost.peak_flops:
-            rates["model_flops_utilisation"] = flops / self._cost.peak_flops
-        self._started, self._paused = now, 0.0
-        self._forget()
-        return rates
-
-    @property
-    def mean_rate(self) -> float:
-        """Steps per second over all readings; 0 if nothing was timed."""
-        return self._total_steps / self._total_seconds if self._total_seconds else 0.0

@@ -19,10 +19,11 @@ from taser_jax.batch import Batch, Tokens
 from taser_jax.errors import ConfigError, DataError, NonFiniteLossError, Preempted
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
+from taser_jax.training.meter import Meter, StepCost
 from taser_jax.training.state import SkippedSteps, TrainState
 
 ABOUT = {"data": "abc"}
-COST = loop.StepCost(lambda batches: 100.0, lambda batches: 40, peak_flops=1e6)
+COST = StepCost(lambda batches: 100.0, lambda batches: 40, peak_flops=1e6)
 
 
 def make_batch(step: int) -> Batch:
@@ -445,7 +446,7 @@ def test_rates_leave_out_compilation_and_validation(tmp_path):
 
 
 def test_utilisation_is_left_out_where_the_peak_is_unknown():
-    meter = loop._Meter(dataclasses.replace(COST, peak_flops=None))
+    meter = Meter(dataclasses.replace(COST, peak_flops=None))
     meter.tick({}, {"tokens": jnp.float32(10)})
     assert meter.read() == {}
     meter.tick({}, {"tokens": jnp.float32(10)})
