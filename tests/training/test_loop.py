@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import signal
@@ -13,113 +12,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toy_loop import (
+    ABOUT,
+    COST,
+    ToyBatches,
+    initial_state,
+    lines_of,
+    nan_at,
+    run,
+    steps_saved,
+    toy_step,
+)
 
-from taser_jax.assembly.metric_writers import JsonlWriter
-from taser_jax.batch import Batch, Tokens
 from taser_jax.errors import ConfigError, DataError, NonFiniteLossError, Preempted
 from taser_jax.training import loop
-from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
-from taser_jax.training.meter import Meter, StepCost
-from taser_jax.training.state import SkippedSteps, TrainState
-
-ABOUT = {"data": "abc"}
-COST = StepCost(lambda batches: 100.0, lambda batches: 40, peak_flops=1e6)
-
-
-def make_batch(step: int) -> Batch:
-    tokens = Tokens(ids=np.full((1, 1), step, np.int32), mask=np.ones((1, 1), bool))
-    one = np.zeros(1, np.int32)
-    return Batch(
-        queries=tokens,
-        passages=tokens,
-        positive_index=one,
-        ignore=np.zeros((1, 1), bool),
-        query_rows=one,
-        passage_rows=one,
-    )
-
-
-class ToyBatches:
-    """Batches that hold their step; remembers which were asked for and whether it was closed."""
-
-    def __init__(self, on_step=None):
-        self.asked: list[int] = []
-        self.closed = False
-        self._on_step = on_step or (lambda step: None)
-
-    def iterate(self, start_step: int, stop_step: int):
-        try:
-            for step in range(start_step, stop_step):
-                self.asked.append(step)
-                self._on_step(step)
-                yield step, {"toy": make_batch(step)}
-        finally:
-            self.closed = True
-
-    def describe(self, step: int) -> str:
-        return f"task 'toy', query 'q{step}'"
-
-
-@jax.jit
-def toy_step(state: TrainState, batches: dict[str, Batch]):
-    """Order matters: the weight is a polynomial in the steps' numbers."""
-    number = batches["toy"].queries.ids[0, 0].astype(jnp.float32)
-    weight = state.params["weight"] * 1.25 + number
-    skipped = SkippedSteps(jnp.int32(0), state.skipped.total)
-    new = TrainState(state.step + 1, {"weight": weight}, state.opt_state, skipped)
-    metrics = {"loss": weight, "grad_norm": weight, "skipped_in_a_row": jnp.float32(0)}
-    return new, metrics | {"skipped_total": skipped.total, "tokens": jnp.float32(10.0)}
-
-
-def nan_at(*bad_steps: int, **reported: float):
-    """As training.step: a step that is not finite leaves parameters as they were."""
-
-    def step(state: TrainState, batches: dict[str, Batch]):
-        if int(batches["toy"].queries.ids[0, 0]) not in bad_steps:
-            return toy_step(state, batches)
-        skipped = SkippedSteps(*(count + 1 for count in state.skipped))
-        nan = jnp.float32(np.nan)
-        metrics = {"loss": nan, "grad_norm": nan, "tokens": jnp.float32(10.0)}
-        metrics |= {name: jnp.float32(value) for name, value in reported.items()}
-        metrics |= {"skipped_in_a_row": skipped.in_a_row, "skipped_total": skipped.total}
-        return dataclasses.replace(state, step=state.step + 1, skipped=skipped), metrics
-
-    return step
-
-
-def initial_state() -> TrainState:
-    return TrainState(step=jnp.int32(0), params={"weight": jnp.float32(1.0)}, opt_state=())
-
-
-def run(directory, config, *, batches=None, train_step=toy_step, validate=None, writers=None):
-    checkpoints = Checkpoints(directory, CheckpointConfig(keep_latest=20, selection=Selection.NLL))
-    if writers is None:
-        writers = [
-            JsonlWriter(directory / "metrics.jsonl", resume_step=checkpoints.latest_step or 0)
-        ]
-    try:
-        return loop.train(
-            initial_state(),
-            train_step=train_step,
-            batches=batches or ToyBatches(),
-            checkpoints=checkpoints,
-            config=config,
-            about=ABOUT,
-            cost=COST,
-            validate=validate,
-            writers=writers,
-        )
-    finally:
-        checkpoints.close()
-
-
-def steps_saved(directory) -> list[int]:
-    names = [path.name for path in directory.iterdir() if path.name.startswith("checkpoint_")]
-    return sorted(int(name.removeprefix("checkpoint_")) for name in names)
-
-
-def lines_of(directory) -> list[dict]:
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+from taser_jax.training.checkpoints import Checkpoints
+from taser_jax.training.meter import Meter
 
 
 def test_periods(tmp_path):
@@ -339,74 +247,6 @@ def test_a_median_of_zero_names_its_task_and_the_way_out(tmp_path):
     config = loop.LoopConfig(train_steps=8, max_skipped_steps=2)
     with pytest.raises(DataError, match=r"(?s)step 3.*sensitivity to fever is 0; 2.*'nonzero'"):
         run(tmp_path, config, train_step=bad)
-
-
-def judged(*values: float):
-    """A validation whose MRR after step N is values[N - 1]."""
-    # The weight tells the step: it grows with each.
-    weights = [float(state_after(step).params["weight"]) for step in range(1, len(values) + 1)]
-    return lambda params: {"mrr": values[weights.index(float(params["weight"]))]}
-
-
-def state_after(steps: int) -> TrainState:
-    state = initial_state()
-    for step in range(steps):
-        state, _ = toy_step(state, {"toy": make_batch(step)})
-    return state
-
-
-def train_patiently(tmp_path, values, *, patience=2, train_steps=6):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig(selection=Selection.MRR))
-    batches = ToyBatches()
-    result = loop.train(
-        initial_state(),
-        train_step=toy_step,
-        batches=batches,
-        checkpoints=checkpoints,
-        config=loop.LoopConfig(train_steps=train_steps, evaluation_period=1, patience=patience),
-        about=ABOUT,
-        cost=COST,
-        validate=judged(*values),
-    )
-    checkpoints.close()
-    return result, batches
-
-
-@pytest.mark.parametrize(
-    ("values", "ends"),
-    [
-        # The best is the first; two worse ones end it.
-        ([0.5, 0.4, 0.3, 0.9, 0.9, 0.9], 3),
-        # A better one begins the count again, as does an equal one.
-        ([0.5, 0.4, 0.6, 0.6, 0.1, 0.7], 6),
-        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 6),
-    ],
-)
-def test_patience_ends_a_training_that_does_not_improve(tmp_path, caplog, values, ends):
-    with caplog.at_level("INFO", logger="taser"):
-        result, _ = train_patiently(tmp_path, values)
-    assert int(result.state.step) == ends
-    assert result.validation == {"mrr": values[ends - 1]}
-    told = "training: ended after step 3 of 6, the best being step 1 (LoopConfig.patience)"
-    assert (told in caplog.text) == (ends == 3)
-
-
-def test_a_training_that_patience_ended_stays_so(tmp_path):
-    values = [0.5, 0.4, 0.3, 0.9, 0.9, 0.9]
-    train_patiently(tmp_path, values)
-    again, batches = train_patiently(tmp_path, values)
-    assert batches.asked == []
-    assert again.validation == {"mrr": 0.3}
-    # A larger patience goes on where it ended.
-    further, batches = train_patiently(tmp_path, values, patience=3)
-    assert batches.asked == [3, 4, 5]
-    assert int(further.state.step) == 6
-
-
-@pytest.mark.parametrize(("patience", "period"), [(-1, 1), (1, 0)])
-def test_patience_needs_validations(patience, period):
-    with pytest.raises(ConfigError, match="patience"):
-        loop.LoopConfig(train_steps=9, evaluation_period=period, patience=patience)
 
 
 def test_sigterm_while_training_stops_with_an_error_saves_nothing(tmp_path):
