@@ -170,7 +170,8 @@ class Batch:
         passages: shape [batch·(1+N), passage_length], or groups.
         positive_index: column of each query's positive among the global batch's passages. [batch]
         ignore: True where a passage must not count as a negative of the query (it is another of
-            its positives, or the same passage again); never True at the positive. [batch, passages]
+            its positives, or the same passage again); never True at the positive. With a queue of
+            passages, columns of these follow. [batch, passages]
         query_rows: row of each query in its task's query set. [batch]
         passage_rows: row of each passage in the store. [batch·(1+N)]
         teacher_scores: a teacher's scores of each query's positive and hard negatives, NaN where it
@@ -181,7 +182,7 @@ class Batch:
     queries: Tokens | States | Augmented | TokenGroups
     passages: Tokens | States | TokenGroups
     positive_index: Int[Array, " batch"]
-    ignore: Bool[Array, "batch passages"]
+    ignore: Bool[Array, "batch columns"]
     query_rows: Int[Array, " batch"]
     passage_rows: Int[Array, " all_passages"]
     teacher_scores: Float[Array, "batch candidates"] | None = None
@@ -251,6 +252,7 @@ class BatchShape:
         passage_length: tokens of each, padding included.
         teacher_candidates: passages of a query that a teacher scores; 0 without such scores.
         teacher_dim: dimensions of a teacher's embeddings; 0 without.
+        queued: passages of earlier steps that are negatives too.
         groups: (texts, length) of each group, where texts are padded in groups.
         memory: documents of queries that a memory augments; None without.
     """
@@ -261,6 +263,7 @@ class BatchShape:
     passage_length: int
     teacher_candidates: int = 0
     teacher_dim: int = 0
+    queued: int = 0
     groups: tuple[tuple[int, int], ...] = ()
     memory: DocumentsShape | None = None
 
@@ -311,7 +314,7 @@ class BatchShape:
             else Augmented(queries, documents, array(np.bool_, *each)),
             passages=passages,
             positive_index=array(np.int32, self.queries),
-            ignore=array(np.bool_, self.queries, self.passages),
+            ignore=array(np.bool_, self.queries, self.passages + self.queued),
             query_rows=array(np.int32, self.queries),
             passage_rows=array(np.int32, self.passages),
             teacher_scores=array(np.float32, self.queries, self.teacher_candidates)

@@ -84,6 +84,13 @@ class EnsembleTraining:
                     where="EnsembleTraining",
                     expected="1 or more",
                 )
+        if self.batching.queue_steps:
+            raise ConfigError(
+                f"a queue of {self.batching.queue_steps} steps",
+                where="EnsembleTraining.batching",
+                expected="no queue: members see the passages of their batch alone",
+                fix="set its queue_steps = 0",
+            )
 
 
 @dataclasses.dataclass(frozen=True)

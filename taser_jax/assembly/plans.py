@@ -111,6 +111,7 @@ def make_plan(
         query_length,
         batching.batch_size * passages,
         passage_length,
+        queued=batching.queue_steps * batching.batch_size * passages,
         **_teacher_sizes(training, passages, teacher),
     )
     return BatchPlan(
@@ -119,8 +120,8 @@ def make_plan(
         stream=stream,
         facts={
             "negatives_per_query": (
-                f"{shape.passages - 1} = "
-                f"{batching.batch_size} queries x {passages} passages - 1, {_devices()}"
+                f"{shape.passages + shape.queued - 1} = {batching.batch_size} queries x "
+                f"{passages} passages{_of_steps(batching.queue_steps)} - 1, {_devices()}"
             ),
             "false_negatives": batching.false_negatives.value,
             **({} if stream is None else _length_groups(stream.layouts)),
@@ -210,6 +211,10 @@ def _length_groups(layouts: Mapping[str, tuple[Layout, Layout]]) -> dict[str, An
         for task, (queries, passages) in layouts.items()
     }
     return {"length_groups": groups} if groups else {}
+
+
+def _of_steps(queue_steps: int) -> str:
+    return f" x {1 + queue_steps} steps" if queue_steps else ""
 
 
 def _devices() -> str:

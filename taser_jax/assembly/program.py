@@ -34,6 +34,7 @@ from taser_jax.optim.optimizers import (
 )
 from taser_jax.partitioning import Partitioner, placed
 from taser_jax.progress import logger
+from taser_jax.training.passage_queue import QueueSize
 from taser_jax.training.state import TrainState, init_state, state_shardings
 from taser_jax.training.step import TaskGradients, TrainStep, make_train_step
 
@@ -54,6 +55,7 @@ class Program:
         copied_axes: those that the mesh cannot divide.
         optimizer: the optax chain.
         initialise: key -> parameters.
+        queue: size of the queue of passages; None without.
         state: shapes of the whole state, with their shardings, as restoring and compiling take
             them.
         train_step: jitted, (state, {task: batch}) -> (state, metrics).
@@ -70,6 +72,7 @@ class Program:
     copied_axes: Sequence[CopiedAxis]
     optimizer: optax.GradientTransformationExtraArgs
     initialise: Callable[[jax.Array], Params]
+    queue: QueueSize | None
     state: TrainState
     train_step: TrainStep
 
@@ -122,7 +125,10 @@ def make_program(
     initialise = functools.partial(
         init_params, model, query_length=query_length, passage_length=passage_length
     )
-    state = jax.eval_shape(lambda key: init_state(initialise, optimizer, key), jax.random.key(0))
+    queue = _queue(training, plan, dim=model.config.embedding_dim)
+    state = jax.eval_shape(
+        lambda key: init_state(initialise, optimizer, key, queue=queue), jax.random.key(0)
+    )
     state = placed(state, state_shardings(state, shardings))
     own = jax.tree.map(lambda leaf: leaf.sharding, state)
     train_step = make_train_step(
@@ -151,9 +157,32 @@ def make_program(
         copied_axes=copied,
         optimizer=optimizer,
         initialise=initialise,
+        queue=queue,
         state=state,
         train_step=train_step,
     )
+
+
+def _queue(training: TrainingConfig, plan: BatchPlan, *, dim: int) -> QueueSize | None:
+    """The size of the queue of passages, where there is one.
+
+    Raises:
+        ConfigError: a queue where steps have batches of every task, or of a teacher, which scores
+            the passages of a batch alone.
+    """
+    steps = training.batching.queue_steps
+    if not steps:
+        return None
+    if training.objective.reads or plan.tasks is not None:
+        other = "batches of every task" if plan.tasks is not None else "a teacher"
+        raise ConfigError(
+            f"a queue of {steps} steps, and {other}",
+            where="BatchingConfig.queue_steps",
+            expected="batches of one task, learnt from labels alone",
+            fix="set queue_steps = 0, or drop the objective's teacher and TrainingConfig.multitask",
+        )
+    (shape,) = plan.shapes.values()
+    return QueueSize(steps, shape.passages, dim)
 
 
 def _without_frozen(training: TrainingConfig, config: ModelConfig) -> OptimizerConfig:

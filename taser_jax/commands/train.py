@@ -304,7 +304,11 @@ def _run(
     with phase("initialise"):
         key = named_key(training.seed, "init")
         state = init_state(
-            program.initialise, program.optimizer, key, param_shardings=program.param_shardings
+            program.initialise,
+            program.optimizer,
+            key,
+            param_shardings=program.param_shardings,
+            queue=program.queue,
         )
         if not resume_step:
             state = _start(job, state, initial_checkpoint, continued_checkpoint)
@@ -377,7 +381,10 @@ def _start(
     """The initial state of a new run: drawn, or from the configured checkpoint."""
     abstract = job.program.state
     if continued_checkpoint:
-        return restore_state_from(continued_checkpoint, abstract_state=abstract)
+        # The queue of other data would not be what its rows say.
+        abstract = dataclasses.replace(abstract, queue=None)
+        restored = restore_state_from(continued_checkpoint, abstract_state=abstract)
+        return dataclasses.replace(restored, queue=state.queue)
     if initial_checkpoint:
         params = restore_initial_params(initial_checkpoint, abstract_params=abstract.params)
         return dataclasses.replace(state, params=params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,10 +14,14 @@ from taser_jax.encoded import Encoded
 from taser_jax.training.grad_cache import encode_in_chunks
 from taser_jax.training.keys import named_key
 from taser_jax.training.objective import Objective, ObjectiveConfig, StepMetrics
+from taser_jax.training.passage_queue import PassageQueue
 from taser_jax.training.state import Params
 
 Loss = Callable[..., tuple[jax.Array, StepMetrics]]
-"""`loss(params, batch, *, step, task=None) -> (loss, metrics)`."""
+"""`loss(params, batch, *, step, task=None, queue=None) -> (loss, metrics)`."""
+
+PASSAGES = "passages"
+"""With a queue, the name among the metrics of the passages' embeddings, which it takes next."""
 
 
 @runtime_checkable
@@ -53,7 +58,9 @@ def make_loss(
         train: whether dropout and routing noise are on.
 
     Returns:
-        `loss(params, batch, *, step, task=None) -> (loss, metrics)`; metrics are the objective's.
+        `loss(params, batch, *, step, task=None, queue=None) -> (loss, metrics)`; metrics are the
+        objective's. With a queue, `batch.ignore` has columns for its passages too, and the metrics
+        hold the batch's passages [passages, dim] under `PASSAGES`.
 
     Raises:
         ConfigError: (from the returned function) `num_chunks` does not divide the batch, or the
@@ -98,10 +105,19 @@ def make_loss(
         return Encoded(rows[texts.place], sums)
 
     def loss_fn(
-        params: Params, batch: Batch, *, step: jax.Array, task: str | None = None
+        params: Params,
+        batch: Batch,
+        *,
+        step: jax.Array,
+        task: str | None = None,
+        queue: PassageQueue | None = None,
     ) -> tuple[jax.Array, StepMetrics]:
         queries = encode_side(params, batch.queries, role=Role.QUERY, step=step, task=task)
         passages = encode_side(params, batch.passages, role=Role.PASSAGE, step=step, task=task)
-        return objective(queries, passages, batch)
+        if queue is None:
+            return objective(queries, passages, batch)
+        extended = dataclasses.replace(batch, ignore=queue.ignored(jnp.asarray(batch.ignore)))
+        loss, metrics = objective(queries, queue.joined(passages), extended)
+        return loss, metrics | {PASSAGES: passages.embeddings}
 
     return loss_fn

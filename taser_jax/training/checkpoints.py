@@ -387,4 +387,5 @@ def _check_same_tree(saved: PyTree, expected: PyTree, *, where: str) -> None:
 
 
 def _as_dict(state: TrainState) -> dict[str, Any]:
-    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    return {name: value for name, value in fields.items() if value is not None}

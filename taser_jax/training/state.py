@@ -14,6 +14,7 @@ from jax.tree_util import KeyPath
 from jaxtyping import PyTree
 
 from taser_jax.errors import ConfigError
+from taser_jax.training.passage_queue import PassageQueue, QueueSize
 
 Params: TypeAlias = PyTree
 """A nested dictionary of arrays, as Flax makes it."""
@@ -47,12 +48,14 @@ class TrainState:
         params: float32 parameters.
         opt_state: state of the optax chain.
         skipped: steps that changed neither of the two.
+        queue: `PassageQueue` of the last steps; None without a queue.
     """
 
     step: Any
     params: PyTree
     opt_state: PyTree
     skipped: SkippedSteps = dataclasses.field(default_factory=_none_skipped)
+    queue: PyTree = None
 
 
 def init_state(
@@ -61,6 +64,7 @@ def init_state(
     key: jax.Array,
     *,
     param_shardings: PyTree | None = None,
+    queue: QueueSize | None = None,
 ) -> TrainState:
     """A fresh state, every leaf computed directly on the devices that keep it.
 
@@ -73,6 +77,7 @@ def init_state(
         key: key of the initial weights.
         param_shardings: tree of `NamedSharding` shaped as the parameters; None keeps everything
             on the default device.
+        queue: of passages of the last steps; None without.
 
     Returns:
         The state at step 0.
@@ -81,7 +86,10 @@ def init_state(
     def create(key: jax.Array) -> TrainState:
         params = init_params(key)
         return TrainState(
-            step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params)
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            opt_state=optimizer.init(params),
+            queue=None if queue is None else queue.empty(),
         )
 
     if param_shardings is None:
@@ -135,4 +143,5 @@ def state_shardings(state: TrainState, param_shardings: PyTree) -> TrainState:
         params=param_shardings,
         opt_state=jax.tree_util.tree_map_with_path(of_leaf, state.opt_state),
         skipped=SkippedSteps(replicated, replicated),
+        queue=None if state.queue is None else PassageQueue(replicated, replicated),
     )

@@ -23,7 +23,7 @@ from taser_jax.batch import Batch
 from taser_jax.encoded import static_task
 from taser_jax.errors import ConfigError
 from taser_jax.optim.task_gradients import Report, check_tasks, find_report
-from taser_jax.training.batch_loss import Encoder, make_loss
+from taser_jax.training.batch_loss import PASSAGES, Encoder, make_loss
 from taser_jax.training.keys import named_key
 from taser_jax.training.objective import Objective, StepMetrics
 from taser_jax.training.state import Params, SkippedSteps, TrainState
@@ -159,7 +159,11 @@ def make_train_step(
         for place, (loss_fn, batch, name) in enumerate(zip(loss_fns, batches, names, strict=True)):
             # Dropout masks depend on the step alone: this makes them wait, too.
             loss = functools.partial(
-                loss_fn, batch=_after(zero, batch), step=state.step + zero, task=name
+                loss_fn,
+                batch=_after(zero, batch),
+                step=state.step + zero,
+                task=name,
+                queue=state.queue,
             )
             (value, metrics), task_grads = jax.value_and_grad(
                 lambda params, loss=loss: loss(_freeze(params, trainable)), has_aux=True
@@ -181,6 +185,11 @@ def make_train_step(
             key=jax.random.fold_in(named_key(seed, "optimizer"), state.step),
             param_shardings=param_shardings,
         )
+        if state.queue is not None:
+            queue = state.queue.pushed(
+                found[0].metrics.pop(PASSAGES), step=state.step, is_taken=metrics["skipped"] == 0
+            )
+            new_state = dataclasses.replace(new_state, queue=queue)
         metrics["loss"] = jnp.sum(losses)
         masks = [tokens.mask for batch in batches for tokens in batch.texts]
         metrics["tokens"] = jnp.sum(jnp.stack([jnp.sum(mask, dtype=jnp.float32) for mask in masks]))

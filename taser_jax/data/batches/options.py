@@ -38,6 +38,8 @@ class BatchingConfig:
         num_negatives: hard negatives per query.
         false_negatives: KEEP as in the papers, or MASK.
         positives: FIRST as in the papers, or SAMPLE.
+        queue_steps: the passages of so many last steps are negatives too, without gradients, as
+            far as they are none of the query's positives; 0 keeps no queue.
         seed: 0 or more.
         rates: task -> times its queries are seen per epoch; 1 by default.
     """
@@ -46,10 +48,11 @@ class BatchingConfig:
     num_negatives: int = 1
     false_negatives: FalseNegatives = FalseNegatives.KEEP
     positives: PositiveChoice = PositiveChoice.FIRST
+    queue_steps: int = 0
     seed: int = 0
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self, "batch_size", is_valid=lambda n: n >= 1, expected="1 or more")
-        counts = ("num_negatives", "seed")
+        counts = ("num_negatives", "queue_steps", "seed")
         check_fields(self, *counts, is_valid=lambda n: n >= 0, expected="0 or more")

@@ -357,3 +357,30 @@ def test_bad_hosts(toy):
     store, tasks = toy
     with pytest.raises(ConfigError, match="8 queries in 3 parts"):
         BatchStream(store, tasks, CONFIG, share=HostShare((0,), 3))
+
+
+@pytest.mark.parametrize("false_negatives", list(FalseNegatives))
+def test_queued_passages_are_those_of_the_last_steps_without_known_positives(toy, false_negatives):
+    store, tasks = toy
+    stream = BatchStream(store, tasks, with_config(false_negatives=false_negatives, queue_steps=3))
+    plain = BatchStream(store, tasks, with_config(false_negatives=false_negatives))
+    assert stream.fingerprint != plain.fingerprint
+    assert stream.negatives_per_query == 4 * 32 - 1
+    found = 0
+    for step in (3, 4, 9):
+        rows = stream.rows(step)
+        assert np.array_equal(rows.ignore[:, :32], plain.rows(step).ignore)
+        positives = tasks[rows.task].positives
+        for place in range(3):
+            earlier = max(past for past in range(step) if past % 3 == place)
+            passages = plain.rows(earlier).passage_rows
+            expected = [np.isin(passages, positives[query]) for query in rows.query_rows]
+            columns = rows.ignore[:, 32 * (1 + place) : 32 * (2 + place)]
+            assert np.array_equal(columns, expected)
+            found += columns.sum()
+        first = BatchStream(
+            store, tasks, stream.config, share=HostShare(parts=(1,), count=2)
+        ).batch(step)
+        assert np.array_equal(first.ignore, rows.ignore[4:])
+    assert found
+    assert stream.rows(0).ignore.shape == (8, 4 * 32)
