@@ -22,6 +22,8 @@ from taser_jax.errors import DataError, FingerprintError, StorageError, TaserErr
 FilePath = str | os.PathLike[str]
 
 METADATA = "metadata.json"
+# Ends the names of files and directories that are being written.
+PARTIAL = ".partial"
 _PLAN = "plan.json"
 _DIGITS = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -120,7 +122,7 @@ def replacing(path: FilePath) -> Iterator[epath.Path]:
         StorageError: the disk is full or the directory cannot be written.
     """
     target = epath.Path(path)
-    scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}{PARTIAL}")
     try:
         with storage_errors(path):
             target.parent.mkdir(parents=True, exist_ok=True)

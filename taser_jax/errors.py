@@ -90,6 +90,10 @@ class StorageError(TaserError):
     """A full disk, or a directory that cannot be written."""
 
 
+class BusyError(TaserError):
+    """A directory that another process is writing."""
+
+
 class NonFiniteLossError(TaserError):
     """A loss or gradient that is NaN or infinite; the last good checkpoint is kept."""
 

@@ -1,4 +1,4 @@
-"""Several hosts running one program: joining, agreement, and work done once, by host 0.
+"""Several hosts running one program: joining, agreement, work done once, by host 0, and locks.
 
 Each host of a pod runs the same command. Joint computation needs no special treatment, but work
 that must be done once does, and hosts must be started with equal settings.
@@ -6,20 +6,23 @@ that must be done once does, and hosts must be started with equal settings.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import logging
 import os
 import pickle
 import socket
+import string
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from taser_jax import progress
+from taser_jax import locks, progress
 from taser_jax.artifacts import fingerprint
 from taser_jax.errors import ConfigError, TaserError
 
@@ -210,6 +213,56 @@ def _from_first(value: T) -> T:
     # As int32, which every backend's collectives can sum without a change of type.
     received = np.asarray(multihost_utils.broadcast_one_to_all(data.astype(np.int32)))
     return pickle.loads(received.astype(np.uint8).tobytes())
+
+
+def writes(*directories: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Makes a command the only writer of its directories while it runs, on whichever host.
+
+    All hosts must call the command. A dry run writes nothing and takes no lock.
+
+    Example:
+        @writes("{setting.output_dir}")
+        def pipeline(*, setting: Setting) -> None: ...
+
+    Args:
+        directories: paths, in terms of the command's arguments and their fields; one whose argument
+            is None or empty is not written.
+
+    Raises:
+        BusyError: another process writes there.
+    """
+
+    def decorate(command: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(command)
+
+        @functools.wraps(command)
+        def locked(*args: P.args, **kwargs: P.kwargs) -> T:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = bound.arguments
+            with contextlib.ExitStack() as held:
+                if not given.get("dry_run"):
+                    first_host_only(_lock)(held, [_filled(one, given) for one in directories])
+                return command(*args, **kwargs)
+
+        return locked
+
+    return decorate
+
+
+def _filled(pattern: str, arguments: Mapping[str, object]) -> str | None:
+    """A path with its fields filled in; None where one is empty."""
+    formatter = string.Formatter()
+    fields = [name for _, name, _, _ in formatter.parse(pattern) if name]
+    if not all(formatter.get_field(name, (), arguments)[0] for name in fields):
+        return None
+    return pattern.format(**arguments)
+
+
+def _lock(held: contextlib.ExitStack, directories: Sequence[str | None]) -> None:
+    for directory in directories:
+        if directory is not None:
+            held.enter_context(locks.one_writer(directory))
 
 
 def wait_for_all(name: str) -> None:

@@ -39,6 +39,7 @@ from taser_jax.training.objective import ObjectiveConfig
 _FLOAT_BYTES = 4
 
 
+@hosts.writes("{output_dir}")
 def analyze(
     *,
     model_dirs: Mapping[str, str] | Sequence[str] | str,

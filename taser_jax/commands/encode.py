@@ -15,12 +15,13 @@ from taser_jax.data.batches.padding import OtherTexts
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.hosts import wait_for_all
+from taser_jax.hosts import wait_for_all, writes
 from taser_jax.progress import phase
 from taser_jax.retrieval.embeddings import EmbeddingDtype, EncodeConfig, encode_texts
 from taser_jax.retrieval.query_embeddings import encode_queries
 
 
+@writes("{output_dir}")
 def encode(
     *,
     model_dir: str,

@@ -45,6 +45,7 @@ from taser_jax.training.meter import StepCost
 _WARMUP_SHARE = 10
 
 
+@hosts.writes("{output_dir}")
 def ensemble(
     *,
     embeddings_dir: str,

@@ -41,7 +41,7 @@ from taser_jax.evaluation.results import (
     write_result,
 )
 from taser_jax.evaluation.significance import SignificanceConfig
-from taser_jax.hosts import first_host_only
+from taser_jax.hosts import first_host_only, writes
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays, require_queries
 from taser_jax.retrieval.runs import Run
@@ -122,6 +122,7 @@ class EvaluationConfig:
         return AnswerMatch.REGEX if task in self.regex_tasks else self.match
 
 
+@writes("{output_dir}")
 @first_host_only
 def evaluate(
     *,

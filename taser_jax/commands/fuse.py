@@ -25,7 +25,7 @@ from taser_jax.commands.oracle import oracle_weights
 from taser_jax.commands.specialists import CalibrationConfig, OpenSpecialist, Specialist
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.errors import ConfigError
-from taser_jax.hosts import first_host_only
+from taser_jax.hosts import first_host_only, writes
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval import hybrid
 from taser_jax.retrieval.bayesian import BayesianConfig
@@ -70,6 +70,7 @@ class FusionSummary:
     undecided: int
 
 
+@writes("{output_dir}")
 @first_host_only
 def fuse(
     *,

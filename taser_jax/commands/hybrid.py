@@ -11,7 +11,7 @@ from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.errors import ConfigError
-from taser_jax.hosts import first_host_only
+from taser_jax.hosts import first_host_only, writes
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.fusion import ScoreNormalization
 from taser_jax.retrieval.hybrid import (
@@ -25,6 +25,7 @@ from taser_jax.retrieval.hybrid import (
 from taser_jax.retrieval.runs import Run, write_trec_run
 
 
+@writes("{output_dir}")
 @first_host_only
 def hybrid(
     *,

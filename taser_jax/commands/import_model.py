@@ -18,6 +18,7 @@ from taser_jax.assembly.pretrained import (
 )
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.errors import ConfigError
+from taser_jax.hosts import writes
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.pretrained import (
     pretrained_bert,
@@ -42,6 +43,7 @@ from taser_jax.training.parameters import parameter_table
 from taser_jax.training.state import TrainState
 
 
+@writes("{model_dir}")
 def import_model(
     *,
     model_dir: str,

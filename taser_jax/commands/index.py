@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from taser_jax.commands.inputs import search_devices
-from taser_jax.hosts import first_host_only
+from taser_jax.hosts import first_host_only, writes
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.exact import ExactConfig
@@ -19,6 +19,7 @@ from taser_jax.retrieval.scann_shards import ScannConfig
 _PURPOSE = 0x1DE7
 
 
+@writes("{index_dir}")
 @first_host_only
 def index(
     *,

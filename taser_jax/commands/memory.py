@@ -17,12 +17,13 @@ from taser_jax.data.memories import (
 )
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.hosts import first_host_only
+from taser_jax.hosts import first_host_only, writes
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.embeddings import EncodeConfig
 from taser_jax.retrieval.joined import encode_missing
 
 
+@writes("{memory_dir}")
 @first_host_only
 def memory_add(
     *,
@@ -106,6 +107,7 @@ def memory_add(
     return {"encoded": encoded, "kept": kept}
 
 
+@writes("{memory_dir}")
 @first_host_only
 def memory_remove(*, name: str, memory_dir: str) -> None:
     """Takes a memory out of a mixture; its embeddings stay, so that adding it again encodes none.

@@ -14,7 +14,7 @@ from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
-from taser_jax.hosts import first_host_only
+from taser_jax.hosts import first_host_only, writes
 from taser_jax.progress import logger, phase
 from taser_jax.records import Passage, Query
 from taser_jax.retrieval.mining import MinedNegatives, mine_negatives
@@ -35,6 +35,7 @@ _SAMPLE_COLUMNS = (
 )
 
 
+@writes("{output_dir}")
 @first_host_only
 def mine(
     *,

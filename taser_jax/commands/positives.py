@@ -11,13 +11,14 @@ from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks,
 from taser_jax.data.prepare.receipts import write_without_positive
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.answers import AnswerMatch
-from taser_jax.hosts import first_host_only
+from taser_jax.hosts import first_host_only, writes
 from taser_jax.progress import logger, phase
 from taser_jax.records import Query
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
 
 
+@writes("{data_dir}/{collection}")
 @first_host_only
 def positives(
     *,

@@ -7,12 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from taser_jax.artifacts import FilePath
-from taser_jax.data.collections.store import write_collection, write_queries
+from taser_jax.data.collections.store import (
+    collection_directory,
+    write_collection,
+    write_queries,
+)
 from taser_jax.data.prepare import formats, kilt, merged
 from taser_jax.data.prepare.kilt_options import KiltOptions
 from taser_jax.data.prepare.merged import BeirFolder, KiltFiles, MergeOptions
 from taser_jax.data.prepare.questions import PrepareOptions, QuestionFiles
 from taser_jax.data.prepare.receipts import PreparedCollection, without_positive_file
+from taser_jax.locks import one_writer
 from taser_jax.progress import logger, phase
 from taser_jax.pydocs.build import build_pydocs
 
@@ -37,15 +42,16 @@ def prepare_pydocs(
     Returns:
         The fingerprint of the passages.
     """
-    with phase("build pydocs"):
-        built = build_pydocs(packages)
-    store = write_collection(data_dir, collection, built.passages)
-    for task, splits in built.queries.items():
-        if tasks is not None and task not in tasks:
-            continue
-        for split, queries in splits.items():
-            if queries:
-                write_queries(data_dir, collection, task, split, queries)
+    with one_writer(collection_directory(data_dir, collection)):
+        with phase("build pydocs"):
+            built = build_pydocs(packages)
+        store = write_collection(data_dir, collection, built.passages)
+        for task, splits in built.queries.items():
+            if tasks is not None and task not in tasks:
+                continue
+            for split, queries in splits.items():
+                if queries:
+                    write_queries(data_dir, collection, task, split, queries)
     versions = ", ".join(f"{name} {version}" for name, version in built.versions.items())
     logger.info("pydocs: %s passages, checksum %s", f"{len(store):,}", built.checksum)
     logger.info("pydocs: text of %s", versions)
@@ -58,11 +64,13 @@ def prepare_pydocs(
 def reporting(
     function: Callable[..., PreparedCollection],
 ) -> Callable[..., PreparedCollection]:
-    """Wraps a function to log a summary of what it prepared."""
+    """Wraps a function to be its collection's only writer and to log a summary."""
 
     @functools.wraps(function)
     def prepare_and_report(**arguments: Any) -> PreparedCollection:
-        return _report(function(**arguments), arguments["data_dir"])
+        data_dir, collection = arguments["data_dir"], arguments["collection"]
+        with one_writer(collection_directory(data_dir, collection)):
+            return _report(function(**arguments), data_dir)
 
     return prepare_and_report
 

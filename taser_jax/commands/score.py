@@ -21,7 +21,7 @@ from taser_jax.data.token_store.negatives import (
     write_negatives,
 )
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.hosts import first_host_only
+from taser_jax.hosts import first_host_only, writes
 from taser_jax.interop.cross_encoder import CrossEncoder
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.embeddings import Embeddings
@@ -29,6 +29,7 @@ from taser_jax.retrieval.pair_scores import EmbeddingScorer, PairScorer, RunScor
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
 
 
+@writes("{output_dir}")
 @first_host_only
 def score(
     *,

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, list_tasks
-from taser_jax.hosts import first_host_only
+from taser_jax.hosts import first_host_only, writes
 from taser_jax.progress import phase
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
 from taser_jax.retrieval.runs import Run, without_own, write_trec_run
 
 
+@writes("{output_dir}")
 @first_host_only
 def search(
     *,

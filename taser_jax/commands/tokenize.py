@@ -17,11 +17,12 @@ from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text.prompts import Prompt, TaskPrompt
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.errors import ConfigError
-from taser_jax.hosts import first_host_only
+from taser_jax.hosts import first_host_only, writes
 from taser_jax.interop.encoder_settings import read_encoder_settings
 from taser_jax.progress import logger, phase
 
 
+@writes("{output_dir}")
 @first_host_only
 def tokenize(
     *,

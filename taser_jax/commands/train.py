@@ -68,6 +68,7 @@ class TrainSummary:
     seconds: float
 
 
+@hosts.writes("{model_dir}")
 def train(
     *,
     model_dir: str,

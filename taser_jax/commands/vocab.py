@@ -10,10 +10,11 @@ from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.vocabulary_training import VocabularyKind, train_vocabulary
 from taser_jax.errors import ConfigError
-from taser_jax.hosts import first_host_only
+from taser_jax.hosts import first_host_only, writes
 from taser_jax.progress import logger, phase
 
 
+@writes("{output_dir}")
 @first_host_only
 def vocab(
     *,

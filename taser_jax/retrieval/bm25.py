@@ -16,6 +16,7 @@ from bm25s.tokenization import Tokenizer
 
 from taser_jax import artifacts
 from taser_jax.errors import ConfigError, DataError, FingerprintError
+from taser_jax.locks import one_writer
 from taser_jax.progress import track
 from taser_jax.records import Passage
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
@@ -154,10 +155,10 @@ class Bm25Index:
             )
         index = bm25s.BM25(k1=config.k1, b=config.b, method="lucene")
         index.index((rows, vocabulary), show_progress=True)
-        with artifacts.replacing(directory) as scratch:
-            index.save(scratch, show_progress=False)
+        with one_writer(directory), artifacts.storage_errors(directory):
+            index.save(directory, show_progress=False)
             artifacts.write_json(
-                scratch / artifacts.METADATA,
+                pathlib.Path(directory) / artifacts.METADATA,
                 {
                     "format_version": _VERSION,
                     "kind": _KIND,

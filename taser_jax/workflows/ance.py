@@ -53,6 +53,7 @@ class _Retriever:
     inputs: Mapping[str, object]
 
 
+@hosts.writes("{setting.output_dir}")
 def pipeline_ance(
     *,
     setting: Setting,

@@ -22,6 +22,7 @@ from taser_jax.data.text.preprocessors import passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.hosts import writes
 from taser_jax.workflows.compare_plan import Costs, FittedLength, default_steps, fit_length, plan
 from taser_jax.workflows.compare_project import ROWS, UNTRAINED, Project
 from taser_jax.workflows.setting import row_name
@@ -35,6 +36,7 @@ _SAMPLE = 2000
 _LONGEST = {"query": 64, "passage": 256}
 
 
+@writes("{output_dir}")
 def compare(
     *,
     directories: Sequence[str],

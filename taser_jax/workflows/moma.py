@@ -29,6 +29,7 @@ from taser_jax.data.memories import Mixture
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.hosts import writes
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.fusion import FidAttention
 from taser_jax.settings import flatten
@@ -101,6 +102,7 @@ class _Model:
     parameters: int = 0
 
 
+@writes("{setting.output_dir}")
 def pipeline_moma(
     *,
     setting: Setting,

@@ -14,6 +14,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.domains import MixedConfig
 from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.hosts import writes
 from taser_jax.progress import logger
 from taser_jax.workflows.muf_costs import costs_table, write_figures
 from taser_jax.workflows.muf_stages import Fusion, MufStages
@@ -37,6 +38,7 @@ from taser_jax.workflows.taser import CONFIGURABLES as TASER_CONFIGURABLES
 from taser_jax.workflows.taser import begin_pipeline
 
 
+@writes("{setting.output_dir}")
 def pipeline_muf(
     *,
     setting: Setting,

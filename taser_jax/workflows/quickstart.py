@@ -13,6 +13,7 @@ from taser_jax.commands.prepare import prepare_pydocs
 from taser_jax.commands.tokenize import tokenize
 from taser_jax.commands.vocab import vocab
 from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.hosts import writes
 from taser_jax.workflows.setting import Setting, System
 from taser_jax.workflows.stages import Stages
 from taser_jax.workflows.taser import CONFIGURABLES as TASER_CONFIGURABLES
@@ -21,6 +22,7 @@ from taser_jax.workflows.taser import pipeline_taser
 COLLECTION = "pydocs"
 
 
+@writes("{setting.output_dir}")
 def quickstart(
     *,
     setting: Setting,

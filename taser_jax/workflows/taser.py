@@ -21,6 +21,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.significance import SignificanceConfig
+from taser_jax.hosts import writes
 from taser_jax.progress import logger
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import EncodeConfig
@@ -38,6 +39,7 @@ from taser_jax.workflows.setting import (
 from taser_jax.workflows.stages import Stages
 
 
+@writes("{setting.output_dir}")
 def pipeline_taser(
     *,
     setting: Setting,

@@ -186,7 +186,7 @@ class QuerySet:
 
 def list_tasks(data_dir: FilePath, collection: str) -> dict[str, list[str]]:
     """Tasks of a collection with their splits, in alphabetical and in SPLITS order."""
-    root = _collection_directory(data_dir, collection) / "queries"
+    root = collection_directory(data_dir, collection) / "queries"
     if not root.exists():
         return {}
     tasks = {
@@ -325,12 +325,17 @@ def _to_passage(record: Mapping[str, bytes]) -> Passage:
     )
 
 
-def _collection_directory(data_dir: FilePath, collection: str) -> epath.Path:
+def collection_directory(data_dir: FilePath, collection: str) -> epath.Path:
+    """A collection's folder.
+
+    Raises:
+        ConfigError: a name that is none.
+    """
     return epath.Path(data_dir) / _checked_name(collection, "collection")
 
 
 def _passages_directory(data_dir: FilePath, collection: str) -> epath.Path:
-    return _collection_directory(data_dir, collection) / "passages"
+    return collection_directory(data_dir, collection) / "passages"
 
 
 def _queries_directory(data_dir: FilePath, collection: str, task: str, split: str) -> epath.Path:
@@ -338,7 +343,7 @@ def _queries_directory(data_dir: FilePath, collection: str, task: str, split: st
         raise ConfigError(
             f"split {split!r}", where=f"task {task!r}", expected="one of " + ", ".join(SPLITS)
         )
-    root = _collection_directory(data_dir, collection) / "queries"
+    root = collection_directory(data_dir, collection) / "queries"
     return root / _checked_name(task, "task") / split
 
 
