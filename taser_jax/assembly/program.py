@@ -12,6 +12,8 @@ import optax
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import check_buckets, check_query_towers, fit_vocabulary, lengths
 from taser_jax.assembly.plans import BatchPlan, make_plan
+from taser_jax.batch import Batch, States
+from taser_jax.compilation.chips import peak_flops
 from taser_jax.copied_axes import CopiedAxis, copied_axes
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
@@ -34,6 +36,7 @@ from taser_jax.optim.optimizers import (
 )
 from taser_jax.partitioning import Partitioner, placed
 from taser_jax.progress import logger
+from taser_jax.training.meter import StepCost
 from taser_jax.training.passage_queue import QueueSize
 from taser_jax.training.state import TrainState, init_state, state_shardings
 from taser_jax.training.step import TaskGradients, TrainStep, make_train_step
@@ -230,3 +233,23 @@ def _optimizer(
     )
     # A task axis costs one gradient's memory per task, so the naive sum does without.
     return chain, TaskGradients.STACKED if reads_task_gradients(combiner) else TaskGradients.SUMMED
+
+
+def step_cost(program: Program) -> StepCost:
+    """What a step of the program costs, by its batches."""
+    model = program.model
+
+    def flops(batches: Mapping[str, Batch]) -> float:
+        return sum(
+            model.config.training_flops(
+                batch.shape,
+                frozen_blocks=model.frozen_blocks,
+                has_states=any(isinstance(texts, States) for texts in batch.texts),
+            )
+            for batch in batches.values()
+        )
+
+    def positions(batches: Mapping[str, Batch]) -> int:
+        return sum(batch.shape.tokens for batch in batches.values())
+
+    return StepCost(flops, positions, peak_flops())

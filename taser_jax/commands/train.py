@@ -26,10 +26,13 @@ from taser_jax.assembly.data import (
 from taser_jax.assembly.metric_writers import make_writers
 from taser_jax.assembly.model_directory import data_facts, write_run_record
 from taser_jax.assembly.pretrained import place_pretrained, read_pretrained
-from taser_jax.assembly.program import Program, make_program
+from taser_jax.assembly.program import Program, make_program, step_cost
+from taser_jax.assembly.settings_history import (
+    check_settings,
+    record_settings,
+    settings_of,
+)
 from taser_jax.assembly.validator import Validator, check_validated_tasks
-from taser_jax.batch import Batch, States
-from taser_jax.compilation.chips import peak_flops
 from taser_jax.data.batches.padding import OtherTexts
 from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.arrays import TokenizedQueries
@@ -46,7 +49,6 @@ from taser_jax.training import loop
 from taser_jax.training.checkpoints import Checkpoints, restore_state_from
 from taser_jax.training.initial_checkpoint import restore_initial_params
 from taser_jax.training.keys import named_key
-from taser_jax.training.meter import StepCost
 from taser_jax.training.parameters import memory_estimate, parameter_table
 from taser_jax.training.state import TrainState, init_state
 
@@ -82,14 +84,16 @@ def train(
     augmentation_dir: str | None = None,
     documents: int = 10,
     feature_lengths: Mapping[str, int] | None = None,
+    accept_changes: bool = False,
     config_text: str = "",
     dry_run: bool = False,
 ) -> TrainSummary | None:
     """Trains a dual encoder; if interrupted, rerun the command to resume.
 
     Writes to `model_dir` checkpoint_N/, config.gin, model.json, model-info.txt (parameters with
-    shapes, axes and shardings), run.json (negatives per query, fingerprints), metrics.jsonl,
-    train/ (TensorBoard) and the vocabulary.
+    shapes, axes and shardings), run.json (negatives per query, fingerprints), settings.jsonl (all
+    settings, and after which step they changed), metrics.jsonl, train/ (TensorBoard) and the
+    vocabulary.
 
     Args:
         model_dir: directory of all outputs, local or gs://.
@@ -106,6 +110,8 @@ def train(
         augmentation_dir: documents of the queries, from `taser augment`; for models that fuse them.
         documents: how many of them each query brings, K.
         feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
+        accept_changes: resume even if settings or data differ from those of the checkpoint. Steps,
+            periods, validation and mesh may always change, a model's settings never.
         config_text: content of config.gin.
         dry_run: resolve the configuration, trace and print the step, but do not train.
 
@@ -143,6 +149,7 @@ def train(
         result = _run(
             job,
             epath.Path(model_dir),
+            accept_changes=accept_changes,
             config_text=config_text,
             initial_checkpoint=initial_checkpoint,
             continued_checkpoint=continued_checkpoint,
@@ -278,6 +285,7 @@ def _run(
     job: _Job,
     model_dir: epath.Path,
     *,
+    accept_changes: bool,
     config_text: str,
     initial_checkpoint: str | None,
     continued_checkpoint: str | None,
@@ -286,16 +294,23 @@ def _run(
     assert store is not None
     assert stream is not None
     about = _identity(job, stream)
-    checkpoints = Checkpoints(model_dir, training.checkpoints)
+    model_config = program.model.config
+    settings = settings_of(model_config, training, store=store, queries=job.queries)
+    checkpoints = Checkpoints(
+        model_dir, training.checkpoints, unchecked=("data", "seed") if accept_changes else ()
+    )
     resume_step = checkpoints.latest_step or 0
-    # Writes the run's record beside the checkpoints, unless they belong to another model.
+    # Writes the run's record beside the checkpoints, unless they are of another run.
     if resume_step:
+        training.loop.check_done(resume_step)
+        check_settings(model_dir, settings, step=resume_step, accept_changes=accept_changes)
         checkpoints.check(step=resume_step, about=about)
     is_first = hosts.is_first()
     if is_first:
+        record_settings(model_dir, settings, step=resume_step)
         write_run_record(
             model_dir,
-            model_config=program.model.config,
+            model_config=model_config,
             facts=dict(job.facts),
             parameter_table=job.parameter_table,
             config_text=config_text,
@@ -336,7 +351,7 @@ def _run(
             checkpoints=checkpoints,
             config=training.loop,
             about=about,
-            cost=_step_cost(program),
+            cost=step_cost(program),
             validate=_validator(job, store, states),
             writers=make_writers(
                 model_dir,
@@ -393,22 +408,3 @@ def _start(
         params = place_pretrained(job.pretrained, params=state.params)
         return dataclasses.replace(state, params=params)
     return state
-
-
-def _step_cost(program: Program) -> StepCost:
-    model = program.model
-
-    def flops(batches: Mapping[str, Batch]) -> float:
-        return sum(
-            model.config.training_flops(
-                batch.shape,
-                frozen_blocks=model.frozen_blocks,
-                has_states=any(isinstance(texts, States) for texts in batch.texts),
-            )
-            for batch in batches.values()
-        )
-
-    def positions(batches: Mapping[str, Batch]) -> int:
-        return sum(batch.shape.tokens for batch in batches.values())
-
-    return StepCost(flops, positions, peak_flops())

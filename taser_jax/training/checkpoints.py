@@ -128,11 +128,19 @@ class Checkpoints:
     Args:
         model_dir: local directory or gs:// address; checkpoints lie in it as `checkpoint_N/`.
         config: what is kept.
+        unchecked: facts that may differ from those a checkpoint was saved with.
     """
 
-    def __init__(self, model_dir: str | os.PathLike[str], config: CheckpointConfig | None = None):
+    def __init__(
+        self,
+        model_dir: str | os.PathLike[str],
+        config: CheckpointConfig | None = None,
+        *,
+        unchecked: Sequence[str] = (),
+    ) -> None:
         config = config or CheckpointConfig()
         self._config = config
+        self._unchecked = unchecked
         self._directory = _absolute(model_dir)
         policies: list[checkpoint_managers.PreservationPolicy] = [
             checkpoint_managers.LatestN(config.keep_latest),
@@ -240,7 +248,7 @@ class Checkpoints:
         again = "use the taser_jax version that wrote it"
         check_version(saved, FORMAT_VERSION, where=where, fix=again, error=ConfigError)
         for name, value in about.items():
-            if saved.get(name) != value:
+            if name not in self._unchecked and saved.get(name) != value:
                 raise FingerprintError(
                     f"{name} was {saved.get(name)!r} when this checkpoint was saved, now {value!r}",
                     where=where,

@@ -96,6 +96,20 @@ class LoopConfig:
         """Whether a checkpoint is saved once `step` steps are done."""
         return self.validates_after(step) or _divides(self.checkpoint_period, step)
 
+    def check_done(self, step: int) -> None:
+        """Refuses a length below the steps that are done.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        if step > self.train_steps:
+            raise ConfigError(
+                f"the newest checkpoint is of step {step}",
+                where="TRAIN_STEPS",
+                expected=f"at most TRAIN_STEPS={self.train_steps}",
+                fix="raise TRAIN_STEPS, or train into a new MODEL_DIR",
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
@@ -217,13 +231,7 @@ def _first_step(state: TrainState, checkpoints: Checkpoints, config: LoopConfig)
     """The step after which training begins: the newest checkpoint's, or the state's own."""
     saved = checkpoints.latest_step
     step = int(state.step) if saved is None else saved
-    if step > config.train_steps:
-        raise ConfigError(
-            f"the newest checkpoint is of step {step}",
-            where="TRAIN_STEPS",
-            expected=f"at most TRAIN_STEPS={config.train_steps}",
-            fix="raise TRAIN_STEPS, or train into a new MODEL_DIR",
-        )
+    config.check_done(step)
     if step:
         logger.info("training: resuming after step %d of %d", step, config.train_steps)
     else:

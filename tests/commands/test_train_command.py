@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -81,29 +82,75 @@ def test_a_finished_training_is_reported_again(trained, tiny_store_dir):
     assert again.steps_per_second == 0
 
 
-@pytest.mark.parametrize("what", ["model", "seed", "data"])
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("model", "model.bert.embed_dim: was 16, now 32"),
+        ("seed", "training.seed: was 0, now 1"),
+        ("batch", "training.batching.batch_size: was 8, now 16"),
+        ("rate", "training.optimizer.learning_rate: was 0.003, now 0.1"),
+        ("temperature", "training.objective.temperature: was 1.0, now 0.05"),
+        ("data", "data.queries.first: was [0-9a-f]+, now [0-9a-f]+"),
+        ("fewer steps", "newest checkpoint is of step 40"),
+    ],
+)
 def test_another_configuration_is_refused_and_nothing_is_overwritten(
-    trained, tiny_store_dir, tmp_path, what
+    trained, tiny_store_dir, tmp_path, what, named
 ):
     model_dir, _ = trained
     before = contents(model_dir)
     store_dir, model = tiny_store_dir, tiny_training.model_config()
     training = tiny_training.training_config(train_steps=40)
-    if what == "model":
-        model = tiny_training.model_config(width=32)
-    elif what == "seed":
-        training = dataclasses.replace(training, seed=1)
-    else:
-        store_dir = tmp_path / "other"
-        tiny_training.write_token_store(store_dir, seed=1)
-    with pytest.raises(FingerprintError, match=f"{what} was"):
-        start(model_dir, store_dir, model=model, training=training)
+    match what:
+        case "model":
+            model = tiny_training.model_config(width=32)
+        case "seed":
+            training = dataclasses.replace(training, seed=1)
+        case "batch":
+            training = tiny_training.training_config(train_steps=40, batch_size=16)
+        case "rate":
+            training = tiny_training.training_config(train_steps=40, learning_rate=0.1)
+        case "temperature":
+            objective = dataclasses.replace(training.objective, temperature=0.05)
+            training = dataclasses.replace(training, objective=objective)
+        case "fewer steps":
+            training = tiny_training.training_config(train_steps=30)
+        case _:
+            store_dir = tmp_path / "other"
+            tiny_training.write_token_store(store_dir, seed=1)
+    with pytest.raises((FingerprintError, ConfigError), match=named):
+        start(model_dir, store_dir, model=model, training=training, config_text="")
     assert contents(model_dir) == before
 
 
-def test_fewer_steps_than_are_done_are_refused(trained, tiny_store_dir):
-    with pytest.raises(ConfigError, match="newest checkpoint is of step 40"):
-        start(trained[0], tiny_store_dir, training=tiny_training.training_config(train_steps=30))
+@pytest.mark.release
+def test_steps_and_periods_may_change_and_are_kept(trained, tiny_store_dir, tmp_path, caplog):
+    model_dir = tmp_path / "model"
+    shutil.copytree(trained[0], model_dir)
+
+    def train_on(steps, rate, **options):
+        training = tiny_training.training_config(
+            train_steps=steps, learning_rate=rate, validates=False
+        )
+        start(model_dir, tiny_store_dir, training=training, **options)
+
+    with caplog.at_level("INFO", logger="taser"):
+        train_on(41, 3e-3)
+    assert "after step 40:\n    training.loop.train_steps: was 40, now 41\n" in caplog.text
+    with pytest.raises(FingerprintError, match="learning_rate") as refused:
+        train_on(42, 0.1)
+    assert "train_steps" not in str(refused.value)
+    train_on(42, 0.1, accept_changes=True)
+    history = [json.loads(line) for line in (model_dir / "settings.jsonl").read_text().splitlines()]
+    names = ("loop.train_steps", "optimizer.learning_rate")
+    kept = [
+        (entry["after_step"], *(entry["settings"][f"training.{name}"] for name in names))
+        for entry in history
+    ]
+    assert kept == [(0, 40, 3e-3), (40, 41, 3e-3), (41, 42, 0.1)]
+    # What it was begun with may not come back unasked: its newest checkpoint is of other settings.
+    with pytest.raises(FingerprintError, match=r"was 0\.1, now 0\.003"):
+        train_on(43, 3e-3)
 
 
 def test_a_loss_that_is_not_finite_names_the_queries(trained, tiny_store_dir, tmp_path):
