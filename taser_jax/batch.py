@@ -92,6 +92,29 @@ class States:
 @no_type_check
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Embedded:
+    """Embeddings that a frozen tower gave texts, in place of the texts: nothing is encoded again.
+
+    Attributes:
+        embeddings: as the tower made them. Shape [batch, dim], float32.
+    """
+
+    embeddings: Float[Array, "batch dim"]
+
+    @property
+    def mask(self) -> Bool[np.ndarray, "batch 0"]:
+        """No token is computed."""
+        return np.zeros((len(self.embeddings), 0), bool)
+
+    def resized(self, length: int) -> Embedded:
+        """The same texts: they have no padding."""
+        del length
+        return self
+
+
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Augmented:
     """Queries with the K documents that a memory gave for each (MoMA, equation 2).
 
@@ -121,6 +144,10 @@ class Augmented:
         return dataclasses.replace(self, query=self.query.resized(length))
 
 
+# Texts of one length, in whatever form a model takes them.
+EncoderInput = Tokens | States | Augmented | Embedded
+
+
 @no_type_check
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +161,7 @@ class TokenGroups:
         place: row of each text among all rows of the groups, one group after another. [batch]
     """
 
-    groups: tuple[Tokens | States | Augmented, ...]
+    groups: tuple[EncoderInput, ...]
     place: Int[Array, " batch"]
 
 
@@ -167,7 +194,7 @@ class Batch:
 
     Attributes:
         queries: shape [batch, query_length], or groups; with documents where a memory is used.
-        passages: shape [batch·(1+N), passage_length], or groups.
+        passages: shape [batch·(1+N), passage_length], or groups; embedded by a frozen tower.
         positive_index: column of each query's positive among the global batch's passages. [batch]
         ignore: True where a passage must not count as a negative of the query (it is another of
             its positives, or the same passage again); never True at the positive. With a queue of
@@ -180,7 +207,7 @@ class Batch:
     """
 
     queries: Tokens | States | Augmented | TokenGroups
-    passages: Tokens | States | TokenGroups
+    passages: Tokens | States | Embedded | TokenGroups
     positive_index: Int[Array, " batch"]
     ignore: Bool[Array, "batch columns"]
     query_rows: Int[Array, " batch"]
@@ -189,7 +216,7 @@ class Batch:
     teacher_embeddings: TeacherEmbeddings | None = None
 
     @property
-    def texts(self) -> list[Tokens | States | Augmented]:
+    def texts(self) -> list[EncoderInput]:
         """The texts of both sides, groups one by one."""
         return [*groups_of(self.queries), *groups_of(self.passages)]
 
@@ -220,8 +247,8 @@ def _documents_shape(texts: Augmented) -> DocumentsShape:
 
 
 def groups_of(
-    texts: Tokens | States | Augmented | TokenGroups,
-) -> tuple[Tokens | States | Augmented, ...]:
+    texts: EncoderInput | TokenGroups,
+) -> tuple[EncoderInput, ...]:
     """The arrays of one side."""
     return texts.groups if isinstance(texts, TokenGroups) else (texts,)
 

@@ -14,7 +14,7 @@ from jaxtyping import Float32, Int
 
 from taser_jax.artifacts import FilePath
 from taser_jax.assembly.model_directory import LoadedModel
-from taser_jax.batch import Augmented, States, Tokens
+from taser_jax.batch import Augmented, EncoderInput
 from taser_jax.data.memories import AugmentedTexts, Lookup, Mixture
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
@@ -46,7 +46,7 @@ def document_attention(
     devices = dataclasses.replace(config, batch_multiple=model.batch_multiple)
     static = static_task(model.model.query_tasks, task)
 
-    def attend(batch: Tokens | States | Augmented) -> jax.Array:
+    def attend(batch: EncoderInput) -> jax.Array:
         placed = model.partitioner.put_batch(batch)
         return _attention(model.params, placed, model=model.model, task=static, kind=kind)
 

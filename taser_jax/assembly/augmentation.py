@@ -151,7 +151,7 @@ class Augmentation:
             isinstance(self.config, BertFusionConfig)
             and self.config.documents is FusedStates.EMBEDDINGS
         )
-        documents = JoinedEmbeddings(memory_dir, mixture).take if is_late else mixture.tokens
+        documents = JoinedEmbeddings(mixture).take if is_late else mixture.tokens
         return AugmentedTexts(queries, lines.rows[:, : self.per_query], documents)
 
     def renamed(self, queries: TokenizedQueries) -> TokenizedQueries:

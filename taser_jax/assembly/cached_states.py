@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from taser_jax.artifacts import Fingerprint, fingerprint_json, follow_plan, replacing
-from taser_jax.batch import Augmented, Role, States, Tokens
+from taser_jax.batch import EncoderInput, Role, States, Tokens
 from taser_jax.data.batches.padding import Texts
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.states import (
@@ -158,9 +158,7 @@ class _Maker:
                 done.update(int(lengths[members].sum()))
             out.flush()
 
-    def _encoder(
-        self, role: Role, task: str | None
-    ) -> Callable[[Tokens | States | Augmented], States]:
+    def _encoder(self, role: Role, task: str | None) -> Callable[[EncoderInput], States]:
         model, put = self._model, self._partitioner.put_batch
         told = static_task(model.query_tasks, task)
         params = jax.device_put(self._params, self._partitioner.replicated)

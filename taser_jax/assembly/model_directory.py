@@ -17,7 +17,7 @@ from etils import epath
 from jaxtyping import PyTree
 
 from taser_jax.artifacts import FilePath, Fingerprint, is_remote, read_json, require_equal
-from taser_jax.batch import Augmented, Role, States, Tokens
+from taser_jax.batch import EncoderInput, Role
 from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
@@ -36,7 +36,7 @@ RUN_FILE = "run.json"
 CONFIG_FILE = "config.gin"
 VOCABULARY = "vocabulary"
 
-EncodeFn = Callable[[Tokens | States | Augmented], jax.Array]
+EncodeFn = Callable[[EncoderInput], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +61,8 @@ class LoadedModel:
 
     @functools.cached_property
     def passage_fingerprint(self) -> str:
-        """Of what encodes passages: models that differ in their queries' side share it."""
-        config = self.model.config
-        tower = self.params[config.tower_name(Role.PASSAGE, None)]
-        total = Fingerprint().add(config_io.passage_json(config))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tower):
-            if str(path[0].key) not in FUSION_PARTS:
-                total.add(jax.tree_util.keystr(path)).add(np.asarray(leaf))
-        return total.hex()
+        """Of what encodes passages."""
+        return passage_fingerprint(self.model.config, self.params)
 
     @property
     def parameters(self) -> int:
@@ -86,7 +80,7 @@ class LoadedModel:
         devices = self.partitioner.batch_devices
         static = static_task(self.model.query_tasks, task)
 
-        def encode(tokens: Tokens | States | Augmented) -> jax.Array:
+        def encode(tokens: EncoderInput) -> jax.Array:
             count = len(tokens.mask)
             if count % devices:
                 tokens = jax.tree.map(
@@ -107,11 +101,21 @@ class LoadedModel:
         return encode
 
 
+def passage_fingerprint(config: ModelConfig, params: PyTree) -> str:
+    """Of what encodes passages: models that differ in their queries' side share it."""
+    tower = params[config.tower_name(Role.PASSAGE, None)]
+    total = Fingerprint().add(config_io.passage_json(config))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tower):
+        if str(path[0].key) not in FUSION_PARTS:
+            total.add(jax.tree_util.keystr(path)).add(np.asarray(leaf))
+    return total.hex()
+
+
 # At module level, so that one compiled program serves every task, split and round.
 @functools.partial(jax.jit, static_argnames=("model", "role", "task"))
 def embed(
     params: PyTree,
-    tokens: Tokens | States | Augmented,
+    tokens: EncoderInput,
     *,
     model: DualEncoder,
     role: Role,

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from taser_jax.batch import Augmented, Role, States, Tokens
+from taser_jax.batch import EncoderInput, Role
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.options import BatchingConfig
@@ -262,9 +262,7 @@ def _usable(size: int, partitioner: Partitioner) -> int:
 
 
 def _encoder(model: DualEncoder, partitioner: Partitioner) -> Callable[..., jax.Array]:
-    def apply(
-        params: PyTree, tokens: Tokens | States | Augmented, *, role: Role, task: str | None
-    ) -> jax.Array:
+    def apply(params: PyTree, tokens: EncoderInput, *, role: Role, task: str | None) -> jax.Array:
         encoded: Any = model.apply(
             {"params": params}, tokens, role=role, task=task, method="encode"
         )

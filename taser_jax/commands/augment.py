@@ -11,6 +11,7 @@ import numpy as np
 from taser_jax.artifacts import require_equal
 from taser_jax.assembly.augmentation import read_lookup, write_lookup
 from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model
+from taser_jax.assembly.shared_embeddings import tower_fingerprints
 from taser_jax.batch import Role
 from taser_jax.commands.inputs import run_path, search_devices
 from taser_jax.data.collections.store import PassageStore
@@ -70,10 +71,7 @@ def augment(
     store, mixture = TokenStore.open(token_store), Mixture.open(memory_dir)
     model = load_model(model_dir, step=step)
     check_vocabulary(model, store)
-    wanted = {
-        "model": model.passage_fingerprint,
-        "vocabulary": store.metadata.vocabulary_fingerprint,
-    }
+    wanted = tower_fingerprints(model, store)
     fix = "add the memories with this model, to a directory of their own"
     require_equal(f"memories {memory_dir}", mixture.manifest.fingerprints, wanted, fix)
     searched = mixture_without(mixture, excluded)
@@ -83,7 +81,7 @@ def augment(
             where="DOCUMENTS",
             expected=f"1 to {len(searched)}, the documents of the mixture",
         )
-    embeddings = JoinedEmbeddings(memory_dir, mixture)
+    embeddings = JoinedEmbeddings(mixture)
     searcher = ExactSearcher(_Subset(embeddings, searched), devices=search_devices())
     counts = {}
     for entry in store.metadata.queries:

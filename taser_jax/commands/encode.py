@@ -10,6 +10,7 @@ import jax
 from taser_jax.assembly.augmentation import Augmentation
 from taser_jax.assembly.cached_states import cached_states
 from taser_jax.assembly.model_directory import check_vocabulary, load_model, read_facts
+from taser_jax.assembly.shared_embeddings import add_missing, tower_fingerprints
 from taser_jax.batch import Role
 from taser_jax.data.batches.padding import OtherTexts
 from taser_jax.data.token_store.arrays import TokenizedQueries
@@ -17,7 +18,8 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.hosts import wait_for_all, writes
 from taser_jax.progress import phase
-from taser_jax.retrieval.embeddings import EmbeddingDtype, EncodeConfig, encode_texts
+from taser_jax.retrieval.embeddings import EmbeddingDtype, EncodeConfig, TokenRows, encode_texts
+from taser_jax.retrieval.joined import EmbeddedTexts
 from taser_jax.retrieval.query_embeddings import encode_queries
 
 
@@ -33,6 +35,7 @@ def encode(
     step: int | None = None,
     augmentation_dir: str | None = None,
     documents: int = 10,
+    shared_embeddings: str | None = None,
     states_dir: str | None = None,
     states_dtype: EmbeddingDtype = EmbeddingDtype.BFLOAT16,
 ) -> dict[str, str]:
@@ -51,6 +54,8 @@ def encode(
         step: step of the checkpoint; None means the best one.
         augmentation_dir: documents of the queries, from `taser augment`; for models that fuse them.
         documents: how many of them each query brings, K.
+        shared_embeddings: embeddings by text that memories, encodings and trainings of one passage
+            tower share, on one host; passages that it lacks are encoded into it. None encodes all.
         states_dir: states of the blocks that were frozen in the model's training, as `taser train`
             keeps them; None computes from tokens. States that are missing are made first.
         states_dtype: of these states.
@@ -92,10 +97,15 @@ def encode(
             queries=queries,
         )
     hosts = jax.process_count()
+    passages: TokenRows = store.passages if states is None else states.passages
     with phase("encode passages"):
+        if shared_embeddings:
+            add_missing(shared_embeddings, model, store, config=config)
+            prints = tower_fingerprints(model, store)
+            passages = EmbeddedTexts(shared_embeddings, store.passages, fingerprints=prints)
         encode_texts(
             model.encode_fn(Role.PASSAGE),
-            store.passages if states is None else states.passages,
+            passages,
             output_dir,
             fingerprints=fingerprints,
             config=config,

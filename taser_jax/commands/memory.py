@@ -7,8 +7,9 @@ import pathlib
 
 from taser_jax.artifacts import require_equal
 from taser_jax.assembly.model_directory import check_vocabulary, load_model
-from taser_jax.batch import Role
+from taser_jax.assembly.shared_embeddings import add_missing, tower_fingerprints
 from taser_jax.data.memories import (
+    PARTS,
     Manifest,
     Memory,
     Mixture,
@@ -20,7 +21,6 @@ from taser_jax.errors import ConfigError, DataError
 from taser_jax.hosts import first_host_only, writes
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.embeddings import EncodeConfig
-from taser_jax.retrieval.joined import encode_missing
 
 
 @writes("{memory_dir}")
@@ -31,6 +31,7 @@ def memory_add(
     token_store: str,
     model_dir: str,
     memory_dir: str,
+    shared_embeddings: str | None = None,
     config: EncodeConfig = EncodeConfig(),
     step: int | None = None,
 ) -> dict[str, int]:
@@ -44,6 +45,8 @@ def memory_add(
         token_store: its documents' tokens.
         model_dir: the model that looks documents up, MoMA's f_a.
         memory_dir: the mixture; begun where absent.
+        shared_embeddings: a directory of embeddings that mixtures of one passage tower share; None
+            is the mixture's own. A mixture stays with the one it was begun with.
         config: sizes of batches.
         step: step of the checkpoint; None means the best one.
 
@@ -63,11 +66,9 @@ def memory_add(
             expected="a name, and at least one document",
         )
     check_vocabulary(model, store)
-    fingerprints = {
-        "model": model.passage_fingerprint,
-        "vocabulary": store.metadata.vocabulary_fingerprint,
-    }
-    before = read_manifest(memory_dir) or Manifest(fingerprints, ())
+    fingerprints = tower_fingerprints(model, store)
+    directory = shared_embeddings or str(pathlib.Path(memory_dir) / PARTS)
+    before = read_manifest(memory_dir) or Manifest(fingerprints, (), directory)
     require_equal(
         f"memories {memory_dir}",
         before.fingerprints,
@@ -90,17 +91,11 @@ def memory_add(
             fix=f"choose another NAME, or `taser memory remove` {name!r} first",
         )
     with phase(f"memory {name}"):
-        encoded = encode_missing(
-            model.encode_fn(Role.PASSAGE),
-            store.passages,
-            memory_dir,
-            fingerprints=fingerprints,
-            config=dataclasses.replace(config, batch_multiple=model.batch_multiple),
-        )
+        encoded = add_missing(before.embeddings_dir, model, store, config=config)
     others = tuple(one for one in before.memories if one.name != name)
     is_there = name in taken
     memories = tuple(own if one.name == name else one for one in before.memories)
-    manifest = Manifest(fingerprints, memories if is_there else (*others, own))
+    manifest = dataclasses.replace(before, memories=memories if is_there else (*others, own))
     write_manifest(memory_dir, manifest)
     kept = len(Mixture(manifest)) - encoded
     logger.info("memory %s: %s encoded, %s kept", name, f"{encoded:,}", f"{kept:,}")
@@ -119,7 +114,7 @@ def memory_remove(*, name: str, memory_dir: str) -> None:
     Raises:
         ConfigError: there is no such memory.
     """
-    manifest = read_manifest(memory_dir) or Manifest({}, ())
+    manifest = read_manifest(memory_dir) or Manifest({}, (), PARTS)
     write_manifest(memory_dir, manifest.without(name))
     logger.info("memory %s: removed", name)
 

@@ -91,7 +91,8 @@ def tokenize(
         )
     if mixture_or_task is not None:
         with use_data(data_dir=data_dir, vocabulary=load_vocabulary(store.vocabulary_directory)):
-            weights = mixture_rates(mixture_or_task)
+            trained = [task for task, there in store.tasks.items() if "train" in there]
+            weights = mixture_rates(mixture_or_task, trained=trained)
         mixture = {"format_version": 1, "mixture": mixture_or_task, "weights": weights}
         (pathlib.Path(output_dir) / MIXTURE_FILE).write_text(json.dumps(mixture, indent=1))
     logger.info(

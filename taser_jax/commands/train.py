@@ -32,6 +32,7 @@ from taser_jax.assembly.settings_history import (
     record_settings,
     settings_of,
 )
+from taser_jax.assembly.shared_embeddings import EmbeddedPassages
 from taser_jax.assembly.validator import Validator, check_validated_tasks
 from taser_jax.data.batches.padding import OtherTexts
 from taser_jax.data.batches.stream import Stream
@@ -42,6 +43,7 @@ from taser_jax.mesh import make_mesh
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.parameters import parameter_count
+from taser_jax.optim.optimizers import trainable
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger, phase
 from taser_jax.settings import flatten
@@ -83,6 +85,7 @@ def train(
     continued_checkpoint: str | None = None,
     augmentation_dir: str | None = None,
     documents: int = 10,
+    shared_embeddings: str | None = None,
     feature_lengths: Mapping[str, int] | None = None,
     accept_changes: bool = False,
     config_text: str = "",
@@ -109,6 +112,8 @@ def train(
             schedule and step, on other data: `loop.train_steps` counts its steps too.
         augmentation_dir: documents of the queries, from `taser augment`; for models that fuse them.
         documents: how many of them each query brings, K.
+        shared_embeddings: embeddings by text of a passage tower that is frozen, from `taser encode`
+            or `taser memory add`; passages are then these, and never encoded.
         feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
         accept_changes: resume even if settings or data differ from those of the checkpoint. Steps,
             periods, validation and mesh may always change, a model's settings never.
@@ -153,6 +158,7 @@ def train(
             config_text=config_text,
             initial_checkpoint=initial_checkpoint,
             continued_checkpoint=continued_checkpoint,
+            shared_embeddings=shared_embeddings,
         )
         return TrainSummary(
             parameters=parameter_count(job.program.params),
@@ -289,6 +295,7 @@ def _run(
     config_text: str,
     initial_checkpoint: str | None,
     continued_checkpoint: str | None,
+    shared_embeddings: str | None,
 ) -> loop.TrainResult:
     training, program, store, stream = job.training, job.program, job.store, job.program.plan.stream
     assert store is not None
@@ -340,6 +347,15 @@ def _run(
             params=params,
             store=store,
             queries=[*job.queries.values(), *job.validation_queries.values()],
+        )
+    if shared_embeddings:
+        states = EmbeddedPassages.open(
+            shared_embeddings,
+            store=store,
+            config=program.model.config,
+            params=state.params,
+            trainable=trainable(training.optimizer, state.params),
+            others=states,
         )
     if states is not None:
         stream = stream.on_texts(states)

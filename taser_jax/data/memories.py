@@ -1,7 +1,8 @@
 """A mixture of memories: collections that queries are augmented from, one after another as one.
 
     <memory_dir>/memories.json          which memories, and the model that encodes them
-    <memory_dir>/parts/<hash>/          embeddings, with the hash of each document's tokens
+    <memory_dir>/parts/<hash>/          embeddings, with the hash of each document's tokens; or
+                                        elsewhere, for mixtures of one passage tower to share
 
 A document's row in the mixture counts the memories in their order. Equal texts of several memories
 are one document, the first's. `retrieval.joined` reads the embeddings.
@@ -35,6 +36,8 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError, FingerprintError
 
 MANIFEST = "memories.json"
+# Where a mixture's embeddings are, unless it shares those of others.
+PARTS = "parts"
 _VERSION = 1
 
 
@@ -64,10 +67,12 @@ class Manifest:
     Attributes:
         fingerprints: of the model's passage tower and of the vocabulary.
         memories: in the order of their rows.
+        embeddings_dir: where the passage tower's embeddings are, by text.
     """
 
     fingerprints: Mapping[str, str]
     memories: tuple[Memory, ...]
+    embeddings_dir: str
 
     @property
     def fingerprint(self) -> str:
@@ -105,7 +110,8 @@ def read_manifest(memory_dir: FilePath) -> Manifest | None:
         Memory(**{**one, "token_store": os.path.join(path.parent, one["token_store"])})
         for one in value["memories"]
     ]
-    return Manifest(value["fingerprints"], tuple(memories))
+    embeddings_dir = os.path.join(path.parent, value.get("embeddings", PARTS))
+    return Manifest(value["fingerprints"], tuple(memories), embeddings_dir)
 
 
 def write_manifest(memory_dir: FilePath, manifest: Manifest) -> None:
@@ -114,8 +120,13 @@ def write_manifest(memory_dir: FilePath, manifest: Manifest) -> None:
         {**dataclasses.asdict(one), "token_store": os.path.relpath(one.token_store, memory_dir)}
         for one in manifest.memories
     ]
-    value = {"format_version": _VERSION, "fingerprints": dict(manifest.fingerprints)}
-    write_json(pathlib.Path(memory_dir) / MANIFEST, {**value, "memories": memories})
+    value = {
+        "format_version": _VERSION,
+        "fingerprints": dict(manifest.fingerprints),
+        "embeddings": os.path.relpath(manifest.embeddings_dir, memory_dir),
+        "memories": memories,
+    }
+    write_json(pathlib.Path(memory_dir) / MANIFEST, value)
 
 
 def text_hashes(texts: TokenArray) -> UInt64[np.ndarray, " texts"]:

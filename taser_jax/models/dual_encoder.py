@@ -9,9 +9,19 @@ from typing import Any, ClassVar, TypeAlias
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from taser_jax.batch import Augmented, BatchShape, DocumentsShape, Role, States, Tokens
+from taser_jax.batch import (
+    Augmented,
+    BatchShape,
+    DocumentsShape,
+    Embedded,
+    EncoderInput,
+    Role,
+    States,
+    Tokens,
+)
 from taser_jax.encoded import Encoded, Normalization
 from taser_jax.errors import ConfigError
 from taser_jax.models.transformer import BlockCost, Remat, TransformerConfig
@@ -333,7 +343,7 @@ class DualEncoder(nn.Module):
 
     def encode(
         self,
-        tokens: Tokens | States | Augmented,
+        tokens: EncoderInput,
         *,
         role: Role,
         task: str | None = None,
@@ -342,8 +352,9 @@ class DualEncoder(nn.Module):
         """Encodes texts of one role.
 
         Args:
-            tokens: ids and mask [batch, length], or states of the frozen blocks; queries also with
-                the documents of a memory, where the model fuses them.
+            tokens: ids and mask [batch, length], states of the frozen blocks, or the embeddings of
+                a frozen tower, which are the result; queries also with the documents of a memory,
+                where the model fuses them.
             role: selects the tower, and Det-R's expert, during tracing.
             task: the task's name; selects the query tower if tasks have their own.
             train: True enables dropout and routing draws, from the rngs "dropout" and "routing".
@@ -354,6 +365,8 @@ class DualEncoder(nn.Module):
         Raises:
             ConfigError: a query of a task without a tower, or documents for a model without fusion.
         """
+        if isinstance(tokens, Embedded):
+            return Encoded(jnp.asarray(tokens.embeddings, jnp.float32), None)
         if isinstance(tokens, Augmented) and not self.config.fuses:
             raise self.config.no_fusion()
         tower = getattr(self, self.config.tower_name(role, task))

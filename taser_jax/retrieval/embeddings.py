@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int
 
 from taser_jax import artifacts
-from taser_jax.batch import Augmented, States, Tokens
+from taser_jax.batch import EncoderInput
 from taser_jax.encoded import Normalization
 from taser_jax.errors import DataError, check_fields
 from taser_jax.progress import bar, logger
@@ -31,7 +31,7 @@ _IN_FLIGHT = 2
 _CPU_BATCH_TOKENS = 2048
 _BATCH_TOKENS = 16384
 
-EncodeFn = Callable[[Tokens | States | Augmented], jax.typing.ArrayLike]
+EncodeFn = Callable[[EncoderInput], jax.typing.ArrayLike]
 
 
 @runtime_checkable
@@ -42,7 +42,7 @@ class TokenRows(Protocol):
     def lengths(self) -> Int[np.ndarray, " texts"]:
         """Real tokens of each text."""
 
-    def tokens(self, rows: np.ndarray) -> Tokens | States | Augmented:
+    def tokens(self, rows: np.ndarray) -> EncoderInput:
         """Tokens of the given rows, or their states, padded at the end to one length."""
 
 

@@ -1,4 +1,4 @@
-"""One index over the memories of a mixture: their embeddings, made once for each document."""
+"""Embeddings of documents by their text, made once; one index over the memories of a mixture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int, UInt64
 
-from taser_jax.artifacts import METADATA, FilePath, fingerprint, replacing
+from taser_jax.artifacts import METADATA, FilePath, fingerprint, replacing, require_equal
+from taser_jax.batch import Embedded
 from taser_jax.data.memories import Mixture, text_hashes
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.errors import DataError
@@ -23,37 +24,31 @@ from taser_jax.retrieval.embeddings import (
 _HASHES = "hashes.npy"
 
 
-class JoinedEmbeddings:
-    """Embeddings of a mixture's documents, row by row; an index reads them as one.
-
-    Equation 4 of MoMA: one index of all memories, so that their documents compete by score.
+class EmbeddingsByText:
+    """Embeddings of texts in any order, found by a hash of their tokens; equal texts share one.
 
     Args:
-        memory_dir: whose parts are read.
-        mixture: the documents.
+        directory: where `encode_missing` put them.
+        hashes: of the texts, from `text_hashes`.
 
     Raises:
-        DataError: a document was not encoded.
+        DataError: a text was not encoded.
     """
 
-    def __init__(self, memory_dir: FilePath, mixture: Mixture) -> None:
-        self.fingerprints: Mapping[str, str] = {
-            **mixture.manifest.fingerprints,
-            "mixture": mixture.manifest.fingerprint,
-        }
-        self._parts, hashes = _parts(memory_dir)
+    def __init__(self, directory: FilePath, hashes: UInt64[np.ndarray, " texts"]) -> None:
+        self._parts, known = _parts(directory)
         self._starts = np.cumsum([0, *map(len, self._parts)])
-        order = np.argsort(hashes, kind="stable")
-        at = np.minimum(np.searchsorted(hashes[order], mixture.hashes), max(len(hashes) - 1, 0))
-        self._places = order[at] if len(hashes) else at
-        if not len(hashes) or (hashes[self._places] != mixture.hashes).any():
+        order = np.argsort(known, kind="stable")
+        at = np.minimum(np.searchsorted(known[order], hashes), max(len(known) - 1, 0))
+        self._places = order[at] if len(known) else at
+        if not len(known) or (known[self._places] != hashes).any():
             raise DataError(
                 "documents without an embedding",
-                where=str(memory_dir),
+                where=str(directory),
                 expected="every memory encoded to the end",
                 fix="run `taser memory add` again; it encodes what is missing",
             )
-        self.shape: tuple[int, int] = (len(mixture), self._parts[0].shape[1])
+        self.shape: tuple[int, int] = (len(hashes), self._parts[0].shape[1])
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Embeddings of rows start..stop."""
@@ -70,10 +65,55 @@ class JoinedEmbeddings:
         return found
 
 
+class JoinedEmbeddings(EmbeddingsByText):
+    """Embeddings of a mixture's documents, row by row; an index reads them as one.
+
+    Equation 4 of MoMA: one index of all memories, so that their documents compete by score.
+
+    Args:
+        mixture: the documents.
+
+    Raises:
+        DataError: a document was not encoded.
+    """
+
+    def __init__(self, mixture: Mixture) -> None:
+        self.fingerprints: Mapping[str, str] = {
+            **mixture.manifest.fingerprints,
+            "mixture": mixture.manifest.fingerprint,
+        }
+        super().__init__(mixture.manifest.embeddings_dir, mixture.hashes)
+
+
+class EmbeddedTexts:
+    """A token store's passages as embeddings, in place of their tokens.
+
+    Args:
+        directory: where `encode_missing` put them.
+        texts: the passages.
+        fingerprints: of the passage tower and the vocabulary.
+
+    Raises:
+        DataError: a passage was not encoded.
+        FingerprintError: another tower's embeddings are there.
+    """
+
+    def __init__(
+        self, directory: FilePath, texts: TokenArray, *, fingerprints: Mapping[str, str]
+    ) -> None:
+        _check_parts(directory, fingerprints)
+        self._embeddings = EmbeddingsByText(directory, text_hashes(texts))
+        self.lengths: Int[np.ndarray, " texts"] = texts.lengths
+
+    def tokens(self, rows: Int[np.ndarray, " rows"]) -> Embedded:
+        """Embeddings of some passages."""
+        return Embedded(self._embeddings.take(rows))
+
+
 def encode_missing(
     encode_fn: EncodeFn,
     texts: TokenArray,
-    memory_dir: FilePath,
+    directory: FilePath,
     *,
     fingerprints: Mapping[str, str],
     config: EncodeConfig,
@@ -83,33 +123,47 @@ def encode_missing(
     Args:
         encode_fn: tokens -> embeddings, of passages.
         texts: the memory's documents.
-        memory_dir: gets a directory of embeddings in parts/.
+        directory: of one tower's embeddings; gets a folder for these.
         fingerprints: of the passage tower and the vocabulary.
         config: sizes of batches.
 
     Returns:
         Texts encoded.
+
+    Raises:
+        FingerprintError: another tower's embeddings are there.
     """
     hashes, first = np.unique(text_hashes(texts), return_index=True)
-    _, known = _parts(memory_dir)
+    known = _check_parts(directory, fingerprints)
     is_new = ~np.isin(hashes, known)
     if not is_new.any():
         return 0
     rows = np.sort(first[is_new])
     new = TokenArray(texts.ids[rows], texts.lengths[rows])
     own = text_hashes(new)
-    directory = pathlib.Path(memory_dir) / "parts" / fingerprint([own])
-    directory.mkdir(parents=True, exist_ok=True)
-    with replacing(directory / _HASHES) as scratch, open(scratch, "wb") as file:
+    part_dir = pathlib.Path(directory) / fingerprint([own])
+    part_dir.mkdir(parents=True, exist_ok=True)
+    with replacing(part_dir / _HASHES) as scratch, open(scratch, "wb") as file:
         np.save(file, own)
     tokens: TokenRows = new
-    encode_texts(encode_fn, tokens, directory, fingerprints=fingerprints, config=config)
+    encode_texts(encode_fn, tokens, part_dir, fingerprints=fingerprints, config=config)
     return len(new)
 
 
-def _parts(memory_dir: FilePath) -> tuple[list[Embeddings], UInt64[np.ndarray, " texts"]]:
+def _check_parts(
+    directory: FilePath, fingerprints: Mapping[str, str]
+) -> UInt64[np.ndarray, " texts"]:
+    """The hashes of embeddings that one passage tower made."""
+    parts, known = _parts(directory)
+    for part in parts:
+        fix = "keep each passage tower's embeddings in a directory of their own"
+        require_equal(f"embeddings by text {directory}", part.fingerprints, fingerprints, fix)
+    return known
+
+
+def _parts(directory: FilePath) -> tuple[list[Embeddings], UInt64[np.ndarray, " texts"]]:
     """Finished embeddings, and the hash of each row of all."""
-    found = sorted((pathlib.Path(memory_dir) / "parts").glob(f"*/{METADATA}"))
+    found = sorted(pathlib.Path(directory).glob(f"*/{METADATA}"))
     parts = [Embeddings.open(path.parent) for path in found]
     hashes = [np.load(path.parent / _HASHES) for path in found]
     return parts, np.concatenate([np.zeros(0, np.uint64), *hashes])

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from taser_jax.batch import Augmented, Batch, Role, States, TokenGroups, Tokens
+from taser_jax.batch import Batch, EncoderInput, Role, TokenGroups
 from taser_jax.encoded import Encoded
 from taser_jax.training.grad_cache import encode_in_chunks
 from taser_jax.training.keys import named_key
@@ -70,15 +70,13 @@ def make_loss(
 
     def encode_side(
         params: Params,
-        texts: Tokens | States | Augmented | TokenGroups,
+        texts: EncoderInput | TokenGroups,
         *,
         role: Role,
         step: jax.Array,
         task: str | None,
     ) -> Encoded:
-        def encode(
-            params: Params, tokens: Tokens | States | Augmented, key: jax.Array
-        ) -> tuple[jax.Array, Any]:
+        def encode(params: Params, tokens: EncoderInput, key: jax.Array) -> tuple[jax.Array, Any]:
             dropout, routing = jax.random.split(key)
             encoded = model.apply(
                 {"params": params},

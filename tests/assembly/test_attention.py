@@ -5,10 +5,10 @@ import pytest
 import tiny_training
 
 from taser_jax.assembly.attention import distil, gold_documents, write_joined_store
+from taser_jax.assembly.memory_shares import attention_shares
 from taser_jax.data.memories import Lookup, Manifest, Memory, Mixture
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.workflows.moma import attention_shares
 
 # Two queries, six documents looked up, of which three are fused.
 ROWS = np.array([[7, 3, 5, 9, 1, 8], [2, 4, 6, -1, -1, -1]], np.int32)
@@ -27,7 +27,7 @@ def mixture(tmp_path):
         Memory(name, str(one.directory), "tiny", one.metadata.passages_fingerprint, len(one))
         for name, one in stores.items()
     )
-    return Mixture(Manifest({}, memories))
+    return Mixture(Manifest({}, memories, str(tmp_path / "parts")))
 
 
 def test_positives_are_gold_and_most_attended_and_negatives_the_rest():
@@ -71,7 +71,16 @@ def test_the_lookup_trains_on_all_memories(mixture, tmp_path):
 def test_attention_is_shared_among_memories(mixture):
     rows = np.array([[0, 1, 50, 2], [55, 56, -1, -1]], np.int32)
     attention = np.array([[9.0, 0.2, 0.1, 0.3], [9.0, 0.3, 0.1, 0.0]], np.float32)
-    found = attention_shares(mixture, rows, attention, [np.array([1]), np.array([0])])
+    gold = [np.array([1]), np.array([0])]
+    found = attention_shares(mixture, rows, attention, gold=gold)
     assert found["attention"] == pytest.approx({"source": 0.3, "more": 0.7})
     assert found["documents"] == pytest.approx({"source": 0.4, "more": 0.6})
     assert found["queries_with_gold"] == 0.5
+    split = attention_shares(mixture, rows, attention, gold=gold, source="source")
+    # One of the first query's three documents of the source is relevant, none of the second's.
+    assert split["attention"] == pytest.approx(
+        {"source, other": 0.2, "more": 0.7, "source, relevant": 0.1}
+    )
+    assert split["documents"] == pytest.approx(
+        {"source, other": 0.2, "more": 0.6, "source, relevant": 0.2}
+    )

@@ -112,7 +112,7 @@ def test_a_mixture_is_one_collection_in_which_equal_texts_are_one(world, mixture
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_array_equal(found.mask, expected.mask)
     # Rows of the joined index are the passages' own embeddings.
-    joined = JoinedEmbeddings(mixture_dir, mixture)
+    joined = JoinedEmbeddings(mixture)
     np.testing.assert_allclose(
         joined.take(chosen), model.encode_fn(Role.PASSAGE)(expected), atol=1e-5
     )
@@ -130,7 +130,7 @@ def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path, excl
     queries = TokenStore.open(world.stores[0]).queries("first", "validation")
     embedded = np.asarray(model.encode_fn(Role.QUERY)(queries.tokens(np.arange(16))))
     candidates = 48 if excluded else 60
-    scores = embedded @ JoinedEmbeddings(mixture_dir, mixture).rows(0, candidates).T
+    scores = embedded @ JoinedEmbeddings(mixture).rows(0, candidates).T
     best = -np.sort(-scores, axis=1)[:, :5]
     np.testing.assert_allclose(lookup.scores, best, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(

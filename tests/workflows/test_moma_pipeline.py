@@ -11,6 +11,34 @@ from taser_jax.assembly.model_directory import load_model
 from taser_jax.data.memories import Mixture
 
 
+def write_target(folder, data, vocabulary):
+    """A BEIR set of test queries alone, each the start of its document; its token store."""
+    texts = [f"the {word} of {i} values" for i in range(15) for word in ("mean", "median")]
+    (folder / "qrels").mkdir(parents=True)
+    for name, records in (
+        ("corpus", [{"_id": f"d{i}", "text": f"{text} and more"} for i, text in enumerate(texts)]),
+        ("queries", [{"_id": f"q{i}", "text": text} for i, text in enumerate(texts)]),
+    ):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
+    lines = [f"q{i}\td{i}\t1" for i in range(len(texts))]
+    (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
+    succeed(
+        "prepare",
+        "beir",
+        *gin(DATA_DIR=data, COLLECTION="other"),
+        *gin(DIRECTORIES={"other": str(folder)}),
+    )
+    tokens = folder / "tokens"
+    succeed(
+        *("tokenize", *gin(DATA_DIR=data, VOCABULARY=vocabulary, MIXTURE_OR_TASK_NAME="other")),
+        *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}, TOKEN_STORE=tokens),
+    )
+    return tokens
+
+
+ROWS = ["No memory", "MoMA without learning", "MoMA"]
+
+
 @pytest.mark.release
 def test_episodes_on_two_memories(small_world, tmp_path):
     data, vocabulary = small_world.data_dir, small_world.root / "vocabulary"
@@ -26,6 +54,7 @@ def test_episodes_on_two_memories(small_world, tmp_path):
         *("tokenize", *gin(DATA_DIR=data, VOCABULARY=vocabulary, COLLECTION="terms")),
         *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}, TOKEN_STORE=tokens),
     )
+    target = write_target(tmp_path / "beir", data, vocabulary)
     output_dir = tmp_path / "moma"
     arguments = [
         *("pipeline", "moma"),
@@ -33,6 +62,8 @@ def test_episodes_on_two_memories(small_world, tmp_path):
         *gin(MEMORIES={"source": str(small_world.token_store), "terms": str(tokens)}),
         *gin("BertConfig", embed_dim=32, num_layers=1, num_heads=2, head_dim=16, mlp_dim=64),
         *gin("MomaConfig", documents=3, learned_positives=2, lookup_depth=20),
+        *gin("MomaConfig", compared=["none", "fixed", "learned"]),
+        *gin(TARGETS={"other": str(target)}),
         *gin(TRAIN_STEPS=4, WARM_UP_STEPS=4, BATCH_SIZE=16, WARMUP_STEPS=2),
         *gin("ValidationConfig", num_batches=0),
     ]
@@ -42,8 +73,7 @@ def test_episodes_on_two_memories(small_world, tmp_path):
     assert list(dict.fromkeys(row["system"] for row in rows)) == [
         "BM25",
         "MoMA (warm-up, no memory)",
-        "MoMA (episode-1)",
-        "MoMA (episode-2)",
+        *(f"{row} (episode-{n})" for row in ROWS for n in (1, 2)),
     ]
     # The warm-up and two episodes' lookups, whose passage towers differ.
     assert len(list((output_dir / "memories").iterdir())) == 3
@@ -53,6 +83,16 @@ def test_episodes_on_two_memories(small_world, tmp_path):
     record = json.loads((output_dir / "stages" / "episode-2-distil.json").read_text())
     for shares in record["outputs"]["attention"]:
         assert sum(shares["attention"].values()) == pytest.approx(1, abs=1e-5)
+    assert list(
+        dict.fromkeys(row["system"] for row in figures(output_dir / "targets" / "other"))
+    ) == [
+        "BM25",
+        "No memory",
+        "MoMA without learning",
+        "MoMA, no documents",
+        "MoMA without target",
+        "MoMA",
+    ]
     # What a kill leaves: the last stages have no record.
     for stage in ("episode-2-encode", "episode-2-lookup-train", "moma-episode-2-evaluate"):
         (output_dir / "stages" / f"{stage}.json").unlink()

@@ -15,11 +15,11 @@ from taser_jax.artifacts import fingerprint_json
 from taser_jax.batch import (
     Augmented,
     Batch,
+    Embedded,
+    EncoderInput,
     HostShare,
-    States,
     TeacherEmbeddings,
     TokenGroups,
-    Tokens,
 )
 from taser_jax.data.batches import draws as sampling
 from taser_jax.data.batches.checks import check_queries
@@ -277,7 +277,7 @@ class BatchStream:
         rows, _ = self._draw(step)
         share, queries, passages = self._share, self._queries[rows.task], self._passages
         passage_rows = rows.passages[share].reshape(-1)
-        texts: tuple[Tokens | States | Augmented | TokenGroups, ...]
+        texts: tuple[EncoderInput | TokenGroups, ...]
         if not grouped:
             texts = queries.tokens(rows.queries[share]), passages.tokens(passage_rows)
         else:
@@ -286,7 +286,9 @@ class BatchStream:
                 layouts[0].group(queries, rows.queries, self._host),
                 layouts[1].group(passages, rows.passages.reshape(-1), self._host),
             )
-        assert not isinstance(texts[1], Augmented)  # only queries have documents
+        # Only queries have documents, and only passages come embedded.
+        assert not isinstance(texts[0], Embedded)
+        assert not isinstance(texts[1], Augmented)
         return Batch(
             queries=texts[0],
             passages=texts[1],

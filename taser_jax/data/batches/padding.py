@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
-from taser_jax.batch import Augmented, HostShare, States, TokenGroups, Tokens
+from taser_jax.batch import EncoderInput, HostShare, TokenGroups
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.errors import ConfigError
 
@@ -47,7 +47,7 @@ class Texts(Protocol):
     def lengths(self) -> Int[np.ndarray, " texts"]:
         """Real tokens of each text."""
 
-    def tokens(self, rows: np.ndarray) -> Tokens | States | Augmented:
+    def tokens(self, rows: np.ndarray) -> EncoderInput:
         """Tokens of the given rows, their states, or with documents, padded to one length."""
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import seqio
 import tensorflow as tf
@@ -263,13 +263,18 @@ def passage_titles(task: seqio.Task) -> Titles | None:
     return steps[0].titles if steps else None
 
 
-def mixture_rates(name: str) -> dict[str, float]:
+def mixture_rates(name: str, *, trained: Collection[str] | None = None) -> dict[str, float]:
     """SeqIO's mixing weights, by the tasks' names in their collection (as in the token store).
 
     Rates that are functions of the task's size, such as `seqio.mixing_rate_num_examples`, need the
     `use_data` context. A single task has weight 1.
+
+    Args:
+        name: of the mixture or task.
+        trained: the tasks with a train split, whose size a rate may be a function of; None is all.
     """
-    found, tasks = find_mixture_or_task(name), retrieval_tasks(name)
+    found = find_mixture_or_task(name)
+    tasks = [t for t in retrieval_tasks(name) if trained is None or t.source.task in trained]
     if not isinstance(found, seqio.Mixture):
         return {task.source.task: 1.0 for task in tasks}
     return {task.source.task: float(found.get_rate(task)) for task in tasks}

@@ -1,0 +1,122 @@
+"""MoMA's rows and claims, from the finished seeds of benchmarks/moma_mini/run.sh.
+
+    python benchmarks/moma_mini/table.py OUTPUT_DIR
+
+reads OUTPUT_DIR/seed-*, writes OUTPUT_DIR/moma.md and prints it: the rows of the source and of all
+targets together, nDCG@10 as mean over seeds with standard deviation; each row against no memory,
+with intervals over queries and over seeds; and how the memories shared attention and documents.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from claims import Claim, Row, markdown, mean_over_tasks, read_row
+
+from taser_jax.evaluation.results import read_results
+
+MEASURE = "nDCG@10"
+BASELINE = "No memory"
+
+
+def main() -> None:
+    """Writes and prints the tables."""
+    if len(sys.argv) != 2:
+        print(__doc__, file=sys.stderr)
+        sys.exit(2)
+    root = pathlib.Path(sys.argv[1])
+    seeds = {int(one.name.removeprefix("seed-")): one for one in sorted(root.glob("seed-*"))}
+    blocks = [f"{MEASURE}, seeds {', '.join(map(str, seeds))}."]
+    for title, folders in (
+        ("Source", {seed: [one] for seed, one in seeds.items()}),
+        ("Targets", {seed: sorted(one.glob("targets/*")) for seed, one in seeds.items()}),
+    ):
+        found = rows(folders)
+        if found:
+            blocks += [f"### {title}", spread(found), markdown(claims(found), MEASURE)]
+    shares = [line for seed, one in seeds.items() for line in attention_lines(seed, one)]
+    if shares:
+        blocks += ["### Attention and documents by memory, in per cent", "\n".join(shares)]
+    text = "\n\n".join(block.rstrip("\n") for block in blocks) + "\n"
+    (root / "moma.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+def rows(folders: Mapping[int, Sequence[pathlib.Path]]) -> dict[str, Row]:
+    """Row -> seed -> task -> values by query, of tables over several folders."""
+    names = [
+        result.system
+        for directories in folders.values()
+        for directory in directories
+        if (directory / "results").is_dir()
+        for result in read_results(directory / "results")
+    ]
+    found: dict[str, Row] = {}
+    for name in dict.fromkeys(names):
+        by_seed = {
+            seed: {t: one for each in directories for t, one in read_row(each, name).items()}
+            for seed, directories in folders.items()
+        }
+        found[name] = {seed: tasks for seed, tasks in by_seed.items() if tasks}
+    return found
+
+
+def claims(found: Mapping[str, Row]) -> list[Claim]:
+    """Every row of a trained model against the last one without memory."""
+    baselines = [name for name in found if name.startswith(BASELINE)]
+    if not baselines:
+        return []
+    last = sorted(baselines)[-1]
+    others = [name for name in found if name.startswith("MoMA")]
+    return [Claim(f"{name} over {last}", found[name], found[last]) for name in others]
+
+
+def spread(found: Mapping[str, Row]) -> str:
+    """A line per row: mean ± standard deviation over seeds, in per cent, by task and on average."""
+    tasks = list(dict.fromkeys(t for row in found.values() for one in row.values() for t in one))
+    lines = [f"| system | {' | '.join([*tasks, 'mean'])} |", f"|---|{'---:|' * (len(tasks) + 1)}"]
+    for name, row in found.items():
+        cells = [
+            _cell(
+                [
+                    100 * float(one[task].values[MEASURE].mean())
+                    for one in row.values()
+                    if task in one
+                ]
+            )
+            for task in tasks
+        ]
+        complete = [one for one in row.values() if len(one) == len(tasks)]
+        cells.append(_cell([100 * mean_over_tasks(one, MEASURE) for one in complete]))
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    return "\n".join(lines)
+
+
+def attention_lines(seed: int, directory: pathlib.Path) -> list[str]:
+    """Figure 2's numbers, a line for each episode and task."""
+    lines = []
+    for path in sorted(directory.glob("stages/*-distil.json")):
+        for one in json.loads(path.read_text(encoding="utf-8"))["outputs"]["attention"]:
+            by_memory = ", ".join(
+                f"{memory}: {100 * one['attention'][memory]:.1f} of attention, "
+                f"{100 * one['documents'][memory]:.1f} of documents"
+                for memory in one["attention"]
+            )
+            gold = f"{100 * one['queries_with_gold']:.1f} of queries have a relevant document"
+            label = path.stem.removesuffix("-distil")
+            lines.append(f"- seed {seed}, {label}, {one['task']}: {by_memory}; {gold}")
+    return lines
+
+
+def _cell(values: Sequence[float]) -> str:
+    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{deviation}" if values else "-"
+
+
+if __name__ == "__main__":
+    main()

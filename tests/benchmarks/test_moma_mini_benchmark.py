@@ -1,0 +1,119 @@
+"""MoMA on two cores: what its command runs, how it divides the data, what its table says."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from script_calls import REPOSITORY, run_script
+
+from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.evaluation.results import (
+    SystemResult,
+    TaskResult,
+    per_query_path,
+    write_per_query,
+    write_result,
+)
+
+pytestmark = pytest.mark.slow
+FOLDER = REPOSITORY / "benchmarks/moma_mini"
+
+
+def write(path: pathlib.Path, lines: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """Six passages, of which the first two are squad's, and three targets of four documents."""
+    root = tmp_path / "shared"
+    sources = ["squad", "musique,squad", "fm2", "nq_qed", "fewrel", "fm2"]
+    lines = [f"{i}\t{s}" for i, s in enumerate(sources)]
+    write(root / "kilt_mini/passage_sources.tsv.gz", ["passage_id\tsource", *lines])
+    rows = [f'{i}\t"A ""text"" {i}"\ttitle {i}\t{i}\t0' for i in range(6)]
+    header = "id\ttext\ttitle\twikipedia_id\tparagraph_id"
+    write(root / "kilt_mini/passages.tsv.gz", [header, *rows])
+    for name in ("squad-train", "squad-dev", "nq_qed-train", "nq_qed-dev"):
+        questions = [json.dumps({"id": f"{name}{i}", "input": "what ?"}) for i in range(40)]
+        write(root / f"kilt_mini/{name}.jsonl.gz", questions)
+    for target in ("scifact", "medquad", "pubmedqa"):
+        corpus = [json.dumps({"_id": f"d{i}", "text": "a text"}) for i in range(40)]
+        write(root / f"beir/{target}/corpus.jsonl.gz", corpus)
+        write(root / f"beir/{target}/queries.jsonl.gz", [json.dumps({"_id": "q", "text": "?"})])
+        for split, document in (("train", "d0"), ("test", "d1")):
+            qrels = ["query-id\tcorpus-id\tscore", f"q\t{document}\t1"]
+            write(root / f"beir/{target}/qrels/{split}.tsv.gz", qrels)
+    return root
+
+
+def test_the_source_is_taken_out_of_the_encyclopedia(shared, tmp_path):
+    command = [sys.executable, FOLDER / "split_data.py", shared, tmp_path / "out"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    source = (tmp_path / "out/source.tsv").read_text().splitlines()
+    assert [line.split("\t")[0] for line in source] == ["id", "0", "1", "3"]
+    # `taser prepare kilt` reads quotes, `taser prepare tsv` takes them as they are.
+    assert source[1].startswith('0\t"A ""text"" 0"\t')
+    wiki = (tmp_path / "out/wiki.tsv").read_text().splitlines()
+    assert wiki[1:] == [f'{i}\tA "text" {i}\ttitle {i}' for i in (2, 4, 5)]
+    # Test judgments alone; a share of what answers no test question, and all that does.
+    assert [path.name for path in (tmp_path / "out/medquad/qrels").iterdir()] == ["test.tsv"]
+    kept = (tmp_path / "out/medquad/corpus.jsonl").read_text()
+    assert '"d1"' in kept
+    assert 4 <= kept.count("\n") <= 20
+    assert "scifact: 40 passages" in printed
+    asked = (tmp_path / "out/squad-train.jsonl").read_text().count("\n")
+    assert 10 <= asked <= 30
+    assert "squad-dev: 40 questions" in printed
+
+
+def test_one_pipeline_for_all_rows(shared, tmp_path):
+    calls, _ = run_script(
+        *(FOLDER / "run.sh", shared, tmp_path / "out", "minilm", "--gin.TRAIN_STEPS=7"),
+        folder=tmp_path,
+        SEEDS="3 4",
+        ROWS="none learned",
+    )
+    names = [" ".join(call.split()[:2]) for call in calls]
+    assert names.count("prepare beir") == 3
+    assert [name.split()[0] for name in names].count("tokenize") == 6
+    pipelines = [call for call in calls if call.startswith("pipeline moma")]
+    assert [
+        call.count(f"{tmp_path}/out/seed-{s} ") for s, call in zip((3, 4), pipelines, strict=True)
+    ] == [1, 1]
+    assert all("compared=['none', 'learned', ]" in call for call in pipelines)
+    assert all(f"'{tmp_path}/out/embeddings'" in call for call in pipelines)
+    assert pipelines[1].endswith("--gin.RANDOM_SEED=4 --gin.TRAIN_STEPS=7")
+
+
+def test_rows_are_compared_with_no_memory_over_all_targets(tmp_path):
+    ids = tuple(f"q{number}" for number in range(10))
+    for target, shares in (("one", (0.2, 0.8)), ("two", (0.4, 0.5))):
+        directory = tmp_path / "seed-0" / "targets" / target
+        for system, share in zip(("No memory", "MoMA"), shares, strict=True):
+            hits = (np.arange(10) < 10 * share).astype(np.float64)
+            one = Evaluation(ids, {"nDCG@10": hits})
+            write_per_query(per_query_path(directory, system, target, "test"), one)
+            result = SystemResult(system, {target: TaskResult.of(one)})
+            write_result(directory / "results", result)
+    shares = {"source, other": 0.25, "source, relevant": 0.5, "wiki": 0.25}
+    record = {"task": "squad", "attention": shares, "documents": shares, "queries_with_gold": 0.6}
+    (tmp_path / "seed-0/stages").mkdir()
+    (tmp_path / "seed-0/stages/episode-1-distil.json").write_text(
+        json.dumps({"outputs": {"attention": [record]}})
+    )
+    command = [sys.executable, FOLDER / "table.py", tmp_path]
+    subprocess.run(command, check=True, capture_output=True)
+    text = (tmp_path / "moma.md").read_text()
+    assert "| MoMA | 80.0 | 50.0 | 65.0 |" in text
+    # (60 + 10) / 2.
+    assert "| MoMA over No memory | +35.0 |" in text
+    assert "squad: source, other: 25.0 of attention" in text
+    assert "60.0 of queries have a relevant document" in text
