@@ -183,7 +183,7 @@ def resolve(
             f"{', '.join(unset)} not set",
             where=", ".join(flags.files) or "the command line",
             expected="a value",
-            fix=" ".join(f"--gin.{name}=..." for name in unset),
+            fix=" ".join(map(_how_to_set, unset)),
         )
     for name in unset:
         gin.bind_parameter(f"{name}/gin.macro.value" if name.isupper() else name, None)
@@ -368,6 +368,11 @@ def _required(bindings: _Bindings, used: set[_Key]) -> list[str]:
         for parameter, value in bindings[key].items()
         if isinstance(value, gin.config.ConfigurableReference) and repr(value) == "%gin.REQUIRED"
     )
+
+
+def _how_to_set(name: str) -> str:
+    """What to add to the command line: a packaged model, or a value."""
+    return "--gin_file=models/taser.gin" if name == "MODEL" else f"--gin.{name}=..."
 
 
 def _binding_name(key: _Key, parameter: str) -> str:

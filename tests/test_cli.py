@@ -126,7 +126,7 @@ def test_a_command_without_a_dry_run_says_so(toy, capsys):
         (["prepare", "pydocs", "--multihost"], "runs on one host"),
         (["train", "--gin.LERNING_RATE=1"], "macro LERNING_RATE is set"),
         (["train", "--gin_file=runs/taser_bse.gin"], "did you mean runs/taser_base.gin?"),
-        (["train"], "--gin.MODEL_DIR=..."),
+        (["train"], "--gin_file=models/taser.gin --gin.MODEL_DIR=..."),
     ],
 )
 def test_wrong_command_lines_return_2(argv, words, capsys):

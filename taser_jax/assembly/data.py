@@ -176,7 +176,14 @@ def open_store(token_store: str | None, *, dry_run: bool) -> TokenStore | None:
 
 def lengths(store: TokenStore | None, given: Mapping[str, int]) -> tuple[int, int]:
     """Tokens of a query and of a passage: the store's, checked against those configured."""
-    if given or store is None:
+    if store is None and not given:
+        raise ConfigError(
+            "no token store, and no lengths in its place",
+            where="TOKEN_STORE",
+            expected="for a dry run, a token store or TASK_FEATURE_LENGTHS",
+            fix="correct the path, or give the lengths",
+        )
+    if given:
         check_lengths(given)
     if store is None:
         return given["query"], given["passage"]

@@ -1,0 +1,252 @@
+"""Ordinary slips, each as commands that make it: what docs/generate_errors.py runs.
+
+To add one: a `Slip` with the commands as typed; all but the last must succeed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import pathlib
+import signal
+from collections.abc import Callable
+
+
+class World(enum.IntEnum):
+    """What lies in the directory before a slip; each includes those before it."""
+
+    FILES = 0
+    TOKENS = 1
+    MODEL = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Slip:
+    """A mistake, and what became of it before it had a message.
+
+    Attributes:
+        title: the mistake.
+        before: what happened then.
+        commands: what is typed, without `taser`.
+        world: what they need.
+        change: files changed first.
+        shows: of a command that succeeds: lines with these words.
+        interrupted: press Ctrl-C after the first step.
+    """
+
+    title: str
+    before: str
+    commands: tuple[str, ...]
+    world: World = World.FILES
+    change: Callable[[pathlib.Path], object] = lambda directory: None
+    shows: str = ""
+    interrupted: bool = False
+
+
+ANIMALS = [
+    "otter",
+    "heron",
+    "badger",
+    "lynx",
+    "marten",
+    "osprey",
+    "beaver",
+    "vole",
+    "stoat",
+    "hare",
+    "kestrel",
+    "newt",
+]
+PREPARE = "prepare beir --gin.DATA_DIR=data --gin.COLLECTION=shop --gin.DIRECTORIES={'faq':'shop'}"
+VOCAB = "vocab --gin.DATA_DIR=data --gin.COLLECTION=shop --gin.VOCABULARY=vocabulary"
+TOKENIZE = (
+    "tokenize --gin.DATA_DIR=data --gin.MIXTURE_OR_TASK_NAME=shop --gin.VOCABULARY=vocabulary "
+    "--gin.TOKEN_STORE=tokens --gin.TASK_FEATURE_LENGTHS={'query':16,'passage':24}"
+)
+TRAIN = (
+    "train --gin_file=faq.gin --gin.MODEL_DIR=model --gin.TOKEN_STORE=tokens --gin.TRAIN_STEPS=2"
+)
+GIN_FILE = """\
+include 'runs/train.gin'
+include 'models/bert_tiny.gin'
+include 'models/dpr.gin'
+
+DualEncoderConfig.towers = 'tied'
+BertConfig.embed_dim = 16
+BertConfig.num_layers = 1
+BertConfig.num_heads = 2
+BertConfig.head_dim = 8
+BertConfig.mlp_dim = 32
+BATCH_SIZE = 8
+WARMUP_STEPS = 0
+BatchingConfig.num_negatives = 0
+EVAL_PERIOD = 1
+ValidationConfig.num_batches = 1
+ValidationConfig.batch_size = 2
+"""
+
+
+def write_files(directory: pathlib.Path) -> None:
+    """A BEIR directory of twelve passages and 36 queries, and a Gin file of a tiny model."""
+    (directory / "faq.gin").write_text(GIN_FILE)
+    (directory / "shop" / "qrels").mkdir(parents=True)
+    passages = [
+        {"_id": f"p{i}", "title": animal.title(), "text": f"The {animal} eats {i} things a day."}
+        for i, animal in enumerate(ANIMALS)
+    ]
+    queries = [{"_id": f"q{i}", "text": f"what does a {ANIMALS[i % 12]} eat?"} for i in range(36)]
+    for name, rows in (("corpus", passages), ("queries", queries)):
+        write_lines(directory / "shop" / f"{name}.jsonl", [json.dumps(row) for row in rows])
+    for split, numbers in (("train", range(24)), ("test", range(24, 36))):
+        lines = [f"q{i}\tp{i % 12}\t1" for i in numbers]
+        write_lines(
+            directory / "shop" / "qrels" / f"{split}.tsv", ["query-id\tcorpus-id\tscore", *lines]
+        )
+
+
+def write_lines(path: pathlib.Path, lines: list[str]) -> None:
+    """Writes a text file."""
+    path.write_text("".join(line + "\n" for line in lines))
+
+
+def add_line(path: str, line: str) -> Callable[[pathlib.Path], None]:
+    """Adds a line to a file of the directory."""
+
+    def change(directory: pathlib.Path) -> None:
+        with open(directory / path, "a") as file:
+            file.write(line + "\n")
+
+    return change
+
+
+def replace(path: str, old: str, new: str) -> Callable[[pathlib.Path], None]:
+    """Replaces words in a file of the directory."""
+
+    def change(directory: pathlib.Path) -> None:
+        text = (directory / path).read_text()
+        assert old in text, (path, old)
+        (directory / path).write_text(text.replace(old, new))
+
+    return change
+
+
+def interrupt(number: int = signal.SIGINT) -> None:
+    """Ctrl-C."""
+    signal.raise_signal(number)
+
+
+SLIPS = (
+    Slip(
+        "A BEIR directory without `dev.tsv`, prepared",
+        "nothing; `taser train` failed later",
+        (PREPARE,),
+        shows="validation",
+    ),
+    Slip(
+        "A BEIR directory without `dev.tsv`, trained on",
+        "failed after initialising, with a fix that does not exist (`train.validation=None`)",
+        (
+            PREPARE.replace("=shop", "=plain"),
+            TOKENIZE.replace("=shop", "=plain").replace("tokens", "unjudged"),
+            TRAIN.replace("tokens", "unjudged"),
+        ),
+        world=World.TOKENS,
+    ),
+    Slip(
+        "`taser hybrid` without a validation split",
+        "stopped over a SPLIT that nobody had set; ALPHA was not named",
+        (
+            PREPARE.replace("=shop", "=plain"),
+            "hybrid --gin.DATA_DIR=data --gin.COLLECTION=plain --gin.RUNS_DIR=runs "
+            "--gin.BM25_RUNS_DIR=bm25 --gin.HYBRID_RUNS_DIR=hybrid",
+        ),
+    ),
+    Slip(
+        "A query id that stands twice in `queries.jsonl`",
+        "taken silently",
+        (PREPARE,),
+        change=add_line("shop/queries.jsonl", '{"_id": "q3", "text": "another question?"}'),
+    ),
+    Slip(
+        "A query without a positive",
+        "counted, not named",
+        (f"{PREPARE} --gin.PrepareOptions.missing_positives=drop",),
+        change=replace("shop/qrels/test.tsv", "q35\tp11", "q35\tp99"),
+        shows="without a positive",
+    ),
+    Slip(
+        "`DIRECTORIES` that is no mapping",
+        "a traceback",
+        (PREPARE.replace("{'faq':'shop'}", "shop"),),
+    ),
+    Slip(
+        "One length where there are two",
+        "a traceback",
+        (TOKENIZE.replace("{'query':16,'passage':24}", "128"),),
+    ),
+    Slip(
+        "A misspelled feature",
+        "a traceback",
+        (TOKENIZE.replace("'query'", "'queries'"),),
+        world=World.TOKENS,
+    ),
+    Slip(
+        "A length that is text",
+        "a traceback",
+        (TOKENIZE.replace("16", "'32'"),),
+    ),
+    Slip("A batch size that is no number", "a traceback", (f"{TRAIN} --gin.BATCH_SIZE=abc",)),
+    Slip("`TASKS` that is no list", "read as its letters", (f"{TRAIN} --gin.TASKS=faq",)),
+    Slip(
+        "A token store that is not there, with `--dry_run`", "a traceback", (f"{TRAIN} --dry_run",)
+    ),
+    Slip(
+        "`taser tokenize` into a token store with other lengths",
+        "overwritten silently",
+        (TOKENIZE.replace("16", "12"),),
+        world=World.TOKENS,
+    ),
+    Slip(
+        "A MODEL_DIR and another learning rate",
+        "resumed without a word, and `config.gin` overwritten",
+        (f"{TRAIN} --gin.LEARNING_RATE=1e-3",),
+        world=World.MODEL,
+    ),
+    Slip(
+        "A MODEL_DIR and another batch size",
+        "refused with two hashes",
+        (f"{TRAIN} --gin.BATCH_SIZE=16",),
+        world=World.MODEL,
+    ),
+    Slip(
+        "A MODEL_DIR and fewer steps than are done",
+        "refused, after `config.gin` was overwritten",
+        (TRAIN.replace("STEPS=2", "STEPS=1"),),
+        world=World.MODEL,
+    ),
+    Slip(
+        "Ctrl-C",
+        "everything since the last checkpoint was lost",
+        (TRAIN.replace("=model", "=stopped"),),
+        world=World.TOKENS,
+        interrupted=True,
+    ),
+    Slip(
+        "Training without a model",
+        "`MODEL not set`",
+        ("train --gin.MODEL_DIR=model --gin.TOKEN_STORE=tokens --gin.TRAIN_STEPS=2",),
+    ),
+    Slip(
+        "A directory that no evaluation wrote, for the model card",
+        "`RESULTS_DIR` wanted `results/results`",
+        ("export --gin.MODEL_DIR=model --gin.EXPORT_DIR=out --gin.export_model.results_dir=data",),
+        world=World.MODEL,
+    ),
+    Slip(
+        "A Gin file that includes itself",
+        "a traceback",
+        (TRAIN,),
+        change=add_line("faq.gin", "include 'faq.gin'"),
+    ),
+)
