@@ -8,7 +8,6 @@ import importlib.metadata
 import inspect
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -21,19 +20,18 @@ from taser_jax.command_line import (
     COMMANDS,
     GROUPS,
     Arguments,
-    Command,
     configurable_names,
     overview,
     parse,
     parser,
 )
+from taser_jax.command_options import help_text
 from taser_jax.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, ConfigError, Preempted, TaserError
-from taser_jax.gin_files import gin_directory
 
 logger = logging.getLogger("taser")
 
 # Every host would write their files at once.
-_ONE_HOST = ("init", "prepare", "import", "ask", "export", "quickstart", "compile", "plan")
+_ONE_HOST = ("init", "gin", "prepare", "import", "ask", "export", "quickstart", "compile", "plan")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -79,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
         module = importlib.import_module(f"taser_jax.{command.module}")
         function = getattr(module, command.function)
         if arguments.help:
-            print(_help(arguments.command, command, function))
+            print(help_text(arguments.command, command, function, module.CONFIGURABLES))
             return 0
         return _execute(module, function, arguments)
     except TaserError as error:
@@ -157,23 +155,6 @@ def _require_same_start(arguments: Arguments, configuration_text: str) -> None:
             "configuration": configuration_text,
             "package version": f"taser_jax {__version__}, jax {jax_version}",
         }
-    )
-
-
-def _help(name: str, command: Command, function: Callable[..., None]) -> str:
-    own = [f"  {flag}=VALUE  sets {macro}\n" for flag, macro in command.flags.items()]
-    reads = " and then ".join(command.gin_files())
-    return (
-        f"taser {name}: {command.summary}\n\n{inspect.getdoc(function)}\n\n{''.join(own)}"
-        f"Without --gin_file it reads {reads}:\n\n{_with_includes(command.gin_file)}"
-    )
-
-
-def _with_includes(gin_file: str) -> str:
-    """The text of a packaged file, includes expanded in place."""
-    text = (gin_directory() / gin_file).read_text(encoding="utf-8")
-    return re.sub(
-        r"^include '(.*)'$", lambda found: _with_includes(found[1]).rstrip(), text, flags=re.M
     )
 
 

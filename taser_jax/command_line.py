@@ -43,6 +43,7 @@ class Command:
         flags: its own flags, each for a binding.
         argument: what a word after the command sets: a macro, or `function.parameter`.
         many: whether several words may follow, which are then a list.
+        optional: whether it may stand without a word.
     """
 
     module: str
@@ -55,6 +56,7 @@ class Command:
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
     argument: str | None = None
     many: bool = False
+    optional: bool = False
 
     def gin_files(self, given: Sequence[str] = ()) -> tuple[str, ...]:
         """Files to read, in order.
@@ -90,6 +92,17 @@ COMMANDS: dict[str, Command] = dict(
                 "write a project's Gin file and task module",
                 "runs/init.gin",
                 argument="init.name",
+            ),
+        ),
+        (
+            "gin",
+            Command(
+                "commands.gin",
+                "show_gin",
+                "list the Gin files at hand, or print one",
+                "runs/gin.gin",
+                argument="show_gin.file",
+                optional=True,
             ),
         ),
         _command("prepare pydocs", "build the built-in collection"),
@@ -347,7 +360,8 @@ def parse(argv: Sequence[str]) -> Arguments:
             fix=f"did you mean `taser {nearest[0]}`?" if nearest else "run `taser --help`",
         )
     found, unknown = parser().parse_known_args([*name.split(), *_spelled_out(rest)])
-    if COMMANDS[name].argument and not (found.help or bindings or found.bindings):
+    command = COMMANDS[name]
+    if command.argument and not command.optional and not (found.help or bindings or found.bindings):
         word = "DIRECTORY" if COMMANDS[name].many else "NAME"
         raise ConfigError(
             f"`taser {name}` needs a {word.lower()}", fix=f"write `taser {name} {word}`"

@@ -32,6 +32,26 @@ def gin_directory() -> pathlib.Path:
     return packaged if packaged.is_dir() else checkout
 
 
+def find_gin_file(path: str, search_paths: Sequence[str] = ()) -> pathlib.Path:
+    """A Gin file of the working directory, the search paths or the package.
+
+    Raises:
+        ConfigError: there is none; suggests the nearest.
+    """
+    packaged = gin_directory()
+    for folder in ("", *search_paths, str(packaged)):
+        found = pathlib.Path(folder, path)
+        if found.is_file():
+            return found
+    names = sorted(str(file.relative_to(packaged)) for file in packaged.rglob("*.gin"))
+    raise ConfigError(
+        "no such Gin file",
+        where=path,
+        expected=f"a path, or one of {', '.join(names)}",
+        fix=did_you_mean(path.removeprefix("gin_configs/"), names) or "check the path",
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Binding:
     """A binding's value and location.
@@ -98,7 +118,7 @@ class GinReader:
     def __init__(
         self, search_paths: Sequence[str] = (), elsewhere: Collection[str] = frozenset()
     ) -> None:
-        self._folders = ("", *search_paths, str(gin_directory()))
+        self._search_paths = search_paths
         self._elsewhere = elsewhere
         self._bindings: dict[tuple[str, str, str], _Binding] = {}
         self.referenced: set[str] = set()
@@ -110,22 +130,9 @@ class GinReader:
         Raises:
             ConfigError: a missing file, a malformed line, or an include that changes a value.
         """
-        found = next(
-            (f for f in (pathlib.Path(p, path) for p in self._folders) if f.is_file()), None
-        )
         if path in included_by:
             raise ConfigError("a Gin file includes itself", where=" > ".join((*included_by, path)))
-        if found is None:
-            names = sorted(
-                str(f.relative_to(gin_directory())) for f in gin_directory().rglob("*.gin")
-            )
-            raise ConfigError(
-                "no such Gin file",
-                where=path,
-                expected=f"a path, or one of {', '.join(names)}",
-                fix=did_you_mean(path.removeprefix("gin_configs/"), names) or "check the path",
-            )
-        with found.open(encoding="utf-8") as text:
+        with find_gin_file(path, self._search_paths).open(encoding="utf-8") as text:
             self._read(text, (*included_by, path), self._elsewhere)
 
     def read_binding(self, name: str, value: str) -> None:

@@ -11,7 +11,7 @@ import types
 import pytest
 
 import taser_jax
-from taser_jax import cli
+from taser_jax import cli, command_line, gin_files
 from taser_jax.errors import ConfigError, Preempted, StorageError
 
 
@@ -42,7 +42,7 @@ def toy(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     path = tmp_path / "toy.gin"
     path.write_text("MESSAGE = 'hello'\ntoy_command.message = %MESSAGE\n")
-    command = cli.Command("commands.toy_module", "toy_command", "a toy", str(path))
+    command = command_line.Command("commands.toy_module", "toy_command", "a toy", str(path))
     monkeypatch.setitem(cli.COMMANDS, "toy", command)
     return lambda act: monkeypatch.setattr(_Toy, "act", staticmethod(act))
 
@@ -215,8 +215,29 @@ def test_the_help_of_a_command_shows_its_options(capsys):
     assert cli.run(["train", "--help"]) == 0
     printed = capsys.readouterr().out
     assert "Trains a dual encoder" in printed
-    assert "token_store: tokens of passages and queries" in printed
-    assert "TRAIN_STEPS = %gin.REQUIRED" in printed
+    assert "  TOKEN_STORE = required\n      tokens of passages and queries" in printed
+    assert "  LEARNING_RATE = 2e-5\n      peak rate. (OptimizerConfig.learning_rate)" in printed
+    assert "  train.accept_changes = False\n" in printed
+    files = printed.partition("At hand:")[2]
+    assert "  models/taser.gin                TASER: one encoder" in files
+    assert "runs/taser_base.gin" in files
+    assert "runs/index.gin" not in files
+
+
+def test_gin_files_are_listed_and_printed(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.gin").write_text("# My model. It is small.\nX = 1\n")
+    assert cli.run(["gin"]) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.split(maxsplit=1) == ["mine.gin", "My model"]
+    packaged = gin_files.gin_directory()
+    assert len(others) == len(list(packaged.rglob("*.gin")))
+    assert all(len(line.split(maxsplit=1)) == 2 for line in others), "a file without a comment"
+    for name, folder in (("models/taser.gin", packaged), ("mine.gin", tmp_path)):
+        assert cli.run(["gin", name]) == 0
+        assert capsys.readouterr().out == (folder / name).read_text()
+    assert cli.run(["gin", "models/tasr.gin"]) == 2
+    assert "did you mean models/taser.gin?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
