@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from taser_jax import checksums
 from taser_jax.errors import DataError, FingerprintError, StorageError, TaserError
 
 FilePath = str | os.PathLike[str]
@@ -109,7 +110,7 @@ def _storage_error(path: FilePath, reason: str, number: int | None) -> StorageEr
 
 
 @contextlib.contextmanager
-def replacing(path: FilePath) -> Iterator[epath.Path]:
+def replacing(path: FilePath, *, recorded: bool = False) -> Iterator[epath.Path]:
     """Yields a scratch path beside `path` that takes its place when the block succeeds.
 
     The scratch path may become a file or a directory; a reader sees the old content or the new,
@@ -117,6 +118,7 @@ def replacing(path: FilePath) -> Iterator[epath.Path]:
 
     Args:
         path: local or gs://; its folder is made where absent.
+        recorded: whether the size and checksum of a local file go to the `checksums.txt` beside it.
 
     Raises:
         StorageError: the disk is full or the directory cannot be written.
@@ -127,6 +129,8 @@ def replacing(path: FilePath) -> Iterator[epath.Path]:
         with storage_errors(path):
             target.parent.mkdir(parents=True, exist_ok=True)
             yield scratch
+            if recorded and not is_remote(path):
+                checksums.add(path, scratch)
             if target.is_dir():
                 target.rmtree()
             scratch.replace(target)
@@ -138,15 +142,24 @@ def replacing(path: FilePath) -> Iterator[epath.Path]:
                 scratch.unlink(missing_ok=True)
 
 
-def write_text(path: FilePath, text: str) -> None:
-    """Writes a UTF-8 text file atomically."""
-    with replacing(path) as scratch:
-        scratch.write_text(text, encoding="utf-8")
+def write_text(path: FilePath, text: str, *, recorded: bool = False) -> None:
+    """Writes a UTF-8 text file atomically; `recorded` is that of `replacing`."""
+    write_bytes(path, text.encode(), recorded=recorded)
+
+
+def write_bytes(path: FilePath, content: bytes, *, recorded: bool = False) -> None:
+    """Writes a file atomically, as every object of a bucket is; `recorded` is as above."""
+    if is_remote(path):
+        epath.Path(path).parent.mkdir(parents=True, exist_ok=True)
+        epath.Path(path).write_bytes(content)
+        return
+    with replacing(path, recorded=recorded) as scratch:
+        scratch.write_bytes(content)
 
 
 def write_json(path: FilePath, value: object) -> None:
-    """Writes one JSON value, readable by a person, atomically."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """Writes one JSON value, readable by a person, atomically; its checksum is recorded."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", recorded=True)
 
 
 def read_json(
@@ -160,9 +173,12 @@ def read_json(
         absent: returned if there is no such file; None makes that an error.
 
     Raises:
-        DataError: it cannot be read, is not JSON, or holds another value than an object.
+        DataError: it cannot be read, was damaged, is not JSON, or holds another value than an
+            object.
     """
     where = os.fspath(path)
+    if not is_remote(path):
+        checksums.check_file(path, fix=fix or "run the command that wrote it again")
     try:
         value = json.loads(epath.Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -214,7 +230,8 @@ def read_metadata(directory: FilePath, kind: str, version: int) -> dict[str, Any
         version: the newest format version this code reads.
 
     Raises:
-        DataError: nothing there (or unfinished), not JSON, another kind, or another version.
+        DataError: nothing there (or unfinished), not JSON, another kind, another version, or a file
+            that was damaged.
     """
     path = epath.Path(directory) / METADATA
     if not path.exists():
@@ -233,6 +250,9 @@ def read_metadata(directory: FilePath, kind: str, version: int) -> dict[str, Any
             expected=f"kind {kind!r}, format version {version}",
             fix="rebuild it with this version of taser_jax, or correct the path",
         )
+    if not is_remote(path):
+        again = f"delete {os.fspath(directory)} and run the command that makes {kind} again"
+        checksums.check_directory(directory, fix=again)
     return metadata
 
 

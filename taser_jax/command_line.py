@@ -167,6 +167,16 @@ COMMANDS: dict[str, Command] = dict(
         _command("score", "add a teacher's scores to negatives"),
         _command("evaluate", "evaluate runs"),
         _command("analyze", "measure which parameters serve which task"),
+        (
+            "verify",
+            Command(
+                "commands.verify",
+                "verify",
+                "compare files with their recorded checksums",
+                "runs/verify.gin",
+                argument="DIRECTORY",
+            ),
+        ),
         _command("ask", "answer typed questions from an index"),
         _command("export", "export a model to other libraries' formats", function="export_model"),
         (

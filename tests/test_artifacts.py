@@ -64,7 +64,7 @@ def test_a_file_or_folder_is_replaced_whole_or_not_at_all(tmp_path):
             (scratch / content).touch()
     assert [file.name for file in (tmp_path / "folder").iterdir()] == ["new"]
     assert sorted(file.name for file in tmp_path.rglob("*")) == [
-        *("below", "folder", "new", "value.json")
+        *("below", "checksums.txt", "folder", "new", "value.json")
     ]
 
 

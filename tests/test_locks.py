@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import pytest
 
 from taser_jax import cli
-from taser_jax.artifacts import replacing, write_json
+from taser_jax.artifacts import replacing
 from taser_jax.command_line import COMMANDS
 from taser_jax.errors import BusyError, StorageError
 from taser_jax.locks import LOCK, one_writer
@@ -33,7 +33,7 @@ with one_writer(sys.argv[1]):
     sys.stdin.read()
 """
 # What they write has a directory of its own, or none that others read.
-NOT_ARTEFACTS = {"init", "compile", "plan", "ask", "export", "memory list", "verify"}
+NOT_ARTEFACTS = {"init", "compile", "plan", "ask", "export", "memory list", "verify", "gin"}
 
 
 @contextlib.contextmanager
@@ -91,8 +91,8 @@ def test_a_writer_that_writes_nothing_leaves_nothing(tmp_path: pathlib.Path):
         raise ValueError("early")
     assert not list(tmp_path.iterdir())
     with one_writer(tmp_path / "a" / "b"):
-        write_json(tmp_path / "a" / "b" / "x.json", {})
-    assert [path.name for path in tmp_path.rglob("*")] == ["a", "b", "x.json"]
+        (tmp_path / "a" / "b" / "x").write_text("")
+    assert [path.name for path in tmp_path.rglob("*")] == ["a", "b", "x"]
 
 
 def test_a_directory_that_cannot_be_written_is_read_without_a_lock(tmp_path: pathlib.Path):

@@ -34,6 +34,8 @@ from taser_jax.progress import bar, logger
 from taser_jax.retrieval.embeddings import EmbeddingDtype, EncodeConfig, batches_by_length
 from taser_jax.settings import to_plain
 
+# NumPy's, at least.
+_HEADER = 128
 _VERSION = 1
 _GIB = 2**30
 
@@ -144,7 +146,11 @@ class _Maker:
         stored = np.uint16 if self._dtype is EmbeddingDtype.BFLOAT16 else np.float32
         states_of = self._encoder(role, task)
         encoding = EncodeConfig(batch_multiple=8 * self._partitioner.batch_devices)
-        with replacing(path) as scratch, bar("states", total=int(ends[-1]), unit="token") as done:
+        shown = bar("states", total=int(ends[-1]), unit="token")
+        with replacing(path, recorded=True) as scratch, shown as done:
+            # Under a memory map a full disk would kill the process: the room is taken before.
+            with open(scratch, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, bytes_ + _HEADER)
             out = np.lib.format.open_memmap(
                 os.fspath(scratch), "w+", dtype=stored, shape=(int(ends[-1]), width)
             )

@@ -16,8 +16,17 @@ import numpy as np
 from etils import epath
 from jaxtyping import PyTree
 
-from taser_jax.artifacts import FilePath, Fingerprint, is_remote, read_json, require_equal
+from taser_jax.artifacts import (
+    FilePath,
+    Fingerprint,
+    is_remote,
+    read_json,
+    require_equal,
+    write_bytes,
+    write_text,
+)
 from taser_jax.batch import EncoderInput, Role
+from taser_jax.checksums import check_file
 from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
@@ -258,6 +267,8 @@ def read_model_config(model_dir: FilePath) -> ModelConfig:
             expected="a directory that `taser train` wrote",
             fix="train the model first, or correct MODEL_DIR",
         )
+    if not is_remote(path):
+        check_file(path, fix=f"run `taser train` or `taser import` into {model_dir} again")
     return config_io.from_json(path.read_text(encoding="utf-8"), where=str(path))
 
 
@@ -309,13 +320,13 @@ def write_run_record(
         ("model-info.txt", parameter_table + "\n"),
         (RUN_FILE, json.dumps(facts, indent=1) + "\n"),
     ):
-        (directory / name).write_text(text, encoding="utf-8")
+        write_text(directory / name, text, recorded=True)
     if vocabulary is not None:
         for source in sorted(vocabulary.rglob("*")):
             if source.is_file():
                 target = directory / VOCABULARY / source.relative_to(vocabulary).as_posix()
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(source.read_bytes())
+                write_bytes(target, source.read_bytes())
 
 
 def data_facts(stream: Stream, store: TokenStore, *, train_steps: int) -> dict[str, object]:

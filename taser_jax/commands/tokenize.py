@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 
+from taser_jax.artifacts import write_json
 from taser_jax.assembly.data import MIXTURE_FILE, check_lengths
 from taser_jax.data.collections.store import SPLITS, list_tasks
 from taser_jax.data.seqio_tasks.context import use_data
@@ -94,7 +94,7 @@ def tokenize(
             trained = [task for task, there in store.tasks.items() if "train" in there]
             weights = mixture_rates(mixture_or_task, trained=trained)
         mixture = {"format_version": 1, "mixture": mixture_or_task, "weights": weights}
-        (pathlib.Path(output_dir) / MIXTURE_FILE).write_text(json.dumps(mixture, indent=1))
+        write_json(pathlib.Path(output_dir) / MIXTURE_FILE, mixture)
     logger.info(
         "token store: %s passages, %s query sets, fingerprint %s",
         f"{len(store):,}",

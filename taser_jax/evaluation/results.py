@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from taser_jax.artifacts import FilePath, check_version, read_json, replacing, write_json
+from taser_jax.checksums import check_file
 from taser_jax.errors import DataError
 from taser_jax.evaluation.metrics import Evaluation
 
@@ -157,10 +158,13 @@ def per_query_path(directory: FilePath, system: str, task: str, split: str) -> p
 
 def write_per_query(path: FilePath, evaluation: Evaluation) -> None:
     """Writes one line per query: its id and each measure, as shortest exact decimals."""
-    with replacing(path) as scratch, open(scratch, "w", encoding="utf-8", newline="") as file:
+    columns = [values.tolist() for values in evaluation.values.values()]
+    with (
+        replacing(path, recorded=True) as scratch,
+        open(scratch, "w", encoding="utf-8", newline="") as file,
+    ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["query_id", *evaluation.values])
-        columns = [values.tolist() for values in evaluation.values.values()]
         writer.writerows(zip(evaluation.query_ids, *columns, strict=True))
 
 
@@ -170,6 +174,7 @@ def read_per_query(path: FilePath) -> Evaluation:
     Raises:
         DataError: another kind of file, or a line that does not match the header; names the line.
     """
+    check_file(path, fix="run `taser evaluate` again")
     query_ids, lines = [], []
     with open(path, encoding="utf-8", newline="") as file:
         reader = csv.reader(file)

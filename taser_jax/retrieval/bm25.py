@@ -14,7 +14,7 @@ import numpy as np
 import Stemmer
 from bm25s.tokenization import Tokenizer
 
-from taser_jax import artifacts
+from taser_jax import artifacts, checksums
 from taser_jax.errors import ConfigError, DataError, FingerprintError
 from taser_jax.locks import one_writer
 from taser_jax.progress import track
@@ -157,6 +157,7 @@ class Bm25Index:
         index.index((rows, vocabulary), show_progress=True)
         with one_writer(directory), artifacts.storage_errors(directory):
             index.save(directory, show_progress=False)
+            checksums.seal(directory)
             artifacts.write_json(
                 pathlib.Path(directory) / artifacts.METADATA,
                 {

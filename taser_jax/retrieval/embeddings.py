@@ -259,7 +259,10 @@ def encode_texts(
                 update=progress.update,
             )
             computed += positions
-            with artifacts.replacing(paths[shard]) as scratch, open(scratch, "wb") as file:
+            with (
+                artifacts.replacing(paths[shard], recorded=True) as scratch,
+                open(scratch, "wb") as file,
+            ):
                 np.save(file, _as_stored(array, config.dtype))
     seconds = time.monotonic() - began
 

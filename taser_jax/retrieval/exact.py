@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from taser_jax.errors import check_fields
 from taser_jax.progress import bar
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
-from taser_jax.retrieval.searcher import EmbeddingRows, check_search
+from taser_jax.retrieval.searcher import EmbeddingRows, check_finite, check_search
 
 _AXIS = "passages"
 # Columns per group: only groups whose maxima are high enough are searched.
@@ -126,7 +126,9 @@ class ExactSearcher:
             return self._resident[block]
         start = block * self._block
         stop = min(start + self._block, self._embeddings.shape[0])
-        rows = _padded(self._embeddings.rows(start, stop), self._block)
+        found = self._embeddings.rows(start, stop)
+        check_finite(found, start, what="passage")
+        rows = _padded(found, self._block)
         passages = jax.device_put(rows, NamedSharding(self._mesh, PartitionSpec(_AXIS)))
         if self._keep:
             self._resident[block] = passages

@@ -20,10 +20,11 @@ from taser_jax.retrieval.exact import ExactConfig, ExactSearcher
 from taser_jax.retrieval.scann_index import KIND as SCANN_KIND
 from taser_jax.retrieval.scann_index import ScannSearcher, build_scann
 from taser_jax.retrieval.scann_shards import ScannConfig
-from taser_jax.retrieval.searcher import Searcher
+from taser_jax.retrieval.searcher import Searcher, check_finite
 from taser_jax.retrieval.truncation import TruncatedEmbeddings, TruncatedSearcher
 
 _EXACT_KIND = "exact index"
+_BLOCK = 1 << 16
 _VERSION = 1
 
 
@@ -81,7 +82,7 @@ def build_index(
         devices: devices of exact search; default: the first.
 
     Raises:
-        DataError: the embeddings are not finished.
+        DataError: the embeddings are not finished, or some are not finite.
         FingerprintError: the directory holds an index of other embeddings or another config.
     """
     config = config or IndexConfig()
@@ -102,6 +103,8 @@ def build_index(
     }
     if config.dim is not None:
         plan["dim"] = TruncatedEmbeddings.of(embeddings, config.dim).dim
+    for start in range(0, len(embeddings), _BLOCK):
+        check_finite(embeddings.rows(start, start + _BLOCK), start, what="passage")
     artifacts.follow_plan(index_dir, plan)
     artifacts.write_json(pathlib.Path(index_dir) / artifacts.METADATA, plan)
     return open_index(index_dir, exact=config.exact, devices=devices)

@@ -143,7 +143,7 @@ def encode_missing(
     own = text_hashes(new)
     part_dir = pathlib.Path(directory) / fingerprint([own])
     part_dir.mkdir(parents=True, exist_ok=True)
-    with replacing(part_dir / _HASHES) as scratch, open(scratch, "wb") as file:
+    with replacing(part_dir / _HASHES, recorded=True) as scratch, open(scratch, "wb") as file:
         np.save(file, own)
     tokens: TokenRows = new
     encode_texts(encode_fn, tokens, part_dir, fingerprints=fingerprints, config=config)

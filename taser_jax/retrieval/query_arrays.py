@@ -62,7 +62,10 @@ class QueryArrays:
     def save(self, directory: FilePath) -> None:
         """Writes the artefact, its metadata last."""
         directory = pathlib.Path(directory)
-        with replacing(directory / _ARRAYS) as scratch, open(scratch, "wb") as file:
+        with (
+            replacing(directory / _ARRAYS, recorded=True) as scratch,
+            open(scratch, "wb") as file,
+        ):
             np.savez(file, allow_pickle=False, **self.arrays)
         write_json(directory / _QUERY_IDS, self.query_ids)
         metadata = {"kind": self.kind, "format_version": _VERSION, "columns": list(self.columns)}

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from taser_jax.artifacts import FilePath, replacing
+from taser_jax.artifacts import FilePath, is_remote, replacing
+from taser_jax.checksums import check_file
 from taser_jax.data.files import numbered_lines
 from taser_jax.errors import DataError
 
@@ -145,7 +146,7 @@ def write_trec_run(path: FilePath, run: Run, *, ids: Sequence[str], tag: str = "
     """
     ordered = top_k(run.rows, run.scores, run.rows.shape[1])
     tag = _column(tag, "the run's tag")
-    with replacing(path) as scratch, _open_to_write(scratch, path) as file:
+    with replacing(path, recorded=True) as scratch, _open_to_write(scratch, path) as file:
         for query_id, rows, scores in zip(
             run.query_ids, ordered.rows.tolist(), ordered.scores, strict=True
         ):
@@ -175,6 +176,8 @@ def read_trec_run(
         DataError: a line without six columns, a score that is no finite number, an unknown
             passage, a passage twice for one query, or a query outside `query_ids`; with its line.
     """
+    if not is_remote(path):
+        check_file(path, fix="run the command that wrote the run again, such as `taser search`")
     found: dict[str, dict[int, float]] = {} if query_ids is None else {id: {} for id in query_ids}
     for number, line in numbered_lines(path):
         columns = line.split()

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax import artifacts
+from taser_jax import artifacts, checksums
 from taser_jax.errors import ConfigError
 from taser_jax.progress import logger, track
 from taser_jax.retrieval.exact import ExactSearcher
@@ -38,7 +38,12 @@ from taser_jax.retrieval.scann_shards import (
     shard_name,
     structure_for,
 )
-from taser_jax.retrieval.searcher import EmbeddingRows, check_search, measure_recall
+from taser_jax.retrieval.searcher import (
+    EmbeddingRows,
+    check_finite,
+    check_search,
+    measure_recall,
+)
 from taser_jax.settings import from_plain, to_plain
 
 KIND = "scann index"
@@ -150,6 +155,7 @@ def build_scann(
             continue
         began = time.monotonic()
         rows = np.asarray(embeddings.rows(start, stop)).astype(np.float32)
+        check_finite(rows, start, what="passage")
         built = build_shard(rows, structure, config)
         with artifacts.replacing(path) as scratch:
             scratch.mkdir()
@@ -158,6 +164,7 @@ def build_scann(
             artifacts.write_json(
                 scratch / "shard.json", {"start": start, "stop": stop, "seconds": seconds}
             )
+            checksums.seal(scratch)
         del rows, built
 
     shards = Shards(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from taser_jax import checksums
 from taser_jax.errors import ConfigError
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, merge
 
@@ -103,6 +104,8 @@ class Shards:
         self.bounds = shard_bounds(num_passages, shard_passages)
         count = len(self.bounds)
         self._paths = [directory / shard_name(shard, count) for shard in range(count)]
+        for path in self._paths:
+            checksums.check_directory(path, fix=f"delete {path} and run `taser index` again")
         size = sum(file.stat().st_size for path in self._paths for file in path.iterdir())
         self._keep = size <= resident_bytes
         self._loaded: dict[int, Any] = {}

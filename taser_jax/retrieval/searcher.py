@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, DataError
 from taser_jax.retrieval.runs import SearchResult
 
 
@@ -39,10 +39,11 @@ class Searcher(Protocol):
 
 
 def check_search(query_embeddings: np.ndarray, k: int, *, dim: int) -> None:
-    """Checks that k is positive and that queries have the passages' dimensions.
+    """Checks that k is positive and that queries are finite and have the passages' dimensions.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: naming k, or both dimensions.
+        DataError: naming queries that are not finite.
     """
     if k < 1:
         raise ConfigError(f"k is {k}", where="search", expected="at least 1")
@@ -52,6 +53,35 @@ def check_search(query_embeddings: np.ndarray, k: int, *, dim: int) -> None:
             where="search",
             expected=f"[queries, {dim}], as the passages were encoded",
             fix="encode queries and passages with the same model",
+        )
+    check_finite(query_embeddings, 0, what="query")
+
+
+def check_finite(embeddings: np.ndarray, first: int, *, what: str) -> None:
+    """Refuses embeddings that are NaN or infinite: a score with them would leave the row out.
+
+    Args:
+        embeddings: shape [rows, dim].
+        first: number of the first row.
+        what: what a row is: "query" or "passage".
+
+    Raises:
+        DataError: naming the first rows and how many there are.
+    """
+    embeddings = np.asarray(embeddings)
+    # A sum is finite unless a term is not, or it overflows; rows are looked at only then.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(embeddings.sum(dtype=np.float32)):
+            return
+    bad = first + np.flatnonzero(~np.isfinite(embeddings.astype(np.float32)).all(axis=1))
+    if len(bad):
+        more = f" and {len(bad) - 10:,} more" if len(bad) > 10 else ""
+        raise DataError(
+            f"NaN or infinite numbers in {len(bad):,} rows: {', '.join(map(str, bad[:10]))}{more}",
+            where=f"{what} embeddings",
+            expected="finite numbers",
+            fix="`taser verify` shows whether files were damaged; encode again into a new "
+            "directory, with a checkpoint from before training diverged",
         )
 
 

@@ -18,6 +18,7 @@ from etils import epath
 from jaxtyping import PyTree
 from orbax.checkpoint import checkpoint_managers
 
+from taser_jax import checksums
 from taser_jax.artifacts import check_version, is_remote
 from taser_jax.errors import ConfigError, FingerprintError, StorageError
 from taser_jax.training.state import TrainState
@@ -142,6 +143,7 @@ class Checkpoints:
         self._config = config
         self._unchecked = unchecked
         self._directory = _absolute(model_dir)
+        self._unsealed: list[int] = []
         policies: list[checkpoint_managers.PreservationPolicy] = [
             checkpoint_managers.LatestN(config.keep_latest),
             _KeepPinned(self._directory),
@@ -214,6 +216,7 @@ class Checkpoints:
         """
         if step in self._manager.all_steps():
             return
+        self.wait()
         with _storage_errors(self._directory):
             self._manager.save(
                 step,
@@ -223,12 +226,21 @@ class Checkpoints:
                 ),
                 metrics=dict(metrics) if metrics else None,
             )
+        self._unsealed.append(step)
 
     def wait(self) -> None:
         """Waits until the current save is finished, and raises its error if it failed."""
         with _storage_errors(self._directory):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
+            self._seal()
+
+    def _seal(self) -> None:
+        """Records the checksums of what this process has saved, on the host that publishes it."""
+        while self._unsealed:
+            path = self._directory / f"{_PREFIX}_{self._unsealed.pop()}"
+            if jax.process_index() == 0 and not is_remote(path) and path.exists():
+                checksums.seal(path)
 
     def check(self, *, step: int, about: Mapping[str, object]) -> None:
         """Checks that a checkpoint belongs to the same data and configuration.
@@ -310,6 +322,7 @@ class Checkpoints:
         """Waits for the current save and releases its threads."""
         with _storage_errors(self._directory):
             self._manager.close()
+            self._seal()
 
 
 def saved_params(checkpoint: str | os.PathLike[str]) -> PyTree:

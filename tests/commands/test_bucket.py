@@ -83,10 +83,10 @@ def test_a_model_is_trained_into_a_bucket_and_opened_from_it(
 ):
     opened = []
 
-    def checkpoints(directory, *args):
+    def checkpoints(directory, *args, **options):
         # Orbax and TensorStore have their own way to a bucket.
         opened.append(str(directory))
-        return Checkpoints(tmp_path / "checkpoints", *args)
+        return Checkpoints(tmp_path / "checkpoints", *args, **options)
 
     monkeypatch.setattr(train, "Checkpoints", checkpoints)
     monkeypatch.setattr(models, "Checkpoints", checkpoints)
@@ -104,6 +104,6 @@ def test_a_model_is_trained_into_a_bucket_and_opened_from_it(
     names = {path.name for path in (bucket.folder / "bucket/models/tiny").iterdir()}
     assert names == {
         *("config.gin", "model.json", "model-info.txt", "run.json"),
-        *("metrics.jsonl", "vocabulary", "train"),
+        *("metrics.jsonl", "settings.jsonl", "vocabulary", "train"),
     }
     assert not (pathlib.Path("gs:")).exists()

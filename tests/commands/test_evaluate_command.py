@@ -164,6 +164,7 @@ def test_rows_are_tested_against_the_baseline(capitals: Capitals, tmp_path: path
     # A row that an earlier version of the questions was evaluated for.
     per_query = tmp_path / "seed-0" / "per_query" / "taser.capital.test.csv"
     per_query.write_text(per_query.read_text().replace(ids[1], "old"))
+    (per_query.parent / "checksums.txt").unlink()
     message = refused(
         capsys,
         *(*evaluate, *gin(RUNS_DIR=tmp_path / "runs-plain-0", SYSTEM="plain")),

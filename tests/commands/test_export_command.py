@@ -248,6 +248,7 @@ def test_a_vocabulary_that_no_bert_has_is_refused(capsys, tmp_path, nothing_is_r
     make_model(tmp_path / "model")
     path = tmp_path / "model" / "vocabulary" / "vocabulary.json"
     path.write_text(path.read_text().replace('"wordpiece"', '"sentencepiece"'))
+    (path.parent / "checksums.txt").unlink()
     formats = ["stablehlo", "onnx"]
     message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out", formats))
     assert "'onnx' of a model with a sentencepiece vocabulary" in message

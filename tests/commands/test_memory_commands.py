@@ -198,6 +198,7 @@ def test_what_cannot_be_plugged_in(copied, tmp_path):
         memory_list(memory_dir=str(tmp_path / "nothing"))
     metadata = tmp_path / "copy" / "stores" / "second" / "metadata.json"
     text = metadata.read_text()
+    (metadata.parent / "checksums.txt").unlink()
     options = {"memory_dir": directory, "token_store": world.stores[0]}
     options |= {"model_dir": world.model_dir, "output_dir": str(tmp_path / "documents")}
     for k in (0, 61):

@@ -158,6 +158,7 @@ def test_texts_of_another_casing_are_refused(checkpoint, tmp_path):
     tiny_training.write_token_store(store_dir)
     saved = TokenStore.open(store_dir).vocabulary_directory / "vocabulary.json"
     saved.write_text(json.dumps({"lower_case": True}), encoding="utf-8")
+    (store_dir / "checksums.txt").unlink()
     cased = shutil.copytree(checkpoint, tmp_path / "cased")
     (cased / "tokenizer_config.json").write_text('{"do_lower_case": false}', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"(?s)lower_case True.*False"):

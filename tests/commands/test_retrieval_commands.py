@@ -98,6 +98,7 @@ def test_exact_search_equals_sorting_all_scores(
     np.testing.assert_allclose(run.scores, best, atol=1e-4)
     np.testing.assert_allclose(np.take_along_axis(scores, run.rows, axis=1), best, atol=1e-4)
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "checksums.txt",
         "code.test.trec",
         "summary.test.trec",
     ]
@@ -313,6 +314,7 @@ def test_unwritable_places_are_refused(
 
 def _edit(path: pathlib.Path, **fields: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    (path.parent / "checksums.txt").unlink(missing_ok=True)
 
 
 class _Killed(BaseException):

@@ -80,7 +80,8 @@ def test_two_queries_by_hand(tmp_path):
     np.testing.assert_allclose(found.rows(0, 2), [TABLE[3], TABLE[4] + TABLE[5] / 2], rtol=1e-6)
     assert found.query_ids == ["b", "a"]
     assert sorted(path.name for path in (tmp_path / "queries" / "nq.test").iterdir()) == [
-        *("embeddings-00000-of-00001.npy", "metadata.json", "plan.json", "query_ids.json")
+        "checksums.txt",
+        *("embeddings-00000-of-00001.npy", "metadata.json", "plan.json", "query_ids.json"),
     ]
 
 
@@ -173,6 +174,7 @@ def test_damaged_query_ids_are_named(tmp_path):
     encode(make_queries(), tmp_path)
     path = tmp_path / "queries" / "nq.test" / "query_ids.json"
     path.write_text(json.dumps(["one"]))
+    (path.parent / "checksums.txt").unlink()
     with pytest.raises(DataError, match=r"query_ids\.json: 1 query ids\n  expected: 24"):
         _ = QueryEmbeddings.of_split(tmp_path, "nq", "test").query_ids
 

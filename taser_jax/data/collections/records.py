@@ -16,7 +16,15 @@ from typing import Any
 import tensorflow_datasets as tfds
 from etils import epath
 
-from taser_jax.artifacts import METADATA, check_version, read_json, storage_errors, write_json
+from taser_jax import checksums
+from taser_jax.artifacts import (
+    METADATA,
+    check_version,
+    is_remote,
+    read_json,
+    storage_errors,
+    write_json,
+)
 from taser_jax.errors import DataError
 
 FORMAT_VERSION = 1
@@ -70,6 +78,8 @@ def read_metadata(directory: epath.Path) -> dict[str, Any]:
     metadata = read_json(path)
     again = "run the `taser prepare` command that makes it again"
     check_version(metadata, FORMAT_VERSION, where=path, fix=again)
+    if not is_remote(directory):
+        checksums.check_directory(directory, fix=f"delete {directory} and {again}")
     return metadata
 
 
@@ -164,6 +174,8 @@ def publish(staging: epath.Path, directory: epath.Path, metadata: Mapping[str, A
             )
         if directory.exists():
             directory.rmtree()
+        if not is_remote(staging):
+            checksums.seal(staging)
         # Last: its presence means that the build is complete.
         write_json(staging / METADATA, metadata)
         staging.rename(directory)

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from taser_jax import artifacts
+from taser_jax.checksums import check_file
 from taser_jax.errors import DataError
 
 FORMAT_VERSION = 2
@@ -131,7 +132,7 @@ def write_negatives(
         lines.append(json.dumps(record) + "\n")
     path = negatives_path(directory, task, split)
     _write_metadata(directory, metadata, {path.name: dict(facts or {})})
-    artifacts.write_text(path, "".join(lines))
+    artifacts.write_text(path, "".join(lines), recorded=True)
     return path
 
 
@@ -189,6 +190,7 @@ def read_negatives(
     if not path.is_file():
         there = ", ".join(sorted(file.name for file in path.parent.glob("*.jsonl")))
         raise DataError("no such file", where=str(path), expected=f"one of {there}", fix=_REMAKE)
+    check_file(path, fix=_REMAKE)
     found: dict[str, QueryNegatives] = {}
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 
 from taser_jax.artifacts import FilePath, split_path
 from taser_jax.batch import States
+from taser_jax.checksums import check_file
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.errors import DataError
 
@@ -58,6 +59,7 @@ class StateRows:
         """
         path = pathlib.Path(directory) / STATES
         fix = f"delete {directory}, then run the command that made it again"
+        check_file(path, fix=fix)
         try:
             states = np.load(path, mmap_mode="r")
         except (OSError, ValueError) as error:

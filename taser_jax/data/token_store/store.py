@@ -7,6 +7,7 @@ Training needs only this directory, and no TensorFlow::
     queries/<task>/<split>/ ids.npy, lengths.npy, query_ids.json,
                             {positives,hard_negatives}.{offsets,values}.npy
     vocabulary/             what `Vocabulary.save` wrote
+    checksums.txt           sizes and checksums of all these
     metadata.json           written last: a store without it is unfinished
 """
 
@@ -24,6 +25,7 @@ import numpy as np
 
 from taser_jax.artifacts import METADATA, FilePath, check_version, read_json
 from taser_jax.batch import Tokens
+from taser_jax.checksums import check_directory
 from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries
 from taser_jax.errors import ConfigError, DataError
 
@@ -168,6 +170,7 @@ def _read_metadata(directory: pathlib.Path) -> TokenStoreMetadata:
     if not path.is_file():
         state = "is unfinished: it has no metadata.json" if directory.is_dir() else "does not exist"
         raise DataError(f"the token store {state}", where=str(directory), fix=_REMAKE)
+    check_directory(directory, fix=_REMAKE)
     value = read_json(path, fix=_REMAKE)
     check_version(value, FORMAT_VERSION, where=path, fix=_REMAKE)
     try:
@@ -200,6 +203,15 @@ def _open_tokens(folder: pathlib.Path, count: int) -> TokenArray:
             f"{len(array.ids)} rows of ids and {len(array.lengths)} lengths",
             where=str(folder),
             expected=f"{count} of each",
+            fix=_REMAKE,
+        )
+    longest = array.ids.shape[1]
+    bad = np.flatnonzero((array.lengths < 1) | (array.lengths > longest))
+    if len(bad):
+        raise DataError(
+            f"row {bad[0]} has length {array.lengths[bad[0]]}",
+            where=str(folder / "lengths.npy"),
+            expected=f"1 to {longest}",
             fix=_REMAKE,
         )
     return array

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from taser_jax import artifacts
+from taser_jax import artifacts, checksums
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries, id_dtype, pack_tokens
 from taser_jax.data.token_store.store import (
     QueriesEntry,
@@ -76,7 +76,8 @@ class TokenStoreWriter:
         self._largest_row = (-1, "")
         with artifacts.storage_errors(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
-            (self.directory / artifacts.METADATA).unlink(missing_ok=True)
+            for name in (artifacts.METADATA, checksums.FILE):
+                (self.directory / name).unlink(missing_ok=True)
 
     @property
     def vocabulary_directory(self) -> pathlib.Path:
@@ -178,7 +179,7 @@ class TokenStoreWriter:
         self._entries.append(entry)
 
     def finish(self) -> TokenStore:
-        """Writes `metadata.json` atomically and opens the store.
+        """Records checksums, writes `metadata.json` atomically and opens the store.
 
         Raises:
             DataError: no passages were written, or a positive or hard negative is not among them.
@@ -205,6 +206,8 @@ class TokenStoreWriter:
             fingerprint=content,
             titles=self._titles,
         )
+        with artifacts.storage_errors(self.directory):
+            checksums.seal(self.directory)
         artifacts.write_json(self.directory / artifacts.METADATA, dataclasses.asdict(metadata))
         return TokenStore.open(self.directory)
 

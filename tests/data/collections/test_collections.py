@@ -182,6 +182,7 @@ def test_missing_and_other_collections_are_reported(tmp_path):
     _write(tmp_path)
     metadata = tmp_path / "tiny/passages/metadata.json"
     metadata.write_text(metadata.read_text().replace('"format_version": 1', '"format_version": 99'))
+    (metadata.parent / "checksums.txt").unlink()
     with pytest.raises(DataError, match="format version 99"):
         PassageStore.open(tmp_path, "tiny")
 

@@ -156,6 +156,7 @@ def test_the_store_records_what_was_done_to_texts(settings, tmp_path):
     for entry in metadata["queries"]:
         del entry["normalization"], entry["prompt"]
     path.write_text(json.dumps(metadata))
+    (path.parent / "checksums.txt").unlink()
     old = TokenStore.open(tmp_path / "tokens").metadata
     assert old.titles is None
     assert {(entry.normalization, entry.prompt) for entry in old.queries} == {(None, ())}

@@ -172,6 +172,7 @@ def test_unknown_kind_version_and_absent_files(tmp_path, small):
     with pytest.raises(DataError, match="cannot be read"):
         load_vocabulary(tmp_path / "nothing")
     small.save(tmp_path)
+    (tmp_path / "checksums.txt").unlink()
     metadata = json.loads((tmp_path / "vocabulary.json").read_text())
     (tmp_path / "vocabulary.json").write_text(json.dumps({**metadata, "kind": "bytes"}))
     with pytest.raises(DataError, match="kind 'bytes'"):

@@ -135,6 +135,7 @@ def scored(rows, teacher):
 def test_bad_lines_are_named(tmp_path, line, message):
     path = write(tmp_path)
     path.write_text(path.read_text() + line + "\n")
+    (tmp_path / "checksums.txt").unlink()
     with pytest.raises(DataError, match=rf"squad\.train\.jsonl:3.*{message}"):
         read_negatives(tmp_path, "squad", "train", ["q0"])
 
@@ -148,6 +149,7 @@ def test_what_is_not_there(tmp_path):
     with pytest.raises(DataError, match="none of the 1 queries"):
         read_negatives(tmp_path, "squad", "train", ["x"])
     (tmp_path / "metadata.json").write_text('{"format_version": 1}')
+    (tmp_path / "checksums.txt").unlink()
     with pytest.raises(DataError, match=r"format version 1\n(.|\n)*mine them again"):
         read_negatives(tmp_path, "squad", "train", ["q0"])
 

@@ -121,6 +121,7 @@ def test_other_format_version(tmp_path):
     write(tmp_path).finish()
     path = tmp_path / "metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 99}))
+    (tmp_path / "checksums.txt").unlink()
     with pytest.raises(DataError, match="format version 99"):
         TokenStore.open(tmp_path)
 
@@ -129,6 +130,7 @@ def test_damaged_files(tmp_path):
     write(tmp_path).finish()
     ids = tmp_path / "passages" / "ids.npy"
     ids.write_bytes(ids.read_bytes()[:-4])
+    (tmp_path / "checksums.txt").unlink()
     with pytest.raises(DataError, match=r"ids\.npy: missing or damaged"):
         TokenStore.open(tmp_path)
     for text, message in (

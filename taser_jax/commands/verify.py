@@ -1,0 +1,47 @@
+"""`taser verify`: reads every file whose checksum is recorded."""
+
+from __future__ import annotations
+
+import pathlib
+
+from taser_jax import checksums
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.progress import logger
+
+_SHOWN = 20
+
+
+def verify(*, directory: str) -> int:
+    """Compares all files below a directory with the checksums recorded when they were written.
+
+    Every artefact has a `checksums.txt` with the size and CRC-32 of its files: collections, token
+    stores, negatives, embeddings, indexes, runs, models, checkpoints, stages and results. Other
+    commands compare sizes whenever they open one, and checksums too up to 1 GiB.
+
+    Args:
+        directory: an artefact, or a folder of artefacts.
+
+    Returns:
+        Number of files compared.
+
+    Raises:
+        DataError: files that are missing or damaged; names them.
+    """
+    if not pathlib.Path(directory).is_dir():
+        raise ConfigError("no such directory", where=directory, expected="a folder of artefacts")
+    found = list(checksums.verify(directory))
+    bad = [f"{path}: {problem}" for path, problem in found if problem is not None]
+    if bad:
+        more = [f"and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else []
+        raise DataError(
+            "\n    ".join([f"{len(bad)} of {len(found):,} files", *bad[:_SHOWN], *more]),
+            where=directory,
+            expected=f"what each folder's {checksums.FILE} has recorded",
+            fix="delete what is damaged and run the command that makes it again; delete the lines "
+            "of files that you changed yourself",
+        )
+    logger.info("%s: %s files are what was written", directory, f"{len(found):,}")
+    return len(found)
+
+
+CONFIGURABLES = ()
