@@ -7,7 +7,6 @@ import importlib
 import importlib.metadata
 import inspect
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -15,7 +14,7 @@ from typing import Any
 
 import argcomplete
 
-from taser_jax import __version__, configuration
+from taser_jax import __version__, configuration, messages
 from taser_jax.command_line import (
     COMMANDS,
     GROUPS,
@@ -47,11 +46,7 @@ def run(argv: Sequence[str]) -> int:
         0 when it finished, 2 for a problem the user can mend, 75 when SIGTERM preempted it and
         the same command will resume. Any other exception is a defect and propagates.
     """
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, force=True)
-    logger.setLevel(logging.INFO)
-    # Orbax warns about every checkpoint without metrics, which is intended.
-    logging.getLogger("absl").setLevel(logging.ERROR)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    messages.set_up(verbose=not {"-v", "--verbose"}.isdisjoint(argv))
     try:
         if not argv or argv[0] in ("--help", "-h", "help"):
             print(overview())
@@ -81,15 +76,14 @@ def run(argv: Sequence[str]) -> int:
             return 0
         return _execute(module, function, arguments)
     except TaserError as error:
-        print(f"error{_this_host()}: {_message(error)}", file=sys.stderr)
+        messages.say(f"error{_this_host()}: {_message(error)}")
         return EXIT_USER_ERROR
     except Preempted as error:
-        message = f"preempted{_this_host()}: {_message(error)}; rerun the command to resume"
-        print(message, file=sys.stderr)
+        messages.say(f"preempted{_this_host()}: {_message(error)}; rerun the command to resume")
         return EXIT_PREEMPTED
     except KeyboardInterrupt as error:
         kept = str(error) or "finished work is kept"
-        print(f"interrupted: {kept}; rerun the command to resume", file=sys.stderr)
+        messages.say(f"interrupted: {kept}; rerun the command to resume")
         return 130
 
 

@@ -303,6 +303,12 @@ def _flags() -> _Parser:
         help="how long to wait for the other hosts (%(default)s)",
     )
     flags.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show what TensorFlow, XLA and libtpu write as well",
+    )
+    flags.add_argument(
         "-h", "--help", action="store_true", help="show what the command does and what can be set"
     )
     return flags

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -151,15 +152,20 @@ def train(
         if dry_run:
             _trace(job)
             return None
-        result = _run(
-            job,
-            epath.Path(model_dir),
-            accept_changes=accept_changes,
-            config_text=config_text,
-            initial_checkpoint=initial_checkpoint,
-            continued_checkpoint=continued_checkpoint,
-            shared_embeddings=shared_embeddings,
-        )
+        unchecked = ("data", "seed") if accept_changes else ()
+        checkpoints = Checkpoints(model_dir, training.checkpoints, unchecked=unchecked)
+        # Orbax's threads end here, also those of a run that is refused.
+        with contextlib.closing(checkpoints):
+            result = _run(
+                job,
+                epath.Path(model_dir),
+                checkpoints=checkpoints,
+                accept_changes=accept_changes,
+                config_text=config_text,
+                initial_checkpoint=initial_checkpoint,
+                continued_checkpoint=continued_checkpoint,
+                shared_embeddings=shared_embeddings,
+            )
         return TrainSummary(
             parameters=parameter_count(job.program.params),
             validation=result.validation,
@@ -291,6 +297,7 @@ def _run(
     job: _Job,
     model_dir: epath.Path,
     *,
+    checkpoints: Checkpoints,
     accept_changes: bool,
     config_text: str,
     initial_checkpoint: str | None,
@@ -303,9 +310,6 @@ def _run(
     about = _identity(job, stream)
     model_config = program.model.config
     settings = settings_of(model_config, training, store=store, queries=job.queries)
-    checkpoints = Checkpoints(
-        model_dir, training.checkpoints, unchecked=("data", "seed") if accept_changes else ()
-    )
     resume_step = checkpoints.latest_step or 0
     # Writes the run's record beside the checkpoints, unless they are of another run.
     if resume_step:
@@ -376,7 +380,6 @@ def _run(
                 tracking=training.tracking,
             ),
         )
-    checkpoints.close()
     return result
 
 

@@ -7,6 +7,7 @@ import enum
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 import bm25s
@@ -154,7 +155,7 @@ class Bm25Index:
                 expected="passages with text",
             )
         index = bm25s.BM25(k1=config.k1, b=config.b, method="lucene")
-        index.index((rows, vocabulary), show_progress=True)
+        index.index((rows, vocabulary), show_progress=sys.stderr.isatty())
         with one_writer(directory), artifacts.storage_errors(directory):
             index.save(directory, show_progress=False)
             checksums.seal(directory)

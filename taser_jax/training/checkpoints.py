@@ -321,6 +321,11 @@ class Checkpoints:
     def close(self) -> None:
         """Waits for the current save and releases its threads."""
         with _storage_errors(self._directory):
+            # Orbax waits for its removal of unfinished saves only when it saves; a process that
+            # ends meanwhile would print a traceback.
+            removal = getattr(self._manager, "_cleanup_tmp_directory_future", None)
+            if removal is not None:
+                removal.result()
             self._manager.close()
             self._seal()
 
