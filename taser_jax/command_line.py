@@ -160,6 +160,11 @@ COMMANDS: dict[str, Command] = dict(
         _command("memory add", "encode a token store's passages as a memory"),
         _command("memory remove", "leave a memory out; its embeddings stay"),
         _command("memory list", "show a mixture's memories"),
+        _command(
+            "memory report",
+            "draw which memories an end retriever attends to",
+            module="commands.memory_report",
+        ),
         _command("augment", "retrieve each query's documents from the memories"),
         _command("fuse", "join several models' lists, each weighted by how sure it is"),
         _command("mine", "mine hard negatives"),

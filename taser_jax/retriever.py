@@ -244,14 +244,21 @@ class Retriever:
         Raises:
             ConfigError: a string instead of a list.
         """
+        return self._encode(self.query_tokens(texts), self._encode_query)
+
+    def query_tokens(self, texts: Sequence[str]) -> Tokens:
+        """Queries as the model takes them.
+
+        Raises:
+            ConfigError: a string instead of a list.
+        """
         _check_list(texts, "texts")
-        tokens = encode_queries(
+        return encode_queries(
             texts,
             self.texts.vocabulary,
             length=self.texts.query_length,
             settings=self.texts.queries,
         )
-        return self._encode(tokens, self._encode_query)
 
     def encode_passages(
         self, passages: Sequence[Passage | str]
@@ -271,7 +278,7 @@ class Retriever:
             return np.zeros((0, self.model.model.config.embedding_dim), np.float32)
         config = EncodeConfig(batch_multiple=self.model.batch_multiple)
         rows = np.arange(len(tokens.ids))
-        embeddings, _ = encode_rows(encode_fn, _Rows(tokens), rows, config=config)
+        embeddings, _ = encode_rows(encode_fn, TokensInMemory(tokens), rows, config=config)
         return embeddings
 
     def add(self, passages: Sequence[Passage]) -> None:
@@ -322,8 +329,13 @@ class Retriever:
                 where="Retriever.search",
                 fix="add some, or load a retriever with its collection",
             )
-        queries = self.encode_queries(questions)
-        hits: list[list[Hit]] = [[] for _ in questions]
+        return self.search_embeddings(self.encode_queries(questions), k=k)
+
+    def search_embeddings(
+        self, queries: Float[np.ndarray, "queries dim"], *, k: int = 10
+    ) -> list[list[Hit]]:
+        """The best passages of each embedding, as `search` finds them."""
+        hits: list[list[Hit]] = [[] for _ in queries]
         if self._collection is not None:
             _collect(hits, self._collection.searcher, queries, k, self._collection.store.get_many)
         if self._searcher is not None:
@@ -332,16 +344,18 @@ class Retriever:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rows:
+class TokensInMemory:
     """Tokens in memory, as the encoder reads them from a token store."""
 
     padded: Tokens
 
     @property
     def lengths(self) -> Int[np.ndarray, " texts"]:
+        """Real tokens of each text."""
         return np.asarray(self.padded.mask).sum(axis=1)
 
     def tokens(self, rows: np.ndarray) -> Tokens:
+        """Tokens of the given rows."""
         return Tokens(ids=self.padded.ids[rows], mask=self.padded.mask[rows])
 
 

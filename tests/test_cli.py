@@ -193,7 +193,7 @@ def test_the_overview_loads_no_jax():
     ("line", "completed"),
     [
         ("taser en", {"encode", "ensemble"}),
-        ("taser memory ", {"add", "remove", "list"}),
+        ("taser memory ", {"add", "list", "remove", "report"}),
         ("taser compile --topo", {"--topology"}),
         ("taser train --gin_file runs/taser_b", {"runs/taser_base.gin"}),
     ],

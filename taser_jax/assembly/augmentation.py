@@ -6,7 +6,8 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -143,15 +144,11 @@ class Augmentation:
         require_equal(
             where,
             metadata["fingerprints"],
-            {**mixture.manifest.fingerprints, "mixture": mixture.manifest.fingerprint},
+            mixture.fingerprints,
             "the memories have changed: run `taser augment` again",
         )
         lines = found.of(queries.query_ids, where=where)
-        is_late = (
-            isinstance(self.config, BertFusionConfig)
-            and self.config.documents is FusedStates.EMBEDDINGS
-        )
-        documents = JoinedEmbeddings(mixture).take if is_late else mixture.tokens
+        documents = document_reader(self.config, mixture)
         return AugmentedTexts(queries, lines.rows[:, : self.per_query], documents)
 
     def renamed(self, queries: TokenizedQueries) -> TokenizedQueries:
@@ -160,3 +157,9 @@ class Augmentation:
         looked_up = json.dumps(metadata["fingerprints"])
         content = fingerprint([queries.fingerprint, looked_up, found.rows, self.per_query])
         return dataclasses.replace(queries, fingerprint=content)
+
+
+def document_reader(config: ModelConfig, mixture: Mixture) -> Callable[[np.ndarray], Any]:
+    """Rows of a mixture -> documents as a model fuses them: tokens, or embeddings."""
+    is_late = isinstance(config, BertFusionConfig) and config.documents is FusedStates.EMBEDDINGS
+    return JoinedEmbeddings(mixture).take if is_late else mixture.tokens

@@ -5,7 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from taser_jax.commands.augmented_answers import Memories, ask_augmented
 from taser_jax.commands.fused_answers import ask_fused
+from taser_jax.commands.memory_sources import Source
 from taser_jax.errors import ConfigError
 from taser_jax.retriever import Hit, Retriever
 
@@ -18,6 +20,9 @@ def ask(
     data_dir: str | None = None,
     collection: str | None = None,
     fusion_dir: str | None = None,
+    memory_dir: str | None = None,
+    lookup_dir: str | None = None,
+    documents: int = 10,
     query_length: int | None = None,
     task: str | None = None,
     k: int = 3,
@@ -33,6 +38,10 @@ def ask(
         collection: the collection.
         fusion_dir: from `taser fuse`, in place of the four above: its specialists answer together,
             and the confidence of each is printed below the question.
+        memory_dir: a mixture of memories, for a model that fuses documents: those behind each
+            question are printed below its answers, with memory, score and attention.
+        lookup_dir: the model that the memories were added with, which looks documents up.
+        documents: how many of them each question brings, K.
         query_length: maximum tokens per question; None means as in training.
         task: its prompt, length and query encoder are used, if tasks differ.
         k: passages per question.
@@ -73,9 +82,23 @@ def ask(
         query_length=query_length,
         step=step,
     )
-    found = retriever.search(questions, k=k)
-    for question, hits in zip(questions, found, strict=True):
+    behind: list[list[Source]] = [[] for _ in questions]
+    if memory_dir is None:
+        found = retriever.search(questions, k=k)
+    else:
+        if lookup_dir is None:
+            raise ConfigError(
+                "memories and no model that looks documents up",
+                where="LOOKUP_DIR",
+                fix="give the model that `taser memory add` encoded them with",
+            )
+        memories = Memories(memory_dir, lookup_dir, documents, data_dir)
+        found, behind = ask_augmented(
+            questions, retriever, memories, k=k, task=task, query_length=query_length
+        )
+    for question, hits, sources in zip(questions, found, behind, strict=True):
         _show(question, hits)
+        _show_sources(sources)
     return [[hit.passage.id for hit in hits] for hits in found]
 
 
@@ -84,6 +107,14 @@ def _show(question: str, hits: Sequence[Hit], *, note: str = "") -> None:
     for rank, hit in enumerate(hits, start=1):
         text = textwrap.shorten(hit.passage.text, 150, placeholder=" ...")
         print(f"  {rank}. {hit.passage.title}  [{hit.score:.2f}]\n     {text}")
+
+
+def _show_sources(sources: Sequence[Source]) -> None:
+    if sources:
+        print("  from memory:")
+    for one in sources:
+        text = textwrap.shorten(f"{one.passage.title}: {one.passage.text}", 90, placeholder=" ...")
+        print(f"   {100 * one.attention:3.0f}%  {one.memory}  [{one.score:.2f}]  {text}")
 
 
 CONFIGURABLES = ()

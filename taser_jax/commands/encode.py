@@ -7,9 +7,15 @@ from collections.abc import Sequence
 
 import jax
 
-from taser_jax.assembly.augmentation import Augmentation
+from taser_jax.assembly.attention import document_attention
+from taser_jax.assembly.augmentation import Augmentation, read_lookup
 from taser_jax.assembly.cached_states import cached_states
-from taser_jax.assembly.model_directory import check_vocabulary, load_model, read_facts
+from taser_jax.assembly.model_directory import (
+    LoadedModel,
+    check_vocabulary,
+    load_model,
+    read_facts,
+)
 from taser_jax.assembly.shared_embeddings import add_missing, tower_fingerprints
 from taser_jax.batch import Role
 from taser_jax.data.batches.padding import OtherTexts
@@ -20,7 +26,8 @@ from taser_jax.hosts import wait_for_all, writes
 from taser_jax.progress import phase
 from taser_jax.retrieval.embeddings import EmbeddingDtype, EncodeConfig, TokenRows, encode_texts
 from taser_jax.retrieval.joined import EmbeddedTexts
-from taser_jax.retrieval.query_embeddings import encode_queries
+from taser_jax.retrieval.query_documents import write_fused
+from taser_jax.retrieval.query_embeddings import encode_queries, queries_directory
 
 
 @writes("{output_dir}")
@@ -35,6 +42,7 @@ def encode(
     step: int | None = None,
     augmentation_dir: str | None = None,
     documents: int = 10,
+    attention: bool = False,
     shared_embeddings: str | None = None,
     states_dir: str | None = None,
     states_dtype: EmbeddingDtype = EmbeddingDtype.BFLOAT16,
@@ -54,6 +62,8 @@ def encode(
         step: step of the checkpoint; None means the best one.
         augmentation_dir: documents of the queries, from `taser augment`; for models that fuse them.
         documents: how many of them each query brings, K.
+        attention: whether the attention that each document gets is kept beside the queries'
+            embeddings, for `taser search` to write with the results.
         shared_embeddings: embeddings by text that memories, encodings and trainings of one passage
             tower share, on one host; passages that it lacks are encoded into it. None encodes all.
         states_dir: states of the blocks that were frozen in the model's training, as `taser train`
@@ -126,9 +136,31 @@ def encode(
                 process_index=(jax.process_index() - number) % hosts,
                 process_count=hosts,
             )
+            if augmentation_dir and attention and jax.process_index() == 0:
+                _keep_attention(model, augmentation, split, output_dir, config=config)
         # No host continues with the index before the last shard is written.
         wait_for_all("passages and queries encoded")
     return fingerprints
+
+
+def _keep_attention(
+    model: LoadedModel,
+    augmentation: Augmentation,
+    queries: TokenizedQueries,
+    output_dir: str,
+    *,
+    config: EncodeConfig,
+) -> None:
+    """Writes which documents a split's queries were fused with, and how much each counted."""
+    texts = augmentation.of_queries(queries)
+    found, metadata = read_lookup(augmentation.directory, queries.task, queries.split)
+    prints = metadata["fingerprints"]
+    write_fused(
+        queries_directory(output_dir, queries.task, queries.split),
+        found.of(queries.query_ids, where=augmentation.directory),
+        document_attention(model, texts, task=queries.task, config=config),
+        fingerprints={name: prints[name] for name in ("model", "vocabulary", "mixture")},
+    )
 
 
 def _queries(

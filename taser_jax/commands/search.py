@@ -6,11 +6,14 @@ import pathlib
 from collections.abc import Sequence
 
 from taser_jax.commands import inputs
+from taser_jax.commands.memory_sources import sources, write_sources
 from taser_jax.data.collections.store import PassageStore, list_tasks
+from taser_jax.data.memories import Mixture
 from taser_jax.hosts import first_host_only, writes
 from taser_jax.progress import phase
 from taser_jax.retrieval.index import open_index
-from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.retrieval.query_documents import read_fused
+from taser_jax.retrieval.query_embeddings import QueryEmbeddings, queries_directory
 from taser_jax.retrieval.runs import Run, without_own, write_trec_run
 
 
@@ -28,6 +31,7 @@ def search(
     k: int = 100,
     tag: str = "taser",
     own_passage_tasks: Sequence[str] = (),
+    memory_dir: str | None = None,
 ) -> list[pathlib.Path]:
     """Searches the queries of a split, one run file per task; needs no model.
 
@@ -45,6 +49,9 @@ def search(
         tag: the run files' last column.
         own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
             the query's id is excluded from its results (BEIR's ArguAna).
+        memory_dir: the mixture that queries were fused with, where `taser encode` kept their
+            attention: writes `<task>.<split>.documents.jsonl` beside each run, with document,
+            memory, score and attention.
 
     Returns:
         The run files.
@@ -67,6 +74,7 @@ def search(
         QueryEmbeddings.of_split(embeddings_dir, task, split, fingerprints=searcher.fingerprints)
         for task in names
     ]
+    mixture = None if memory_dir is None else Mixture.open(memory_dir)
     paths = []
     for task, queries in zip(names, encoded, strict=True):
         with phase(f"search of {task} {split}"):
@@ -77,6 +85,10 @@ def search(
         path = inputs.run_path(output_dir, task, split)
         write_trec_run(path, Run.of(queries.query_ids, result), ids=store.ids, tag=tag)
         paths.append(path)
+        if mixture is not None:
+            fused = read_fused(queries_directory(embeddings_dir, task, split), mixture)
+            behind = sources(mixture, *fused, data_dir=data_dir)
+            write_sources(path.with_suffix(".documents.jsonl"), queries.query_ids, behind)
     return paths
 
 

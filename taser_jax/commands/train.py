@@ -340,10 +340,10 @@ def _run(
         if not resume_step:
             state = _start(job, state, initial_checkpoint, continued_checkpoint)
     states: OtherTexts | None = job.augmentation
+    params = state.params
+    if resume_step and (training.states_dir or shared_embeddings):
+        params = checkpoints.restore_params(program.state.params, step=resume_step)
     if training.states_dir:
-        params = state.params
-        if resume_step:
-            params = checkpoints.restore_params(program.state.params, step=resume_step)
         states = cached_states(
             training.states_dir,
             dtype=training.states_dtype,
@@ -357,8 +357,8 @@ def _run(
             shared_embeddings,
             store=store,
             config=program.model.config,
-            params=state.params,
-            trainable=trainable(training.optimizer, state.params),
+            params=params,
+            trainable=trainable(training.optimizer, params),
             others=states,
         )
     if states is not None:

@@ -194,6 +194,11 @@ class Mixture:
         return len(self._texts)
 
     @property
+    def fingerprints(self) -> dict[str, str]:
+        """Of the passage tower, the vocabulary and the documents."""
+        return {**self.manifest.fingerprints, "mixture": self.manifest.fingerprint}
+
+    @property
     def names(self) -> list[str]:
         """The memories."""
         return [one.name for one in self.manifest.memories]

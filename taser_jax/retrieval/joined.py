@@ -78,10 +78,7 @@ class JoinedEmbeddings(EmbeddingsByText):
     """
 
     def __init__(self, mixture: Mixture) -> None:
-        self.fingerprints: Mapping[str, str] = {
-            **mixture.manifest.fingerprints,
-            "mixture": mixture.manifest.fingerprint,
-        }
+        self.fingerprints: Mapping[str, str] = mixture.fingerprints
         super().__init__(mixture.manifest.embeddings_dir, mixture.hashes)
 
 

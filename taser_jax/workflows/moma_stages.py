@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from taser_jax.commands.augment import augment
 from taser_jax.commands.memory import memory_add
 from taser_jax.commands.train import train
 from taser_jax.data.memories import Mixture
+from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import ModelConfig
@@ -203,56 +204,83 @@ class MomaStages:
         moma, directory = self.moma, self.root / label / "joined"
 
         def stage() -> dict[str, Any]:
-            mixture, model = Mixture.open(documents.memory_dir), load_model(end.directory)
-            augmentation = Augmentation.open(
-                documents.directory,
-                per_query=moma.documents,
-                config=model.model.config,
-                store=self._store,
-            )
+            mixture, store = Mixture.open(documents.memory_dir), self._store
             found: dict[tuple[str, str], Any] = {}
-            shares = []
-            for entry in self._store.metadata.queries:
-                if entry.split not in ("train", DEVELOPMENT) or (
-                    self.setting.tasks and entry.task not in self.setting.tasks
-                ):
-                    continue
-                queries = self._store.queries(entry.task, entry.split)
-                gold = gold_documents(mixture, moma.source, queries.positives)
-                key = entry.task, entry.split
-                if entry.split == DEVELOPMENT:
-                    found[key] = queries, Distilled(gold, [np.zeros(0, int)] * len(gold))
-                    continue
-                lookup, _ = read_lookup(documents.directory, entry.task, entry.split)
-                attention = document_attention(
-                    model,
-                    augmentation.of_queries(queries),
-                    task=entry.task,
-                    kind=moma.attention,
-                    config=self.setting.encode,
+            tasks = self.setting.tasks or list(store.tasks)
+            for entry in store.metadata.queries:
+                if entry.split == DEVELOPMENT and entry.task in tasks:
+                    queries = store.queries(entry.task, entry.split)
+                    gold = gold_documents(mixture, moma.source, queries.positives)
+                    learned = Distilled(gold, [np.zeros(0, int)] * len(gold))
+                    found[entry.task, entry.split] = queries, learned
+            scored = self.shares(
+                end, documents, store, split="train", source=moma.source, tasks=tasks
+            )
+            for task, (_, queries, gold, attention) in scored.items():
+                lookup, _ = read_lookup(documents.directory, task, "train")
+                learned = distil(
+                    gold,
+                    lookup,
+                    attention[:, 1:],
+                    learned=moma.learned_positives,
+                    negatives=moma.lookup_negatives,
                 )
-                shares.append(
-                    {"task": entry.task}
-                    | attention_shares(
-                        mixture, lookup.rows, attention, gold=gold, source=moma.source
-                    )
-                )
-                found[key] = (
-                    queries,
-                    distil(
-                        gold,
-                        lookup,
-                        attention[:, 1:],
-                        learned=moma.learned_positives,
-                        negatives=moma.lookup_negatives,
-                    ),
-                )
-            write_joined_store(directory, mixture, self._store, found)
-            return {"attention": shares}
+                found[task, "train"] = queries, learned
+            write_joined_store(directory, mixture, store, found)
+            return {"attention": [line for line, *_ in scored.values()]}
 
         inputs = {**end.inputs, "learned": moma.learned_positives, "kind": moma.attention.value}
         self._stages.run(f"{label}-distil", stage, inputs=inputs)
         return directory
+
+    def shares(
+        self,
+        end: Trained,
+        documents: Documents,
+        store: TokenStore,
+        *,
+        tasks: Sequence[str],
+        split: str,
+        source: str,
+    ) -> dict[str, tuple[dict[str, Any], TokenizedQueries, list[np.ndarray], np.ndarray]]:
+        """What the end retriever attends to, for each task of a split.
+
+        Args:
+            end: the end retriever.
+            documents: of the queries.
+            store: has the queries.
+            tasks: theirs.
+            split: theirs.
+            source: the memory that their positives are of.
+
+        Returns:
+            Task -> shares by memory, the queries, their relevant documents, and the attention to
+            each query's own tokens and its documents.
+        """
+        mixture, model = Mixture.open(documents.memory_dir), load_model(end.directory)
+        augmentation = Augmentation.open(
+            documents.directory,
+            per_query=self.moma.documents,
+            config=model.model.config,
+            store=store,
+        )
+        found = {}
+        for entry in store.metadata.queries:
+            if entry.split != split or entry.task not in tasks:
+                continue
+            queries = store.queries(entry.task, split)
+            gold = gold_documents(mixture, source, queries.positives)
+            lookup, _ = read_lookup(documents.directory, entry.task, split)
+            attention = document_attention(
+                model,
+                augmentation.of_queries(queries),
+                task=entry.task,
+                kind=self.moma.attention,
+                config=self.setting.encode,
+            )
+            line = attention_shares(mixture, lookup.rows, attention, gold=gold, source=source)
+            found[entry.task] = {"task": entry.task, **line}, queries, gold, attention
+        return found
 
     def train_lookup(
         self, label: str, training: TrainingConfig, before: Trained, joined: pathlib.Path

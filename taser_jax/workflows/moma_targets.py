@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from taser_jax.commands.augment import augment
 from taser_jax.commands.evaluate import write_table
@@ -45,7 +46,10 @@ def search_targets(run: MomaStages, finished: Finished) -> None:
                 rows.append(target.search(f"{row}, no documents", end, None))
                 documents = target.look_up(lookup, run.moma.memories, "without-target")
                 rows.append(target.search(f"{row} without target", end, documents))
-            rows.append(target.search(row, end, target.look_up(lookup, swapped, "documents")))
+            documents = target.look_up(lookup, swapped, "documents")
+            rows.append(target.search(row, end, documents))
+            if kind is LookupTraining.LEARNED:
+                target.attend(end, documents)
         target.write(rows)
 
 
@@ -53,7 +57,7 @@ class _Target:
     """One target's stages and folder."""
 
     def __init__(self, run: MomaStages, name: str, path: str) -> None:
-        self._run, self._path = run, path
+        self._run, self._name, self._path = run, name, path
         self._root = run.root / "targets" / name
         store = TokenStore.open(path)
         self._inputs = {"target": store.metadata.passages_fingerprint}
@@ -113,6 +117,24 @@ class _Target:
         return self._retrieval.evaluate(
             row, self._root / label / "runs", searched, parameters=end.parameters
         )
+
+    def attend(self, end: Trained, documents: Documents) -> None:
+        """Records how the memories share the attention of the target's queries."""
+
+        def stage() -> dict[str, Any]:
+            store = TokenStore.open(self._path)
+            shares = self._run.shares(
+                end,
+                documents,
+                store,
+                tasks=list(store.tasks),
+                split="test",
+                source=self._name,
+            )
+            return {"attention": [line for line, *_ in shares.values()]}
+
+        inputs = {**end.inputs, "documents": dict(documents.inputs)}
+        self._stages.run(f"{end.label}-attention", stage, inputs=inputs)
 
     def write(self, rows: list[str]) -> None:
         """The target's table."""

@@ -67,6 +67,18 @@ def test_training_on_embeddings_is_training_on_tokens(world):
         np.testing.assert_allclose(one, other, atol=2e-3)
 
 
+def test_a_killed_training_resumes_on_embeddings(world, tmp_path):
+    root, options = world
+    start = load_model(root / "model").step
+    about = {**options, "initial_checkpoint": str(root / "model" / f"checkpoint_{start}")}
+    about |= {"model_dir": str(tmp_path / "model"), "shared_embeddings": str(root / "shared")}
+    train(training=training(validates=False, train_steps=2), **about)
+    train(training=training(validates=False, train_steps=4), **about)
+    resumed = load_model(tmp_path / "model")
+    assert resumed.step == 4
+    assert resumed.passage_fingerprint == load_model(root / "model").passage_fingerprint
+
+
 def test_models_of_one_passage_tower_encode_a_text_once(world, tmp_path):
     root, options = world
     direct = {"model_dir": str(root / "model"), "token_store": options["token_store"]}

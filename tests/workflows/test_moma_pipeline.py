@@ -36,11 +36,42 @@ def write_target(folder, data, vocabulary):
     return tokens
 
 
+def check_provenance(small_world, output_dir, capsys):
+    """The last episode's model is searched and asked with the documents behind each query."""
+    data, lookup = small_world.data_dir, output_dir / "episode-2-lookup"
+    memories = output_dir / "memories" / load_model(lookup / "model").passage_fingerprint[:16]
+    end = output_dir / "episode-2"
+    succeed(
+        *("encode", *gin(MODEL_DIR=end / "model", TOKEN_STORE=small_world.token_store)),
+        *gin(EMBEDDINGS_DIR=output_dir / "attended", AUGMENTATION_DIR=lookup / "documents"),
+        *gin(DOCUMENTS=3, TASKS=["summary"]),
+        *gin("encode", query_splits=["test"], attention=True),
+    )
+    index = gin(INDEX_DIR=end / "exact", DATA_DIR=data, COLLECTION="small", MEMORY_DIR=memories)
+    runs = output_dir / "attended" / "runs"
+    succeed(
+        *("search", *index, *gin(EMBEDDINGS_DIR=output_dir / "attended")),
+        *gin(RUNS_DIR=runs, TASKS=["summary"]),
+    )
+    (written,) = runs.glob("*.documents.jsonl")
+    first = json.loads(written.read_text().splitlines()[0])["documents"]
+    assert {one["memory"] for one in first} <= {"source", "terms"}
+    assert sum(one["attention"] for one in first) == pytest.approx(1, abs=1e-4)
+    capsys.readouterr()
+    succeed(
+        *("ask", *index, *gin(MODEL_DIR=end / "model", LOOKUP_DIR=lookup / "model")),
+        *gin(DOCUMENTS=3, QUESTIONS=["the mean of values"], **{"ask.task": "summary"}),
+    )
+    printed = capsys.readouterr().out
+    assert printed.count("\n  from memory:\n") == 1
+    assert printed.count("%  source  [") + printed.count("%  terms  [") == 3
+
+
 ROWS = ["No memory", "MoMA without learning", "MoMA"]
 
 
 @pytest.mark.release
-def test_episodes_on_two_memories(small_world, tmp_path):
+def test_episodes_on_two_memories(small_world, tmp_path, capsys):
     data, vocabulary = small_world.data_dir, small_world.root / "vocabulary"
     lines = [
         {"id": f"T{i}", "name": f"term {i}", "definition": f"the mean of {i} values"}
@@ -93,6 +124,7 @@ def test_episodes_on_two_memories(small_world, tmp_path):
         "MoMA without target",
         "MoMA",
     ]
+    check_provenance(small_world, output_dir, capsys)
     # What a kill leaves: the last stages have no record.
     for stage in ("episode-2-encode", "episode-2-lookup-train", "moma-episode-2-evaluate"):
         (output_dir / "stages" / f"{stage}.json").unlink()

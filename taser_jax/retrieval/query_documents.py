@@ -1,0 +1,64 @@
+"""What queries were fused with: documents and attention, kept beside the queries' embeddings."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float32
+
+from taser_jax.artifacts import FilePath, read_json, replacing, require_equal, write_json
+from taser_jax.data.memories import Lookup, Mixture
+from taser_jax.errors import DataError
+
+# Beside a split's query embeddings: what was fused, and the mixture it is of.
+_FUSED, _MIXTURE = "documents.npz", "documents.json"
+
+
+def write_fused(
+    directory: FilePath,
+    lookup: Lookup,
+    attention: Float32[np.ndarray, "queries segments"],
+    *,
+    fingerprints: Mapping[str, str],
+) -> None:
+    """Writes what a split's queries were fused with, beside their embeddings.
+
+    Args:
+        directory: of the split's embeddings.
+        lookup: the documents of each query.
+        attention: to the query's own tokens, then to its documents.
+        fingerprints: of the mixture.
+    """
+    folder = pathlib.Path(directory)
+    with replacing(folder / _FUSED) as scratch, open(scratch, "wb") as file:
+        np.savez(file, rows=lookup.rows, scores=lookup.scores, attention=attention)
+    value = {"query_ids": lookup.query_ids, "fingerprints": dict(fingerprints)}
+    write_json(folder / _MIXTURE, value)
+
+
+def read_fused(
+    directory: FilePath, mixture: Mixture
+) -> tuple[Lookup, Float32[np.ndarray, "queries segments"]]:
+    """What `write_fused` wrote.
+
+    Raises:
+        DataError: the queries were encoded without documents, or without attention.
+        FingerprintError: their documents are of another mixture.
+    """
+    folder = pathlib.Path(directory)
+    value = read_json(folder / _MIXTURE, absent={})
+    if not value:
+        raise DataError(
+            "no documents beside the queries' embeddings",
+            where=str(folder),
+            expected="queries that `taser encode` fused with documents",
+            fix="encode with AUGMENTATION_DIR and encode.attention=True, or drop MEMORY_DIR",
+        )
+    require_equal(
+        str(folder), value["fingerprints"], mixture.fingerprints, "name the mixture they are of"
+    )
+    with np.load(folder / _FUSED) as arrays:
+        lookup = Lookup(value["query_ids"], arrays["rows"], arrays["scores"])
+        return lookup, arrays["attention"]
