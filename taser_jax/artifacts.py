@@ -33,6 +33,8 @@ _STORAGE_ERRNOS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EFBIG, errno.EIO),
 )
 # ArrayRecord and TensorFlow report a failed write by its text, not by an OSError.
+_FULL_MESSAGES = ("no space left", "quota exceeded", "file too large")
+_PARTIAL_WRITE = " requested and "
 _STORAGE_MESSAGES = (
     "no space left",
     "permission denied",
@@ -70,7 +72,7 @@ def file_name(name: str) -> str:
 
 
 @contextlib.contextmanager
-def storage_errors(path: FilePath) -> Iterator[None]:
+def storage_errors(path: FilePath, *, doing: str = "write") -> Iterator[None]:
     """Turns failed writes into a `StorageError` that says what to do.
 
     Example:
@@ -79,28 +81,34 @@ def storage_errors(path: FilePath) -> Iterator[None]:
 
     Args:
         path: what is being written; named in the message.
+        doing: what fails.
 
     Raises:
         StorageError: for a full disk, a read-only or forbidden place, an exhausted quota.
     """
     try:
         yield
-    except StorageError:
+    except TaserError:
         raise
     except OSError as error:
-        if error.errno not in _STORAGE_ERRNOS:
+        # NumPy reports a partial write by its text alone.
+        number = errno.ENOSPC if _PARTIAL_WRITE in str(error) else error.errno
+        if number not in _STORAGE_ERRNOS:
             raise
-        raise _storage_error(path, error.strerror or str(error), error.errno) from error
+        named = f" ({error.filename})" if error.filename else ""
+        raise _storage_error(path, doing, f"{error.strerror or error}{named}", number) from error
     except Exception as error:
         if not any(message in str(error).lower() for message in _STORAGE_MESSAGES):
             raise
-        raise _storage_error(path, str(error), None) from error
+        raise _storage_error(path, doing, str(error), None) from error
 
 
-def _storage_error(path: FilePath, reason: str, number: int | None) -> StorageError:
-    full = number in _FULL or "no space" in reason.lower()
+def _storage_error(path: FilePath, doing: str, reason: str, number: int | None) -> StorageError:
+    full = number in (*_FULL, errno.EFBIG) or any(
+        message in reason.lower() for message in _FULL_MESSAGES
+    )
     return StorageError(
-        f"could not write: {reason}",
+        f"could not {doing}: {reason}",
         where=os.fspath(path),
         expected="a directory that can be written, with room left on its disk",
         fix="free some space or choose another directory, then run the same command again"

@@ -101,23 +101,23 @@ def check_file(path: FilePath, *, fix: str) -> None:
         _check(target.parent, {target.name: recorded}, fix=fix)
 
 
-def check_directory(directory: FilePath, *, fix: str) -> None:
-    """The same for all recorded files of a directory.
+def check_directory(directory: FilePath, *, fix: str, reads_all: bool = False) -> None:
+    """The same for all recorded files of a directory; `reads_all` also of a large one.
 
     Raises:
         DataError: naming the first file that is missing or damaged.
     """
-    _check(pathlib.Path(directory), read(directory), fix=fix)
+    _check(pathlib.Path(directory), read(directory), fix=fix, reads_all=reads_all)
 
 
-def _check(root: pathlib.Path, records: Records, *, fix: str) -> None:
+def _check(root: pathlib.Path, records: Records, *, fix: str, reads_all: bool = False) -> None:
     total = 0
     for name, recorded in records.items():
         size = _size(root / name)
         if all(size != of for of, _ in recorded):
             raise _damaged(root / name, size, recorded, fix)
         total += size or 0
-    if total > READ_ON_OPENING:
+    if total > READ_ON_OPENING and not reads_all:
         return
     for name, recorded in records.items():
         path = root / name

@@ -134,7 +134,11 @@ def _execute(module: ModuleType, function: Callable[..., None], arguments: Argum
     keywords: dict[str, Any] = {"dry_run": arguments.dry_run} if has_dry_run else {}
     if "config_text" in inspect.signature(function).parameters:
         keywords["config_text"] = resolved.text
-    resolved.function(**keywords)
+    from taser_jax.artifacts import storage_errors
+
+    # Commands name what they write; this is for the rest.
+    with storage_errors(f"taser {arguments.command}", doing="read or write"):
+        resolved.function(**keywords)
     return 0
 
 

@@ -85,25 +85,25 @@ def _make(directory: pathlib.Path) -> list[pathlib.Path]:
     return made
 
 
-def _take(directory: pathlib.Path) -> IO[str] | None:
+def _take(directory: pathlib.Path) -> IO[bytes] | None:
     """The locked file, open; None where no lock is possible."""
     path = directory / LOCK
     while True:
         file = None
         try:
             with storage_errors(path):
-                file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+                # Unbuffered: who holds it may be cut off on a full disk, which the writes report.
+                file = open(path, "a+b", buffering=0)  # noqa: SIM115
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Its last holder may have removed it between the two calls.
                 if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     file.truncate(0)
-                    file.write(json.dumps(_holder()))
-                    file.flush()
+                    file.write(json.dumps(_holder()).encode())
                     return file
         except BlockingIOError as error:
             assert file is not None
             file.seek(0)
-            raise _busy(directory, file.read()) from error
+            raise _busy(directory, file.read().decode()) from error
         except Exception as error:
             if file is not None:
                 file.close()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tiny_training
+from damage import flip
 
 from taser_jax import artifacts, checksums, cli
 from taser_jax.commands.verify import verify
@@ -24,15 +25,6 @@ from taser_jax.retrieval.runs import Run, read_trec_run, write_trec_run
 
 TEXTS = ["the sea", "a hill", "the tree by the sea"]
 IDS = ["s", "h", "t"]
-
-
-def flip(path: pathlib.Path, position: int = -1) -> None:
-    """Changes one byte, and neither size nor, as bad disks do, the time of change."""
-    before = path.stat()
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(content)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
 
 
 @pytest.fixture

@@ -33,7 +33,17 @@ with one_writer(sys.argv[1]):
     sys.stdin.read()
 """
 # What they write has a directory of its own, or none that others read.
-NOT_ARTEFACTS = {"init", "compile", "plan", "ask", "export", "memory list", "verify", "gin"}
+NOT_ARTEFACTS = {
+    "init",
+    "compile",
+    "plan",
+    "ask",
+    "export",
+    "memory list",
+    "verify",
+    "gin",
+    "memory report",
+}
 
 
 @contextlib.contextmanager

@@ -93,7 +93,9 @@ def analyze(
         num_chunks=num_chunks,
         share=partitioner.host_share,
     )
-    batches = DeviceBatches(stream, queries, partitioner)
+    batches = DeviceBatches(
+        stream, queries, partitioner, vocabulary_size=store.metadata.vocabulary_size
+    )
     models = open_models(model_dirs, steps=steps, store=store, partitioner=partitioner)
     pairs = {model.name: steps_to_compare(model, config) for model in models}
     # Models of one configuration share compiled programs.

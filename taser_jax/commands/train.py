@@ -49,7 +49,7 @@ from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger, phase
 from taser_jax.settings import flatten
 from taser_jax.training import loop
-from taser_jax.training.checkpoints import Checkpoints, restore_state_from
+from taser_jax.training.checkpoints import Checkpoints, restore_state_from, set_aside_damaged
 from taser_jax.training.initial_checkpoint import restore_initial_params
 from taser_jax.training.keys import named_key
 from taser_jax.training.parameters import memory_estimate, parameter_table
@@ -153,6 +153,7 @@ def train(
             _trace(job)
             return None
         unchecked = ("data", "seed") if accept_changes else ()
+        hosts.first_host_only(set_aside_damaged)(model_dir)
         checkpoints = Checkpoints(model_dir, training.checkpoints, unchecked=unchecked)
         # Orbax's threads end here, also those of a run that is refused.
         with contextlib.closing(checkpoints):
@@ -367,7 +368,12 @@ def _run(
         result = loop.train(
             state,
             train_step=program.train_step,
-            batches=DeviceBatches(stream, job.queries, program.partitioner),
+            batches=DeviceBatches(
+                stream,
+                job.queries,
+                program.partitioner,
+                vocabulary_size=model_config.transformer.vocab_size,
+            ),
             checkpoints=checkpoints,
             config=training.loop,
             about=about,

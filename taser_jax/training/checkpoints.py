@@ -20,13 +20,16 @@ from orbax.checkpoint import checkpoint_managers
 
 from taser_jax import checksums
 from taser_jax.artifacts import check_version, is_remote
-from taser_jax.errors import ConfigError, FingerprintError, StorageError
+from taser_jax.errors import ConfigError, DataError, FingerprintError, StorageError
+from taser_jax.progress import logger
 from taser_jax.training.state import TrainState
 
 FORMAT_VERSION = 2
 _PREFIX = "checkpoint"
 _PINNED = "PINNED"
 _STATE = "state"
+# What Orbax always writes.
+_STATE_FILES = ("_METADATA", "manifest.ocdbt")
 
 
 class Selection(enum.Enum):
@@ -284,6 +287,7 @@ class Checkpoints:
             FingerprintError: the checkpoint was trained with other data or settings.
             ConfigError: it has another format, or another model's or optimiser's structure.
         """
+        check_whole(self._directory / f"{_PREFIX}_{step}")
         self.check(step=step, about=about)
         try:
             restored = self._manager.restore(
@@ -330,6 +334,82 @@ class Checkpoints:
             self._seal()
 
 
+def check_whole(checkpoint: str | os.PathLike[str]) -> None:
+    """Checks that no file of a `checkpoint_N` directory is missing or damaged.
+
+    Raises:
+        DataError: naming the file, and the checkpoint before this one.
+    """
+    path = _absolute(checkpoint)
+    if is_remote(path) or not path.is_dir():
+        return
+    before = max((step for step in _steps(path.parent) if step < _step(path)), default=None)
+    fix = (
+        f"take the checkpoint before it, {_PREFIX}_{before}: `taser train` goes on from it by "
+        f"itself, other commands by step={before}"
+        if before is not None
+        else "there is no checkpoint before it: delete it and train again"
+    )
+    checksums.check_directory(path, fix=fix, reads_all=True)
+    for name in (_STATE, *(f"{_STATE}/{file}" for file in _STATE_FILES)):
+        if not (path / name).exists():
+            raise DataError(
+                "missing",
+                where=str(path / name),
+                expected="a whole checkpoint",
+                fix=fix,
+            )
+
+
+def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
+    """Renames damaged checkpoints, from the newest to the newest whole one, and says so.
+
+    A run that goes on from the whole one repeats the steps in between, to the same bits.
+
+    Args:
+        model_dir: with checkpoints in it.
+
+    Returns:
+        The new paths.
+
+    Raises:
+        DataError: there are checkpoints, and none of them is whole; nothing was renamed.
+    """
+    directory = _absolute(model_dir)
+    damaged: list[tuple[epath.Path, DataError]] = []
+    for step in sorted(_steps(directory), reverse=True):
+        try:
+            check_whole(directory / f"{_PREFIX}_{step}")
+        except DataError as error:
+            damaged.append((directory / f"{_PREFIX}_{step}", error))
+            continue
+        break
+    else:
+        if damaged:
+            raise damaged[0][1]
+    renamed = []
+    for path, problem in damaged:
+        aside = path.with_name(f"damaged_{path.name}")
+        if aside.exists():
+            aside.rmtree()
+        path.rename(aside)
+        renamed.append(str(aside))
+        logger.warning(
+            "DAMAGED CHECKPOINT: %s: %s; it is now %s, and training goes on from %s_%d",
+            *(problem.where, problem.found, aside.name, _PREFIX, step),
+        )
+    return renamed
+
+
+def _steps(directory: epath.Path) -> list[int]:
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    return [int(found[1]) for name in names if (found := re.fullmatch(rf"{_PREFIX}_(\d+)", name))]
+
+
+def _step(checkpoint: epath.Path) -> int:
+    return int(checkpoint.name.rpartition("_")[2]) if _PREFIX in checkpoint.name else 0
+
+
 def saved_params(checkpoint: str | os.PathLike[str]) -> PyTree:
     """The shapes of the parameters in one `checkpoint_N` directory; no array is read.
 
@@ -337,6 +417,7 @@ def saved_params(checkpoint: str | os.PathLike[str]) -> PyTree:
         ConfigError: there is no finished checkpoint.
     """
     path = _absolute(checkpoint) / _STATE
+    check_whole(path.parent)
     if not path.exists():
         raise ConfigError(
             "no checkpoint here",

@@ -174,7 +174,9 @@ def train(
     last_step = step if best.is_long_ago(step) else config.train_steps
     meter = Meter(cost)
     skips = SkipWatch(
-        allowed=min(config.max_skipped_steps, config.train_steps), describe=batches.describe
+        allowed=min(config.max_skipped_steps, config.train_steps),
+        describe=batches.describe,
+        params=lambda: state.params,
     )
     iterator = batches.iterate(step, last_step)
     with (

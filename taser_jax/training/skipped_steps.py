@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 
 import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from taser_jax.errors import DataError, NonFiniteLossError, TaserError
 from taser_jax.optim.tsage import MEDIAN
@@ -21,22 +23,26 @@ class SkipWatch:
 
     Args:
         allowed: the number of skipped steps in a row that is an error.
-        describe: step -> its task and queries, for messages.
+        describe: step -> its task and queries, for messages; raises where its tokens are at fault.
+        params: the current parameters.
 
     Attributes:
         pending: number and metrics of the step to be checked next.
     """
 
-    def __init__(self, *, allowed: int, describe: Callable[[int], str]) -> None:
-        self._allowed, self._describe = allowed, describe
+    def __init__(
+        self, *, allowed: int, describe: Callable[[int], str], params: Callable[[], PyTree]
+    ) -> None:
+        self._allowed, self._describe, self._params = allowed, describe, params
         self.pending: tuple[int, Mapping[str, jax.Array]] | None = None
 
     def check(self) -> None:
         """Warns of a step that was skipped.
 
         Raises:
-            NonFiniteLossError: it is one too many, with a loss or gradient that is not finite.
-            DataError: it is one too many, with a median of 0.
+            NonFiniteLossError: it is one too many, with a loss or gradient that is not finite; or
+                the parameters are not finite, which no later step can mend.
+            DataError: it is one too many, with a median of 0; or its tokens are at fault.
         """
         if self.pending is None:
             return
@@ -44,7 +50,9 @@ class SkipWatch:
         in_a_row = int(metrics["skipped_in_a_row"])
         if not in_a_row:
             return
-        error = _skip_error(metrics, where=f"step {step}, {self._describe(step)}")
+        where = f"step {step}, {self._describe(step)}"
+        _check_params(self._params(), where=where)
+        error = _skip_error(metrics, where=where)
         if in_a_row >= self._allowed:
             raise error
         logger.warning(
@@ -56,6 +64,28 @@ class SkipWatch:
         )
 
 
+def _check_params(params: PyTree, *, where: str) -> None:
+    """Skipped steps change no parameter, so one that is not finite was loaded or begun so.
+
+    Raises:
+        NonFiniteLossError: naming such parameters.
+    """
+    bad = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if not jnp.isfinite(leaf).all()
+    ]
+    if bad:
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        raise NonFiniteLossError(
+            f"parameters {', '.join(bad[:3])}{more} are NaN or infinite, and were before this step",
+            where=where,
+            expected="finite parameters",
+            fix="`taser verify MODEL_DIR` shows whether its checkpoint was damaged; train from "
+            "another one, or from other pretrained weights",
+        )
+
+
 def _skip_error(metrics: Mapping[str, jax.Array], *, where: str) -> TaserError:
     """Why a step was skipped."""
     loss, norm = float(metrics["loss"]), float(metrics["grad_norm"])
@@ -64,7 +94,8 @@ def _skip_error(metrics: Mapping[str, jax.Array], *, where: str) -> TaserError:
         also = f"; {in_a_row} steps in a row were skipped"
     if not (math.isfinite(loss) and math.isfinite(norm)):
         return NonFiniteLossError(
-            f"loss {loss}, gradient norm {norm}{also}",
+            f"loss {loss}, gradient norm {norm}, of finite parameters and tokens in the "
+            f"vocabulary{also}",
             where=where,
             expected="finite numbers",
             fix=(

@@ -1,0 +1,102 @@
+"""A full disk at every command: exit 2, and nothing is left that a later run takes for whole."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import resource
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from small_world import SmallWorld, gin, refused, succeed
+
+
+@contextlib.contextmanager
+def no_room_beyond(size: int) -> Iterator[None]:
+    """Files of this process cannot grow beyond so many bytes: EFBIG, in the middle of a write."""
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, former[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+
+
+def command(name: str, world: SmallWorld, made: pathlib.Path, out: pathlib.Path) -> list[str]:
+    """A command that reads a finished comparison and writes to `out`."""
+    data = gin(DATA_DIR=world.data_dir, COLLECTION="small")
+    round_1 = made / "taser-1"
+    arguments = {
+        "prepare pydocs": [
+            *gin(DATA_DIR=out, COLLECTION="c", TASKS=["summary"]),
+            "--gin.prepare_pydocs.packages=['json']",
+        ],
+        "vocab": [*data, *gin(VOCABULARY=out, VOCAB_SIZE=1000)],
+        "tokenize": [
+            *gin(DATA_DIR=world.data_dir, VOCABULARY=world.root / "vocabulary", TOKEN_STORE=out),
+            *gin(MIXTURE_OR_TASK_NAME="small", MIXTURE_OR_TASK_MODULE="small_tasks"),
+            *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}),
+        ],
+        "bm25": [*data, *gin(BM25_RUNS_DIR=out / "runs", BM25_INDEX_DIR=out / "index")],
+        "encode": gin(
+            MODEL_DIR=round_1 / "model", TOKEN_STORE=world.token_store, EMBEDDINGS_DIR=out
+        ),
+        "search": [
+            *(*data, *gin(EMBEDDINGS_DIR=round_1 / "embeddings", RUNS_DIR=out)),
+            *gin(INDEX_DIR=round_1 / "exact"),
+        ],
+        "index": [
+            *gin(EMBEDDINGS_DIR=round_1 / "embeddings", INDEX_DIR=out),
+            *gin("IndexConfig", kind="exact"),
+        ],
+        "mine": [*data, *gin(RUNS_DIR=round_1 / "runs", NEGATIVES_DIR=out)],
+        "evaluate": [
+            *(*data, *gin(RUNS_DIR=round_1 / "runs", EVAL_OUTPUT_DIR=out, SYSTEM="s")),
+        ],
+    }
+    return [*name.split(), *arguments[name]]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *(("prepare pydocs", 3000), ("vocab", 500), ("tokenize", 5000), ("bm25", 2000)),
+        *(("encode", 10_000), ("search", 5000), ("index", 100), ("mine", 2000), ("evaluate", 300)),
+    ],
+)
+def test_a_full_disk_is_named_and_the_same_command_goes_on(
+    small_world: SmallWorld,
+    compared: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    size: int,
+):
+    arguments = command(name, small_world, compared, tmp_path / "out")
+    with no_room_beyond(size):
+        message = refused(capsys, *arguments)
+    assert "could not " in message
+    assert "free some space" in message
+    assert not list(tmp_path.rglob("*.partial"))
+    succeed(*arguments)
+    undisturbed = tmp_path / "undisturbed"
+    succeed(*command(name, small_world, compared, undisturbed))
+    for path in undisturbed.rglob("*.npy"):
+        assert path.read_bytes() == (tmp_path / "out" / path.relative_to(undisturbed)).read_bytes()
+    succeed("verify", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["vocab", "bm25", "encode", "evaluate"])
+def test_a_file_in_the_way_is_named(
+    small_world: SmallWorld,
+    compared: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+):
+    (tmp_path / "out").write_text("")
+    message = refused(capsys, *command(name, small_world, compared, tmp_path / "out"))
+    assert "out" in message
+    assert "choose a directory" in message
+    shutil.rmtree(tmp_path)

@@ -1,0 +1,104 @@
+"""Damaged checkpoints, and what a NaN is blamed on."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_training
+import toy_loop
+from damage import flip
+
+from taser_jax import checksums
+from taser_jax.assembly.data import DeviceBatches
+from taser_jax.commands.verify import verify
+from taser_jax.data.batches.one_task import BatchStream
+from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.errors import DataError, NonFiniteLossError
+from taser_jax.mesh import MeshConfig, make_mesh
+from taser_jax.partitioning import Partitioner
+from taser_jax.training.checkpoints import (
+    CheckpointConfig,
+    Checkpoints,
+    check_whole,
+    restore_params_from,
+    set_aside_damaged,
+)
+from taser_jax.training.loop import LoopConfig
+from taser_jax.training.skipped_steps import SkipWatch
+
+
+def test_damaged_checkpoints_are_named_with_the_one_before(tmp_path: pathlib.Path):
+    state = toy_loop.initial_state()
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_latest=3))
+    for step in (1, 2, 3):
+        checkpoints.save(state, step=step, about=toy_loop.ABOUT)
+    checkpoints.close()
+    assert verify(directory=str(tmp_path)) > 15
+    for step, name in ((3, "state/manifest.ocdbt"), (2, "state/_METADATA")):
+        (tmp_path / f"checkpoint_{step}" / name).unlink()
+        with pytest.raises(DataError, match=rf"(?s){name}: .*missing.*checkpoint_{step - 1}"):
+            restore_params_from(tmp_path / f"checkpoint_{step}", abstract_params=state.params)
+    # Also where nothing was recorded.
+    (tmp_path / "checkpoint_3" / checksums.FILE).unlink()
+    with pytest.raises(DataError, match=r"(?s)manifest\.ocdbt: missing.*checkpoint_2"):
+        check_whole(tmp_path / "checkpoint_3")
+    assert check_whole(tmp_path / "checkpoint_1") is None
+
+
+@pytest.mark.parametrize("name", ["state/manifest.ocdbt", "state/_METADATA", "about/metadata"])
+def test_training_goes_on_from_the_last_whole_checkpoint(
+    tmp_path: pathlib.Path, name: str, caplog: pytest.LogCaptureFixture
+):
+    config = LoopConfig(train_steps=6, checkpoint_period=2)
+    undisturbed = toy_loop.run(tmp_path / "a", config)
+    toy_loop.run(tmp_path / "b", LoopConfig(train_steps=4, checkpoint_period=2))
+    flip(tmp_path / "b" / "checkpoint_4" / name)
+    logging.getLogger("taser").propagate = True
+    renamed = set_aside_damaged(tmp_path / "b")
+    assert renamed == [str(tmp_path / "b" / "damaged_checkpoint_4")]
+    assert "DAMAGED CHECKPOINT" in caplog.text
+    assert f"{name}: damaged after it was written: other bytes" in caplog.text
+    assert "training goes on from checkpoint_2" in caplog.text
+    again = toy_loop.run(tmp_path / "b", config)
+    assert again.state.params["weight"] == undisturbed.state.params["weight"]
+    assert set_aside_damaged(tmp_path / "b") == []
+    for step in (2, 4, 6):
+        flip(tmp_path / "b" / f"checkpoint_{step}" / "state" / "_METADATA")
+    with pytest.raises(DataError, match=r"(?s)checkpoint_6/state/_METADATA.*checkpoint_4"):
+        set_aside_damaged(tmp_path / "b")
+    assert (tmp_path / "b" / "checkpoint_6").exists()
+
+
+def test_a_nan_is_blamed_on_parameters_where_they_are_not_finite(tmp_path: pathlib.Path):
+    state = dataclasses.replace(
+        toy_loop.initial_state(), params={"weight": jnp.float32(1), "bias": jnp.float32(np.nan)}
+    )
+    metrics = {"skipped_in_a_row": 1, "skipped_total": 1, "loss": np.nan, "grad_norm": 0.0}
+    metrics = {name: jnp.float32(value) for name, value in metrics.items()}
+    watch = SkipWatch(allowed=5, describe=lambda step: f"of {step}", params=lambda: state.params)
+    watch.pending = 7, metrics
+    with pytest.raises(NonFiniteLossError, match=r"(?s)step 7, of 7: parameters bias are NaN"):
+        watch.check()
+    watch = SkipWatch(allowed=1, describe=str, params=toy_loop.initial_state)
+    watch.pending = 7, metrics
+    with pytest.raises(NonFiniteLossError, match="of finite parameters and tokens in the vocab"):
+        watch.check()
+
+
+def test_a_nan_is_blamed_on_token_ids_outside_the_vocabulary(tmp_path: pathlib.Path):
+    store = tiny_training.write_token_store(tmp_path / "tokens")
+    queries = {"first": store.queries("first", "train")}
+    stream = BatchStream(store, queries, BatchingConfig(batch_size=4))
+    partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()[:1]))
+    size = tiny_training.VOCABULARY_SIZE
+    batches = DeviceBatches(stream, queries, partitioner, vocabulary_size=size)
+    assert "task 'first', queries 'first-train-" in batches.describe(3)
+    smaller = DeviceBatches(stream, queries, partitioner, vocabulary_size=size - 2)
+    with pytest.raises(DataError, match=rf"(?s)step 3, task 'first'.*outside.*0 to {size - 3}"):
+        smaller.describe(3)
