@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from taser_jax.data.collections.store import list_tasks
 from taser_jax.data.seqio_tasks.context import require_data
-from taser_jax.data.seqio_tasks.sources import PassageSource, QuerySource
+from taser_jax.data.seqio_tasks.sources import OwnSource, PassageSource, QuerySource
 from taser_jax.data.seqio_tasks.tokenizers import TOKENS, PassageTokenizer, QueryTokenizer
 from taser_jax.data.text import preprocessors
 from taser_jax.data.text.preprocessors import check_length
@@ -47,6 +47,8 @@ def add_retrieval_task(
     query_preprocessors: Sequence[Preprocessor] = (),
     prompt: TaskPrompt = TaskPrompt(),
     query_length: int | None = None,
+    source: seqio.DataSource | None = None,
+    source_preprocessors: Sequence[Preprocessor] = (),
 ) -> seqio.Task:
     """Registers a task of a collection, and the collection's passages if they are not registered.
 
@@ -63,6 +65,11 @@ def add_retrieval_task(
         prompt: token ids before its queries; never truncated.
         query_length: length in tokens of its queries in a token store, including special tokens and
             prompt; None means the store's.
+        source: where its queries come from, if they were not prepared: any SeqIO source whose
+            examples have `query`, `positives` (ids of passages) and perhaps `query_id` and
+            `hard_negatives`. `taser tokenize` writes them beside the collection.
+        source_preprocessors: functions from data set to data set that give the source's examples
+            these names.
 
     Returns:
         The SeqIO task.
@@ -74,9 +81,20 @@ def add_retrieval_task(
         check_length(query_length)
     if passages_task(collection) not in seqio.TaskRegistry.names():
         add_passages_task(passages_task(collection), collection=collection)
+    queries = name if task is None else task
+    if source is None:
+        found = QuerySource(collection, queries, query_length=query_length)
+    else:
+        found = OwnSource(
+            collection,
+            queries,
+            source,
+            preprocessors=source_preprocessors,
+            query_length=query_length,
+        )
     return seqio.TaskRegistry.add(
         name,
-        source=QuerySource(collection, name if task is None else task, query_length=query_length),
+        source=found,
         preprocessors=[*query_preprocessors, QueryTokenizer(normalization, prompt)],
         output_features={"query": TOKENS},
     )

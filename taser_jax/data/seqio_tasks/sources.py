@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import seqio
 import tensorflow as tf
 
-from taser_jax.data.collections.store import SPLITS, PassageStore, QuerySet, list_tasks
+from taser_jax.data.collections.store import (
+    SPLITS,
+    PassageStore,
+    QuerySet,
+    list_tasks,
+    write_queries,
+)
 from taser_jax.data.seqio_tasks.context import data_in_use, require_data
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.records import Query
 
 PASSAGES_SPLIT = "all"
 _BLOCK = 1024
@@ -55,6 +63,104 @@ class QuerySource(seqio.FunctionDataSource):
             lambda: _query_blocks(queries), output_signature=signature
         )
         return with_tensors(blocks.unbatch())
+
+
+class OwnSource(QuerySource):
+    """Queries that any SeqIO source yields; their first use writes them beside the collection.
+
+    So every later command, BM25 and evaluation included, finds them as if they had been prepared.
+
+    Args:
+        collection: the collection that they refer to.
+        task: the task's name in it.
+        source: yields examples with `query`, `positives` (ids of passages, or one), and perhaps
+            `query_id` and `hard_negatives`; of its splits, train, validation and test count.
+        preprocessors: functions from data set to data set that give its examples these names.
+        query_length: tokens of its queries in a token store; None means the store's.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        task: str,
+        source: seqio.DataSource,
+        *,
+        preprocessors: Sequence[Callable[[tf.data.Dataset], tf.data.Dataset]] = (),
+        query_length: int | None = None,
+    ) -> None:
+        self._source, self._preprocessors = source, preprocessors
+        self._written: set[tuple[str, str]] = set()
+        super().__init__(collection, task, query_length=query_length)
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """Those of the source that a token store can have."""
+        return [split for split in SPLITS if split in self._source.splits]
+
+    def open(self, split: str) -> QuerySet:
+        """The query set of a split, written where it is not there yet.
+
+        Raises:
+            DataError: an example without a query or positives, or with an id of no passage.
+            ConfigError: other queries are there under this name.
+        """
+        data_dir = require_data().data_dir
+        if (data_dir, split) not in self._written:
+            self._write(data_dir, split)
+            self._written.add((data_dir, split))
+        return super().open(split)
+
+    def _write(self, data_dir: str, split: str) -> None:
+        queries = list(self._read(PassageStore.open(data_dir, self.collection), split))
+        if split not in list_tasks(data_dir, self.collection).get(self.task, ()):
+            write_queries(data_dir, self.collection, self.task, split, queries)
+        elif list(super().open(split)) != queries:
+            raise ConfigError(
+                f"task {self.task!r} has other queries of split {split!r} already",
+                where=f"collection {self.collection!r}",
+                expected="those that its source yields",
+                fix="give the task another name, or delete these queries",
+            )
+
+    def _read(self, store: PassageStore, split: str) -> Iterator[Query]:
+        dataset = self._source.get_dataset(split, shuffle=False)
+        for preprocessor in self._preprocessors:
+            dataset = preprocessor(dataset)
+        for number, example in enumerate(dataset.as_numpy_iterator()):
+            where = f"source of task {self.task!r}, split {split!r}, example {number}"
+            if missing := {"query", "positives"} - example.keys():
+                raise DataError(
+                    f"no {' and no '.join(sorted(missing))}",
+                    where=where,
+                    expected=f"query and positives; it has {', '.join(sorted(example))}",
+                    fix="rename its fields in source_preprocessors",
+                )
+            yield Query(
+                id=_text(example.get("query_id", f"{split}-{number}")),
+                text=_text(example["query"]),
+                task=self.task,
+                positives=_rows(store, example["positives"], where),
+                hard_negatives=_rows(store, example.get("hard_negatives", ()), where),
+            )
+
+
+def _rows(store: PassageStore, ids: Any, where: str) -> tuple[int, ...]:
+    found = []
+    for id in map(_text, np.atleast_1d(np.asarray(ids, object))):
+        row = store.find(id)
+        if row is None:
+            raise DataError(
+                f"no passage has the id {id!r}",
+                where=where,
+                expected=f"one of {len(store):,} ids, such as {store.ids[0]!r}",
+                fix="give the ids of the collection that the task names",
+            )
+        found.append(row)
+    return tuple(found)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 class PassageSource(seqio.FunctionDataSource):

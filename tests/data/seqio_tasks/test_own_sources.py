@@ -1,0 +1,148 @@
+"""Tasks over SeqIO sources of one's own: what they yield becomes queries of the collection."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+import seqio
+import tensorflow as tf
+
+from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
+from taser_jax.data.seqio_tasks.registry import add_retrieval_task
+from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
+from taser_jax.data.text.wordpiece import WordPieceVocabulary
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.records import Passage, Query
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh"]
+ROWS = [("a b", "p2", "p0"), ("c", "p1", "p2")]
+
+pytestmark = pytest.mark.usefixtures("empty_registries")
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    passages = [Passage(f"p{i}", letter) for i, letter in enumerate("fgh")]
+    write_collection(str(tmp_path / "data"), "toy", passages)
+    return str(tmp_path / "data")
+
+
+def from_csv(path):
+    """A CSV file of query, positive, negative as a SeqIO source."""
+
+    def dataset(split, shuffle_files, seed=None):
+        def rows():
+            with open(path, newline="") as file:
+                for query, positive, negative in csv.reader(file):
+                    yield {"question": query, "positives": [positive], "negative": negative}
+
+        return tf.data.Dataset.from_generator(
+            rows,
+            output_signature={
+                "question": tf.TensorSpec([], tf.string),
+                "positives": tf.TensorSpec([None], tf.string),
+                "negative": tf.TensorSpec([], tf.string),
+            },
+        )
+
+    return seqio.FunctionDataSource(dataset, splits=["train", "extra"])
+
+
+def renamed(dataset):
+    return dataset.map(
+        lambda row: {
+            "query": row["question"],
+            "positives": row["positives"],
+            "hard_negatives": row["negative"],
+        }
+    )
+
+
+@pytest.fixture
+def tokenized(data_dir, tmp_path):
+    """Registers a task over a source and makes its token store."""
+
+    def make(source, *, task="faq", preprocessors=(renamed,)):
+        add_retrieval_task(
+            task, collection="toy", source=source, source_preprocessors=preprocessors
+        )
+        return tokenize_collection(
+            data_dir=data_dir,
+            mixture_or_task=task,
+            vocabulary=WordPieceVocabulary(PIECES),
+            query_length=5,
+            passage_length=4,
+            output_dir=tmp_path / f"tokens-{task}",
+        )
+
+    return make
+
+
+@pytest.fixture
+def csv_file(tmp_path):
+    path = tmp_path / "faq.csv"
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows(ROWS)
+    return path
+
+
+def test_a_csv_file_becomes_queries_of_the_collection(tokenized, csv_file, data_dir):
+    store = tokenized(from_csv(csv_file))
+    assert store.tasks == {"faq": ["train"]}
+    found = store.queries("faq", "train")
+    assert list(found.query_ids) == [
+        "train-0",
+        "train-1",
+    ]
+    letters = [PIECES.index(letter) for letter in "abc"]
+    assert found.ids[:, :4].tolist() == [[2, *letters[:2], 3], [2, letters[2], 3, 0]]
+    # Later commands read the queries there.
+    queries = list(QuerySet.open(data_dir, "toy", "faq", "train"))
+    assert [(q.text, q.positives, q.hard_negatives) for q in queries] == [
+        ("a b", (2,), (0,)),
+        ("c", (1,), (2,)),
+    ]
+    # The same source again is fine; another one under the same name is not.
+    seqio.TaskRegistry.remove("faq")
+    tokenized(from_csv(csv_file))
+    csv_file.write_text("d,p0,p1\n")
+    seqio.TaskRegistry.remove("faq")
+    with pytest.raises(ConfigError, match="'faq' has other queries of split 'train' already"):
+        tokenized(from_csv(csv_file))
+
+
+def test_a_generator_with_ids_and_one_positive(tokenized, data_dir):
+    examples = [{"query": "a", "query_id": "mine", "positives": "p1"}]
+
+    def dataset(split, shuffle_files, seed=None):
+        return tf.data.Dataset.from_tensor_slices(
+            {name: [example[name] for example in examples] for name in examples[0]}
+        )
+
+    source = seqio.FunctionDataSource(dataset, splits=["validation"])
+    store = tokenized(source, preprocessors=())
+    assert store.tasks == {"faq": ["validation"]}
+    (query,) = QuerySet.open(data_dir, "toy", "faq", "validation")
+    assert query == Query("mine", "a", "faq", positives=(1,))
+
+
+@pytest.mark.parametrize(
+    ("row", "preprocessors", "words"),
+    [
+        ("a,p9,p0", (renamed,), r"split 'train', example 0: no passage has the id 'p9'"),
+        ("a,p1,p0", (), r"no query\n  expected: .*it has negative, positives, question"),
+    ],
+)
+def test_a_bad_example_is_named(tokenized, csv_file, row, preprocessors, words):
+    csv_file.write_text(row + "\n")
+    with pytest.raises(DataError, match=words):
+        tokenized(from_csv(csv_file), preprocessors=preprocessors)
+
+
+def test_prepared_queries_are_never_replaced(tokenized, csv_file, data_dir):
+    prepared = [Query("q", "b", "faq", positives=(0,))]
+    write_queries(data_dir, "toy", "faq", "train", prepared)
+    with pytest.raises(ConfigError, match="give the task another name"):
+        tokenized(from_csv(csv_file))
+    assert list(QuerySet.open(data_dir, "toy", "faq", "train")) == prepared
