@@ -11,7 +11,7 @@ import jax
 from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.assembly.data import with_mixture_rates
 from taser_jax.assembly.teacher import EncodedTeacher, open_teacher
-from taser_jax.batch import Batch, BatchShape
+from taser_jax.batch import Batch, BatchShape, DocumentsShape
 from taser_jax.data.batches.every_task import TaskBatchStream, step_batch_sizes
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.padding import Layout, Padding
@@ -58,6 +58,7 @@ def make_plan(
     queries: Mapping[str, TokenizedQueries],
     query_tasks: Sequence[str] = (),
     task_sizes: Mapping[str, int] | None = None,
+    memory: DocumentsShape | None = None,
 ) -> BatchPlan:
     """The plan of a configuration.
 
@@ -71,6 +72,7 @@ def make_plan(
         queries: task -> queries to train on, in the order of the task axis.
         query_tasks: the model's tasks with a query tower of their own.
         task_sizes: task -> number of queries, if there is no store.
+        memory: documents of each query, where they are fused with some; for batches of one task.
 
     Raises:
         ConfigError: batches that the devices or chunks cannot share, or a batch of every task
@@ -112,6 +114,7 @@ def make_plan(
         batching.batch_size * passages,
         passage_length,
         queued=batching.queue_steps * batching.batch_size * passages,
+        memory=memory,
         **_teacher_sizes(training, passages, teacher),
     )
     return BatchPlan(

@@ -89,6 +89,7 @@ def make_program(
     queries: Mapping[str, TokenizedQueries],
     feature_lengths: Mapping[str, int],
     task_sizes: Mapping[str, int] | None = None,
+    documents: int = 0,
 ) -> Program:
     """Shapes, shardings and the step of a configuration.
 
@@ -100,6 +101,7 @@ def make_program(
         queries: task -> queries to train on.
         feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
         task_sizes: task -> training queries, for a batch of every task without a store.
+        documents: that each query is fused with, K; 0 for queries alone.
 
     Raises:
         ConfigError: settings that contradict each other or do not fit the devices or the tokens.
@@ -118,6 +120,7 @@ def make_program(
         queries=queries,
         query_tasks=model.query_tasks,
         task_sizes=task_sizes,
+        memory=model.config.documents_shape(documents, passage_length) if documents else None,
     )
     params, axes = abstract_params(model), logical_axes(model)
     shardings = partitioner.param_shardings(axes, params)

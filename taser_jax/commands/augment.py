@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from taser_jax.artifacts import require_equal
+from taser_jax.assembly.attention import gold_documents
 from taser_jax.assembly.augmentation import read_lookup, write_lookup
 from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model
 from taser_jax.assembly.shared_embeddings import tower_fingerprints
@@ -40,6 +41,7 @@ def augment(
     splits: Sequence[str] | None = None,
     k: int = 10,
     excluded: Sequence[str] = (),
+    without_gold_of: str | None = None,
     config: EncodeConfig = EncodeConfig(),
     step: int | None = None,
 ) -> dict[str, int]:
@@ -58,6 +60,8 @@ def augment(
         splits: splits to use; None means all.
         k: documents per query.
         excluded: memories that are passed over.
+        without_gold_of: the memory that the queries' positives are of, to leave each training
+            query's own positives out of its documents; None leaves them in, as the paper does.
         config: sizes of batches.
         step: step of the checkpoint; None means the best one.
 
@@ -94,7 +98,7 @@ def augment(
             **embeddings.fingerprints,
             "queries": queries.fingerprint,
             "query_model": model.fingerprint,
-            "settings": json.dumps([k, sorted(excluded)]),
+            "settings": json.dumps([k, sorted(excluded), without_gold_of]),
         }
         name = f"{entry.task} {entry.split}"
         counts[name] = 0
@@ -102,7 +106,10 @@ def augment(
             logger.info("%s: looked up before", name)
             continue
         with phase(f"augment {name}"):
-            lookup = _look_up(model, queries, searcher, searched, k=k, config=config)
+            own = None
+            if without_gold_of is not None and entry.split == "train":
+                own = gold_documents(mixture, without_gold_of, queries.positives)
+            lookup = _look_up(model, queries, searcher, searched, k=k, own=own, config=config)
         write_lookup(
             output_dir,
             entry.task,
@@ -160,14 +167,26 @@ def _look_up(
     searched: np.ndarray,
     *,
     k: int,
+    own: Sequence[np.ndarray] | None,
     config: EncodeConfig,
 ) -> Lookup:
+    """The best K documents of each query, without its `own`."""
     config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
     encode = model.encode_fn(Role.QUERY, task=queries.task)
     embeddings, _ = encode_rows(encode, queries, np.arange(len(queries)), config=config)
-    found = searcher.search(embeddings, k)
+    deeper = 0 if own is None else max(map(len, own), default=0)
+    found = searcher.search(embeddings, min(k + deeper, len(searched)))
     rows = np.where(found.rows >= 0, searched[found.rows], NO_ROW).astype(np.int32)
-    return Lookup(queries.query_ids, rows, found.scores)
+    if own is None:
+        return Lookup(queries.query_ids, rows, found.scores)
+    left = np.array([~np.isin(line, gold) for line, gold in zip(rows, own, strict=True)])
+    order = np.argsort(~left, axis=1, kind="stable")[:, :k]
+    kept = np.take_along_axis(left, order, axis=1)
+    return Lookup(
+        queries.query_ids,
+        np.where(kept, np.take_along_axis(rows, order, axis=1), NO_ROW),
+        np.where(kept, np.take_along_axis(found.scores, order, axis=1), 0.0).astype(np.float32),
+    )
 
 
 def _write_run(

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 from etils import epath
 
 from taser_jax.artifacts import storage_errors
@@ -16,7 +15,7 @@ from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import open_store, training_queries
 from taser_jax.assembly.model_directory import embed
 from taser_jax.assembly.program import Program, make_program
-from taser_jax.batch import Role, Tokens
+from taser_jax.batch import BatchShape, DocumentsShape, Role
 from taser_jax.commands import train
 from taser_jax.compilation.ahead_of_time import (
     CompiledStep,
@@ -34,7 +33,7 @@ from taser_jax.compilation.topologies import (
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.mesh import make_mesh
-from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
+from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.transformer import Remat
 from taser_jax.partitioning import Partitioner, placed
@@ -43,6 +42,7 @@ from taser_jax.retrieval.embeddings import EncodeConfig
 
 REPORT_JSON, REPORT_TEXT = "report.json", "report.txt"
 _TRAINING, _ENCODING = "training step", "encoding of passages, on one host"
+_FUSED = "encoding of queries with documents, on one host"
 
 
 def compile_recipe(
@@ -53,6 +53,7 @@ def compile_recipe(
     feature_lengths: Mapping[str, int] | None = None,
     num_slices: int = 1,
     task_sizes: Mapping[str, int] | None = None,
+    documents: int = 10,
     token_store: str = "",
     tasks: Sequence[str] | None = None,
     encoding: EncodeConfig | None = EncodeConfig(),
@@ -74,6 +75,7 @@ def compile_recipe(
         feature_lengths: {"query": ..., "passage": ...}, tokens.
         num_slices: slices of the topology.
         task_sizes: task -> training queries, for recipes with a batch of every task.
+        documents: that each query brings, K, for models that fuse them; 0 compiles queries alone.
         token_store: in place of `task_sizes` and `feature_lengths`, tokens to take them from.
         tasks: tasks to train on, of those in the token store.
         encoding: batches of passages to encode; None compiles the training step alone.
@@ -100,6 +102,7 @@ def compile_recipe(
         queries={} if store is None else training_queries(store, task_names=tasks),
         feature_lengths=_known_lengths(feature_lengths, store),
         task_sizes=task_sizes,
+        documents=documents if model.fuses else 0,
     )
     with storage_errors(output_dir):
         output = epath.Path(output_dir) if output_dir else None
@@ -113,12 +116,12 @@ def compile_recipe(
         reports = _Reports(output)
         _training_report(reports, target, program, training, effort=compiler_effort)
         if encoding is not None:
-            _encoding_report(
+            _encoding_reports(
                 reports,
                 target,
-                program.model,
+                program,
                 encoding,
-                length=program.passage_length,
+                documents=documents if model.fuses else 0,
                 effort=compiler_effort,
             )
     return [report for report in reports.all if isinstance(report, StepReport)]
@@ -198,49 +201,75 @@ def _training_report(
     )
 
 
-def _encoding_report(
+def _encoding_reports(
     reports: _Reports,
     target: Topology,
-    model: DualEncoder,
+    program: Program,
     encoding: EncodeConfig,
     *,
-    length: int,
+    documents: int,
     effort: CompilerEffort,
 ) -> None:
-    """Encodes passages as `taser encode` does: each host its own, on replicated parameters."""
+    """Encodes passages, and queries with documents, as `taser encode` does.
+
+    Each host encodes its own, on replicated parameters.
+    """
     host = one_host(target)
     partitioner = Partitioner(make_mesh(devices=host.devices))
     devices = partitioner.batch_devices
     multiple = devices * -(-max(encoding.batch_multiple, 8) // devices)
     encoding = dataclasses.replace(encoding, batch_multiple=multiple)
-    size = encoding.batch_size(length, platform="tpu")
+    batch_tokens = "the default" if encoding.batch_tokens is None else f"{encoding.batch_tokens:,}"
+    model, length = program.model, program.passage_length
+    config = model.config
     params = placed(abstract_params(model), partitioner.replicated)
-    tokens = jax.eval_shape(
-        lambda: Tokens(
-            ids=jnp.zeros((size, length), jnp.int32), mask=jnp.zeros((size, length), bool)
+
+    def add(
+        name: str, role: Role, size: int, *, about: str, memory: DocumentsShape | None = None
+    ) -> None:
+        batch = BatchShape(size, program.query_length, size, length, memory=memory).abstract()
+        texts = batch.passages if role is Role.PASSAGE else batch.queries
+        task = next(iter(model.query_tasks), None) if role is Role.QUERY else None
+        flops = config.forward_flops(
+            batch_size=size,
+            length=length if memory is None else program.query_length,
+            memory=memory,
         )
-    )
-    tokens = placed(tokens, partitioner.batch_sharding)
-    static = {"model": model, "role": Role.PASSAGE, "task": None}
-    _report(
-        reports,
-        _ENCODING,
-        host,
-        compile_=lambda: compile_step(
-            embed, params, tokens, mesh=partitioner.mesh, effort=effort, **static
-        ),
-        describe=lambda compiled: StepReport(
-            name=_ENCODING,
-            about=f"{size} passages of {length} tokens",
-            topology=host,
-            mesh=dict(partitioner.mesh.shape),
-            compiled=compiled,
-            model_flops=model.config.forward_flops(batch_size=size, length=length) / devices,
-        ),
-        advise=lambda *_: (
-            f"lower EncodeConfig.batch_tokens, now {encoding.batch_tokens:,}; it decides the batch"
-        ),
-    )
+        _report(
+            reports,
+            name,
+            host,
+            compile_=lambda: compile_step(
+                embed,
+                params,
+                placed(texts, partitioner.batch_sharding),
+                mesh=partitioner.mesh,
+                effort=effort,
+                model=model,
+                role=role,
+                task=task,
+            ),
+            describe=lambda compiled: StepReport(
+                name=name,
+                about=about,
+                topology=host,
+                mesh=dict(partitioner.mesh.shape),
+                compiled=compiled,
+                model_flops=flops / devices,
+            ),
+            advise=lambda *_: (
+                f"lower EncodeConfig.batch_tokens, now {batch_tokens}; it decides the batch"
+            ),
+        )
+
+    size = encoding.batch_size(length, platform="tpu")
+    add(_ENCODING, Role.PASSAGE, size, about=f"{size} passages of {length} tokens")
+    if documents:
+        memory = config.documents_shape(documents, length)
+        own = program.query_length + (0 if memory.dim else memory.per_query * memory.length)
+        size = encoding.batch_size(own, platform="tpu")
+        about = f"{size} queries of {program.query_length} tokens, {documents} documents each"
+        add(_FUSED, Role.QUERY, size, about=about, memory=memory)
 
 
 def _report(

@@ -84,6 +84,12 @@ class BertFusionConfig(DualEncoderConfig):
             dtype=bert.dtype,
         )
 
+    def documents_shape(self, per_query: int, length: int) -> DocumentsShape:
+        """Tokens of the documents, or their embeddings."""
+        if self.documents is FusedStates.TOKENS:
+            return DocumentsShape(per_query, length)
+        return DocumentsShape(per_query, 1, self.embedding_dim)
+
     def memory_costs(self, memory: DocumentsShape, *, query_length: int) -> list[BlockCost]:
         """What documents add to a query's blocks: their encoder's, and a decoder over all."""
         bert, count = self.bert, memory.per_query

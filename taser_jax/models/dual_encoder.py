@@ -147,6 +147,15 @@ class ModelConfig(abc.ABC):
         del memory, query_length
         raise self.no_fusion()
 
+    def documents_shape(self, per_query: int, length: int) -> DocumentsShape:
+        """What queries with documents of `length` tokens bring.
+
+        Raises:
+            ConfigError: the model cannot take documents.
+        """
+        del per_query, length
+        raise self.no_fusion()
+
     def no_fusion(self) -> ConfigError:
         """The error of a model that is given documents and cannot take them."""
         return ConfigError(

@@ -46,6 +46,10 @@ class T5FusionConfig(T5DualEncoderConfig):
                 expected="the first decoder output: the decoder attends to the documents",
             )
 
+    def documents_shape(self, per_query: int, length: int) -> DocumentsShape:
+        """Tokens of the documents."""
+        return DocumentsShape(per_query, length)
+
     def memory_costs(self, memory: DocumentsShape, *, query_length: int) -> list[BlockCost]:
         """What documents add to a query's blocks: their encoder's, and longer cross-attention."""
         t5 = self.t5

@@ -14,7 +14,13 @@ from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.hosts import writes
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.workflows.episodes import Episode, Episodes, number_episodes
-from taser_jax.workflows.moma_options import Documents, LookupTraining, MomaConfig, Trained
+from taser_jax.workflows.moma_options import (
+    Documents,
+    EvaluatedLookup,
+    LookupTraining,
+    MomaConfig,
+    Trained,
+)
 from taser_jax.workflows.moma_stages import MomaStages
 from taser_jax.workflows.moma_targets import search_targets
 from taser_jax.workflows.setting import Setting
@@ -98,11 +104,15 @@ class _Alternation:
             lookup, documents = None, None
         else:
             lookup, documents = warmed, run.look_up(warmed)
+        newest, found = lookup, documents
         for episode in episodes:
             label = f"{kind.prefix}{episode.label}"
+            lookup, documents = newest, found
             end = run.train_end(label, episode.training, end, documents)
             if kind is LookupTraining.LEARNED:
-                lookup, documents = self._learn(label, episode.training, end, lookup, documents)
+                newest, found = self._learn(label, episode.training, end, lookup, documents)
+            if run.moma.evaluated is EvaluatedLookup.NEWEST:
+                lookup, documents = newest, found
             run.retrieve(
                 end,
                 self.rows,

@@ -30,6 +30,28 @@ class LookupTraining(enum.Enum):
         return "" if self is LookupTraining.LEARNED else f"{self.value}-"
 
 
+class GoldDocuments(enum.Enum):
+    """Whether a training query's own positives may be among its documents D^a.
+
+    KEPT: where the lookup finds them (MoMA: 46% of queries at first, 62% at last).
+    REMOVED: never; the end retriever cannot learn to copy them.
+    """
+
+    KEPT = "kept"
+    REMOVED = "removed"
+
+
+class EvaluatedLookup(enum.Enum):
+    """The lookup whose documents an episode's end retriever is tested and mines with.
+
+    NEWEST: f_a,t, which was trained on what f_t attends to.
+    BEFORE: f_a,t−1, whose documents f_t was trained with.
+    """
+
+    NEWEST = "newest"
+    BEFORE = "before"
+
+
 @dataclasses.dataclass(frozen=True)
 class MomaConfig:
     """Memories, how much of them an episode uses, and what MoMA is compared with.
@@ -47,6 +69,8 @@ class MomaConfig:
         targets: name -> token store of a collection that is searched without training on it, with
             its test queries; it stands in for the source as a memory.
         compared: the ways to train the lookup, all from one warm-up.
+        gold: whether a training query's positives may be among its documents.
+        evaluated: the lookup that an episode is tested with (unstated in the paper).
         frozen_passages: whether no training changes the passage tower, so that passages are encoded
             once by the pretrained weights, and trainings read their embeddings.
         shared_embeddings: where passages' embeddings are kept by text, for several runs to share;
@@ -62,6 +86,8 @@ class MomaConfig:
     attention: FidAttention = FidAttention.SUM
     targets: Mapping[str, str] = dataclasses.field(default_factory=dict)
     compared: Sequence[LookupTraining] = (LookupTraining.LEARNED,)
+    gold: GoldDocuments = GoldDocuments.KEPT
+    evaluated: EvaluatedLookup = EvaluatedLookup.NEWEST
     frozen_passages: bool = False
     shared_embeddings: str | None = None
 

@@ -30,7 +30,13 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.settings import flatten
-from taser_jax.workflows.moma_options import Documents, LookupTraining, MomaConfig, Trained
+from taser_jax.workflows.moma_options import (
+    Documents,
+    GoldDocuments,
+    LookupTraining,
+    MomaConfig,
+    Trained,
+)
 from taser_jax.workflows.retrieval_stages import DEVELOPMENT, RetrievalStages
 from taser_jax.workflows.setting import BM25, Setting
 from taser_jax.workflows.stages import Stages
@@ -130,7 +136,7 @@ class MomaStages:
         """
         moma, root = self.moma, self.root / lookup.label
         memory_dir = self.root / "memories" / self.shared_embeddings(lookup).name
-        inputs = {**lookup.inputs, "depth": moma.lookup_depth}
+        inputs = {**lookup.inputs, "depth": moma.lookup_depth, "gold": moma.gold.value}
         directory = root / "documents"
 
         def stage() -> dict[str, Any]:
@@ -143,6 +149,7 @@ class MomaStages:
                 output_dir=str(directory),
                 tasks=self.setting.tasks,
                 k=depth,
+                without_gold_of=moma.source if moma.gold is GoldDocuments.REMOVED else None,
                 config=self.setting.encode,
             )
             return {"encoded": counts}

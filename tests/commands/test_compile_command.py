@@ -233,3 +233,39 @@ def test_help_names_the_flag(capsys):
     shown = capsys.readouterr().out
     assert "--topology=VALUE  sets compile_recipe.topology" in shown
     assert "runs/compile.gin and then runs/taser_base.gin" in shown
+
+
+@pytest.mark.parametrize("documents", ["tokens", "embeddings"])
+def test_queries_with_documents_are_compiled(documents, tmp_path, capsys, monkeypatch):
+    """What the step and the encoder are given has K documents for each query."""
+    given = []
+
+    def compile_step(step, *arguments, mesh, effort, **static):
+        given.append(arguments[1])
+        return compiled(SMALL_MEMORY)
+
+    monkeypatch.setattr(compile_module, "compile_step", compile_step)
+    model = [
+        "--gin_file=models/bert_fusion.gin",
+        "--gin.BertFusionConfig.decoder_layers=1",
+        f"--gin.BertFusionConfig.documents={documents}",
+        "--gin.compile_recipe.documents=3",
+    ]
+    arguments = ("--topology=v5e:2x2", f"--gin.compile_recipe.output_dir={tmp_path}", *model)
+    small = [flag for flag in SMALL if "ExpertConfig" not in flag]
+    assert cli.run(["compile", *small, *arguments]) == 0
+    batches, passages, queries = given
+    (batch,) = batches.values()
+    each = {"tokens": (16, 3, 64), "embeddings": (16, 3, 128)}[documents]
+    found = batch.queries.documents
+    assert (found.ids if documents == "tokens" else found).shape == each
+    assert batch.queries.present.shape == (16, 3)
+    assert passages.ids.shape[1] == 64
+    assert queries.present.shape[1] == 3
+    reports = json.loads((tmp_path / "report.json").read_text())
+    assert reports[2]["step"] == "encoding of queries with documents, on one host"
+    # Documents cost what the formulas say: more as tokens than as one embedding each.
+    assert cli.run(["compile", *small, *arguments, "--gin.compile_recipe.documents=0"]) == 0
+    without = json.loads((tmp_path / "report.json").read_text())
+    assert len(without) == 2
+    assert reports[0]["flops"]["model"] > without[0]["flops"]["model"]
