@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from taser_jax.artifacts import read_json
 from taser_jax.batch import Batch, Tokens
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.options import BatchingConfig
@@ -44,11 +45,14 @@ def training_queries(
 
     Args:
         store: the token store.
-        task_names: tasks wanted; None means all that have the split.
+        task_names: tasks wanted, by their names in the store or in SeqIO's registry; None means all
+            that have the split.
         negatives_dirs: from `taser mine`; a directory without this task and split adds nothing.
         split: split of the queries.
     """
-    names = task_names or [task for task, splits in store.tasks.items() if split in splits]
+    names = [task for task, splits in store.tasks.items() if split in splits]
+    if task_names:
+        names = names_in_store(store, task_names)
     tasks = {}
     for name in names:
         if task_names and split != "train" and split not in store.tasks.get(name, ()):
@@ -81,6 +85,16 @@ def training_queries(
             )
         tasks[name] = queries
     return tasks
+
+
+def names_in_store(store: TokenStore, names: Sequence[str]) -> list[str]:
+    """Tasks by their names in a token store, also those given by their names in SeqIO's registry.
+
+    Example:
+        `docs_summary`, registered for task `summary` of collection `docs`, is `summary`.
+    """
+    registered = read_json(store.directory / MIXTURE_FILE, absent={}).get("registered", {})
+    return [name if name in store.tasks else registered.get(name, name) for name in names]
 
 
 def _teacher_scores(

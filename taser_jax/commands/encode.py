@@ -10,6 +10,7 @@ import jax
 from taser_jax.assembly.attention import document_attention
 from taser_jax.assembly.augmentation import Augmentation, read_lookup
 from taser_jax.assembly.cached_states import cached_states
+from taser_jax.assembly.data import names_in_store
 from taser_jax.assembly.model_directory import (
     LoadedModel,
     check_vocabulary,
@@ -168,6 +169,7 @@ def _queries(
 ) -> list[TokenizedQueries]:
     """Query sets of the token store for these tasks and splits."""
     known = store.tasks
+    tasks = None if tasks is None else names_in_store(store, tasks)
     for what, asked, there in (
         ("task", tasks, list(known)),
         ("split", splits, sorted({split for found in known.values() for split in found})),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import jax
 import numpy as np
@@ -39,7 +39,8 @@ def tasks_with(
         data_dir: folder of collections.
         collection: its name.
         split: "train", "validation" or "test".
-        tasks: those wanted; None means every task that has the split.
+        tasks: those wanted, also with the collection's name before theirs, as tasks are registered;
+            None means every task that has the split.
         where: the setting that names the split, for messages.
         fix: what to do where it is missing; None means to take or prepare another.
 
@@ -47,7 +48,8 @@ def tasks_with(
         ConfigError: a task wanted does not exist or has no such split, or none has it.
     """
     known = list_tasks(data_dir, collection)
-    for task in tasks or ():
+    tasks = [_in_collection(task, collection, known) for task in tasks or ()]
+    for task in tasks:
         if task not in known:
             raise ConfigError(
                 f"no task {task!r} in collection {collection!r}",
@@ -62,7 +64,7 @@ def tasks_with(
                 expected=f"one of {', '.join(known[task])}",
                 fix=fix or "take a split that it has, or prepare this one",
             )
-    found = list(tasks) if tasks else sorted(task for task in known if split in known[task])
+    found = tasks or sorted(task for task in known if split in known[task])
     if not found:
         raise ConfigError(
             f"no task of collection {collection!r} has a split {split!r}",
@@ -70,6 +72,14 @@ def tasks_with(
             fix=fix or "prepare queries for it",
         )
     return found
+
+
+def _in_collection(task: str, collection: str, known: Container[str]) -> str:
+    """`summary` for `docs_summary` or `docs.summary` of collection `docs`, if that is no task."""
+    if task in known:
+        return task
+    short = task.removeprefix(f"{collection}_").removeprefix(f"{collection}.")
+    return short if short in known else task
 
 
 def check_known(tasks: Sequence[str], known: Iterable[str], *, where: str) -> None:

@@ -12,7 +12,12 @@ from taser_jax.artifacts import write_json
 from taser_jax.assembly.data import MIXTURE_FILE, check_lengths
 from taser_jax.data.collections.store import SPLITS, list_tasks
 from taser_jax.data.seqio_tasks.context import use_data
-from taser_jax.data.seqio_tasks.registry import add_collection, is_registered, mixture_rates
+from taser_jax.data.seqio_tasks.registry import (
+    add_collection,
+    is_registered,
+    mixture_rates,
+    retrieval_tasks,
+)
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text.prompts import Prompt, TaskPrompt
 from taser_jax.data.text.vocabularies import load_vocabulary
@@ -93,7 +98,13 @@ def tokenize(
         with use_data(data_dir=data_dir, vocabulary=load_vocabulary(store.vocabulary_directory)):
             trained = [task for task, there in store.tasks.items() if "train" in there]
             weights = mixture_rates(mixture_or_task, trained=trained)
-        mixture = {"format_version": 1, "mixture": mixture_or_task, "weights": weights}
+            tasks = retrieval_tasks(mixture_or_task)
+        mixture = {
+            "format_version": 1,
+            "mixture": mixture_or_task,
+            "weights": weights,
+            "registered": {task.name: task.source.task for task in tasks},
+        }
         write_json(pathlib.Path(output_dir) / MIXTURE_FILE, mixture)
     logger.info(
         "token store: %s passages, %s query sets, fingerprint %s",

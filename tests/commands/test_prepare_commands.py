@@ -9,9 +9,12 @@ import pytest
 from capitals import IDS, PASSAGES, Capitals
 from small_world import TASKS, SmallWorld, gin, refused, succeed
 
+from taser_jax.assembly.data import training_queries
+from taser_jax.commands.inputs import tasks_with
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.errors import ConfigError
 
 
 def test_dpr_files(capitals: Capitals):
@@ -112,6 +115,20 @@ def test_vocabulary_and_token_store(small_world: SmallWorld):
         "summary": 1.0,
         "code": 1.0,
     }
+
+
+def test_tasks_go_by_their_registered_names_too(small_world: SmallWorld):
+    store = TokenStore.open(small_world.token_store)
+    by_store = training_queries(store, task_names=["code"])
+    by_registry = training_queries(store, task_names=["small_code"])
+    assert list(by_registry) == list(by_store) == ["code"]
+    with pytest.raises(ConfigError, match="no task 'small_cod'"):
+        training_queries(store, task_names=["small_cod"])
+    names = ["small_summary", "small.code", "summary"]
+    found = tasks_with(str(small_world.data_dir), "small", split="train", tasks=names)
+    assert found == ["summary", "code", "summary"]
+    with pytest.raises(ConfigError, match="no task 'other_code'"):
+        tasks_with(str(small_world.data_dir), "small", split="train", tasks=["other_code"])
 
 
 def test_another_vocabulary_in_the_directory_is_refused(small_world: SmallWorld, capsys):
