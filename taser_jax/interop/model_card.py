@@ -83,7 +83,7 @@ def metadata(source: ExportSource, format: str) -> dict[str, Any]:
         "score": "dot",
         "task": source.task,
         "metrics": dict(source.metrics),
-        "training": dict(source.facts),
+        "training": {name: _without_folder(value) for name, value in source.facts.items()},
         "model": json.loads(config_io.to_json(source.config)),
     }
 

@@ -15,6 +15,7 @@ from taser_jax.errors import ConfigError
 from taser_jax.interop import lowering
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
+from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models import config_io
 
 FORMAT_VERSION = 1
@@ -46,6 +47,40 @@ program = export.deserialize((directory / "encode_query.stablehlo").read_bytes()
 embeddings = jax.jit(program.call)(params, ids, mask)  # float32 [batch, dim]
 """
 
+# How to make `ids` and `mask` of queries without taser_jax, by kind of vocabulary.
+TOKENIZE_SNIPPETS = {
+    "wordpiece": """\
+import numpy as np
+from tokenizers import Tokenizer
+
+directory = "."
+texts = ["which river flows through Paris?"]  # of passages: (title, text)
+tokenizer = Tokenizer.from_file(f"{directory}/vocabulary/tokenizer.json")
+tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
+tokenizer.enable_truncation(%(length)d)
+tokenizer.enable_padding()
+encoded = tokenizer.encode_batch(texts)
+ids = np.array([one.ids for one in encoded], np.int32)
+mask = np.array([one.attention_mask for one in encoded], bool)
+""",
+    "sentencepiece": """\
+import numpy as np
+from sentencepiece import SentencePieceProcessor
+
+directory = "."
+texts = ["which river flows through Paris?"]
+tokenizer = SentencePieceProcessor(model_file=f"{directory}/vocabulary/sentencepiece.model")
+start = [tokenizer.bos_id()] if tokenizer.bos_id() >= 0 else []
+rows = [
+    [*start, *row][: %(length)d - 1] + [tokenizer.eos_id()] for row in tokenizer.encode(texts)
+]
+lengths = np.array([len(row) for row in rows])
+mask = np.arange(lengths.max()) < lengths[:, None]
+ids = np.zeros(mask.shape, np.int32)
+ids[mask] = np.concatenate(rows)
+""",
+}
+
 
 def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     """Writes `encode_query.stablehlo`, `encode_passage.stablehlo` and what they need.
@@ -70,6 +105,9 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
         output_dir / PARAMETERS_FILE,
     )
     shutil.copytree(source.vocabulary_dir, output_dir / VOCABULARY)
+    if vocabulary["kind"] == "wordpiece":
+        longest = max(source.query_length, source.passage_length)
+        write_tokenizer(source.vocabulary_dir, output_dir / VOCABULARY, max_length=longest)
     config_io.save(source.config, output_dir / MODEL_FILE)
     lengths = {Role.QUERY: source.query_length, Role.PASSAGE: source.passage_length}
     functions: dict[str, dict[str, Any]] = {}
@@ -118,18 +156,13 @@ def card_texts(source: ExportSource) -> CardTexts:
         "cpu, cuda and tpu, for any batch size and length. Both take the parameters in "
         "`params.safetensors`, `ids` (int32 [batch, length]) and `mask` (bool, True at tokens); "
         f"the output is float32 [batch, {source.config.embedding_dim}]. `signature.json` has "
-        "the same, machine-readable. The vocabulary in `vocabulary/` converts texts to ids; with "
-        "taser_jax installed, use `taser_jax.data.text.preprocessors.encode_queries` and "
-        "`encode_passages`.\n"
+        "the same, machine-readable. The code converts queries to ids with the vocabulary in "
+        "`vocabulary/`, without taser_jax; passages have their own length. With taser_jax, use "
+        "`taser_jax.data.text.preprocessors.encode_queries` and `encode_passages`.\n"
     ) + left_to_the_reader(source)
-    example = """
-import numpy as np
-
-directory = "."
-ids = np.array([[2, 7, 8, 3], [2, 7, 3, 0]], np.int32)  # of two queries, padded with 0
-mask = ids != 0
-"""
-    return CardTexts("stablehlo", contents, f"{example.strip()}\n\n{LOAD_SNIPPET}", ("jax",))
+    kind = _vocabulary_metadata(source)["kind"]
+    tokenize = TOKENIZE_SNIPPETS[kind] % {"length": source.query_length}
+    return CardTexts("stablehlo", contents, f"{tokenize}\n{LOAD_SNIPPET}", ("jax",))
 
 
 def _vocabulary_metadata(source: ExportSource) -> dict[str, Any]:

@@ -164,3 +164,12 @@ def test_a_vocabulary_that_says_nothing_of_itself_is_unknown(source):
 )
 def test_folders_are_not_published(text, expected):
     assert without_folders(text) == expected
+
+
+def test_no_folder_of_this_machine_is_in_either_file(source, tmp_path):
+    facts = {**source.facts, "pretrained": "/home/someone/weights/minilm", "query_length": 32}
+    moved = dataclasses.replace(source, facts=facts)
+    write_card(moved, tmp_path, TEXTS)
+    written = json.loads((tmp_path / "export.json").read_text())["training"]
+    assert written == {**source.facts, "pretrained": "minilm", "query_length": 32}
+    assert "someone" not in (tmp_path / "README.md").read_text()

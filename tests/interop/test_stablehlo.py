@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 
@@ -19,11 +20,15 @@ from tiny_source import (
 )
 
 from taser_jax.batch import Role
+from taser_jax.data.text.preprocessors import encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.vocabulary_training import train_vocabulary
 from taser_jax.errors import ConfigError
 from taser_jax.interop.stablehlo import (
     LOAD_SNIPPET,
     PARAMETERS_FILE,
+    TOKENIZE_SNIPPETS,
+    card_texts,
     export_stablehlo,
 )
 from taser_jax.models import config_io
@@ -154,6 +159,39 @@ def test_the_snippet_runs_without_taser_jax(det_r, tmp_path):
     arguments = [str(directory), str(tmp_path / "tokens.npz"), str(output)]
     subprocess.run([sys.executable, "-c", program, *arguments], check=True)
     np.testing.assert_allclose(np.load(output), embed(source, Role.QUERY, tokens), atol=2e-6)
+
+
+def test_the_card_converts_texts_to_our_ids_without_us(det_r, tmp_path):
+    source, directory = det_r
+    code = card_texts(source).code.partition("import pathlib")[0]
+    vocabulary = load_vocabulary(directory / "vocabulary")
+    words = [piece for piece in vocabulary.pieces if piece.isalpha()]
+    texts = [" ".join(words[:3]), "[SEP] " + " ".join(words * 9), f"{words[4].upper()}?"]
+    names = {}
+    code = code.replace('directory = "."', f"directory = {str(directory)!r}")
+    exec(re.sub(r"^texts = .*$", f"texts = {texts!r}", code, flags=re.M), names)
+    ours = encode_queries(texts, vocabulary, length=QUERY_LENGTH)
+    width = names["ids"].shape[1]
+    np.testing.assert_array_equal(names["ids"], ours.ids[:, :width])
+    np.testing.assert_array_equal(names["mask"], ours.mask[:, :width])
+    assert ours.mask[:, :width].sum() == ours.mask.sum()
+
+
+def test_the_card_of_a_sentencepiece_model_converts_texts_to_our_ids(tmp_path):
+    texts = ["the river flows", "a dog and a cat " * 9]
+    vocabulary = train_vocabulary(
+        [*texts, *json.__doc__.splitlines(), *subprocess.__doc__.splitlines()],
+        kind="sentencepiece",
+        size=100,
+        output_dir=tmp_path / "vocabulary",
+    )
+    code = TOKENIZE_SNIPPETS["sentencepiece"] % {"length": 12}
+    names = {}
+    code = code.replace('directory = "."', f"directory = {str(tmp_path)!r}")
+    exec(re.sub(r"^texts = .*$", f"texts = {texts!r}", code, flags=re.M), names)
+    ours = encode_queries(texts, vocabulary, length=12)
+    np.testing.assert_array_equal(names["ids"], ours.ids[:, : names["ids"].shape[1]])
+    np.testing.assert_array_equal(names["mask"], ours.mask[:, : names["ids"].shape[1]])
 
 
 @pytest.mark.parametrize("changes", [{"query_length": 13}, {"passage_length": 0}])
