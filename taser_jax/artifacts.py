@@ -9,8 +9,10 @@ import json
 import os
 import pathlib
 import re
+import tokenize
 import urllib.parse
 import uuid
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -25,6 +27,11 @@ FilePath = str | os.PathLike[str]
 METADATA = "metadata.json"
 # Ends the names of files and directories that are being written.
 PARTIAL = ".partial"
+# What NumPy raises for a damaged file, of which its header may be no Python and its shape no size.
+ARRAY_ERRORS = (
+    *(OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError),
+    *(MemoryError, OverflowError, RecursionError, tokenize.TokenError, zipfile.BadZipFile),
+)
 _PLAN = "plan.json"
 _DIGITS = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -195,7 +202,7 @@ def read_json(
         raise DataError("no such file", where=where, fix=fix) from error
     except OSError as error:
         raise DataError(f"cannot be read: {error}", where=where, fix=fix) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON: {error}", where=where, fix=fix) from error
     if not isinstance(value, dict):
         raise DataError(type(value).__name__, where=where, expected="a JSON object", fix=fix)

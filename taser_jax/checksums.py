@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from taser_jax.errors import DataError
 
 FILE = "checksums.txt"
-# Opening an artefact reads all of its bytes up to this size: a quarter of a second at zlib's
-# 4 GB/s. Sizes are always compared, and `taser verify` reads everything.
+# Opening an artefact reads all of its bytes up to this size, once per process and change: less than
+# the imports of a command take. Sizes are always compared, and `taser verify` reads everything.
 READ_ON_OPENING = 1 << 30
 _LINE = re.compile(r"([0-9a-f]{8}) (\d+) (.+)")
 _BLOCK = 1 << 22

@@ -131,7 +131,7 @@ def json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             value = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise _malformed_json(path, number, error) from error
         yield number, _as_object(path, number, value)
 
@@ -180,6 +180,8 @@ def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
                     raise _cut_short(path, line) from error
                 at = line + buffer.count("\n", position, error.pos)
                 raise _malformed_json(path, at, error) from error
+            except (ValueError, RecursionError) as error:
+                raise _malformed_json(path, line, error) from error
             if between not in ("[", ","):
                 raise DataError(
                     f"found {between!r} between two values",
@@ -228,9 +230,13 @@ def _as_object(path: FilePath, line: int, value: Any) -> dict[str, Any]:
     return value
 
 
-def _malformed_json(path: FilePath, line: int, error: json.JSONDecodeError) -> DataError:
+def _malformed_json(path: FilePath, line: int, error: Exception) -> DataError:
+    # Others: numbers of thousands of digits, and nesting as deep.
+    found = str(error)
+    if isinstance(error, json.JSONDecodeError):
+        found = f"{error.msg} (column {error.colno})"
     return DataError(
-        f"not valid JSON: {error.msg} (column {error.colno})",
+        f"not valid JSON: {found}",
         where=f"{os.fspath(path)}:{line}",
         expected="a JSON object",
         fix="correct the line, or write the file again with a JSON library",

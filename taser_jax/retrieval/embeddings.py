@@ -389,7 +389,7 @@ def _as_stored(array: np.ndarray, dtype: EmbeddingDtype) -> np.ndarray:
 def _open_shard(path: pathlib.Path, shape: tuple[int, int], dtype: EmbeddingDtype) -> np.ndarray:
     try:
         stored = np.load(path, mmap_mode="r")
-    except (OSError, ValueError) as error:
+    except artifacts.ARRAY_ERRORS as error:
         raise DataError(
             f"missing or damaged shard: {error}",
             where=str(path),

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from taser_jax.artifacts import (
+    ARRAY_ERRORS,
     METADATA,
     FilePath,
     read_metadata,
@@ -94,7 +95,7 @@ class QueryArrays:
             with np.load(directory / _ARRAYS) as file:
                 arrays = {name: file[name] for name in file.files}
             query_ids = json.loads((directory / _QUERY_IDS).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except ARRAY_ERRORS as error:
             raise DataError(
                 f"missing or damaged: {error}", where=str(directory), fix=again
             ) from error

@@ -110,7 +110,15 @@ def _qa_csv(path: FilePath) -> Iterator[located.Question]:
         if not content.strip():
             continue
         where = f"{os.fspath(path)}:{line}"
-        columns = next(csv.reader([content.rstrip("\r\n")], delimiter="\t"))
+        try:
+            columns = next(csv.reader([content.rstrip("\r\n")], delimiter="\t"))
+        except csv.Error as error:
+            raise DataError(
+                f"not tab-separated columns: {error}",
+                where=where,
+                expected="a question, a tab and a list of answers, without other line breaks",
+                fix="remove the carriage return or NUL within the line",
+            ) from error
         if len(columns) != 2:
             raise DataError(
                 f"{len(columns)} tab-separated columns",
@@ -184,7 +192,7 @@ def _contexts(record: Mapping[str, Any], name: str, where: str) -> tuple[located
 
 def _located_passages(path: FilePath) -> Iterator[tuple[int, Passage]]:
     rows = csv_rows(path)
-    header_line, header = next(rows)
+    header_line, header = next(rows, (1, []))
     header = [name.strip() for name in header]
     for name in _REQUIRED_COLUMNS:
         if name not in header:

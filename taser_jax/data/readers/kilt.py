@@ -348,7 +348,7 @@ def _place(item: Mapping[str, Any], name: str, where: str) -> int | None:
 
 def _located_passages(path: FilePath) -> Iterator[tuple[int, KiltPassage]]:
     rows = dpr.csv_rows(path)
-    header_line, header = next(rows)
+    header_line, header = next(rows, (1, []))
     header = [name.strip() for name in header]
     if len(header) < 4 or any(name not in header[:4] for name in _COLUMNS):
         raise DataError(

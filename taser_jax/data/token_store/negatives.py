@@ -15,8 +15,8 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import IO, Any
 
 import numpy as np
 from jaxtyping import Float32, Int32
@@ -29,6 +29,7 @@ FORMAT_VERSION = 2
 _REMAKE = "mine them again with `taser mine`, into a new directory"
 _RESCORE = "score them again with `taser score`, into a new directory"
 _FILES = "files"
+_LARGEST_ROW = np.iinfo(np.int32).max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +194,7 @@ def read_negatives(
     check_file(path, fix=_REMAKE)
     found: dict[str, QueryNegatives] = {}
     with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in _decoded(file, path):
             query_id, negatives = _parse(line, f"{path}:{number}")
             if query_id in found:
                 raise DataError(f"query {query_id!r} is repeated", where=f"{path}:{number}")
@@ -209,6 +210,13 @@ def read_negatives(
     lines = [found.get(query_id, absent) for query_id in query_ids]
     _check_teacher(lines, query_ids, str(path))
     return lines
+
+
+def _decoded(file: IO[str], path: pathlib.Path) -> Iterator[tuple[int, str]]:
+    try:
+        yield from enumerate(file, start=1)
+    except UnicodeDecodeError as error:
+        raise DataError(f"not UTF-8 ({error})", where=str(path), fix=_REMAKE) from error
 
 
 def _check_teacher(lines: Sequence[QueryNegatives], query_ids: Sequence[str], where: str) -> None:
@@ -232,11 +240,13 @@ def _parse(line: str, where: str) -> tuple[str, QueryNegatives]:
         teacher = record.get("teacher")
         if teacher is not None:
             teacher = teacher["positives"], teacher["negatives"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"not a line of negatives ({error})", where=where, fix=_REMAKE) from error
     if not isinstance(query_id, str):
         raise DataError(f"query_id is {query_id!r}", where=where, expected="a string")
-    if not isinstance(rows, list) or not all(type(row) is int and row >= 0 for row in rows):
+    if not isinstance(rows, list) or not all(
+        type(row) is int and 0 <= row <= _LARGEST_ROW for row in rows
+    ):
         raise DataError(
             "rows is not a list of rows", where=where, expected="whole numbers, 0 or more"
         )

@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from taser_jax.artifacts import METADATA, FilePath, check_version, read_json
+from taser_jax.artifacts import ARRAY_ERRORS, METADATA, FilePath, check_version, read_json
 from taser_jax.batch import Tokens
 from taser_jax.checksums import check_directory
 from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries
@@ -187,7 +187,7 @@ def _read_metadata(directory: pathlib.Path) -> TokenStoreMetadata:
 def _load(path: pathlib.Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
     try:
         return np.load(path, mmap_mode=mmap_mode)
-    except (OSError, ValueError, EOFError) as error:
+    except ARRAY_ERRORS as error:
         raise _damaged(path, error) from error
 
 
@@ -232,7 +232,7 @@ def _open_queries(
     path = folder / "query_ids.json"
     try:
         query_ids = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, error) from error
     return TokenizedQueries(
         array.ids,
