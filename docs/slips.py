@@ -131,6 +131,35 @@ def replace(path: str, old: str, new: str) -> Callable[[pathlib.Path], None]:
     return change
 
 
+def truncate(path: str) -> Callable[[pathlib.Path], None]:
+    """Takes the last bytes from a file."""
+
+    def change(directory: pathlib.Path) -> None:
+        (directory / path).write_bytes((directory / path).read_bytes()[:-7])
+
+    return change
+
+
+def flip(path: str) -> Callable[[pathlib.Path], None]:
+    """Changes a bit of a file's last byte."""
+
+    def change(directory: pathlib.Path) -> None:
+        content = (directory / path).read_bytes()
+        (directory / path).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+    return change
+
+
+def remove(pattern: str) -> Callable[[pathlib.Path], None]:
+    """Removes files."""
+
+    def change(directory: pathlib.Path) -> None:
+        for path in list(directory.glob(pattern)):
+            path.unlink()
+
+    return change
+
+
 def interrupt(number: int = signal.SIGINT) -> None:
     """Ctrl-C."""
     signal.raise_signal(number)
@@ -248,5 +277,26 @@ SLIPS = (
         "a traceback",
         (TRAIN,),
         change=add_line("faq.gin", "include 'faq.gin'"),
+    ),
+    Slip(
+        "A token store with a truncated file",
+        "read as if it were whole, or a traceback",
+        (TRAIN,),
+        world=World.TOKENS,
+        change=truncate("tokens/passages/ids.npy"),
+    ),
+    Slip(
+        "A token store with a flipped bit",
+        "trained on",
+        ("verify tokens",),
+        world=World.TOKENS,
+        change=flip("tokens/passages/ids.npy"),
+    ),
+    Slip(
+        "Checkpoints with a file missing",
+        "a traceback",
+        ("encode --gin.MODEL_DIR=model --gin.TOKEN_STORE=tokens --gin.EMBEDDINGS_DIR=embeddings",),
+        world=World.MODEL,
+        change=remove("model/checkpoint_*/state/manifest.ocdbt"),
     ),
 )

@@ -59,7 +59,7 @@ class Resolved:
 
     Attributes:
         function: the configured command; call it without arguments.
-        text: the whole configuration as Gin text (what `config.gin` holds).
+        text: the configuration that the command reaches, as Gin text (what `config.gin` holds).
         unused: bindings of files that this command could reach and does not.
         elsewhere: functions and objects of other commands that the files configure.
         unset: macros still `%gin.REQUIRED`; empty unless they were allowed.
@@ -192,11 +192,21 @@ def resolve(
     others = {selector.split(".")[-1] for _, selector in bindings if selector not in {MACRO, *own}}
     return Resolved(
         function=gin.get_configurable(_selector(function)),
-        text=gin.config_str(),
+        text=_text(reached),
         unused=_unused(bindings, reached, own),
         elsewhere=tuple(sorted(reader.skipped | others)),
         unset=tuple(unset),
     )
+
+
+def _text(reached: set[_Key]) -> str:
+    """Bindings as Gin text, without those of other commands and of objects that are not used."""
+    whole = gin.config._CONFIG
+    try:
+        gin.config._CONFIG = {key: whole[key] for key in whole if key in reached}
+        return gin.config_str()
+    finally:
+        gin.config._CONFIG = whole
 
 
 def _read_files(flags: GinFlags, function: str, elsewhere: Collection[str]) -> GinReader:

@@ -75,6 +75,15 @@ def test_files_bindings_and_enums_come_together(resolve):
     assert "noodle soup" in resolved.text
 
 
+def test_the_text_has_what_the_command_reaches_and_nothing_else(resolve, tmp_path):
+    first = resolve(BASE + "GarnishConfig.sauce = 'mint'\n", "DISH=pie", "cook.sauce=None")
+    assert "cook.dish = %DISH" in first.text
+    assert not any(word in first.text for word in ("mint", "SauceConfig", "FLAVOUR"))
+    again = tmp_path / "config.gin"
+    again.write_text(first.text)
+    assert resolve(BASE, files=[again]).function() == first.function()
+
+
 def test_parameters_without_a_macro_can_be_set(resolve):
     assert resolve(BASE, "DISH=pie", "cook.portions=3").function()[2] == 3
 
