@@ -157,7 +157,11 @@ class Trials:
         else:
             told, first = damage(world, rng, flips=kind == "flip"), None
         last = self._start(world, "out").wait()
-        same = last == 0 and bits(world / "out") == self._bits
+        # The damaged file itself is another, where nothing read or replaced it.
+        found = bits(world / "out")
+        same = last == 0 and all(
+            found.get(name) == digest for name, digest in self._bits.items() if name not in told
+        )
         left = sorted(
             str(path.relative_to(world)) for name in _ORPHANS for path in world.rglob(name)
         )
