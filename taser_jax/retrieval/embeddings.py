@@ -288,7 +288,8 @@ def _speed(tokens: int, computed: int, seconds: float) -> dict[str, int | float]
     return {
         "tokens": tokens,
         "computed_positions": computed,
-        "padding": round(1 - tokens / max(computed, 1), 4),
+        # Texts that come embedded compute nothing.
+        "padding": round(1 - tokens / computed, 4) if computed else 0.0,
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
     }
