@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from small_world import figures, gin, succeed
@@ -11,8 +12,11 @@ from taser_jax.assembly.model_directory import load_model
 from taser_jax.data.memories import Mixture
 
 
-def write_target(folder, data, vocabulary):
-    """A BEIR set of test queries alone, each the start of its document; its token store."""
+def write_target(folder, data, vocabulary, *, shift=0):
+    """A BEIR set of test queries alone, each the start of its document; its token store.
+
+    `shift` judges another document relevant.
+    """
     texts = [f"the {word} of {i} values" for i in range(15) for word in ("mean", "median")]
     (folder / "qrels").mkdir(parents=True)
     for name, records in (
@@ -20,7 +24,7 @@ def write_target(folder, data, vocabulary):
         ("queries", [{"_id": f"q{i}", "text": text} for i, text in enumerate(texts)]),
     ):
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
-    lines = [f"q{i}\td{i}\t1" for i in range(len(texts))]
+    lines = [f"q{i}\td{(i + shift) % len(texts)}\t1" for i in range(len(texts))]
     (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
     succeed(
         "prepare",
@@ -65,6 +69,14 @@ def check_provenance(small_world, output_dir, capsys):
     printed = capsys.readouterr().out
     assert printed.count("\n  from memory:\n") == 1
     assert printed.count("%  source  [") + printed.count("%  terms  [") == 3
+
+
+def results_of(directory):
+    """Runs and looked-up documents of all targets, by path."""
+    found = {}
+    for path in [*directory.rglob("*.trec"), *directory.rglob("documents.npz")]:
+        found[path.relative_to(directory)] = path.read_bytes()
+    return found
 
 
 ROWS = ["No memory", "MoMA without learning", "MoMA"]
@@ -130,3 +142,13 @@ def test_episodes_on_two_memories(small_world, tmp_path, capsys):
         (output_dir / "stages" / f"{stage}.json").unlink()
     succeed(*arguments)
     assert figures(output_dir) == rows
+    # Other judgments of the target change neither its runs nor its documents, only its figures.
+    before = results_of(output_dir / "targets")
+    measured = figures(output_dir / "targets" / "other")
+    shutil.rmtree(output_dir / "targets")
+    shuffled = tmp_path / "data"
+    shutil.copytree(data, shuffled, ignore=shutil.ignore_patterns("other"))
+    other = write_target(tmp_path / "shuffled", shuffled, vocabulary, shift=1)
+    succeed(*arguments, *gin(DATA_DIR=shuffled, TARGETS={"other": str(other)}))
+    assert results_of(output_dir / "targets") == before
+    assert figures(output_dir / "targets" / "other") != measured
