@@ -20,7 +20,7 @@ archive_checkout() {
   root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)" || return
   for entry in "$root"/* "$root"/.[!.]*; do
     case "${entry##*/}" in
-      .git | .venv | .*_cache | data | runs | workspace | quickstart_output | build | dist | *.log) ;;
+      .git | .venv | .*_cache | data | runs | workspace | quickstart_output | quickstart_scratch_output | build | dist | *.log) ;;
       *) [ ! -e "$entry" ] || [ -e "$entry/pyvenv.cfg" ] || sent+=("./${entry##*/}") ;;
     esac
   done

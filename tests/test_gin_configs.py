@@ -55,7 +55,7 @@ RECIPES = {
             for other in ("pcgrad", "cgd", "gradnorm")
         ),
     ),
-    "quickstart": (("runs/quickstart_pretrained.gin",),),
+    "quickstart": (("runs/quickstart_scratch.gin",),),
 }
 PAIRS = sorted(
     {(name, command.gin_files()) for name, command in cli.COMMANDS.items()}

@@ -38,6 +38,8 @@ from taser_jax.settings import to_plain
 _HEADER = 128
 _VERSION = 1
 _GIB = 2**30
+# Queries are short: padded to 32 tokens, most of a batch would be padding.
+_LENGTH_MULTIPLE = 16
 
 
 def cached_states(
@@ -99,6 +101,8 @@ class _Maker:
     def __init__(self, dtype: EmbeddingDtype, model: DualEncoder, params: Params) -> None:
         self._dtype, self._model, self._params = dtype, model, params
         self._partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()))
+        # Compiled once for all splits, and for all tasks that share an encoder.
+        self._encoder = functools.cache(self._compiled_encoder)
 
     def rows(
         self,
@@ -126,13 +130,17 @@ class _Maker:
         return StateRows.open(directory, texts.lengths, length=length)
 
     def _fingerprint(self, tower: str) -> str:
-        """Fingerprint of what a tower's frozen blocks compute: their settings and parameters."""
+        """Fingerprint of what a tower's frozen blocks compute: their settings and parameters.
+
+        The tower's name is left out: DPR's two towers and Shared's one, from the same pretrained
+        weights, have the same states.
+        """
         config, blocks = self._model.config, self._model.frozen_blocks
         frozen = re.compile(config.frozen_parameters(blocks))
         total = Fingerprint().add(fingerprint_json(to_plain(config.frozen_settings(blocks))))
         for path, leaf in jax.tree_util.tree_leaves_with_path({tower: self._params[tower]}):
             if frozen.fullmatch(parameter_path(path)):
-                total.add(parameter_path(path)).add(np.asarray(leaf))
+                total.add(parameter_path(path).partition("/")[2]).add(np.asarray(leaf))
         return total.hex()
 
     def _write(
@@ -144,8 +152,10 @@ class _Maker:
         bytes_ = int(ends[-1]) * width * dtype.itemsize
         logger.info("%s: %.2f GiB, states of %s tokens", path, bytes_ / _GIB, f"{ends[-1]:,}")
         stored = np.uint16 if self._dtype is EmbeddingDtype.BFLOAT16 else np.float32
-        states_of = self._encoder(role, task)
-        encoding = EncodeConfig(batch_multiple=8 * self._partitioner.batch_devices)
+        states_of = self._encoder(role, static_task(self._model.query_tasks, task))
+        encoding = EncodeConfig(
+            batch_multiple=8 * self._partitioner.batch_devices, length_multiple=_LENGTH_MULTIPLE
+        )
         shown = bar("states", total=int(ends[-1]), unit="token")
         with replacing(path, recorded=True) as scratch, shown as done:
             # Under a memory map a full disk would kill the process: the room is taken before.
@@ -164,15 +174,14 @@ class _Maker:
                 done.update(int(lengths[members].sum()))
             out.flush()
 
-    def _encoder(self, role: Role, task: str | None) -> Callable[[EncoderInput], States]:
+    def _compiled_encoder(self, role: Role, task: str | None) -> Callable[[EncoderInput], States]:
         model, put = self._model, self._partitioner.put_batch
-        told = static_task(model.query_tasks, task)
         params = jax.device_put(self._params, self._partitioner.replicated)
 
         @functools.partial(jax.jit, out_shardings=self._partitioner.replicated)
         def states(params: Params, tokens: Tokens) -> States:
             found: Any = model.apply(
-                {"params": params}, tokens, role=role, task=told, method="states"
+                {"params": params}, tokens, role=role, task=task, method="states"
             )
             return found
 

@@ -46,6 +46,7 @@ def encode(
     attention: bool = False,
     shared_embeddings: str | None = None,
     states_dir: str | None = None,
+    frozen_blocks: int | None = None,
     states_dtype: EmbeddingDtype = EmbeddingDtype.BFLOAT16,
 ) -> dict[str, str]:
     """Encodes all passages and queries; if interrupted, rerun the command to resume.
@@ -69,6 +70,8 @@ def encode(
             tower share, on one host; passages that it lacks are encoded into it. None encodes all.
         states_dir: states of the blocks that were frozen in the model's training, as `taser train`
             keeps them; None computes from tokens. States that are missing are made first.
+        frozen_blocks: blocks that these states are of, for a model that was not trained here; None
+            takes its training's.
         states_dtype: of these states.
 
     Returns:
@@ -97,7 +100,7 @@ def encode(
         )
         states, queries = augmentation, [augmentation.renamed(split) for split in queries]
     if states_dir:
-        blocks = read_facts(model_dir).get("train_from_block", 0)
+        blocks = read_facts(model_dir).get("train_from_block", frozen_blocks or 0)
         model = dataclasses.replace(model, model=model.model.clone(frozen_blocks=blocks))
         states = cached_states(
             states_dir,

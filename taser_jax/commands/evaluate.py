@@ -16,7 +16,7 @@ from taser_jax.data.prepare.kilt import gold_path
 from taser_jax.data.readers.kilt import KiltQuery, Outputs, read_queries
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.answers import AnswerMatch
-from taser_jax.evaluation.comparisons import compare_rows
+from taser_jax.evaluation.comparisons import compare_with_baselines
 from taser_jax.evaluation.dpr_results import RetrievalResult, RetrievedPassage, write_dpr_results
 from taser_jax.evaluation.kilt import (
     evaluate_pages,
@@ -325,7 +325,7 @@ def write_table(
     found = read_results(pathlib.Path(output_dir) / "results", systems)
     table = ResultsTable.of(found, by_task=by_task)
     if significance is not None:
-        compared = compare_rows(output_dir, found, split=split, config=significance)
+        compared = compare_with_baselines(output_dir, found, split=split, config=significance)
         table = dataclasses.replace(table, comparisons=compared)
     table.write(output_dir, name="table")
     return table

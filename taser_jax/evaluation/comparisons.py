@@ -72,9 +72,9 @@ class Comparisons:
         title += " and over seeds" if over_seeds else ""
         return ComparedRows(title, header, lines) if lines else None
 
-    def csv_names(self, measures: Sequence[str]) -> list[str]:
+    def csv_names(self, measures: Sequence[str], baseline: str = "baseline") -> list[str]:
         """Columns of `csv_values`."""
-        kinds = ["vs baseline", *(["vs baseline over seeds"] if self.seeds else [])]
+        kinds = [f"vs {baseline}", *([f"vs {baseline} over seeds"] if self.seeds else [])]
         return [f"{name} {kind} {part}" for kind in kinds for name in measures for part in _PARTS]
 
     def csv_values(self, system: str, task: str, measures: Sequence[str]) -> list[str]:
@@ -93,6 +93,20 @@ class Comparisons:
             of_average = self.seeds if task == AVERAGE else {}
             found += [of_average.get((system, name)) for name in measures]
         return found
+
+
+def compare_with_baselines(
+    directory: FilePath,
+    results: Sequence[SystemResult],
+    *,
+    split: str,
+    config: SignificanceConfig,
+) -> list[Comparisons]:
+    """`compare_rows` with each baseline that is a row with values by query, the first one first."""
+    baselines = [config.baseline, *config.more_baselines]
+    configs = [dataclasses.replace(config, baseline=name) for name in baselines]
+    found = [compare_rows(directory, results, split=split, config=one) for one in configs]
+    return [one for one in found if one is not None]
 
 
 def compare_rows(

@@ -45,14 +45,14 @@ class ResultsTable:
         measures: the measures to show, in order.
         tasks: the tasks to show and to average over, in order.
         by_task: the measure shown per task if there is no room for all.
-        comparisons: shown behind the figures; None shows none.
+        comparisons: with each baseline, shown behind the figures.
     """
 
     results: Sequence[SystemResult]
     measures: Sequence[str]
     tasks: Sequence[str]
     by_task: str
-    comparisons: Comparisons | None = None
+    comparisons: Sequence[Comparisons] = ()
 
     @classmethod
     def of(
@@ -137,7 +137,7 @@ class ResultsTable:
                 ],
                 width,
             )
-        if compared := self._compared(AVERAGE):
+        for compared in self._compared(AVERAGE):
             lines += [
                 "",
                 f"{compared.title}:",
@@ -178,8 +178,10 @@ class ResultsTable:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         names = ["system", "parameters", "task", "queries", *self.measures, *details]
-        compared = self.comparisons
-        writer.writerow([*names, *(compared.csv_names(self.measures) if compared else ())])
+        for number, compared in enumerate(self.comparisons):
+            baseline = {} if number == 0 else {"baseline": compared.baseline}
+            names += compared.csv_names(self.measures, **baseline)
+        writer.writerow(names)
         for result in self.results:
             first = [result.system, "" if result.parameters is None else result.parameters]
             last = [result.details.get(name, "") for name in details]
@@ -227,21 +229,25 @@ class ResultsTable:
             self.plot().savefig(scratch, format="png")
         return base / f"{name}.md"
 
-    def _compared(self, task: str) -> ComparedRows | None:
+    def _compared(self, task: str) -> list[ComparedRows]:
         names = [result.system for result in self.results]
-        return self.comparisons.rows(names, task, self.measures) if self.comparisons else None
+        found = [one.rows(names, task, self.measures) for one in self.comparisons]
+        return [rows for rows in found if rows is not None]
 
     def _compared_block(self, task: str) -> list[str]:
         """Markdown of the rows that are compared on a task; nothing where none is."""
-        compared = self._compared(task)
-        if compared is None:
-            return []
-        return [f"{compared.title}:", markdown_table(compared.header, compared.lines)]
+        return [
+            block
+            for compared in self._compared(task)
+            for block in (f"{compared.title}:", markdown_table(compared.header, compared.lines))
+        ]
 
     def _csv_values(self, result: SystemResult, task: str) -> list[str]:
-        if self.comparisons is None:
-            return []
-        return self.comparisons.csv_values(result.system, task, self.measures)
+        return [
+            value
+            for one in self.comparisons
+            for value in one.csv_values(result.system, task, self.measures)
+        ]
 
     def _average_title(self) -> str:
         if len(self.tasks) == 1:

@@ -27,6 +27,7 @@ class SignificanceConfig:
 
     Attributes:
         baseline: the row; None means the table's first.
+        more_baselines: further rows, each with differences of its own.
         resamples: bootstrap samples.
         seed: of the resampling, which decides the result.
         seed_dirs: output directories of the same comparison under other seeds, for the test over
@@ -34,6 +35,7 @@ class SignificanceConfig:
     """
 
     baseline: str | None = None
+    more_baselines: tuple[str, ...] = ()
     resamples: int = 10_000
     seed: int = 0
     seed_dirs: tuple[str, ...] = ()

@@ -13,19 +13,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from taser_jax.artifacts import file_name
 from taser_jax.assembly.model_directory import read_model_config
-from taser_jax.assembly.retriever_parts import RetrieverParts, write_parts
-from taser_jax.commands.ask import ask
 from taser_jax.data.prepare.detection import detect
 from taser_jax.data.text.preprocessors import passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.errors import ConfigError
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.hosts import writes
+from taser_jax.workflows.answers import answer, best_dense_row
 from taser_jax.workflows.compare_plan import Costs, FittedLength, default_steps, fit_length, plan
 from taser_jax.workflows.compare_project import ROWS, UNTRAINED, Project
-from taser_jax.workflows.setting import row_name
 from taser_jax.workflows.stages import Stages
 from taser_jax.workflows.taser import keep_compiled_programs
 
@@ -133,7 +130,12 @@ def compare(
     chosen = plan(costs, steps=steps, minutes=minutes, pretrained=pretrained is not None)
     project.decide_training(chosen, costs, minutes)
     table: ResultsTable = project.run("pipeline taser")
-    _finish(project, stages, *_best(project, table, chosen.rounds))
+    untrained = () if pretrained is None else (UNTRAINED,)
+    trained = [ROWS[name] for name in names]
+    best, folder = best_dense_row(
+        table, root, systems=trained, untrained=untrained, rounds=chosen.rounds
+    )
+    _finish(project, stages, best, folder)
     return table
 
 
@@ -216,37 +218,20 @@ def _measure(project: Project, sides: Mapping[str, FittedLength], batch_size: in
     )
 
 
-def _best(project: Project, table: ResultsTable, rounds: int) -> tuple[str, pathlib.Path]:
-    """The dense row with the highest mean over tasks, and its folder."""
-    folders = {
-        row_name(ROWS[name], rounds): f"{file_name(ROWS[name])}-{rounds}"
-        for name in project.systems
-    }
-    if project.pretrained is not None:
-        folders[UNTRAINED] = file_name(UNTRAINED)
-    means = {
-        row.system: float(np.mean([task.metrics[_MEASURE] for task in row.tasks.values()]))
-        for row in table.results
-        if row.system in folders
-    }
-    best = max(means, key=lambda row: means[row])
-    return best, project.root / folders[best]
-
-
 def _finish(project: Project, stages: Stages, best: str, folder: pathlib.Path) -> None:
     """Questions answered by the best dense row, its export, and where everything is."""
-    parts = RetrieverParts(
-        model_dir=str(folder / "model"),
-        index_dir=str(folder / "index"),
-        data_dir=project.data_dir,
-        collection=project.collection,
-    )
     task = next(iter(project.tasks))
     queries = project.queries(task, "test")
     rows = sorted({0, len(queries) // 3, 2 * len(queries) // 3})
     print(f"\nTest queries, answered by {best}, the best dense row by {_MEASURE}:")
-    ask(questions=[queries[row].text for row in rows], task=task, **dataclasses.asdict(parts))
-    write_parts(project.root, parts)
+    parts = answer(
+        [queries[row].text for row in rows],
+        root=project.root,
+        folder=folder,
+        data_dir=project.data_dir,
+        collection=project.collection,
+        task=task,
+    )
 
     def export() -> dict[str, Any]:
         model = ("MODEL_DIR", parts.model_dir)

@@ -207,20 +207,22 @@ class Project:
         self._decide("results per query", f"TOP_K = {depth}", f"MiningConfig.depth = {depth}")
         rows = ", ".join(f"{ROWS[name]!r}: @{name}/System()" for name in self.systems)
         untrained = f"{{{UNTRAINED!r}: @shared/System()}}" if self.pretrained else "{}"
+        more = [f"SignificanceConfig.more_baselines = [{UNTRAINED!r}]"] if self.pretrained else []
         self._decide(
             "the rows of the table, beside BM25",
             f"pipeline_taser.systems = {{{rows}}}",
             f"pipeline_taser.hybrid_systems = {[ROWS[name] for name in self.systems]}",
             f"pipeline_taser.untrained_systems = {untrained}",
+            *more,
         )
 
     def decide_training(self, chosen: Plan, costs: Costs, minutes: float | None) -> None:
         """Steps, frozen blocks and rounds, with the time that they take."""
         budget = "" if minutes is None else f"; the budget is {minutes:g}"
-        frozen = [f"TrainingConfig.train_from_block = {chosen.frozen_blocks}"]
-        if len(self.systems) == 1:
-            # The states are of one model's blocks.
-            frozen.append(f"TrainingConfig.states_dir = {str(self.root / 'states')!r}")
+        frozen = (
+            f"TrainingConfig.train_from_block = {chosen.frozen_blocks}",
+            f"TrainingConfig.states_dir = {str(self.root / 'states')!r}",
+        )
         self._decide(
             f"about {math.ceil(chosen.seconds / 60)} minutes from here, by measured steps of "
             f"{costs.step_seconds:.2f} s{budget}",

@@ -15,7 +15,7 @@ from taser_jax.analysis.uncertainty import (
 )
 from taser_jax.artifacts import file_name, replacing, split_path, write_text
 from taser_jax.commands.specialists import read_reliability
-from taser_jax.evaluation.comparisons import compare_rows
+from taser_jax.evaluation.comparisons import compare_with_baselines
 from taser_jax.evaluation.domains import (
     Evaluations,
     MixedConfig,
@@ -188,7 +188,7 @@ def _table(rows: MufRows, directory: pathlib.Path, name: str, shown: Sequence[st
     if (config := rows.setting.significance) is not None:
         if config.baseline is not None and with_bm25(config.baseline) in shown:
             config = dataclasses.replace(config, baseline=with_bm25(config.baseline))
-        compared = compare_rows(directory, found, split=TEST, config=config)
+        compared = compare_with_baselines(directory, found, split=TEST, config=config)
         table = dataclasses.replace(table, comparisons=compared)
     table.write(rows.directory, name=name)
     return table

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from taser_jax.artifacts import file_name
-from taser_jax.assembly.retriever_parts import RetrieverParts, write_parts
-from taser_jax.commands.ask import ask
 from taser_jax.commands.prepare import prepare_pydocs
 from taser_jax.commands.tokenize import tokenize
 from taser_jax.commands.vocab import vocab
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.hosts import writes
-from taser_jax.workflows.setting import Setting, System
+from taser_jax.interop.hub import fetch
+from taser_jax.workflows.answers import answer, best_dense_row
+from taser_jax.workflows.setting import BM25, Setting, System
 from taser_jax.workflows.stages import Stages
 from taser_jax.workflows.taser import CONFIGURABLES as TASER_CONFIGURABLES
 from taser_jax.workflows.taser import pipeline_taser
@@ -29,8 +27,9 @@ def quickstart(
     systems: Mapping[str, System],
     hybrid_systems: Sequence[str],
     questions: Sequence[str],
-    ask_system: str,
     untrained_systems: Mapping[str, System] | None = None,
+    first_negatives: Sequence[str] = (BM25,),
+    rounds: int = 2,
     vocabulary: str | None = None,
     vocabulary_size: int = 8192,
     query_length: int = 32,
@@ -43,10 +42,11 @@ def quickstart(
         setting: what the stages share; data and tokens are made where it says.
         systems: row name -> model.
         hybrid_systems: systems also shown with BM25 added.
-        questions: questions to answer at the end.
-        ask_system: whose second round answers them.
+        questions: questions that the best dense row answers at the end.
         untrained_systems: row name -> model shown as its pretrained weights left it.
-        vocabulary: of the pretrained weights; None trains one on the collection.
+        first_negatives: rows that round 1's hard negatives are mined with.
+        rounds: 2 mines with the model and trains again.
+        vocabulary: the pretrained weights, for theirs; None trains one on the collection.
         vocabulary_size: entries of the WordPiece vocabulary that is trained.
         query_length: tokens per query.
         passage_length: tokens per passage.
@@ -57,6 +57,8 @@ def quickstart(
     """
     root = pathlib.Path(setting.output_dir)
     stages = Stages(root)
+    if vocabulary is not None:
+        vocabulary = str(fetch(vocabulary))
     sizes = {
         "vocabulary": vocabulary or vocabulary_size,
         "lengths": {"query": query_length, "passage": passage_length},
@@ -100,18 +102,20 @@ def quickstart(
         systems=systems,
         hybrid_systems=hybrid_systems,
         untrained_systems=untrained_systems,
+        first_negatives=first_negatives,
+        rounds=rounds,
         config_text=config_text,
     )
-    print(f"\nThree questions, answered by {ask_system} (mined negatives):")
-    answers = root / f"{file_name(ask_system)}-2"
-    parts = RetrieverParts(
-        model_dir=str(answers / "model"),
-        index_dir=str(answers / "index"),
-        data_dir=setting.data_dir,
-        collection=COLLECTION,
+    best, folder = best_dense_row(
+        table,
+        root,
+        systems=systems,
+        untrained=untrained_systems or (),
+        first_negatives=first_negatives,
+        rounds=rounds,
     )
-    ask(questions=questions, **dataclasses.asdict(parts))
-    write_parts(root, parts)
+    print(f"\nThree questions, answered by {best}:")
+    answer(questions, root=root, folder=folder, data_dir=setting.data_dir, collection=COLLECTION)
     print(f"\nAll of it is under {root}: table.md, table.csv, table.png, runs, models, stages.")
     print(f"In Python: taser_jax.Retriever.load({str(root)!r}).search(['your question'])")
     return table

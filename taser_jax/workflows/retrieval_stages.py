@@ -131,17 +131,18 @@ class RetrievalStages:
         setting, embeddings_dir = self._setting, str(root / "embeddings")
 
         def encode_stage() -> dict[str, str]:
-            # An untrained model has no frozen blocks.
-            own = model_dir or root / "model"
-            frozen = read_facts(own).get("train_from_block")
+            own, training = model_dir or root / "model", setting.training
+            # The blocks that training freezes are an untrained model's, too.
+            frozen = read_facts(own).get("train_from_block", training.train_from_block)
             return encode(
                 model_dir=str(own),
                 token_store=setting.token_store,
                 output_dir=embeddings_dir,
                 **documents,
                 config=setting.encode,
-                states_dir=setting.training.states_dir if frozen else None,
-                states_dtype=setting.training.states_dtype,
+                states_dir=training.states_dir if frozen else None,
+                frozen_blocks=frozen,
+                states_dtype=training.states_dtype,
                 # All splits: an episode that is added later searches more of them.
                 tasks=setting.tasks,
             )

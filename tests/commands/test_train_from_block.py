@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import tiny_training
 
+from taser_jax.assembly.cached_states import cached_states
 from taser_jax.assembly.config import MultitaskTraining
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.commands.encode import encode
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
+from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, FingerprintError
+from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.optim.optimizers import OptimizerConfig, Update
@@ -160,3 +163,50 @@ def test_states_of_something_else_are_refused(ragged_store_dir, tiny_store_dir, 
             start(store_dir, tmp_path / "other", **{**states, **changes})
     with pytest.raises(ConfigError, match=r"(?s)0 frozen blocks.*directory for states"):
         start(ragged_store_dir, tmp_path / "other", **{**states, "train_from_block": 0})
+
+
+def test_towers_of_the_same_weights_share_states(ragged_store_dir, tmp_path):
+    """DPR's two towers and Shared's one begin with the same pretrained blocks."""
+    store = TokenStore.open(ragged_store_dir)
+    tied = DualEncoder(MODEL, frozen_blocks=1)
+    params = init_params(tied, named_key(0, "init"))
+    separate = tied.clone(config=dataclasses.replace(MODEL, towers=Towers.SEPARATE))
+    copies = {name: params["encoder"] for name in separate.config.tower_names}
+    options = {
+        "store": store,
+        "queries": [store.queries("first", "validation")],
+        "dtype": EmbeddingDtype.FLOAT32,
+    }
+    made = cached_states(str(tmp_path), model=tied, params=params, **options)
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("states.npy")}
+    found = cached_states(str(tmp_path), model=separate, params=copies, **options)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("states.npy")} == times
+    rows = np.arange(3)
+    np.testing.assert_array_equal(
+        found.passages.tokens(rows).hidden, made.passages.tokens(rows).hidden
+    )
+    other = copies | {"passage_encoder": jax.tree.map(lambda leaf: leaf + 1, params["encoder"])}
+    with pytest.raises(FingerprintError, match=r"(?s)begun with.*weights"):
+        cached_states(str(tmp_path), model=separate, params=other, **options)
+
+
+def test_a_model_without_training_is_encoded_from_states_too(ragged_store_dir, tmp_path):
+    """What frozen blocks make of the texts is what the whole untrained model makes of them."""
+    model_dir = tmp_path / "model"
+    start(ragged_store_dir, model_dir)
+    facts = json.loads((model_dir / "run.json").read_text())
+    del facts["train_from_block"]
+    (model_dir / "run.json").write_text(json.dumps(facts))
+    states = {"states_dir": str(tmp_path / "states"), "states_dtype": EmbeddingDtype.FLOAT32}
+    for name, options in (("whole", {}), ("of_states", {"frozen_blocks": 1, **states})):
+        encode(
+            model_dir=str(model_dir),
+            token_store=str(ragged_store_dir),
+            output_dir=str(tmp_path / name),
+            query_splits=["validation"],
+            **options,
+        )
+    whole, of_states = (Embeddings.open(tmp_path / name) for name in ("whole", "of_states"))
+    np.testing.assert_allclose(
+        of_states.rows(0, len(of_states)), whole.rows(0, len(whole)), rtol=1e-5, atol=1e-6
+    )

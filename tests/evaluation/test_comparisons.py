@@ -121,6 +121,13 @@ def test_the_table_shows_difference_interval_and_p(rows, tmp_path):
     )
     assert by_row["BM25", "nq"]["R@1 vs baseline p"] == ""
     assert by_row["nq alone", AVERAGE]["R@1 vs baseline p"] == ""
+    write_table(tmp_path, significance=SignificanceConfig(more_baselines=("TASER", "no row")))
+    markdown = (tmp_path / "table.md").read_text()
+    assert markdown.index("Difference from BM25") < markdown.index("Difference from TASER")
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
+    [line] = [one for one in lines if (one["system"], one["task"]) == ("BM25", "nq")]
+    assert float(line["R@1 vs TASER difference"]) == pytest.approx(-effect.difference, abs=1e-6)
+    assert line["R@1 vs baseline difference"] == ""
     write_table(tmp_path, significance=None)
     assert "Difference" not in (tmp_path / "table.md").read_text()
 

@@ -29,7 +29,8 @@ def test_quickstart_and_again(
     arguments = [
         "quickstart",
         *gin(OUTPUT_DIR=output, DATA_DIR=output / "data", TOKEN_STORE=output / "tokens"),
-        "--gin.quickstart.systems={'TASER': @taser/System()}",
+        "--gin_file=runs/quickstart_scratch.gin",
+        "--gin.SYSTEMS={'TASER': @taser/System()}",
         "--gin.quickstart.vocabulary_size=1000",
         "--gin.quickstart.query_length=16",
         "--gin.quickstart.passage_length=32",
