@@ -168,9 +168,10 @@ def test_states_of_something_else_are_refused(ragged_store_dir, tiny_store_dir, 
 def test_towers_of_the_same_weights_share_states(ragged_store_dir, tmp_path):
     """DPR's two towers and Shared's one begin with the same pretrained blocks."""
     store = TokenStore.open(ragged_store_dir)
-    tied = DualEncoder(MODEL, frozen_blocks=1)
+    plain = dataclasses.replace(MODEL, experts=ExpertConfig())
+    tied = DualEncoder(plain, frozen_blocks=1)
     params = init_params(tied, named_key(0, "init"))
-    separate = tied.clone(config=dataclasses.replace(MODEL, towers=Towers.SEPARATE))
+    separate = tied.clone(config=dataclasses.replace(plain, towers=Towers.SEPARATE))
     copies = {name: params["encoder"] for name in separate.config.tower_names}
     options = {
         "store": store,
