@@ -70,12 +70,12 @@ def check_settings(
     """Compares a run's settings with those that its newest checkpoint was trained with.
 
     Example:
-        Another learning rate in the directory of a model of 300 steps is refused:
+        Another learning rate in the directory of a model of 300 steps is refused::
 
-        models/faq: settings differ from those that step 300 was trained with:
-            training.optimizer.learning_rate: was 2e-05, now 5e-05
-          expected: the former settings; steps, periods, validation and mesh may change
-          fix: train into a new MODEL_DIR, ...
+            models/faq: settings differ from those that step 300 was trained with:
+                training.optimizer.learning_rate: was 2e-05, now 5e-05
+              expected: the former settings; steps, periods, validation and mesh may change
+              fix: train into a new MODEL_DIR, ...
 
     Args:
         model_dir: the directory.
