@@ -1,13 +1,14 @@
 """Claims of the form "this row is ahead of that one", with intervals over queries and over seeds.
 
-benchmarks/kilt_mini/table.py and benchmarks/open_qa/claims.py are made of it. An effect is the
-difference of two rows' means over tasks. Its interval over queries is a paired bootstrap of every
-query's difference, averaged over the seeds that both rows have; that over seeds is a paired t-test.
+The tables of kilt_mini, muf, open_qa and yardstick are made of it. An effect is the difference of
+two rows' means over tasks. Its interval over queries is a paired bootstrap of every query's
+difference, averaged over the seeds that both rows have; that over seeds is a paired t-test.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -94,6 +95,27 @@ def markdown(claims: Sequence[Claim], measure: str) -> str:
         cells += _interval(over_seeds(claim, measure)) if len(claim.seeds) > 1 else ["-", "-"]
         lines.append(f"| {' | '.join([claim.text, *cells, str(len(claim.seeds))])} |")
     return "\n".join(lines) + "\n"
+
+
+def write_json(claims: Sequence[Claim], measure: str, path: pathlib.Path, *, command: str) -> None:
+    """A file for benchmarks/opening.py: every claim whose rows share a seed, in points."""
+    found = []
+    for claim in claims:
+        if claim.seeds:
+            effect = over_queries(claim, measure)
+            found.append(
+                {
+                    "claim": claim.text,
+                    "measure": measure,
+                    "effect": 100 * effect.difference,
+                    "low": 100 * effect.low,
+                    "high": 100 * effect.high,
+                    "p": effect.p_value,
+                    "seeds": len(claim.seeds),
+                    "command": command,
+                }
+            )
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def _interval(found: PairedComparison) -> list[str]:

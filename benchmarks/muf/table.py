@@ -2,9 +2,9 @@
 
     python benchmarks/muf/table.py OUTPUT_DIR
 
-reads OUTPUT_DIR/seed-*, writes OUTPUT_DIR/muf.md and prints it: each table's rows by task, the mean
-over seeds with their standard deviation, and the paper's claims with intervals over queries and
-over seeds.
+reads OUTPUT_DIR/seed-*, writes OUTPUT_DIR/{muf.md,claims.json} and prints muf.md: each table's rows
+by task, the mean over seeds with their standard deviation, and the paper's claims with intervals
+over queries and over seeds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from claims import Claim, Row, markdown, mean_over_tasks, read_row
+from claims import Claim, Row, markdown, mean_over_tasks, read_row, write_json
 
 MEASURES = ("R@20", "R@100")
 # Table -> the folder of its rows, below the seed's.
@@ -59,6 +59,7 @@ def main() -> None:
         if (directory / "domains.csv").exists()
     }
     blocks = [f"{len(seeds)} seeds."]
+    all_claims: list[Claim] = []
     for table, folder in TABLES.items():
         names = list(dict.fromkeys(name for one in seeds.values() for name in rows(one, table)))
         named = [name for claim in CLAIMS.get(table, ()) for name in claim]
@@ -72,10 +73,13 @@ def main() -> None:
                 Claim(f"{first} over {second}", found[first], found[second])
                 for first, second in CLAIMS.get(table, ())
             ]
+            if measure == MEASURES[0] and table != "mixed":
+                all_claims += claims
             if any(claim.seeds for claim in claims):
                 blocks.append(markdown(claims, measure))
     text = "\n\n".join(block.rstrip("\n") for block in blocks) + "\n"
     (root / "muf.md").write_text(text, encoding="utf-8")
+    write_json(all_claims, MEASURES[0], root / "claims.json", command="benchmarks/muf/run.sh")
     print(text)
 
 

@@ -2,7 +2,8 @@
 
     python benchmarks/yardstick/table.py RESULTS_DIR TABLE_MD
 
-reads the results/ of a comparison, writes TABLE_MD and prints it.
+reads a comparison's results/ and, where they are, the values by query beside it; writes TABLE_MD
+and prints it, and with values by query writes claims.json beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from collections.abc import Mapping, Sequence
 
 from taser_jax.evaluation.results import SystemResult, read_results
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from claims import Claim, markdown, read_row, write_json
+
 TASKS = ("squad", "nq_qed", "fm2", "selqa", "climate_fever", "fewrel", "cmu_dog")
 MEASURE = "R@20"
 NEGATIVES = "(negatives of BM25 and MiniLM, untrained)"
@@ -24,6 +28,15 @@ ROWS = (
     f"TASER {NEGATIVES}",
     "Shared + BM25",
     "TASER + BM25",
+)
+# The first of each pair is said to be ahead of the second.
+CLAIMS = (
+    (f"TASER {NEGATIVES}", "MiniLM, untrained"),
+    (f"TASER {NEGATIVES}", "BM25"),
+    (f"TASER {NEGATIVES}", f"Shared {NEGATIVES}"),
+    ("TASER + BM25", f"TASER {NEGATIVES}"),
+    ("TASER + BM25", "BM25"),
+    ("Shared + BM25", f"Shared {NEGATIVES}"),
 )
 # What a good recipe for MiniLM is expected to come to: by task, and the mean as rounded.
 TARGETS = {
@@ -38,12 +51,33 @@ def main() -> None:
         print(__doc__, file=sys.stderr)
         sys.exit(2)
     found = {result.system: result for result in read_results(sys.argv[1])}
-    text = markdown(found)
-    pathlib.Path(sys.argv[2]).write_text(text, encoding="utf-8")
+    text = rows(found)
+    table = pathlib.Path(sys.argv[2])
+    comparison = pathlib.Path(sys.argv[1]).parent
+    if (comparison / "per_query").is_dir():
+        claims = all_claims(comparison)
+        text += f"\n{markdown(claims, MEASURE)}"
+        write_json(
+            claims, MEASURE, table.with_name("claims.json"), command="benchmarks/yardstick/run.sh"
+        )
+    table.write_text(text, encoding="utf-8")
     print(text)
 
 
-def markdown(found: Mapping[str, SystemResult]) -> str:
+def all_claims(comparison: pathlib.Path) -> list[Claim]:
+    """The pairs of rows that are there, of one seed."""
+    found = {name: read_row(comparison, name) for name in ROWS}
+    return [
+        Claim(
+            f"{first} over {second}".replace(f" {NEGATIVES}", ""),
+            {0: found[first]} if found[first] else {},
+            {0: found[second]} if found[second] else {},
+        )
+        for first, second in CLAIMS
+    ]
+
+
+def rows(found: Mapping[str, SystemResult]) -> str:
     """One line per row: parameters, tasks, mean, in per cent."""
     lines = [
         f"| {MEASURE} | parameters | {' | '.join(TASKS)} | mean |",

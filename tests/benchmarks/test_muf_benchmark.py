@@ -78,6 +78,18 @@ def test_rows_have_their_spread_and_claims_their_intervals(tmp_path: pathlib.Pat
     assert "| Joint | 50.0 ± 0.0 |" in text
     assert "| MUF over Joint | +20.0 |" in text
     assert "| MUF over Equal weights | +10.0 |" in text
+    claims = json.loads((tmp_path / "claims.json").read_text())
+    assert [(one["claim"], round(one["effect"], 6), one["seeds"]) for one in claims] == [
+        ("MUF over Joint", 20.0, 2),
+        ("MUF over Equal weights", 10.0, 2),
+    ]
+    command = [
+        *(sys.executable, REPOSITORY / "benchmarks/opening.py", f"fusion={tmp_path}"),
+        *("--figure", tmp_path / "claims.png"),
+    ]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "| fusion: MUF over Joint | R@20 | +20.0 | [" in printed
+    assert (tmp_path / "claims.png").read_bytes().startswith(b"\x89PNG")
     assert "Oracle" not in text
 
 
