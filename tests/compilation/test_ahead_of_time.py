@@ -157,7 +157,7 @@ def test_an_error_gives_back_what_the_compiler_wrote(capfd, monkeypatch):
     with ahead_of_time._native_messages() as messages:
         os.write(2, b"a warning\n")
     assert messages == ["a warning"]
-    assert capfd.readouterr().err == ""
+    assert "a warning" not in capfd.readouterr().err
 
 
 ABORTS = """
