@@ -21,10 +21,11 @@ from taser_jax.retrieval.joined import EmbeddedTexts, encode_missing
 
 def tower_fingerprints(model: LoadedModel, store: TokenStore) -> dict[str, str]:
     """What the embeddings of a store's passages depend on, besides their texts."""
-    return {
-        "model": model.passage_fingerprint,
-        "vocabulary": store.metadata.vocabulary_fingerprint,
-    }
+    return _fingerprints(model.passage_fingerprint, store)
+
+
+def _fingerprints(tower: str, store: TokenStore) -> dict[str, str]:
+    return {"model": tower, "vocabulary": store.metadata.vocabulary_fingerprint}
 
 
 def add_missing(
@@ -93,10 +94,7 @@ class EmbeddedPassages:
                 expected="a passage tower of its own that is frozen",
                 fix=f"freeze ('{name}/.*', 'freeze') in OptimizerConfig.updates, or drop it",
             )
-        wanted = {
-            "model": passage_fingerprint(config, params),
-            "vocabulary": store.metadata.vocabulary_fingerprint,
-        }
+        wanted = _fingerprints(passage_fingerprint(config, params), store)
         return cls(EmbeddedTexts(directory, store.passages, fingerprints=wanted), others)
 
     def of_queries(self, queries: TokenizedQueries) -> Texts:
