@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import tokenize
+import types
 import urllib.parse
 import uuid
 import zipfile
@@ -21,6 +22,7 @@ from etils import epath
 
 from taser_jax import checksums
 from taser_jax.errors import DataError, FingerprintError, StorageError, TaserError
+from taser_jax.json_fields import JsonField, checked_fields
 
 FilePath = str | os.PathLike[str]
 
@@ -178,18 +180,27 @@ def write_json(path: FilePath, value: object) -> None:
 
 
 def read_json(
-    path: FilePath, *, fix: str | None = None, absent: dict[str, Any] | None = None
+    path: FilePath,
+    *,
+    fields: Mapping[str, JsonField] = types.MappingProxyType({}),
+    fix: str | None = None,
+    absent: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The JSON object in a file, local or gs://.
 
+    Example:
+        read_json(path, fields={"vocab_size": JsonField(JsonType.INTEGER, minimum=1)})
+
     Args:
         path: the file.
+        fields: what the fields must be, for files from elsewhere; null counts as absent. Others are
+            passed through.
         fix: what the message advises.
         absent: returned if there is no such file; None makes that an error.
 
     Raises:
-        DataError: it cannot be read, was damaged, is not JSON, or holds another value than an
-            object.
+        DataError: it cannot be read, was damaged, is not JSON, holds another value than an
+            object, or a field is not what it must be.
     """
     where = os.fspath(path)
     if not is_remote(path):
@@ -206,7 +217,7 @@ def read_json(
         raise DataError(f"not JSON: {error}", where=where, fix=fix) from error
     if not isinstance(value, dict):
         raise DataError(type(value).__name__, where=where, expected="a JSON object", fix=fix)
-    return value
+    return checked_fields(value, fields, where=where, fix=fix)
 
 
 def check_version(
