@@ -24,10 +24,11 @@ CORE = [
     "tqdm>=4.66,<5",
     "argcomplete>=3.5,<4",
 ]
-# Data preparation, ScaNN, BM25, evaluation. ScaNN 1.4.2 is built against TensorFlow 2.20.
+# Data preparation, ScaNN, BM25, evaluation. ScaNN is imported without TensorFlow, so their releases
+# need not agree.
 DATA = [
-    "tensorflow==2.20.*",
-    "tensorflow-text==2.20.*",
+    "tensorflow>=2.20,<2.22",
+    "tensorflow-text>=2.20,<2.22",
     "tensorflow-datasets>=4.9.10,<4.10",
     "array-record>=0.8,<0.9",
     "importlib_resources>=6",

@@ -17,7 +17,7 @@ from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, logical_axes
 from taser_jax.partitioning import Partitioner, placed
-from taser_jax.training.checkpoints import restore_params_from
+from taser_jax.training.checkpoint_directory import restore_params_from
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,8 @@ from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger, phase
 from taser_jax.settings import flatten
 from taser_jax.training import loop
-from taser_jax.training.checkpoints import Checkpoints, restore_state_from, set_aside_damaged
+from taser_jax.training.checkpoint_directory import restore_state_from, set_aside_damaged
+from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.initial_checkpoint import restore_initial_params
 from taser_jax.training.keys import named_key
 from taser_jax.training.parameters import memory_estimate, parameter_table

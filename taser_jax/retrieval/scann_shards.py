@@ -16,6 +16,7 @@ import numpy as np
 from taser_jax import checksums
 from taser_jax.errors import ConfigError
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, merge
+from taser_jax.retrieval.scann_library import scann_library
 
 # ScaNN's guide (docs/algorithms.md): brute force below 20,000, no tree below 100,000. Hashing pays
 # earlier than that on few cores, and its quantiser needs some thousands to be trained.
@@ -137,9 +138,7 @@ class Shards:
     def _load(self, shard: int) -> Any:
         if shard in self._loaded:
             return self._loaded[shard]
-        from scann.scann_ops.py import scann_ops_pybind
-
-        loaded = scann_ops_pybind.load_searcher(str(self._paths[shard]))
+        loaded = scann_library().load_searcher(str(self._paths[shard]))
         if self._keep:
             self._loaded[shard] = loaded
         return loaded
@@ -161,10 +160,7 @@ def num_leaves_for(num_passages: int, config: ScannConfig) -> int:
 
 def build_shard(rows: np.ndarray, structure: Structure, config: ScannConfig) -> Any:
     """A ScaNN searcher of these embeddings, [passages, dim] float32, in memory."""
-    # Imported where it is used: it loads TensorFlow, which exact search does not need.
-    from scann.scann_ops.py import scann_ops_pybind
-
-    builder = scann_ops_pybind.builder(rows, min(config.recall_k, len(rows)), "dot_product")
+    builder = scann_library().builder(rows, min(config.recall_k, len(rows)), "dot_product")
     builder = builder.set_n_training_threads(config.threads or os.cpu_count() or 1)
     if structure is Structure.BRUTE_FORCE:
         return builder.score_brute_force().build()

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from taser_jax.training.checkpoints import restore_params_from, saved_params
+from taser_jax.training.checkpoint_directory import restore_params_from, saved_params
 
 _TIED = "encoder"
 _QUERY = "query_encoder"

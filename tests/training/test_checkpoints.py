@@ -18,12 +18,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from taser_jax.errors import ConfigError, FingerprintError, StorageError
 from taser_jax.mesh import MeshConfig, make_mesh
-from taser_jax.training.checkpoints import (
-    CheckpointConfig,
-    Checkpoints,
-    Selection,
-    restore_params_from,
-)
+from taser_jax.training.checkpoint_directory import restore_params_from
+from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
 from taser_jax.training.state import TrainState
 
 ABOUT = {"data": "abc", "seed": 0}

@@ -22,13 +22,12 @@ from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.errors import DataError, NonFiniteLossError
 from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.partitioning import Partitioner
-from taser_jax.training.checkpoints import (
-    CheckpointConfig,
-    Checkpoints,
+from taser_jax.training.checkpoint_directory import (
     check_whole,
     restore_params_from,
     set_aside_damaged,
 )
+from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
 from taser_jax.training.loop import LoopConfig
 from taser_jax.training.skipped_steps import SkipWatch
 

@@ -1,0 +1,197 @@
+"""One saved checkpoint: whether its files are whole, what it holds, and reading it back."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from jaxtyping import PyTree
+
+from taser_jax import checksums
+from taser_jax.artifacts import is_remote
+from taser_jax.errors import ConfigError, DataError
+from taser_jax.progress import logger
+from taser_jax.training.state import TrainState
+
+PREFIX = "checkpoint"
+_STATE = "state"
+# What Orbax always writes.
+_STATE_FILES = ("_METADATA", "manifest.ocdbt")
+
+
+def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
+    """Orbax wants absolute paths; the address of a bucket is one, and resolving would break it."""
+    place = epath.Path(path)
+    return place if is_remote(place) else place.resolve()
+
+
+def check_whole(checkpoint: str | os.PathLike[str]) -> None:
+    """Checks that no file of a `checkpoint_N` directory is missing or damaged.
+
+    Raises:
+        DataError: naming the file, and the checkpoint before this one.
+    """
+    path = absolute_path(checkpoint)
+    if is_remote(path) or not path.is_dir():
+        return
+    before = max((step for step in _steps(path.parent) if step < _step(path)), default=None)
+    fix = (
+        f"take the checkpoint before it, {PREFIX}_{before}: `taser train` goes on from it by "
+        f"itself, other commands by step={before}"
+        if before is not None
+        else "there is no checkpoint before it: delete it and train again"
+    )
+    checksums.check_directory(path, fix=fix, reads_all=True)
+    for name in (_STATE, *(f"{_STATE}/{file}" for file in _STATE_FILES)):
+        if not (path / name).exists():
+            raise DataError(
+                "missing",
+                where=str(path / name),
+                expected="a whole checkpoint",
+                fix=fix,
+            )
+
+
+def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
+    """Renames damaged checkpoints, from the newest to the newest whole one, and says so.
+
+    A run that goes on from the whole one repeats the steps in between, to the same bits.
+
+    Args:
+        model_dir: with checkpoints in it.
+
+    Returns:
+        The new paths.
+
+    Raises:
+        DataError: there are checkpoints, and none of them is whole; nothing was renamed.
+    """
+    directory = absolute_path(model_dir)
+    damaged: list[tuple[epath.Path, DataError]] = []
+    for step in sorted(_steps(directory), reverse=True):
+        try:
+            check_whole(directory / f"{PREFIX}_{step}")
+        except DataError as error:
+            damaged.append((directory / f"{PREFIX}_{step}", error))
+            continue
+        break
+    else:
+        if damaged:
+            raise damaged[0][1]
+    renamed = []
+    for path, problem in damaged:
+        aside = path.with_name(f"damaged_{path.name}")
+        if aside.exists():
+            aside.rmtree()
+        path.rename(aside)
+        renamed.append(str(aside))
+        logger.warning(
+            "DAMAGED CHECKPOINT: %s: %s; it is now %s, and training goes on from %s_%d",
+            *(problem.where, problem.found, aside.name, PREFIX, step),
+        )
+    return renamed
+
+
+def _steps(directory: epath.Path) -> list[int]:
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    return [int(found[1]) for name in names if (found := re.fullmatch(rf"{PREFIX}_(\d+)", name))]
+
+
+def _step(checkpoint: epath.Path) -> int:
+    return int(checkpoint.name.rpartition("_")[2]) if PREFIX in checkpoint.name else 0
+
+
+def saved_params(checkpoint: str | os.PathLike[str]) -> PyTree:
+    """The shapes of the parameters in one `checkpoint_N` directory; no array is read.
+
+    Raises:
+        ConfigError: there is no finished checkpoint.
+    """
+    path = absolute_path(checkpoint) / _STATE
+    check_whole(path.parent)
+    if not path.exists():
+        raise ConfigError(
+            "no checkpoint here",
+            where=str(checkpoint),
+            expected="a finished checkpoint_N directory",
+            fix="check the path; a directory that ends in .orbax-checkpoint-tmp is unfinished",
+        )
+    with ocp.PyTreeCheckpointer() as reader:
+        return reader.metadata(path).item_metadata.tree["params"]
+
+
+def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: PyTree) -> PyTree:
+    """Restores the parameters of one `checkpoint_N` directory without its optimiser state."""
+    _check_same_tree(saved_params(checkpoint), abstract_params, where=str(checkpoint))
+    path = absolute_path(checkpoint) / _STATE
+    with ocp.PyTreeCheckpointer() as reader:
+        restored = reader.restore(
+            path,
+            args=ocp.args.PyTreeRestore(
+                item={"params": abstract_params},
+                restore_args={
+                    "params": ocp.checkpoint_utils.construct_restore_args(abstract_params)
+                },
+                partial_restore=True,
+            ),
+        )
+    return restored["params"]
+
+
+def restore_state_from(
+    checkpoint: str | os.PathLike[str], *, abstract_state: TrainState
+) -> TrainState:
+    """Restores the training state of one `checkpoint_N` directory, to train on with other data.
+
+    Args:
+        checkpoint: the directory.
+        abstract_state: shapes, dtypes and shardings of the state (jax.ShapeDtypeStruct).
+
+    Raises:
+        ConfigError: there is no finished checkpoint, or one of another model or optimiser.
+    """
+    _check_same_tree(saved_params(checkpoint), abstract_state.params, where=str(checkpoint))
+    try:
+        with ocp.StandardCheckpointer() as reader:
+            restored = reader.restore(
+                absolute_path(checkpoint) / _STATE, state_dict(abstract_state)
+            )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            "its optimiser has another structure than the one configured now",
+            where=str(checkpoint),
+            expected="the optimiser and combiner that it was trained with",
+            fix="begin with a fresh optimiser, which takes the parameters alone",
+        ) from error
+    return TrainState(**restored)
+
+
+def _check_same_tree(saved: PyTree, expected: PyTree, *, where: str) -> None:
+    """Raises naming the first parameter that is missing, surplus or of another shape."""
+    found = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(saved)
+    }
+    wanted = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(expected)
+    }
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            raise ConfigError(
+                f"parameter {name} has shape {found.get(name)} in the checkpoint",
+                where=where,
+                expected=f"shape {wanted.get(name)} as the model is configured",
+                fix="use the model configuration that the checkpoint was trained with (model.json)",
+            )
+
+
+def state_dict(state: TrainState) -> dict[str, Any]:
+    """The fields of a state that are saved: those that are not None."""
+    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    return {name: value for name, value in fields.items() if value is not None}
