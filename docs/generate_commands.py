@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from taser_jax import command_line
+from taser_jax import command_line, command_table
 from taser_jax.command_options import description, entries, options, read, shown_default
 
 PATH = pathlib.Path(__file__).resolve().parent / "commands.md"
@@ -52,7 +52,7 @@ def page() -> str:
     """The whole page."""
     parts = [HEAD]
     objects: dict[str, Any] = {}
-    for name, command in command_line.COMMANDS.items():
+    for name, command in command_table.COMMANDS.items():
         module = importlib.import_module(f"taser_jax.{command.module}")
         function = getattr(module, command.function)
         parts.append(_command(name, command, function, module.CONFIGURABLES))
@@ -64,7 +64,7 @@ def page() -> str:
 
 
 def _command(
-    name: str, command: command_line.Command, function: Callable[..., Any], configurables: Any
+    name: str, command: command_table.Command, function: Callable[..., Any], configurables: Any
 ) -> str:
     lines = [f"## taser {name}\n", description(inspect.getdoc(function) or ""), ""]
     lines += [f"Gin file: `{command.gin_file}`\n", *_notes(command.gin_file)]

@@ -15,16 +15,9 @@ from typing import Any
 import argcomplete
 
 from taser_jax import __version__, configuration, messages
-from taser_jax.command_line import (
-    COMMANDS,
-    GROUPS,
-    Arguments,
-    configurable_names,
-    overview,
-    parse,
-    parser,
-)
+from taser_jax.command_line import Arguments, configurable_names, overview, parse, parser
 from taser_jax.command_options import help_text
+from taser_jax.command_table import COMMANDS, GROUPS
 from taser_jax.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, ConfigError, Preempted, TaserError
 
 logger = logging.getLogger("taser")

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from taser_jax.command_line import Command
+from taser_jax.command_table import Command
 from taser_jax.gin_files import find_gin_file, gin_directory
 
 _WIDTH = 80

@@ -10,14 +10,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from taser_jax.artifacts import FilePath
-from taser_jax.assembly.model_directory import (
-    LoadedModel,
-    hold_model,
-    load_model,
-    read_facts,
-    text_settings,
-)
+from taser_jax.assembly.model_directory import LoadedModel, hold_model, load_model, read_facts
 from taser_jax.assembly.retriever_parts import read_parts
+from taser_jax.assembly.text_facts import text_settings
 from taser_jax.batch import Role, Tokens
 from taser_jax.commands.inputs import search_devices
 from taser_jax.data.collections.store import PassageStore

@@ -11,7 +11,7 @@ import types
 import pytest
 
 import taser_jax
-from taser_jax import cli, command_line, gin_files
+from taser_jax import cli, command_table, gin_files
 from taser_jax.errors import ConfigError, Preempted, StorageError
 
 
@@ -42,7 +42,7 @@ def toy(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     path = tmp_path / "toy.gin"
     path.write_text("MESSAGE = 'hello'\ntoy_command.message = %MESSAGE\n")
-    command = command_line.Command("commands.toy_module", "toy_command", "a toy", str(path))
+    command = command_table.Command("commands.toy_module", "toy_command", "a toy", str(path))
     monkeypatch.setitem(cli.COMMANDS, "toy", command)
     return lambda act: monkeypatch.setattr(_Toy, "act", staticmethod(act))
 

@@ -18,7 +18,7 @@ import pytest
 
 from taser_jax import cli
 from taser_jax.artifacts import replacing
-from taser_jax.command_line import COMMANDS
+from taser_jax.command_table import COMMANDS
 from taser_jax.errors import BusyError, StorageError
 from taser_jax.locks import LOCK, one_writer
 

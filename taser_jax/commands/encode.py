@@ -11,12 +11,7 @@ from taser_jax.assembly.attention import document_attention
 from taser_jax.assembly.augmentation import Augmentation, read_lookup
 from taser_jax.assembly.cached_states import cached_states
 from taser_jax.assembly.data import names_in_store
-from taser_jax.assembly.model_directory import (
-    LoadedModel,
-    check_vocabulary,
-    load_model,
-    read_facts,
-)
+from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model, read_facts
 from taser_jax.assembly.shared_embeddings import add_missing, tower_fingerprints
 from taser_jax.batch import Role
 from taser_jax.data.batches.padding import OtherTexts

@@ -17,8 +17,8 @@ from taser_jax.assembly.model_directory import (
     read_config_text,
     read_facts,
     read_model_config,
-    text_settings,
 )
+from taser_jax.assembly.text_facts import text_settings
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.results import read_results
 from taser_jax.interop.ensembles import write_members

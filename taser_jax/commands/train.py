@@ -25,7 +25,7 @@ from taser_jax.assembly.data import (
     training_queries,
 )
 from taser_jax.assembly.metric_writers import make_writers
-from taser_jax.assembly.model_directory import data_facts, write_run_record
+from taser_jax.assembly.model_directory import write_run_record
 from taser_jax.assembly.pretrained import place_pretrained, read_pretrained
 from taser_jax.assembly.program import Program, make_program, step_cost
 from taser_jax.assembly.settings_history import (
@@ -34,6 +34,7 @@ from taser_jax.assembly.settings_history import (
     settings_of,
 )
 from taser_jax.assembly.shared_embeddings import EmbeddedPassages
+from taser_jax.assembly.text_facts import data_facts
 from taser_jax.assembly.validator import Validator, check_validated_tasks
 from taser_jax.data.batches.padding import OtherTexts
 from taser_jax.data.batches.stream import Stream

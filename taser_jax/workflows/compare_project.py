@@ -11,7 +11,8 @@ from typing import Any
 
 from taser_jax import configuration
 from taser_jax.artifacts import file_name, write_text
-from taser_jax.command_line import COMMANDS, configurable_names
+from taser_jax.command_line import configurable_names
+from taser_jax.command_table import COMMANDS
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.detection import DetectedFiles, Format
 from taser_jax.errors import ConfigError

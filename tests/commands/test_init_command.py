@@ -13,7 +13,8 @@ import recipes
 from small_world import figures, gin, refused, succeed
 
 from taser_jax import cli, configuration
-from taser_jax.command_line import COMMANDS, configurable_names
+from taser_jax.command_line import configurable_names
+from taser_jax.command_table import COMMANDS
 from taser_jax.data.collections.store import list_tasks
 from taser_jax.errors import ConfigError
 

@@ -1,0 +1,98 @@
+"""What run.json records of a run's data and of how its texts became tokens, and reading it back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from taser_jax.data.batches.stream import Stream
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
+from taser_jax.errors import ConfigError
+
+
+def data_facts(stream: Stream, store: TokenStore, *, train_steps: int) -> dict[str, object]:
+    """Facts about a run's data."""
+    return {
+        "batches_per_epoch": stream.batches_per_epoch,
+        "steps_per_epoch": stream.steps_per_epoch,
+        "epochs": round(train_steps / stream.steps_per_epoch, 2),
+        "data_fingerprint": stream.fingerprint,
+        "collection": store.metadata.collection,
+        "collection_fingerprint": store.metadata.collection_fingerprint,
+        **_text_facts(store, stream.batches_per_epoch),
+    }
+
+
+def _text_facts(store: TokenStore, tasks: Iterable[str]) -> dict[str, object]:
+    """How texts became tokens: one value, or one per task where they differ; unknown is absent."""
+    wanted = set(tasks)
+    entries = [e for e in store.metadata.queries if e.task in wanted and e.split == "train"]
+    facts: dict[str, object] = {}
+    if any(entry.normalization is not None for entry in entries):
+        facts["query_normalization"] = _joined({e.task: e.normalization for e in entries})
+    if any(entry.prompt for entry in entries):
+        facts["query_prompt"] = _joined({e.task: list(e.prompt) for e in entries})
+    if any(entry.length != store.metadata.query_length for entry in entries):
+        facts["query_lengths"] = {entry.task: entry.length for entry in entries}
+    if store.metadata.titles is not None:
+        facts["titles"] = store.metadata.titles
+    return facts
+
+
+def _joined(by_task: Mapping[str, object]) -> object:
+    first, *others = by_task.values()
+    return first if all(other == first for other in others) else dict(by_task)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSettings:
+    """How a run's texts became tokens.
+
+    Attributes:
+        queries: prompt and markers of the task's queries.
+        query_length: tokens per query; None if unknown.
+        titles: whether passages have titles.
+    """
+
+    queries: QuerySettings
+    query_length: int | None
+    titles: Titles
+
+
+def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
+    """How texts became tokens, from run.json; defaults for what it does not record.
+
+    Args:
+        facts: run.json.
+        task: whose queries; needed where tasks differ.
+
+    Raises:
+        ConfigError: tasks differ, and `task` is none of them.
+    """
+    prompt = _of_task(facts, "query_prompt", task) or ()
+    lengths = facts.get("query_lengths")
+    length = _of_task(facts, "query_lengths", task) if lengths else facts.get("query_length")
+    return TextSettings(
+        queries=QuerySettings(
+            QueryNormalization(_of_task(facts, "query_normalization", task) or "none"),
+            tuple(prompt),
+        ),
+        query_length=length,
+        titles=Titles(facts.get("titles") or "include"),
+    )
+
+
+def _of_task(facts: Mapping[str, Any], name: str, task: str | None) -> Any:
+    value = facts.get(name)
+    if not isinstance(value, Mapping):
+        return value
+    if task not in value:
+        raise ConfigError(
+            f"{name} differs among the tasks, and the task is {task!r}",
+            where="run.json",
+            expected=f"one of {', '.join(value)}",
+            fix=f"--gin.export_model.task={next(iter(value))!r}, or ask.task",
+        )
+    return value[task]

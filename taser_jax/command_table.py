@@ -1,0 +1,209 @@
+"""All commands: the function of each, its Gin file and its flags."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+# Commands of two words, by their first.
+GROUPS = {
+    "prepare": "convert files into a collection",
+    "memory": "plug memories in and out",
+    "pipeline": "run several stages",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One entry of the command line.
+
+    Attributes:
+        module: module in `taser_jax`; it lists what Gin may configure in CONFIGURABLES.
+        function: its function.
+        summary: one line for the list of commands.
+        gin_file: the Gin file read by default.
+        recipe: for a command that works on another's configuration, the Gin file read by default;
+            `gin_file` is then always read before it.
+        recipe_of: that other command's function.
+        base: the Gin file read before the given ones if they do not configure the command, or the
+            command whose recipes it takes; None is `gin_file`.
+        flags: its own flags, each for a binding.
+        argument: what a word after the command sets: a macro, or `function.parameter`.
+        many: whether several words may follow, which are then a list.
+        optional: whether it may stand without a word.
+    """
+
+    module: str
+    function: str
+    summary: str
+    gin_file: str
+    recipe: str | None = None
+    recipe_of: str | None = None
+    base: str | None = None
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    argument: str | None = None
+    many: bool = False
+    optional: bool = False
+
+    def gin_files(self, given: Sequence[str] = ()) -> tuple[str, ...]:
+        """Files to read, in order.
+
+        Args:
+            given: those of the command line.
+        """
+        if self.recipe is None:
+            return tuple(given) or (self.gin_file,)
+        return (self.gin_file, *(given or (self.recipe,)))
+
+
+def _command(
+    name: str, summary: str, *, module: str | None = None, function: str | None = None
+) -> tuple[str, Command]:
+    """A command by the usual names.
+
+    Example:
+        `prepare dpr` is `prepare_dpr` of commands/prepare.py and reads runs/prepare_dpr.gin.
+    """
+    joined = name.replace(" ", "_")
+    module = module or f"commands.{name.split()[0]}"
+    return name, Command(module, function or joined, summary, f"runs/{joined}.gin")
+
+
+COMMANDS: dict[str, Command] = dict(
+    [
+        (
+            "init",
+            Command(
+                "commands.init",
+                "init",
+                "write a project's Gin file and task module",
+                "runs/init.gin",
+                argument="init.name",
+            ),
+        ),
+        (
+            "gin",
+            Command(
+                "commands.gin",
+                "show_gin",
+                "list the Gin files at hand, or print one",
+                "runs/gin.gin",
+                argument="show_gin.file",
+                optional=True,
+            ),
+        ),
+        _command("prepare pydocs", "build the built-in collection"),
+        _command("prepare dpr", "convert DPR's TSV, JSON and qa.csv files"),
+        _command("prepare beir", "convert a BEIR directory"),
+        _command("prepare tsv", "convert plain TSV passages and queries"),
+        _command("prepare kilt", "convert KILT's passages and queries"),
+        _command("prepare merged", "convert KILT's and BEIR's data sets into one collection"),
+        _command("prepare mesh", "convert MeSH's XML"),
+        _command("prepare thesaurus", "convert a thesaurus, JSON lines or OBO"),
+        _command("vocab", "train a vocabulary on a collection"),
+        _command("tokenize", "tokenize SeqIO tasks into a token store"),
+        _command(
+            "import",
+            "make a model directory from pretrained weights",
+            module="commands.import_model",
+            function="import_model",
+        ),
+        _command("train", "train a dual encoder"),
+        (
+            "compile",
+            Command(
+                "commands.compile",
+                "compile_recipe",
+                "compile a training recipe for a TPU pod, without a TPU",
+                "runs/compile.gin",
+                recipe="runs/taser_base.gin",
+                recipe_of="train",
+                base="runs/train.gin",
+                flags={"--topology": "compile_recipe.topology"},
+            ),
+        ),
+        (
+            "plan",
+            Command(
+                "commands.plan",
+                "plan_recipe",
+                "choose mesh, rematerialisation and chunks for a TPU topology, without a TPU",
+                "runs/plan.gin",
+                recipe="runs/taser_base.gin",
+                recipe_of="train",
+                base="runs/train.gin",
+                flags={
+                    "--topology": "plan_recipe.topologies",
+                    "--topologies": "plan_recipe.topologies",
+                },
+            ),
+        ),
+        _command("encode", "embed the passages"),
+        _command("ensemble", "train the members that say how sure a model is"),
+        _command("index", "build an exact or ScaNN index"),
+        _command("search", "search an index, write run files"),
+        _command("bm25", "search queries with BM25"),
+        _command("hybrid", "fuse a dense and a BM25 run"),
+        _command("memory add", "encode a token store's passages as a memory"),
+        _command("memory remove", "leave a memory out; its embeddings stay"),
+        _command("memory list", "show a mixture's memories"),
+        _command(
+            "memory report",
+            "draw which memories an end retriever attends to",
+            module="commands.memory_report",
+        ),
+        _command("augment", "retrieve each query's documents from the memories"),
+        _command("fuse", "join several models' lists, each weighted by how sure it is"),
+        _command("mine", "mine hard negatives"),
+        _command("positives", "find positives of questions with answers, with BM25"),
+        _command("score", "add a teacher's scores to negatives"),
+        _command("evaluate", "evaluate runs"),
+        _command("analyze", "measure which parameters serve which task"),
+        (
+            "verify",
+            Command(
+                "commands.verify",
+                "verify",
+                "compare files with their recorded checksums",
+                "runs/verify.gin",
+                argument="DIRECTORY",
+            ),
+        ),
+        _command("ask", "answer typed questions from an index"),
+        _command("export", "export a model to other libraries' formats", function="export_model"),
+        (
+            "compare",
+            Command(
+                "workflows.compare",
+                "compare",
+                "from a folder of text to a table, an index and an export",
+                "runs/compare.gin",
+                flags={
+                    "--pretrained": "PRETRAINED",
+                    "--out": "OUTPUT_DIR",
+                    "--systems": "SYSTEMS",
+                    "--minutes": "MINUTES",
+                },
+                argument="DIRECTORIES",
+                many=True,
+            ),
+        ),
+        _command("pipeline taser", "train, mine, retrain, evaluate", module="workflows.taser"),
+        _command(
+            "pipeline ance", "warm up, then alternate mining and training", module="workflows.ance"
+        ),
+        _command(
+            "pipeline muf",
+            "train specialists apart, fuse them by how sure each is",
+            module="workflows.muf",
+        ),
+        _command(
+            "pipeline moma",
+            "train with memories that plug in, end retriever and lookup by turns",
+            module="workflows.moma",
+        ),
+        _command(
+            "quickstart", "compare BM25, MiniLM and TASER on pydocs", module="workflows.quickstart"
+        ),
+    ]
+)
