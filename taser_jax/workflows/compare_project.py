@@ -19,6 +19,7 @@ from taser_jax.errors import ConfigError
 from taser_jax.interop.encoder_settings import EncoderSettings, read_encoder_settings
 from taser_jax.interop.hub import fetch
 from taser_jax.models.dual_encoder import Normalization
+from taser_jax.models.routing import ExpertConfig
 from taser_jax.progress import logger
 from taser_jax.workflows.compare_plan import Costs, FittedLength, Plan, length_buckets
 from taser_jax.workflows.setting import row_name
@@ -220,10 +221,16 @@ class Project:
     def decide_training(self, chosen: Plan, costs: Costs, minutes: float | None) -> None:
         """Steps, frozen blocks and rounds, with the time that they take."""
         budget = "" if minutes is None else f"; the budget is {minutes:g}"
-        frozen = (
+        frozen = [
             f"TrainingConfig.train_from_block = {chosen.frozen_blocks}",
             f"TrainingConfig.states_dir = {str(self.root / 'states')!r}",
-        )
+        ]
+        if "taser" in self.systems:
+            # An expert that is not trained is no expert, and without one the frozen blocks are
+            # those of the other systems and of the untrained model, which share their states.
+            blocks = ExpertConfig(num_experts=2).specialized_blocks(costs.blocks)
+            trained = [block for block in blocks if block > chosen.frozen_blocks]
+            frozen.append(f"taser/ExpertConfig.blocks = {trained or [costs.blocks]}")
         self._decide(
             f"about {math.ceil(chosen.seconds / 60)} minutes from here, by measured steps of "
             f"{costs.step_seconds:.2f} s{budget}",

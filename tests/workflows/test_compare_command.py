@@ -36,13 +36,13 @@ def _beir(folder: pathlib.Path, seed: int) -> str:
     return str(folder)
 
 
-def _minilm_like(folder: pathlib.Path) -> str:
+def _minilm_like(folder: pathlib.Path, *, num_layers: int = 3) -> str:
     """A tiny BERT with the files that say how it pools, normalises and prompts."""
     (folder / "words").mkdir(parents=True)
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *map(str, range(10))]
     pieces += [f"##{digit}" for digit in range(10)] + ["find", ":"]
     (folder / "words" / "vocab.txt").write_text("\n".join(pieces) + "\n")
-    model = write_with_vocabulary(folder / "model", folder / "words", num_layers=3)
+    model = write_with_vocabulary(folder / "model", folder / "words", num_layers=num_layers)
     modules = [
         {"path": path, "type": f"sentence_transformers.models.{name}"}
         for path, name in (("", "Transformer"), ("1_Pooling", "Pooling"), ("2", "Normalize"))
@@ -116,6 +116,22 @@ def test_two_folders_to_a_retriever(
     assert "systems was ['taser']" in message
     for step in ("prepare beir", "tokenize", "index", "search", "evaluate"):
         succeed(*step.split(), f"--gin_file={gin_file}")
+
+
+@pytest.mark.release
+def test_a_budget_freezes_blocks_that_the_untrained_model_shares(tmp_path: pathlib.Path):
+    # Of six blocks TASER's experts are in the third and the sixth, and three are frozen.
+    pretrained = _minilm_like(tmp_path / "bert", num_layers=6)
+    output = tmp_path / "out"
+    succeed(
+        *("compare", _beir(tmp_path / "hills", 1), f"--pretrained={pretrained}"),
+        *(f"--out={output}", "--minutes=0.01", "--gin.BATCH_SIZE=8"),
+        "--gin.VALIDATION_SHARE=0.3",
+    )
+    facts = json.loads((output / "taser-1" / "model" / "run.json").read_text())
+    assert facts["train_from_block"] == 3
+    assert "taser/ExpertConfig.blocks = [6]" in (output / "hills.gin").read_text()
+    assert "Pretrained, untrained" in (output / "table.md").read_text()
 
 
 def test_bad_arguments(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
