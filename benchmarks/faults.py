@@ -42,7 +42,7 @@ from small_world import SmallWorld  # noqa: E402
 
 KINDS = ("kill", "full disk", "flip", "none")
 _COMPARED = ("*/runs/*.trec", "*/negatives/*.jsonl", "*/embeddings/**/*.npy", "per_query/*.csv")
-_ORPHANS = (".writer", "*.partial", "*.orbax-checkpoint-tmp*", "*.building")
+ORPHANS = (".writer", "*.partial", "*.orbax-checkpoint-tmp*", "*.building")
 
 
 def main() -> None:
@@ -111,12 +111,6 @@ class Trials:
         self, world: pathlib.Path, name: str, *, limit: int | None = None
     ) -> subprocess.Popen[bytes]:
         """Starts the pipeline, as a user would."""
-        given = SmallWorld(world).compare(world / name, "--gin.pipeline_taser.hybrid_systems=[]")
-        arguments = [
-            *(one for one in given if "taser/" not in one),
-            "--gin.pipeline_taser.systems={'DPR': @dpr/System()}",
-            "--gin.CHECKPOINT_PERIOD=2",
-        ]
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(sys.path[:2]),
             "JAX_COMPILATION_CACHE_DIR": str(self._root / "compiled"),
@@ -129,7 +123,7 @@ class Trials:
 
         with open(self._log, "wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "taser_jax.cli", *arguments],
+                [sys.executable, "-m", "taser_jax.cli", *pipeline(world, name)],
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 # A log file would be confined, too.
@@ -163,7 +157,7 @@ class Trials:
             found.get(name) == digest for name, digest in self._bits.items() if name not in told
         )
         left = sorted(
-            str(path.relative_to(world)) for name in _ORPHANS for path in world.rglob(name)
+            str(path.relative_to(world)) for name in ORPHANS for path in world.rglob(name)
         )
         line = {"kind": kind, "number": number, "what": told, "first": first, "last": last}
         line |= {"same": same, "orphans": left}
@@ -195,6 +189,16 @@ class Trials:
         versions = f"Python {platform.python_version()}, jax {jax.__version__}"
         undisturbed = f"{self._seconds:.1f} s undisturbed"
         return "\n".join([*rows, "", f"{os.cpu_count()} cores, {versions}; {undisturbed}."])
+
+
+def pipeline(world: pathlib.Path, name: str) -> list[str]:
+    """The command whose faults are tried: one system, two rounds."""
+    given = SmallWorld(world).compare(world / name, "--gin.pipeline_taser.hybrid_systems=[]")
+    return [
+        *(one for one in given if "taser/" not in one),
+        "--gin.pipeline_taser.systems={'DPR': @dpr/System()}",
+        "--gin.CHECKPOINT_PERIOD=2",
+    ]
 
 
 def judged(line: dict) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from taser_jax.data.prepare.receipts import PreparedCollection, without_positive
 from taser_jax.locks import one_writer
 from taser_jax.progress import logger, phase
 from taser_jax.pydocs.build import build_pydocs
+from taser_jax.records import Query
 
 
 def prepare_pydocs(
@@ -28,6 +30,7 @@ def prepare_pydocs(
     collection: str = "pydocs",
     packages: Sequence[str] | None = None,
     tasks: Sequence[str] | None = None,
+    train_queries: int | None = None,
 ) -> str:
     """Builds the built-in collection: docstrings of Python and of four packages, in six tasks.
 
@@ -38,6 +41,8 @@ def prepare_pydocs(
         collection: name of the collection to write.
         packages: modules to include; None means all.
         tasks: tasks to write; None means all six.
+        train_queries: most training queries per task, drawn by the hash of their ids; None means
+            all. Short trainings use few of them, and mining for the others takes minutes.
 
     Returns:
         The fingerprint of the passages.
@@ -45,6 +50,9 @@ def prepare_pydocs(
     with one_writer(collection_directory(data_dir, collection)):
         with phase("build pydocs"):
             built = build_pydocs(packages)
+        if train_queries is not None:
+            for splits in built.queries.values():
+                splits["train"] = drawn_by_hash(splits["train"], train_queries)
         store = write_collection(data_dir, collection, built.passages)
         for task, splits in built.queries.items():
             if tasks is not None and task not in tasks:
@@ -59,6 +67,23 @@ def prepare_pydocs(
         counts = ", ".join(f"{split} {len(queries):,}" for split, queries in splits.items())
         logger.info("pydocs: task %s: %s", task, counts)
     return store.fingerprint
+
+
+def drawn_by_hash(queries: Sequence[Query], count: int) -> list[Query]:
+    """At most so many queries, in their order: those whose ids have the smallest hashes.
+
+    Which are drawn does not depend on the order, and more drawn are the same ones and others.
+
+    Args:
+        queries: of one task and split.
+        count: most queries.
+    """
+
+    def digest(query: Query) -> bytes:
+        return hashlib.sha256(query.id.encode()).digest()
+
+    drawn = {query.id for query in sorted(queries, key=digest)[:count]}
+    return [query for query in queries if query.id in drawn]
 
 
 def reporting(

@@ -34,6 +34,7 @@ def quickstart(
     vocabulary_size: int = 8192,
     query_length: int = 32,
     passage_length: int = 64,
+    train_queries: int | None = None,
     config_text: str = "",
 ) -> ResultsTable:
     """Builds pydocs, trains and compares systems on all its tasks, and answers three questions.
@@ -50,6 +51,7 @@ def quickstart(
         vocabulary_size: entries of the WordPiece vocabulary that is trained.
         query_length: tokens per query.
         passage_length: tokens per passage.
+        train_queries: most training queries per task; None means all. Each is searched for.
         config_text: written to config.gin.
 
     Returns:
@@ -65,8 +67,12 @@ def quickstart(
     }
     passages = stages.run(
         "prepare",
-        lambda: {"passages": prepare_pydocs(data_dir=setting.data_dir, collection=COLLECTION)},
-        inputs={},
+        lambda: {
+            "passages": prepare_pydocs(
+                data_dir=setting.data_dir, collection=COLLECTION, train_queries=train_queries
+            )
+        },
+        inputs={} if train_queries is None else {"train_queries": train_queries},
     )
     if vocabulary is None:
         trained = str(root / "vocabulary")

@@ -24,6 +24,7 @@ from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.index import IndexConfig
 from taser_jax.retrieval.mining_options import MiningConfig
+from taser_jax.retrieval.query_embeddings import encoded_splits
 from taser_jax.settings import flatten, to_plain
 from taser_jax.workflows.setting import Setting, System
 from taser_jax.workflows.stages import Stages
@@ -112,6 +113,7 @@ class RetrievalStages:
         inputs: Inputs,
         *,
         splits: Sequence[str],
+        encoded: Sequence[str] | None = None,
         model_dir: pathlib.Path | None = None,
         documents: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> dict[str, object]:
@@ -122,6 +124,7 @@ class RetrievalStages:
             root: where embeddings, indexes and runs go.
             inputs: what the outputs depend on.
             splits: splits to search.
+            encoded: splits whose queries are encoded; None means all.
             model_dir: the model; None is `root`'s.
             documents: `taser encode`'s options for queries with documents.
 
@@ -130,7 +133,7 @@ class RetrievalStages:
         """
         setting, embeddings_dir = self._setting, str(root / "embeddings")
 
-        def encode_stage() -> dict[str, str]:
+        def encode_splits(splits: Sequence[str] | None) -> dict[str, str]:
             own, training = model_dir or root / "model", setting.training
             # The blocks that training freezes are an untrained model's, too.
             frozen = read_facts(own).get("train_from_block", training.train_from_block)
@@ -143,12 +146,14 @@ class RetrievalStages:
                 states_dir=training.states_dir if frozen else None,
                 frozen_blocks=frozen,
                 states_dtype=training.states_dtype,
-                # All splits: an episode that is added later searches more of them.
                 tasks=setting.tasks,
+                query_splits=splits,
             )
 
         fingerprints = self._stages.run(
-            f"{label}-encode", encode_stage, inputs={**inputs, **flatten(encode=setting.encode)}
+            f"{label}-encode",
+            lambda: encode_splits(encoded),
+            inputs={**inputs, **flatten(encode=setting.encode)},
         )
         inputs = {**inputs, **fingerprints}
 
@@ -170,6 +175,9 @@ class RetrievalStages:
         )
 
         def search_stage(split: str) -> None:
+            # A round or an episode that is added later searches queries that were not encoded.
+            if split not in {known for _, known in encoded_splits(embeddings_dir)}:
+                encode_splits([split])
             search(
                 embeddings_dir=embeddings_dir,
                 # Mining searches exactly; what is reported goes through the chosen index.
@@ -182,7 +190,7 @@ class RetrievalStages:
             )
 
         inputs = {**inputs, **self._searched}
-        # One stage per split: adding episodes later searches the last model's training queries too.
+        # One stage per split: what is added later searches the last model's training queries, too.
         for split in splits:
             self._stages.run(
                 f"{label}-search-{split}", functools.partial(search_stage, split), inputs=inputs

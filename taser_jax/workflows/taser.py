@@ -103,7 +103,7 @@ def pipeline_taser(
         order.append(comparison.untrained(name, system))
     for number in range(1, rounds + 1):
         for name, system in systems.items():
-            order.append(comparison.round(name, system, number))
+            order.append(comparison.round(name, system, number, is_last=number == rounds))
     for name in hybrid_systems:
         order.append(comparison.add_bm25(name, rounds))
     return print_table(setting, order, by_task=setting.evaluation.measures[-1])
@@ -145,7 +145,7 @@ class Comparison:
         parameters, inputs = self._retrieval.untrained(label, root, system.model, self._data)
         if name in self._first_negatives:
             splits.insert(0, "train")
-        inputs = self._retrieval.retrieve(label, root, inputs, splits=splits)
+        inputs = self._retrieval.retrieve(label, root, inputs, splits=splits, encoded=splits)
         if name in self._first_negatives:
             self._retrieval.mine(label, root, self._setting.second_mining, inputs)
         return self._retrieval.evaluate(
@@ -156,8 +156,11 @@ class Comparison:
             details={"training": "none"},
         )
 
-    def round(self, name: str, system: System, number: int) -> str:
-        """Trains, encodes, indexes, searches, mines and evaluates one round; its row's name."""
+    def round(self, name: str, system: System, number: int, *, is_last: bool) -> str:
+        """Trains, encodes, indexes, searches, mines and evaluates one round; its row's name.
+
+        Nothing mines with the last one, so its training queries are not encoded.
+        """
         setting = self._setting
         label = f"{file_name(name)}-{number}"
         root = self._root / label
@@ -195,9 +198,9 @@ class Comparison:
             return dataclasses.asdict(summary)
 
         trained = self._stages.run(f"{label}-train", train_stage, inputs=inputs)
-        splits = ("train", DEVELOPMENT, "test")
-        inputs = self._retrieval.retrieve(label, root, inputs, splits=splits)
-        if number == 1:
+        splits = (*(() if is_last else ("train",)), DEVELOPMENT, "test")
+        inputs = self._retrieval.retrieve(label, root, inputs, splits=splits, encoded=splits)
+        if not is_last:
             self._retrieval.mine(label, root, setting.second_mining, inputs)
         return self._retrieval.evaluate(
             row_name(name, number, self._first_negatives),

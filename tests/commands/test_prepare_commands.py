@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 
@@ -11,10 +12,12 @@ from small_world import TASKS, SmallWorld, gin, refused, succeed
 
 from taser_jax.assembly.data import training_queries
 from taser_jax.commands.inputs import tasks_with
+from taser_jax.commands.prepare import drawn_by_hash
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
+from taser_jax.records import Query
 
 
 def test_dpr_files(capitals: Capitals):
@@ -203,3 +206,14 @@ def test_without_validation_each_command_says_how_to_get_it(
     succeed(*prepare, *gin(VALIDATION_SHARE=0.2))
     assert "has no validation split" not in capsys.readouterr().err
     assert list_tasks(tmp_path / "data", "t")["faq"] == ["train", "validation", "test"]
+
+
+def test_training_queries_are_drawn_by_the_hash_of_their_ids():
+    queries = [Query(id=f"q{n}", text="t", task="t", positives=(0,)) for n in range(20)]
+    hashes = {query.id: hashlib.sha256(query.id.encode()).hexdigest() for query in queries}
+    wanted = sorted(hashes, key=hashes.__getitem__)[:5]
+    drawn = [query.id for query in drawn_by_hash(queries, 5)]
+    assert drawn == [query.id for query in queries if query.id in wanted]
+    assert {query.id for query in drawn_by_hash(queries[::-1], 5)} == set(drawn)
+    assert set(drawn) < {query.id for query in drawn_by_hash(queries, 6)}
+    assert drawn_by_hash(queries, 30) == queries

@@ -91,7 +91,8 @@ def test_run_files_hold_the_best_hundred(compared: pathlib.Path, small_world: Sm
     store = PassageStore.open(small_world.data_dir, "small")
     for directory in ("bm25", "dpr-1", "dpr-2", "taser-1", "taser-2"):
         for task in TASKS:
-            for split in ("train", "validation", "test"):
+            mined = directory.endswith(("bm25", "-1"))
+            for split in ("train", "validation", "test") if mined else ("validation", "test"):
                 path = compared / directory / "runs" / f"{task}.{split}.trec"
                 run = read_trec_run(path, store.row_of)
                 assert np.isfinite(run.scores[run.rows >= 0]).all()
@@ -153,11 +154,14 @@ def test_a_single_set_trains_on_p1_and_p2_in_the_end(
 def test_every_stage_is_recorded_with_inputs_and_outputs(compared: pathlib.Path):
     stages = Stages(compared)
     rounds = [f"{system}-{number}" for number in (1, 2) for system in ("dpr", "taser")]
-    searched = ("search-train", "search-validation", "search-test")
-    steps = ("train", "encode", "index", *searched)
+    steps = ("train", "encode", "index", "search-validation", "search-test")
     expected = {"bm25-search", "bm25-mine", "bm25-evaluate", "taser-2-hybrid"}
     expected |= {f"{name}-{step}" for name in rounds for step in steps}
-    expected |= {"dpr-1-mine", "taser-1-mine", "taser-bm25-evaluate"}
+    # Nothing mines with the last round.
+    expected |= {
+        f"{name}-1-{step}" for name in ("dpr", "taser") for step in ("search-train", "mine")
+    }
+    expected |= {"taser-bm25-evaluate"}
     expected |= {
         f"{system}-{negatives}-negatives-evaluate"
         for system in ("dpr", "taser")
@@ -200,7 +204,7 @@ def test_killed_in_several_stages_it_resumes_in_each(
     assert calls["encode"] == 4 + 1
     assert calls["mine"] == 2 + 1
     assert calls["hybrid"] == 1 + 1
-    assert (calls["index"], calls["search"], calls["evaluate"]) == (2 * 4, 3 * 4, 5)
+    assert (calls["index"], calls["search"], calls["evaluate"]) == (2 * 4, 2 * (3 + 2), 5)
     assert calls["bm25"] == 0
     assert figures(output) == figures(compared)
 
@@ -225,14 +229,29 @@ def test_sigkill_in_a_stage_and_the_rest_afterwards(
     said = []
     for line in process.stderr:
         said.append(line)
-        if line.startswith("taser-2-search-train: started"):
+        if line.startswith("taser-2-search-test: started"):
             process.send_signal(signal.SIGKILL)
             break
     process.stderr.close()
     assert process.wait(timeout=60) == -signal.SIGKILL, "".join(said)
-    assert not (output / "stages" / "taser-2-search-train.json").exists()
+    assert not (output / "stages" / "taser-2-search-test.json").exists()
     succeed(*small_world.compare(output))
     assert figures(output) == figures(compared)
+
+
+def test_a_round_that_is_added_encodes_the_training_queries(
+    compared: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
+):
+    output = tmp_path / "out"
+    _copy_up_to(compared, output, last_stage="taser-1-index")
+    embeddings = output / "taser-1" / "embeddings"
+    (embeddings / "checksums.txt").unlink(missing_ok=True)
+    for queries in (embeddings / "queries").glob("*.train"):
+        shutil.rmtree(queries)
+    succeed(*small_world.compare(output))
+    assert figures(output) == figures(compared)
+    names = {path.name for path in (output / "taser-2" / "embeddings" / "queries").iterdir()}
+    assert names == {f"{task}.{split}" for task in TASKS for split in ("validation", "test")}
 
 
 def test_run_again_when_done_it_only_prints_the_table(
