@@ -23,7 +23,6 @@ from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.encoder_settings import EncoderSettings, read_encoder_settings
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
-from taser_jax.interop.tokenizer_files import checkpoint_vocabulary
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
@@ -173,7 +172,9 @@ class Retriever:
             searcher = open_index(index_dir, fingerprints=prints, devices=search_devices())
             found = Collection(store, searcher)
         texts = Texts(
-            vocabulary=load_vocabulary(model.vocabulary_dir),
+            vocabulary=load_vocabulary(
+                model.vocabulary_dir, rows=model.model.config.transformer.vocab_size
+            ),
             query_length=query_length or settings.query_length or _QUERY_LENGTH,
             passage_length=facts.get("passage_length") or _PASSAGE_LENGTH,
             queries=settings.queries,
@@ -208,7 +209,7 @@ class Retriever:
         bert = pretrained_bert(directory, numerics=without_dropout)
         settings = settings or read_encoder_settings(directory)
         config = DualEncoderConfig(bert=bert)
-        vocabulary = checkpoint_vocabulary(directory)
+        vocabulary = load_vocabulary(directory, rows=bert.vocab_size)
         queries = QuerySettings()
         if settings is not None:
             config = dataclasses.replace(

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from taser_jax.artifacts import read_json
-from taser_jax.errors import ConfigError
+from taser_jax.assembly.pretrained_words import check_words
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.pretrained import load_pretrained
 from taser_jax.interop.t5_pretrained import load_pretrained_t5
@@ -21,9 +20,6 @@ from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.models.t5_fusion import T5FusionConfig
 from taser_jax.progress import phase
-
-VOCAB_FILE = "vocab.txt"
-SENTENCEPIECE_FILE = "spiece.model"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +62,11 @@ def read_pretrained(
         ConfigError: sizes or vocabularies differ; the message has both.
         DataError: missing or damaged files.
     """
+    for source in (pretrained.source, pretrained.passage_source):
+        if vocabulary is not None and source is not None:
+            check_words(fetch(source), vocabulary)
     with phase(f"read {pretrained.source}"):
-        loaded = _READERS[config.kind](pretrained, config, params)
-    if vocabulary is not None:
-        _check_vocabulary(fetch(pretrained.source), vocabulary)
-    return loaded
+        return _READERS[config.kind](pretrained, config, params)
 
 
 def _read_bert(pretrained: Pretrained, config: Any, params: Params) -> Params:
@@ -112,54 +108,3 @@ def place_pretrained(loaded: Params, *, params: Params) -> Params:
         )
 
     return jax.tree.map(place, loaded, params)
-
-
-def _check_vocabulary(checkpoint: pathlib.Path, vocabulary: pathlib.Path) -> None:
-    """Rejects texts that were tokenised differently than for the pretrained weights.
-
-    Only files are compared, since a training machine has no tokeniser.
-    """
-    fix = f"tokenize with --gin.VOCABULARY={checkpoint}"
-    theirs, ours = checkpoint / VOCAB_FILE, vocabulary / VOCAB_FILE
-    if theirs.is_file() and ours.is_file():
-        _check_words(theirs, ours, fix=fix)
-    theirs, ours = checkpoint / SENTENCEPIECE_FILE, vocabulary / "sentencepiece.model"
-    if theirs.is_file() and ours.is_file() and theirs.read_bytes() != ours.read_bytes():
-        raise ConfigError(
-            "the token store's SentencePiece model is another than the pretrained weights'",
-            where=str(ours),
-            expected=str(theirs),
-            fix=f"tokenize with --gin.VOCABULARY={theirs}",
-        )
-    known = _setting(checkpoint / "tokenizer_config.json", "do_lower_case")
-    used = _setting(vocabulary / "vocabulary.json", "lower_case")
-    if None not in (known, used) and known != used:
-        raise ConfigError(
-            f"the token store's texts were tokenised with lower_case {used}",
-            where=str(vocabulary / "vocabulary.json"),
-            expected=f"{known}, as the pretrained weights know them",
-            fix=fix,
-        )
-
-
-def _check_words(theirs: pathlib.Path, ours: pathlib.Path, *, fix: str) -> None:
-    known = theirs.read_text(encoding="utf-8").splitlines()
-    used = ours.read_text(encoding="utf-8").splitlines()
-    if known == used:
-        return
-    line = next(
-        (i for i, (a, b) in enumerate(zip(known, used, strict=False)) if a != b),
-        min(len(known), len(used)),
-    )
-    raise ConfigError(
-        f"the token store's vocabulary has {len(used):,} entries and differs from line {line + 1} "
-        "on",
-        where=str(ours),
-        expected=f"the {len(known):,} entries that the pretrained weights know ({theirs})",
-        fix=fix,
-    )
-
-
-def _setting(path: pathlib.Path, name: str) -> Any:
-    """A field of a JSON file; None if either is missing."""
-    return read_json(path, absent={}).get(name)

@@ -19,6 +19,7 @@ from taser_jax.assembly.model_directory import (
     read_model_config,
 )
 from taser_jax.assembly.text_facts import text_settings
+from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.results import read_results
 from taser_jax.interop.ensembles import write_members
@@ -30,7 +31,7 @@ from taser_jax.progress import logger, phase
 from taser_jax.retrieval.confidence import check_temperatures
 
 _Export = Callable[[ExportSource, pathlib.Path], None]
-_VOCABULARY_FILES = ("vocabulary.json", "vocab.txt")
+_VOCABULARY_FILES = ("vocabulary.json", "vocab.txt", "tokenizer.json")
 
 
 class ExportFormat(enum.Enum):
@@ -104,7 +105,9 @@ def export_model(
     config = read_model_config(model_dir)
     facts = read_facts(model_dir)
     _check_formats(wanted, config)
-    _check_vocabulary(pathlib.Path(model_dir) / VOCABULARY, wanted)
+    _check_vocabulary(
+        pathlib.Path(model_dir) / VOCABULARY, wanted, rows=config.transformer.vocab_size
+    )
     check_task(config, task)
     texts = text_settings(facts, task)
     query_length = _length("query_length", query_length, texts.query_length, model_dir)
@@ -220,7 +223,9 @@ def _check_formats(formats: Sequence[ExportFormat], config: ModelConfig) -> None
             check_packages()
 
 
-def _check_vocabulary(directory: pathlib.Path, formats: Sequence[ExportFormat]) -> None:
+def _check_vocabulary(
+    directory: pathlib.Path, formats: Sequence[ExportFormat], *, rows: int
+) -> None:
     if not any((directory / name).is_file() for name in _VOCABULARY_FILES):
         raise DataError(
             "the model's vocabulary is missing",
@@ -229,16 +234,16 @@ def _check_vocabulary(directory: pathlib.Path, formats: Sequence[ExportFormat]) 
             fix="copy the vocabulary directory there that the model was trained with",
         )
 
-    path = directory / "vocabulary.json"
-    kind = read_json(path, absent={}).get("kind")
+    kind = read_json(directory / "vocabulary.json", absent={}).get("kind", "wordpiece")
     plain = [format.value for format in formats if format in _PLAIN]
-    if plain and kind not in (None, "wordpiece"):
+    if plain and kind != "wordpiece":
         raise ConfigError(
             f"format {plain[0]!r} of a model with a {kind} vocabulary",
-            where=str(path),
+            where=str(directory),
             expected="WordPiece, the one tokenizer of Hugging Face's BERT",
             fix="export it as saved_model or stablehlo, which take any vocabulary",
         )
+    load_vocabulary(directory, rows=rows)
 
 
 def _check_positions(config: ModelConfig, **lengths: int) -> None:

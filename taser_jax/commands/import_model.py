@@ -10,13 +10,8 @@ import jax
 
 from taser_jax.artifacts import storage_errors
 from taser_jax.assembly.model_directory import VOCABULARY, write_run_record
-from taser_jax.assembly.pretrained import (
-    SENTENCEPIECE_FILE,
-    Pretrained,
-    place_pretrained,
-    read_pretrained,
-)
-from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
+from taser_jax.assembly.pretrained import Pretrained, place_pretrained, read_pretrained
+from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.errors import ConfigError
 from taser_jax.hosts import writes
 from taser_jax.interop.hub import fetch
@@ -26,7 +21,6 @@ from taser_jax.interop.pretrained import (
     pretrained_pooling,
 )
 from taser_jax.interop.t5_pretrained import pretrained_t5
-from taser_jax.interop.tokenizer_files import checkpoint_vocabulary
 from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
@@ -83,10 +77,13 @@ def import_model(
             expected="an empty or new directory",
             fix="choose another MODEL_DIR",
         )
+    # Before anything is allocated: a vocabulary of another model ends here.
+    known = load_vocabulary(
+        vocabulary or fetch(pretrained.source), rows=model.transformer.vocab_size
+    )
     module = DualEncoder(model)
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()[:1]))
     params = init_params(module, named_key(seed, "init"))
-    known = _vocabulary(vocabulary, fetch(pretrained.source))
     with storage_errors(directory):
         known.save(str(directory / VOCABULARY))
     loaded = read_pretrained(
@@ -122,15 +119,6 @@ def import_model(
         )
     logger.info("%s: %s parameters in %s", pretrained.source, parameter_count(params), model_dir)
     return parameter_count(params)
-
-
-def _vocabulary(path: str | None, checkpoint: pathlib.Path) -> Vocabulary:
-    if path is not None:
-        return load_vocabulary(path)
-    sentencepiece = checkpoint / SENTENCEPIECE_FILE
-    if sentencepiece.is_file():
-        return load_vocabulary(sentencepiece)
-    return checkpoint_vocabulary(checkpoint)
 
 
 CONFIGURABLES = (

@@ -5,13 +5,20 @@ from __future__ import annotations
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.interop.leaves import Leaf, Params, params_from_tensors, params_to_tensors
-from taser_jax.interop.tensors import Tensors, listed, read_config
+from taser_jax.interop.leaves import (
+    Leaf,
+    Params,
+    check_shape,
+    params_from_tensors,
+    params_to_tensors,
+)
+from taser_jax.interop.tensors import Shapes, Tensors, listed, read_config
+from taser_jax.json_fields import JsonField, JsonType, checked_fields
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.layers import Activation
 
@@ -36,6 +43,40 @@ _SIZES = {
     "max_length": "max_position_embeddings",
     "type_vocab_size": "type_vocab_size",
 }
+# Far above any BERT's: what is larger is damaged, and would take the machine's memory.
+_LARGEST = {
+    "vocab_size": 10_000_000,
+    "hidden_size": 65_536,
+    "num_hidden_layers": 1_000,
+    "num_attention_heads": 1_024,
+    "intermediate_size": 1_000_000,
+    "max_position_embeddings": 10_000_000,
+    "type_vocab_size": 1_000,
+}
+# Read first: another architecture has other fields.
+_KIND_FIELDS = {
+    "model_type": JsonField(JsonType.STRING),
+    "architectures": JsonField(JsonType.LIST, items=JsonField(JsonType.STRING)),
+    "position_embedding_type": JsonField(JsonType.STRING),
+    "is_decoder": JsonField(JsonType.BOOLEAN),
+    "add_cross_attention": JsonField(JsonType.BOOLEAN),
+}
+_RATE = JsonField(JsonType.NUMBER, minimum=0, maximum=1)
+_FIELDS = {
+    **{
+        name: JsonField(
+            JsonType.INTEGER, required=name != "type_vocab_size", minimum=1, maximum=largest
+        )
+        for name, largest in _LARGEST.items()
+    },
+    "hidden_act": JsonField(JsonType.STRING),
+    "hidden_dropout_prob": _RATE,
+    "attention_probs_dropout_prob": _RATE,
+    "layer_norm_eps": JsonField(JsonType.NUMBER, above=0, maximum=1),
+    "initializer_range": _RATE,
+}
+_SHAPES_FIX = "take the sizes from the checkpoint's own config.json (pretrained_bert)"
+_T = TypeVar("_T")
 
 
 def bert_config(directory: pathlib.Path, **overrides: object) -> BertConfig:
@@ -49,9 +90,11 @@ def bert_config(directory: pathlib.Path, **overrides: object) -> BertConfig:
         DataError: there is no config.json, it is not JSON, or a size is missing or invalid.
         ConfigError: another architecture, or an unsupported variant of BERT.
     """
-    path, value = read_config(directory)
+    path, value = read_config(directory, fields=_KIND_FIELDS)
     _check_architecture(value, str(path))
-    fields: dict[str, Any] = {ours: _size(value, theirs, path) for ours, theirs in _SIZES.items()}
+    value = checked_fields(value, _FIELDS, where=str(path))
+    value.setdefault("type_vocab_size", 2)
+    fields: dict[str, Any] = {ours: value[theirs] for ours, theirs in _SIZES.items()}
     heads, embed = fields["num_heads"], fields["embed_dim"]
     if embed % heads:
         raise DataError(
@@ -131,10 +174,46 @@ def encoder_from_tensors(
         DataError: tensors are missing, have NaN, or are unexpected.
     """
     tensors = _canonical(tensors, where)
+    leaves = _checked_leaves(tensors, config, where, layers)
+    return params_from_tensors(
+        tensors, leaves, where=where, sizes=_size_words(config), fix=_SHAPES_FIX
+    )
+
+
+def check_shapes(
+    shapes: Shapes, config: BertConfig, *, where: str, layers: Sequence[int] | None = None
+) -> None:
+    """Refuses what `encoder_from_tensors` would, before any tensor is read.
+
+    Args:
+        shapes: of a checkpoint's tensors, by name.
+        config: the requested encoder.
+        where: the checkpoint, for messages.
+        layers: which of the checkpoint's blocks, from 0; None: the first `config.num_layers`.
+
+    Raises:
+        ConfigError: not a BERT, or a tensor's shape does not match `config`.
+        DataError: tensors are missing or unexpected.
+    """
+    shapes = _canonical(shapes, where)
+    for leaf in _checked_leaves(shapes, config, where, layers):
+        check_shape(
+            leaf, shapes[leaf.name], where=where, sizes=_size_words(config), fix=_SHAPES_FIX
+        )
+
+
+def _size_words(config: BertConfig) -> str:
+    return ", ".join(f"{name} {getattr(config, name)}" for name in _SHAPING)
+
+
+def _checked_leaves(
+    names: Mapping[str, object], config: BertConfig, where: str, layers: Sequence[int] | None
+) -> list[Leaf]:
+    """The encoder's leaves, all of them there and nothing more inside its blocks."""
     if layers is None:
         layers = range(config.num_layers)
     leaves = _leaves(config, layers)
-    missing = [leaf.name for leaf in leaves if leaf.name not in tensors]
+    missing = [leaf.name for leaf in leaves if leaf.name not in names]
     if missing:
         raise DataError(
             f"{len(missing)} tensors are missing: {listed(missing)}",
@@ -142,14 +221,8 @@ def encoder_from_tensors(
             expected=f"the {len(leaves)} tensors of a BERT of {config.num_layers} layers",
             fix="download the checkpoint again, or set num_layers to what it has",
         )
-    _check_no_more(tensors, leaves, layers, where)
-    return params_from_tensors(
-        tensors,
-        leaves,
-        where=where,
-        sizes=", ".join(f"{name} {getattr(config, name)}" for name in _SHAPING),
-        fix="take the sizes from the checkpoint's own config.json (pretrained_bert)",
-    )
+    _check_no_more(names, leaves, layers, where)
+    return leaves
 
 
 def encoder_to_tensors(params: Params, config: BertConfig) -> Tensors:
@@ -217,7 +290,7 @@ def _layer_norm(path: tuple[str, ...], name: str, embed: int) -> list[Leaf]:
     ]
 
 
-def _canonical(tensors: Mapping[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
+def _canonical(tensors: Mapping[str, _T], where: str) -> dict[str, _T]:
     """The encoder's tensors without prefix, with LayerNorm's current names."""
     prefixes = sorted(n.removesuffix(_TOKEN_TABLE) for n in tensors if n.endswith(_TOKEN_TABLE))
     if not prefixes:
@@ -245,7 +318,7 @@ def _canonical(tensors: Mapping[str, np.ndarray], where: str) -> dict[str, np.nd
 
 
 def _check_no_more(
-    tensors: Mapping[str, np.ndarray], leaves: list[Leaf], layers: Sequence[int], where: str
+    tensors: Mapping[str, object], leaves: list[Leaf], layers: Sequence[int], where: str
 ) -> None:
     """Refuses adapters and the like, which change what a block computes."""
     known = {leaf.name for leaf in leaves}
@@ -282,15 +355,3 @@ def _check_architecture(value: Mapping[str, Any], where: str) -> None:
         )
     if value.get("is_decoder") or value.get("add_cross_attention"):
         raise ConfigError("a decoder", where=where, expected="a BERT encoder")
-
-
-def _size(value: Mapping[str, Any], name: str, path: pathlib.Path) -> int:
-    defaults = {"type_vocab_size": 2}
-    size = value.get(name, defaults.get(name))
-    if type(size) is not int or size < 1:
-        raise DataError(
-            f"{name} is {size!r}" if name in value else f"no field {name!r}",
-            where=str(path),
-            expected="an integer of 1 or more",
-        )
-    return size

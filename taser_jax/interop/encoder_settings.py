@@ -10,6 +10,7 @@ from typing import Any
 
 from taser_jax.artifacts import read_json
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.json_fields import JsonField, JsonType, checked_fields
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.dual_encoder import Normalization
 
@@ -22,6 +23,13 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_SIZE_FIELDS = {"max_seq_length": JsonField(JsonType.INTEGER, minimum=1)}
+_POOLING_FIELDS = {
+    **dict.fromkeys(_POOLING_FLAGS, JsonField(JsonType.BOOLEAN)),
+    "pooling_mode": JsonField((JsonType.STRING, JsonType.LIST), items=JsonField(JsonType.STRING)),
+}
+
+_PROMPT_FIELDS = {"prompts": JsonField(JsonType.OBJECT)}
 _QUERY_PROMPTS = ("query", "search_query")
 _PASSAGE_PROMPTS = ("passage", "document", "search_document")
 
@@ -70,7 +78,7 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
             fix="take a model without further layers",
         )
     pooling = _pooling(directory / str(modules["Pooling"]["path"]) / "config.json")
-    sizes = read_json(directory / "sentence_bert_config.json", absent={})
+    sizes = read_json(directory / "sentence_bert_config.json", fields=_SIZE_FIELDS, absent={})
     return EncoderSettings(
         pooling=pooling,
         normalization=Normalization.L2 if "Normalize" in modules else Normalization.NONE,
@@ -82,7 +90,7 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
 def _modules(path: pathlib.Path) -> list[Mapping[str, Any]]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON: {error}", where=str(path)) from error
     if not isinstance(value, list) or not all(isinstance(module, dict) for module in value):
         raise DataError("no list of modules", where=str(path), expected="[{...}, ...]")
@@ -98,7 +106,7 @@ def _name(module: Mapping[str, Any], path: pathlib.Path) -> str:
 
 def _pooling(path: pathlib.Path) -> Pooling:
     """The pooling of one mode; older files have one boolean per mode, newer ones name it."""
-    settings = read_json(path)
+    settings = read_json(path, fields=_POOLING_FIELDS)
     modes = [name for name in _POOLING_FLAGS if settings.get(name)]
     mode = settings.get("pooling_mode", [_POOLING_FLAGS[name] for name in modes])
     chosen = mode if isinstance(mode, list) else [mode]
@@ -113,7 +121,9 @@ def _pooling(path: pathlib.Path) -> Pooling:
 
 
 def _query_prompt(path: pathlib.Path) -> str:
-    prompts = read_json(path, absent={}).get("prompts") or {}
+    found = read_json(path, fields=_PROMPT_FIELDS, absent={}).get("prompts", {})
+    names = dict.fromkeys((*_PASSAGE_PROMPTS, *_QUERY_PROMPTS), JsonField(JsonType.STRING))
+    prompts = checked_fields(found, names, where=f"{path}, field 'prompts'")
     for name in _PASSAGE_PROMPTS:
         if prompts.get(name):
             raise ConfigError(

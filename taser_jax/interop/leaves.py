@@ -63,16 +63,21 @@ def params_from_tensors(
     params: dict[Path, np.ndarray] = {}
     for leaf in leaves:
         tensor = weights(tensors[leaf.name], leaf.name, where)
-        if tensor.shape != leaf.tensor_shape:
-            raise ConfigError(
-                f"{leaf.name} has shape {tensor.shape}",
-                where=where,
-                expected=f"{leaf.tensor_shape}, for {sizes}",
-                fix=fix,
-            )
+        check_shape(leaf, tensor.shape, where=where, sizes=sizes, fix=fix)
         ours = (tensor.T if leaf.inputs else tensor).reshape(leaf.shape)
         params[leaf.path] = np.ascontiguousarray(ours)
     return unflatten_dict(params)
+
+
+def check_shape(leaf: Leaf, shape: tuple[int, ...], *, where: str, sizes: str, fix: str) -> None:
+    """Refuses a tensor of another shape than the leaf's; arguments as of `params_from_tensors`."""
+    if shape != leaf.tensor_shape:
+        raise ConfigError(
+            f"{leaf.name} has shape {shape}",
+            where=where,
+            expected=f"{leaf.tensor_shape}, for {sizes}",
+            fix=fix,
+        )
 
 
 def params_to_tensors(params: Params, leaves: Sequence[Leaf]) -> Tensors:

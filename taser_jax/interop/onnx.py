@@ -64,7 +64,12 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
     for name, role in plain_paths(config).items():
         directory = output_dir / name
         directory.mkdir(exist_ok=True)
-        write_tokenizer(source.vocabulary_dir, directory, max_length=length_of(source, role))
+        write_tokenizer(
+            source.vocabulary_dir,
+            directory,
+            max_length=length_of(source, role),
+            rows=source.config.transformer.vocab_size,
+        )
         _export(_embedder(source, config, role), directory / MODEL)
 
 

@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 
 from taser_jax.errors import ConfigError
-from taser_jax.interop.bert import bert_config, encoder_from_tensors
+from taser_jax.interop.bert import bert_config, check_shapes, encoder_from_tensors
 from taser_jax.interop.encoder_settings import read_encoder_settings
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.plain import from_plain_encoders
 from taser_jax.interop.sizes import check_sizes
-from taser_jax.interop.tensors import read_tensors
+from taser_jax.interop.tensors import read_shapes, read_tensors
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Normalization, Params
@@ -45,10 +45,16 @@ def pretrained_bert(
         DataError: the source does not exist or is damaged.
         ConfigError: another architecture, or blocks that it does not have.
     """
-    checkpoint = bert_config(fetch(source))
+    directory = fetch(source)
+    checkpoint = bert_config(directory)
+    kept = _kept(checkpoint, num_layers, layers, where=str(source))
+    found = dataclasses.replace(checkpoint, num_layers=len(kept))
+    # Before a model of these sizes is made: it would fill the memory if they were wrong.
+    shapes = read_shapes(directory)
+    if shapes is not None:
+        check_shapes(shapes, found, where=str(directory), layers=kept)
     return dataclasses.replace(
-        checkpoint,
-        num_layers=len(_kept(checkpoint, num_layers, layers, where=str(source))),
+        found,
         dropout_rate=numerics.dropout_rate,
         attention_dropout_rate=numerics.attention_dropout_rate,
         dtype=numerics.dtype,

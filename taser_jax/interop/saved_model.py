@@ -14,10 +14,9 @@ from flax.traverse_util import unflatten_dict
 from tensorflow.compiler.tf2xla.python import xla
 
 from taser_jax.batch import Role
-from taser_jax.data.text import preprocessors
+from taser_jax.data.text import preprocessing_graph, preprocessors
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.text_settings import Titles
-from taser_jax.errors import ConfigError
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.lowering import check_source, lower_encoder, named_leaves
 from taser_jax.interop.model_card import CardTexts
@@ -48,20 +47,14 @@ def export_saved_model(source: ExportSource, output_dir: pathlib.Path) -> None:
         output_dir: an existing, empty directory.
 
     Raises:
-        ConfigError: lengths, parameters or vocabulary do not fit the model.
-        DataError: the vocabulary is missing or damaged.
+        ConfigError: lengths or parameters do not fit the model.
+        DataError: the vocabulary is missing, damaged or larger than the model's table.
     """
     check_source(source)
     preprocessors.check_length(source.passage_length)
-    vocabulary = load_vocabulary(source.vocabulary_dir)
-    preprocessors.query_room(vocabulary, source.query_length, prompt=source.query_settings.prompt)
     rows = source.config.transformer.vocab_size
-    if vocabulary.size > rows:
-        raise ConfigError(
-            f"the vocabulary has {vocabulary.size} ids",
-            where=str(source.vocabulary_dir),
-            expected=f"at most {rows}, the rows of the model's table",
-        )
+    vocabulary = load_vocabulary(source.vocabulary_dir, rows=rows)
+    preprocessors.query_room(vocabulary, source.query_length, prompt=source.query_settings.prompt)
     variables = {
         name: tf.Variable(np.asarray(leaf), trainable=False)
         for name, leaf in named_leaves(source.params).items()
@@ -118,8 +111,9 @@ def _signature(
 
     def encode_query(queries: tf.Tensor) -> dict[str, tf.Tensor]:
         settings = source.query_settings
-        queries = preprocessors.normalize_queries(queries, settings.normalization)
-        return embed(preprocessors.query_ids(queries, vocabulary, length, prompt=settings.prompt))
+        queries = preprocessing_graph.normalize_queries(queries, settings.normalization)
+        ids = preprocessing_graph.query_ids(queries, vocabulary, length, prompt=settings.prompt)
+        return embed(ids)
 
     def encode_passage(titles: tf.Tensor, texts: tf.Tensor) -> dict[str, tf.Tensor]:
         message = "titles and texts differ in number: a passage without a title has an empty one"
@@ -128,7 +122,7 @@ def _signature(
             titles = tf.identity(titles)
         if source.titles is Titles.OMIT:
             titles = tf.zeros_like(titles)
-        return embed(preprocessors.passage_ids(titles, texts, vocabulary, length))
+        return embed(preprocessing_graph.passage_ids(titles, texts, vocabulary, length))
 
     encode, inputs = {
         Role.QUERY: (encode_query, [strings]),

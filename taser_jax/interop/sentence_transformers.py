@@ -172,7 +172,12 @@ def _write_model(
     tensors = encoder_to_tensors(params, config.bert)
     _write_json(directory / "config.json", config_to_json(config.bert))
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
-    write_tokenizer(source.vocabulary_dir, directory, max_length=length_of(source, role))
+    write_tokenizer(
+        source.vocabulary_dir,
+        directory,
+        max_length=length_of(source, role),
+        rows=config.bert.vocab_size,
+    )
     settings: dict[str, Any] = {
         "max_seq_length": length_of(source, role),
         "do_lower_case": False,

@@ -11,7 +11,7 @@ import numpy as np
 import safetensors.numpy
 
 from taser_jax.batch import Role
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop import lowering
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
@@ -179,9 +179,10 @@ def _vocabulary_metadata(source: ExportSource) -> dict[str, Any]:
         ) from error
     rows = source.config.transformer.vocab_size
     if size > rows:
-        raise ConfigError(
-            f"the vocabulary has {size} ids",
-            where=str(path),
-            expected=f"at most {rows}, the rows of the model's table",
+        raise DataError(
+            f"the vocabulary has {size:,} ids",
+            where=f"{path}, field 'size'",
+            expected=f"at most {rows:,}, the rows of the model's embedding table (vocab_size)",
+            fix="give the vocabulary that the model was trained with",
         )
     return {"kind": kind, "size": size, "fingerprint": metadata.get("fingerprint")}

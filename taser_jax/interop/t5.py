@@ -14,8 +14,15 @@ from jaxtyping import PyTree
 
 from taser_jax.batch import Tokens
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.interop.leaves import Leaf, Params, Path, params_from_tensors, weights
-from taser_jax.interop.tensors import listed
+from taser_jax.interop.leaves import (
+    Leaf,
+    Params,
+    Path,
+    check_shape,
+    params_from_tensors,
+    weights,
+)
+from taser_jax.interop.tensors import Shapes, listed
 from taser_jax.models.t5 import T5, T5Config
 
 # Sizes that arrays have.
@@ -24,6 +31,7 @@ _SHAPING = (
     *("mlp_dim", "num_buckets"),
 )
 _TABLE = "shared.weight"
+_TABLE_ALIAS = "encoder.embed_tokens.weight"
 _FIX_SIZES = "take the sizes from the checkpoint: t5 = pretrained_t5(source)"
 # Places of a block's parts among Hugging Face's numbered layers.
 _PARTS = {
@@ -65,22 +73,48 @@ def t5_from_tensors(tensors: Mapping[str, np.ndarray], config: T5Config, *, wher
         DataError: tensors are missing, have NaN, or are unexpected.
     """
     tensors = dict(tensors)
-    tensors.setdefault(_TABLE, tensors.get("encoder.embed_tokens.weight", np.zeros(0)))
-    if not tensors[_TABLE].size:
+    if _TABLE not in tensors and _TABLE_ALIAS in tensors:
+        tensors[_TABLE] = tensors[_TABLE_ALIAS]
+    leaves = _checked_leaves(tensors, config, where)
+    return params_from_tensors(
+        tensors, leaves, where=where, sizes=_size_words(config), fix=_FIX_SIZES
+    )
+
+
+def check_t5_shapes(shapes: Shapes, config: T5Config, *, where: str) -> None:
+    """Refuses what `t5_from_tensors` would, before any tensor is read.
+
+    Args:
+        shapes: of a checkpoint's tensors, by name.
+        config: the requested T5.
+        where: the checkpoint, for messages.
+
+    Raises:
+        ConfigError: not a T5, or shapes or numbers of layers do not match `config`.
+        DataError: tensors are missing or unexpected.
+    """
+    shapes = dict(shapes)
+    if _TABLE not in shapes and _TABLE_ALIAS in shapes:
+        shapes[_TABLE] = shapes[_TABLE_ALIAS]
+    for leaf in _checked_leaves(shapes, config, where):
+        shape = shapes[leaf.name]
+        check_shape(leaf, shape, where=where, sizes=_size_words(config), fix=_FIX_SIZES)
+
+
+def _checked_leaves(names: Mapping[str, object], config: T5Config, where: str) -> list[Leaf]:
+    if _TABLE not in names:
         raise ConfigError(
-            f"no tensor is named {_TABLE}; there are {listed(sorted(tensors))}",
+            f"no tensor is named {_TABLE}; there are {listed(sorted(names))}",
             where=where,
             expected="a T5's tensors",
             fix="give a checkpoint of T5's architecture",
         )
     for stack, layers in _stacks(config).items():
-        numbers = [int(m[1]) for n in tensors if (m := re.match(rf"{stack}\.block\.(\d+)\.", n))]
+        numbers = [int(m[1]) for n in names if (m := re.match(rf"{stack}\.block\.(\d+)\.", n))]
         _check_layers(stack, max(numbers, default=-1) + 1, layers, where)
     leaves = t5_leaves(config)
-    _check_names([leaf.name for leaf in leaves], tensors, tuple(_stacks(config)), where)
-    return params_from_tensors(
-        tensors, leaves, where=where, sizes=_size_words(config), fix=_FIX_SIZES
-    )
+    _check_names([leaf.name for leaf in leaves], names, tuple(_stacks(config)), where)
+    return leaves
 
 
 def t5_from_t5x(tree: Mapping[str, Any], config: T5Config, *, where: str) -> Params:
@@ -197,7 +231,7 @@ def _check_layers(stack: str, found: int, expected: int, where: str) -> None:
 
 
 def _check_names(
-    names: list[str], tensors: Mapping[str, np.ndarray], stacks: tuple[str, ...], where: str
+    names: list[str], tensors: Mapping[str, object], stacks: tuple[str, ...], where: str
 ) -> None:
     missing = [name for name in names if name not in tensors]
     if missing:

@@ -9,9 +9,10 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict
 
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.errors import ConfigError
 from taser_jax.interop.t5 import count_layers, find, unscanned
 from taser_jax.interop.tensors import listed, read_config
+from taser_jax.json_fields import JsonField, JsonType, checked_fields
 from taser_jax.models.t5 import PositionBias, T5Config
 
 # Our field -> Hugging Face's.
@@ -25,6 +26,42 @@ _SIZES = {
     "mlp_dim": "d_ff",
     "num_buckets": "relative_attention_num_buckets",
     "max_distance": "relative_attention_max_distance",
+}
+# Far above any T5's: what is larger is damaged, and would take the machine's memory.
+_LARGEST = {
+    "vocab_size": 10_000_000,
+    "d_model": 65_536,
+    "num_layers": 1_000,
+    "num_decoder_layers": 1_000,
+    "num_heads": 1_024,
+    "d_kv": 65_536,
+    "d_ff": 1_000_000,
+    "relative_attention_num_buckets": 100_000,
+    "relative_attention_max_distance": 10_000_000,
+}
+_OPTIONAL = {
+    "num_decoder_layers",
+    "relative_attention_num_buckets",
+    "relative_attention_max_distance",
+}
+# Read first: another architecture has other fields.
+_KIND_FIELDS = {
+    "model_type": JsonField(JsonType.STRING),
+    "architectures": JsonField(JsonType.LIST, items=JsonField(JsonType.STRING)),
+}
+_FIELDS = {
+    **{
+        name: JsonField(
+            JsonType.INTEGER,
+            required=name not in _OPTIONAL,
+            minimum=0 if name == "num_decoder_layers" else 1,
+            maximum=largest,
+        )
+        for name, largest in _LARGEST.items()
+    },
+    "feed_forward_proj": JsonField(JsonType.STRING),
+    "dropout_rate": JsonField(JsonType.NUMBER, minimum=0, maximum=1),
+    "layer_norm_epsilon": JsonField(JsonType.NUMBER, above=0, maximum=1),
 }
 _FEED_FORWARDS = {"relu": ("relu",), "gated-gelu": ("gelu", "linear")}
 _POSITIONS = {"t5": PositionBias.SHARED, "umt5": PositionBias.PER_LAYER}
@@ -41,7 +78,7 @@ def t5_config(directory: pathlib.Path, **overrides: object) -> T5Config:
         DataError: there is no config.json, it is not JSON, or a size is missing or invalid.
         ConfigError: another architecture, or an unsupported variant of T5.
     """
-    path, value = read_config(directory)
+    path, value = read_config(directory, fields=_KIND_FIELDS)
     kind = value.get("model_type")
     if kind not in _POSITIONS:
         raise ConfigError(
@@ -50,10 +87,11 @@ def t5_config(directory: pathlib.Path, **overrides: object) -> T5Config:
             expected=" or ".join(_POSITIONS),
             fix="give a T5 checkpoint; BERT's are read by pretrained_bert",
         )
-    value.setdefault("num_decoder_layers", value.get("num_layers"))
+    value = checked_fields(value, _FIELDS, where=str(path))
+    value.setdefault("num_decoder_layers", value["num_layers"])
     value.setdefault("relative_attention_num_buckets", 32)
     value.setdefault("relative_attention_max_distance", 128)
-    if any(name.endswith("EncoderModel") for name in value.get("architectures") or ()):
+    if any(name.endswith("EncoderModel") for name in value.get("architectures", ())):
         value["num_decoder_layers"] = 0
     feed_forward = value.get("feed_forward_proj", "relu")
     if feed_forward not in _FEED_FORWARDS:
@@ -67,16 +105,9 @@ def t5_config(directory: pathlib.Path, **overrides: object) -> T5Config:
         "dropout_rate": float(value.get("dropout_rate", 0.1)),
         "rms_norm_epsilon": float(value.get("layer_norm_epsilon", 1e-6)),
     }
-    fields: dict[str, Any] = {o: _size(value, theirs, path) for o, theirs in _SIZES.items()}
+    fields: dict[str, Any] = {ours: value[theirs] for ours, theirs in _SIZES.items()}
     fields |= {"mlp_activations": _FEED_FORWARDS[feed_forward], "position_bias": _POSITIONS[kind]}
     return T5Config(**(fields | numbers | overrides))
-
-
-def _size(value: Mapping[str, Any], name: str, path: pathlib.Path) -> int:
-    size = value.get(name)
-    if type(size) is not int or size < (0 if name == "num_decoder_layers" else 1):
-        raise DataError(f"{name} is {size!r}", where=str(path), expected="a positive integer")
-    return size
 
 
 def t5x_t5_config(tree: Mapping[str, Any], *, where: str, **overrides: Any) -> T5Config:

@@ -12,10 +12,10 @@ import numpy as np
 from taser_jax.errors import ConfigError
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.sizes import check_sizes
-from taser_jax.interop.t5 import t5_from_t5x, t5_from_tensors
+from taser_jax.interop.t5 import check_t5_shapes, t5_from_t5x, t5_from_tensors
 from taser_jax.interop.t5_configs import t5_config, t5x_t5_config
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
-from taser_jax.interop.tensors import CONFIG_FILE, read_tensors
+from taser_jax.interop.tensors import CONFIG_FILE, read_shapes, read_tensors
 from taser_jax.models.dual_encoder import Params
 from taser_jax.models.t5 import T5Config, rescale
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
@@ -126,8 +126,13 @@ def _open(source: Source) -> _Checkpoint:
     directory = pathlib.Path(fetch(source))
     where = str(directory)
     if (directory / CONFIG_FILE).is_file() or not is_t5x_checkpoint(directory):
+        config = t5_config(directory)
+        # Before a model of these sizes is made: it would fill the memory if they were wrong.
+        shapes = read_shapes(directory)
+        if shapes is not None:
+            check_t5_shapes(shapes, config, where=where)
         return _Checkpoint(
-            t5_config(directory),
+            config,
             lambda config: t5_from_tensors(read_tensors(directory), config, where=where),
             where,
         )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import re
 import types
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from taser_jax.artifacts import read_json
 from taser_jax.errors import ConfigError, DataError, how_to_install
+from taser_jax.json_fields import JsonField, JsonType
 
 CONFIG_FILE = "config.json"
 SAFETENSORS = "model.safetensors"
@@ -22,7 +22,13 @@ PYTORCH = "pytorch_model.bin"
 PYTORCH_INDEX = "pytorch_model.bin.index.json"
 _WEIGHTS = (SAFETENSORS, SAFETENSORS_INDEX, PYTORCH, PYTORCH_INDEX)
 
+_INDEX_FIELDS = {
+    "weight_map": JsonField(JsonType.OBJECT, required=True, items=JsonField(JsonType.STRING))
+}
+
 Tensors = dict[str, np.ndarray]
+Shapes = dict[str, tuple[int, ...]]
+_T = TypeVar("_T")
 
 
 def read_tensors(directory: pathlib.Path) -> Tensors:
@@ -50,11 +56,31 @@ def read_tensors(directory: pathlib.Path) -> Tensors:
     raise missing_weights(directory)
 
 
-def read_config(directory: str | pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
-    """The `config.json` of a Hugging Face directory: its path, and what it holds.
+def read_shapes(directory: pathlib.Path) -> Shapes | None:
+    """Shapes of a checkpoint's tensors, of which no values are read; None if they would have to be.
 
     Raises:
-        DataError: there is none, or it is no JSON object.
+        DataError: a missing shard, or a truncated or damaged file.
+    """
+    directory = pathlib.Path(directory)
+    if (directory / SAFETENSORS).is_file():
+        return _read_safetensors_shapes(directory / SAFETENSORS)
+    if (directory / SAFETENSORS_INDEX).is_file():
+        return _read_shards(directory / SAFETENSORS_INDEX, _read_safetensors_shapes)
+    return None
+
+
+def read_config(
+    directory: str | pathlib.Path, *, fields: Mapping[str, JsonField]
+) -> tuple[pathlib.Path, dict[str, Any]]:
+    """The `config.json` of a Hugging Face directory: its path, and what it holds.
+
+    Args:
+        directory: the checkpoint's.
+        fields: what its fields must be.
+
+    Raises:
+        DataError: there is none, it is no JSON object, or a field is not what it must be.
     """
     path = pathlib.Path(directory) / CONFIG_FILE
     if not path.is_file():
@@ -64,7 +90,7 @@ def read_config(directory: str | pathlib.Path) -> tuple[pathlib.Path, dict[str, 
             expected=f"a Hugging Face directory with {CONFIG_FILE} and weights",
             fix="give the directory that the model's save_pretrained wrote",
         )
-    return path, read_json(path)
+    return path, read_json(path, fields=fields)
 
 
 def missing_weights(directory: pathlib.Path) -> DataError:
@@ -77,16 +103,19 @@ def missing_weights(directory: pathlib.Path) -> DataError:
     )
 
 
-def _read_shards(index: pathlib.Path, read: Callable[[pathlib.Path], Tensors]) -> Tensors:
-    try:
-        shard_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        shards = sorted(set(shard_of.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+def _read_shards(
+    index: pathlib.Path, read: Callable[[pathlib.Path], dict[str, _T]]
+) -> dict[str, _T]:
+    shard_of = read_json(index, fields=_INDEX_FIELDS)["weight_map"]
+    shards = sorted(set(shard_of.values()))
+    outside = [shard for shard in shards if pathlib.PurePath(shard).name != shard or shard == ".."]
+    if outside:
         raise DataError(
-            f"not an index of shards ({error!r})",
-            where=str(index),
-            expected='JSON with a "weight_map" from tensor to file',
-        ) from error
+            f"shards outside of this directory: {listed(outside)}",
+            where=f"{index}, field 'weight_map'",
+            expected="names of files beside the index, without folders",
+            fix="download the checkpoint again, from a place that you trust",
+        )
     absent = [shard for shard in shards if not (index.parent / shard).is_file()]
     if absent:
         raise DataError(
@@ -95,7 +124,7 @@ def _read_shards(index: pathlib.Path, read: Callable[[pathlib.Path], Tensors]) -
             expected=f"every file that {index.name} names",
             fix="download the checkpoint again, all of its files",
         )
-    tensors: Tensors = {}
+    tensors: dict[str, _T] = {}
     for shard in shards:
         tensors |= read(index.parent / shard)
     missing = [name for name in shard_of if name not in tensors]
@@ -113,6 +142,14 @@ def _read_safetensors(path: pathlib.Path) -> Tensors:
         with safe_open(path, framework="numpy") as file:
             # An array of a mapped file would keep the whole file mapped.
             return {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+
+
+def _read_safetensors_shapes(path: pathlib.Path) -> Shapes:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from taser_jax.assembly.model_directory import read_model_config
 from taser_jax.data.prepare.detection import detect
@@ -175,14 +174,14 @@ def _lengths(project: Project, given: Mapping[str, int]) -> dict[str, FittedLeng
     store = project.passages
     passages = store.get_many(_sampled(len(store)))
     tokens = passage_ids(
-        tf.constant([passage.title for passage in passages]),
-        tf.constant([passage.text for passage in passages]),
+        [passage.title for passage in passages],
+        [passage.text for passage in passages],
         vocabulary,
         None,
     )
     counts = {
         "query": [2 + len(ids) for ids in vocabulary.encode(texts)],
-        "passage": tokens.row_lengths().numpy().tolist(),
+        "passage": [len(ids) for ids in tokens],
     }
     return {
         side: fit_length(found, longest=min(_LONGEST[side], most), given=given.get(side))

@@ -256,6 +256,16 @@ def test_a_vocabulary_that_no_bert_has_is_refused(capsys, tmp_path, nothing_is_r
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_vocabulary_larger_than_the_table_is_refused(capsys, tmp_path, format, nothing_is_read):
+    make_model(tmp_path / "model")
+    WordPieceVocabulary([*PIECES, "more"]).save(tmp_path / "model" / "vocabulary")
+    message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out", [format]))
+    assert f"the vocabulary has {len(PIECES) + 1} ids" in message
+    assert f"at most {len(PIECES)}, the rows of the model's embedding table" in message
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_unknown_format_is_refused_with_those_there_are(
     capsys, tmp_path, model_dir, nothing_is_read
 ):

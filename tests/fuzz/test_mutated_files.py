@@ -13,16 +13,20 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 import tiny_training
+from bert_checkpoints import CONFIG
 from mutations import mutated
 from safetensors.numpy import save
 
 from taser_jax import checksums, cli
 from taser_jax.artifacts import read_metadata
 from taser_jax.data.readers import beir, dpr, kilt, mesh, thesaurus, tsv
+from taser_jax.data.text.bert_files import WordSplitting, read_bert_files
+from taser_jax.data.text.wordpiece import wordpiece_tokenizer
 from taser_jax.data.token_store.negatives import read_negatives, write_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import TaserError
-from taser_jax.interop.tensors import read_config, read_tensors
+from taser_jax.interop.bert import bert_config
+from taser_jax.interop.tensors import read_tensors
 from taser_jax.retrieval.runs import read_trec_run
 
 SAMPLE, MANY = 25, 1300
@@ -56,7 +60,9 @@ MESH = b"""<?xml version="1.0"?><DescriptorRecordSet><DescriptorRecord><ConceptL
 </DescriptorRecordSet>"""
 OBO = b'format-version: 1.2\n\n[Term]\nid: X:1\nname: oslo\ndef: "The capital." [a:b]\n'
 TENSORS = save({"encoder.weight": np.ones((3, 4), np.float32), "b": np.zeros(2, np.int64)})
-CONFIG = json.dumps({"model_type": "bert", "hidden_size": 8, "layers": [1, 2]}).encode()
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"]
+BERT = json.dumps(CONFIG).encode()
+TOKENIZER = wordpiece_tokenizer({word: i for i, word in enumerate(WORDS)}, WordSplitting())
 RUN = b"q0 Q0 p0 1 2.5 t\nq0 Q0 p2 2 1.5 t\nq1 Q0 p1 1 0.5 t\n"
 METADATA = json.dumps({"kind": "embeddings", "format_version": 1, "num_rows": 3}).encode()
 GIN = b"TRAIN_STEPS = 3\nLoopConfig.log_period = 5\n# a comment\nTASKS = ['a', 'b']\n"
@@ -134,7 +140,21 @@ FORMATS: dict[str, tuple[str, bytes, Read]] = {
         lambda path: read_trec_run(path, ROWS.__getitem__),
     ),
     "safetensors": ("model.safetensors", TENSORS, lambda path: read_tensors(path.parent)),
-    "config.json": ("config.json", CONFIG, lambda path: read_config(path.parent)),
+    "config.json": (
+        "config.json",
+        json.dumps(CONFIG).encode(),
+        lambda path: bert_config(path.parent),
+    ),
+    "tokenizer.json": (
+        "tokenizer.json",
+        TOKENIZER.to_str().encode(),
+        lambda path: read_bert_files(path.parent),
+    ),
+    "vocab.txt": (
+        "vocab.txt",
+        "\n".join(WORDS).encode(),
+        lambda path: read_bert_files(path.parent),
+    ),
     "metadata": ("metadata.json", METADATA, lambda p: read_metadata(p.parent, "embeddings", 1)),
 }
 

@@ -9,13 +9,14 @@ import pytest
 from bert_checkpoints import CONFIG, random_tensors, tensor_shapes, write_checkpoint, write_config
 from hugging_face_parity import hidden_states, relative_error
 
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.errors import ConfigError, DataError, TaserError
 from taser_jax.interop.bert import (
     bert_config,
     config_to_json,
     encoder_from_tensors,
     encoder_to_tensors,
 )
+from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.layers import Activation
 
@@ -109,7 +110,7 @@ def test_an_old_config_without_model_type(tmp_path):
     [
         ("{", "not JSON"),
         ("[]", "expected: a JSON object"),
-        (json.dumps(CONFIG | {"hidden_size": "16"}), "hidden_size is '16'"),
+        (json.dumps(CONFIG | {"hidden_size": "16"}), 'hidden_size is "16"'),
         (json.dumps({k: v for k, v in CONFIG.items() if k != "vocab_size"}), "no field 'vocab_s"),
         (json.dumps(CONFIG | {"num_attention_heads": 3}), "16 with num_attention_heads 3"),
     ],
@@ -267,6 +268,48 @@ def test_only_a_plain_encoder_is_exported():
         encoder_to_tensors(params | experts, TINY)
     with pytest.raises(ConfigError, match=r"has shape \(40, 16\)"):
         encoder_to_tensors(params, dataclasses.replace(TINY, vocab_size=41))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("layer_norm_eps", -1, "above 0"),
+        ("layer_norm_eps", 0, "above 0"),
+        ("layer_norm_eps", "1e-12", "a finite number"),
+        ("num_hidden_layers", 100_000, "at most 1,000"),
+        ("vocab_size", 10**12, "at most 10,000,000"),
+        ("hidden_size", True, "an integer"),
+        ("type_vocab_size", 0, "at least 1"),
+        ("hidden_dropout_prob", 1.5, "at most 1"),
+        ("initializer_range", -0.02, "at least 0"),
+        ("hidden_act", 3, "a string"),
+        ("architectures", "BertModel", "a list"),
+        ("is_decoder", "no", "true or false"),
+    ],
+)
+def test_impossible_numbers_are_named(tmp_path, field, value, expected):
+    write_config(tmp_path, **{field: value})
+    with pytest.raises(DataError, match=f"(?s)config.json, field '{field}.*{expected}"):
+        bert_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 900}, "tensors are missing: encoder.layer.4"),
+        ({"intermediate_size": 900_000}, r"intermediate\.dense\.weight has shape \(24, 16\)"),
+        ({"vocab_size": 9_000_000}, r"word_embeddings\.weight has shape \(40, 16\)"),
+    ],
+)
+def test_sizes_that_the_weights_lack_are_refused_before_a_model_is_made(
+    tmp_path, monkeypatch, changes, message
+):
+    directory, _ = write_checkpoint(tmp_path)
+    assert pretrained_bert(directory).vocab_size == 40
+    write_config(directory, **changes)
+    monkeypatch.setattr("taser_jax.interop.pretrained.read_tensors", None)  # no weights are read
+    with pytest.raises(TaserError, match=message):
+        pretrained_bert(directory)
 
 
 def test_files_to_parameters(tmp_path):

@@ -23,7 +23,7 @@ from taser_jax.batch import Role
 from taser_jax.data.text.preprocessors import encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.vocabulary_training import train_vocabulary
-from taser_jax.errors import ConfigError
+from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.stablehlo import (
     LOAD_SNIPPET,
     PARAMETERS_FILE,
@@ -219,5 +219,5 @@ def test_a_missing_vocabulary_is_refused(det_r, tmp_path):
 
 def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path):
     source = tiny_source(tmp_path, bert={"vocab_size": 20})
-    with pytest.raises(ConfigError, match=r"vocabulary has 25 ids(.|\n)*at most 20"):
+    with pytest.raises(DataError, match=r"vocabulary has 25 ids(.|\n)*at most 20"):
         export_stablehlo(source, tmp_path)

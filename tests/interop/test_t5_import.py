@@ -1,5 +1,6 @@
 """T5 from Hugging Face's and T5X's files into dual encoders; files that cannot be used."""
 
+import dataclasses
 import json
 
 import jax
@@ -209,7 +210,11 @@ def test_files_that_contradict_their_configuration(tmp_path):
     [
         ({"model_type": "bert"}, ConfigError, "model_type is 'bert'"),
         ({"feed_forward_proj": "gated-silu"}, ConfigError, "gated-silu"),
-        ({"d_model": "wide"}, DataError, "d_model is 'wide'"),
+        ({"d_model": "wide"}, DataError, 'd_model is "wide"'),
+        ({"layer_norm_epsilon": -1}, DataError, "above 0"),
+        ({"num_layers": 100_000}, DataError, "at most 1,000"),
+        ({"num_decoder_layers": -1}, DataError, "at least 0"),
+        ({"architectures": 3}, DataError, "a list"),
     ],
 )
 def test_configurations_that_cannot_be_used(changes, error, message, tmp_path):
@@ -217,6 +222,19 @@ def test_configurations_that_cannot_be_used(changes, error, message, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(value))
     with pytest.raises(error, match=message):
         t5_config(tmp_path)
+
+
+def test_sizes_that_the_weights_lack_are_refused_before_a_model_is_made(tmp_path):
+    config = dataclasses.replace(T5_CONFIG, num_decoder_layers=0)
+    write_hugging_face(tmp_path, random_t5(config), config)
+    assert pretrained_t5(tmp_path).num_layers == config.num_layers
+    for change, message in (
+        ({"num_layers": 900}, r"(?s)2 layers in the encoder.*expected: 900"),
+        ({"d_ff": 900_000}, "has shape"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(t5_to_json(config) | change))
+        with pytest.raises(ConfigError, match=message):
+            pretrained_t5(tmp_path)
 
 
 def test_no_configuration(tmp_path):

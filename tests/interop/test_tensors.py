@@ -8,7 +8,7 @@ from bert_checkpoints import random_tensors
 from safetensors.numpy import save_file
 
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.interop.tensors import listed, read_tensors
+from taser_jax.interop.tensors import listed, read_shapes, read_tensors
 
 
 def write_shards(directory, tensors, shards=2):
@@ -71,12 +71,42 @@ def test_a_shard_lacks_what_the_index_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": []}}']
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "expected: a JSON object"),
+        ("{}", "no field 'weight_map'"),
+        ('{"weight_map": 3}', "weight_map is 3"),
+        ('{"weight_map": {"a": []}}', r"field 'weight_map\.a'"),
+    ],
 )
-def test_an_index_that_is_none(tmp_path, text):
+def test_an_index_that_is_none(tmp_path, text, message):
     (tmp_path / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match="not an index of shards"):
+    with pytest.raises(DataError, match=f"(?s)index\\.json.*{message}"):
         read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["../secret/a.safetensors", "{}/a.safetensors", "b/a", ".."])
+def test_shards_outside_of_the_directory_are_not_opened(tmp_path, place):
+    (tmp_path / "secret").mkdir()
+    save_file(random_tensors(), tmp_path / "secret" / "a.safetensors")
+    (tmp_path / "model").mkdir()
+    shard = place.format(tmp_path / "secret")
+    index = json.dumps({"weight_map": dict.fromkeys(random_tensors(), shard)})
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    for read in (read_tensors, read_shapes):
+        with pytest.raises(DataError, match=r"field 'weight_map': shards outside"):
+            read(tmp_path / "model")
+
+
+def test_shapes_without_values(tmp_path):
+    tensors = random_tensors()
+    expected = {name: tensor.shape for name, tensor in tensors.items()}
+    assert read_shapes(tmp_path) is None
+    write_shards(tmp_path, tensors)
+    assert read_shapes(tmp_path) == expected
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert read_shapes(tmp_path) == expected
 
 
 @pytest.mark.parametrize("kept", [0, 5, 200, -1])

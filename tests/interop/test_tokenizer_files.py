@@ -7,7 +7,7 @@ from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.interop.tokenizer_files import checkpoint_vocabulary, write_tokenizer
+from taser_jax.interop.tokenizer_files import write_tokenizer
 
 PIECES = (
     *("[PAD]", "[UNK]", "[MASK]", "[SEP]", "[CLS]"),
@@ -63,9 +63,7 @@ def test_it_comes_back_from_what_is_there(vocabulary, tmp_path, without):
     output = written(tmp_path)
     if without is not None:
         (output / without).unlink()
-    assert checkpoint_vocabulary(output).fingerprint == vocabulary.fingerprint
-    if without is None:
-        assert load_vocabulary(output).fingerprint == vocabulary.fingerprint
+    assert load_vocabulary(output).fingerprint == vocabulary.fingerprint
 
 
 def test_no_mask_token(tmp_path):
@@ -80,8 +78,8 @@ def test_no_vocabulary_no_tokenizer(tmp_path):
     (tmp_path / "vocabulary").mkdir()
     with pytest.raises(DataError, match=r"(?s)no vocabulary: .*no tokenizer.*vocab\.txt"):
         written(tmp_path)
-    with pytest.raises(DataError, match=r"(?s)no vocabulary in this.*tokenizer\.json"):
-        checkpoint_vocabulary(tmp_path / "vocabulary")
+    with pytest.raises(DataError, match=r"(?s)no BERT vocabulary in this.*tokenizer\.json"):
+        load_vocabulary(tmp_path / "vocabulary")
 
 
 def test_sentencepiece_is_no_bert_tokenizer(tmp_path, monkeypatch):
@@ -89,37 +87,6 @@ def test_sentencepiece_is_no_bert_tokenizer(tmp_path, monkeypatch):
     (tmp_path / "vocabulary").mkdir()
     (tmp_path / "vocabulary" / "vocabulary.json").write_text("{}", encoding="utf-8")
     fake = SentencePieceVocabulary.__new__(SentencePieceVocabulary)
-    monkeypatch.setattr("taser_jax.interop.tokenizer_files.load_vocabulary", lambda _: fake)
+    monkeypatch.setattr("taser_jax.interop.tokenizer_files.load_vocabulary", lambda _, **__: fake)
     with pytest.raises(ConfigError, match=r"(?s)a sentencepiece vocabulary.*saved_model"):
         written(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"do_lower_case": True, "strip_accents": False}, "strip_accents is False"),
-        ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars is false"),
-    ],
-)
-def test_tokenizers_that_split_otherwise(vocabulary, tmp_path, settings, message):
-    output = written(tmp_path)
-    (output / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    with pytest.raises(ConfigError, match=message):
-        checkpoint_vocabulary(output)
-
-
-def test_damaged_tokenizer_files(vocabulary, tmp_path):
-    output = written(tmp_path)
-    (output / "vocab.txt").unlink()
-    tokenizer = json.loads((output / "tokenizer.json").read_text(encoding="utf-8"))
-    tokenizer["model"]["vocab"].pop("cat")
-    (output / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    with pytest.raises(DataError, match="gaps"):
-        checkpoint_vocabulary(output)
-    tokenizer["model"]["type"] = "BPE"
-    (output / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    with pytest.raises(ConfigError, match="type 'BPE'"):
-        checkpoint_vocabulary(output)
-    (output / "tokenizer.json").write_text("{", encoding="utf-8")
-    with pytest.raises(DataError, match="not JSON"):
-        checkpoint_vocabulary(output)

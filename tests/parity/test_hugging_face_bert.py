@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from taser_jax.batch import Role, Tokens
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
+from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.errors import DataError
 from taser_jax.interop.bert import (
     bert_config,
@@ -21,7 +22,7 @@ from taser_jax.interop.bert import (
 )
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.interop.tensors import read_tensors
-from taser_jax.interop.tokenizer_files import checkpoint_vocabulary, write_tokenizer
+from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
@@ -214,7 +215,7 @@ def texts():
 
 
 def test_ids_are_transformers(minilm, tmp_path):
-    vocabulary = checkpoint_vocabulary(minilm)
+    vocabulary = load_vocabulary(minilm)
     write_tokenizer(minilm, tmp_path, max_length=24)
     all_texts = texts()
     expected = [[101, *ids, 102] for ids in vocabulary.encode(all_texts)]
@@ -229,7 +230,7 @@ def test_ids_are_transformers(minilm, tmp_path):
 
 
 def test_queries_and_passages_are_cut_as_transformers_cuts(minilm, tmp_path):
-    vocabulary = checkpoint_vocabulary(minilm)
+    vocabulary = load_vocabulary(minilm)
     write_tokenizer(minilm, tmp_path, max_length=25)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.model_max_length == 25

@@ -27,10 +27,14 @@ def test_wordpiece_ids_equal_hugging_face_on_all_squad_passages(passages, tmp_pa
     assert [i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b.ids] == []
 
 
-def test_sentencepiece_graph_equals_its_library_up_to_ties(passages, tmp_path):
+def test_sentencepiece_is_its_library_and_the_graph_equals_it_up_to_ties(passages, tmp_path):
+    import tensorflow as tf
+
     train_vocabulary(passages, kind="sentencepiece", size=4000, output_dir=tmp_path)
     library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.model"))
-    ours, theirs = load_vocabulary(tmp_path).encode(passages), library.encode(passages)
+    vocabulary, theirs = load_vocabulary(tmp_path), library.encode(passages)
+    assert vocabulary.encode(passages) == theirs
+    ours = vocabulary.encode_tf(tf.constant([text.encode() for text in passages])).to_list()
     differing = [(a, b) for a, b in zip(ours, theirs, strict=True) if a != b]
     assert len(differing) < 5
     for a, b in differing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -77,8 +78,11 @@ class QueryTokenizer:
         prompt = self.prompt.ids(vocabulary)
 
         def tokenize(batch: dict[str, Any]) -> dict[str, Any]:
-            texts = preprocessors.normalize_queries(batch["query"], self.normalization)
-            ids = preprocessors.query_ids(texts, vocabulary, length, prompt=prompt)
+            def convert(texts: list[str]) -> list[list[int]]:
+                shown = preprocessors.normalize_queries(texts, self.normalization)
+                return preprocessors.query_ids(shown, vocabulary, length, prompt=prompt)
+
+            ids = _ids(convert, batch["query"])
             return {**batch, "query": ids, "query_pretokenized": batch["query"]}
 
         return _map_batches(dataset, tokenize)
@@ -97,10 +101,11 @@ class PassageTokenizer:
         vocabulary, length = require_data().vocabulary, (self.sequence_length or {}).get("passage")
 
         def tokenize(batch: dict[str, Any]) -> dict[str, Any]:
-            titles = batch["title"]
-            if self.titles is Titles.OMIT:
-                titles = tf.zeros_like(titles)
-            ids = preprocessors.passage_ids(titles, batch["text"], vocabulary, length)
+            def convert(titles: list[str], texts: list[str]) -> list[list[int]]:
+                shown = titles if self.titles is Titles.INCLUDE else [""] * len(titles)
+                return preprocessors.passage_ids(shown, texts, vocabulary, length)
+
+            ids = _ids(convert, batch["title"], batch["text"])
             return {"passage": ids, "passage_row": batch["passage_row"]}
 
         return _map_batches(dataset, tokenize)
@@ -112,3 +117,17 @@ def _map_batches(dataset: tf.data.Dataset, function: Callable) -> tf.data.Datase
     # Nothing here needs AutoGraph, which would spend seconds on rewriting Python.
     function = tf.autograph.experimental.do_not_convert(function)
     return with_tensors(batches.map(function, num_parallel_calls=tf.data.AUTOTUNE).unbatch())
+
+
+def _ids(function: Callable[..., list[list[int]]], *columns: tf.Tensor) -> tf.RaggedTensor:
+    """Ids of texts, by Python: TensorFlow's own differ from `tokenizers` in rare characters."""
+
+    def convert(*arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = function(*([text.decode("utf-8", "replace") for text in a] for a in arrays))
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        ids = np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(lengths.sum()))
+        return ids, lengths
+
+    ids, lengths = tf.numpy_function(convert, columns, (tf.int32, tf.int64), stateful=False)
+    ids, lengths = tf.ensure_shape(ids, [None]), tf.ensure_shape(lengths, [None])
+    return tf.RaggedTensor.from_row_lengths(ids, lengths, validate=False)

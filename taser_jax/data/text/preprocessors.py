@@ -1,11 +1,13 @@
-"""From texts to token ids, in the same way for token stores, typed questions and exports."""
+"""From texts to token ids, in the same way for token stores and typed questions.
+
+`preprocessing_graph` has the same as TensorFlow graphs, for SavedModels.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from taser_jax.batch import Tokens
 from taser_jax.data.text.vocabularies import Vocabulary
@@ -16,48 +18,44 @@ from taser_jax.records import Passage
 # A token store's ids depend on it beside its settings; raised when formatting changes.
 PREPROCESSING_VERSION = 1
 _MIN_LENGTH = 4
-_BATCH = 1024
 
 
-def normalize_queries(texts: tf.Tensor, normalization: QueryNormalization) -> tf.Tensor:
-    """Applies the normalisation to queries. [queries] -> [queries], strings."""
+def normalize_queries(texts: Sequence[str], normalization: QueryNormalization) -> list[str]:
+    """Applies the normalisation to queries."""
     if normalization is QueryNormalization.CURLY_APOSTROPHE:
-        return tf.strings.regex_replace(texts, "’", "'")
-    return texts
+        return [text.replace("’", "'") for text in texts]
+    return list(texts)
 
 
 def query_ids(
-    texts: tf.Tensor, vocabulary: Vocabulary, length: int | None, *, prompt: Sequence[int] = ()
-) -> tf.RaggedTensor:
+    texts: Sequence[str],
+    vocabulary: Vocabulary,
+    length: int | None,
+    *,
+    prompt: Sequence[int] = (),
+) -> list[list[int]]:
     """`[CLS] prompt text [SEP]`, with the text truncated to fit.
 
     Args:
-        texts: strings. Shape [queries].
+        texts: queries.
         vocabulary: splits the texts; without a [CLS] token nothing precedes them.
         length: maximum tokens, special ones and the prompt included; None truncates nothing.
         prompt: ids put before every text; never truncated.
 
     Returns:
-        Ids. Shape [queries, (tokens)], int32.
+        Ids of each query.
 
     Raises:
         ConfigError: the prompt leaves no room for the text.
     """
-    tokens = vocabulary.encode_tf(texts)
-    if length is not None:
-        room = query_room(vocabulary, length, prompt=prompt)
-        tokens = _keep_first(tokens, tf.minimum(tokens.row_lengths(), room))
-    if prompt:
-        before = tf.RaggedTensor.from_tensor(
-            tf.tile(tf.constant([list(prompt)], tf.int32), [tokens.nrows(), 1])
-        )
-        tokens = tf.concat([before, tokens], axis=1)
-    return _frame([tokens], vocabulary)
+    room = None if length is None else query_room(vocabulary, length, prompt=prompt)
+    before = [*_start(vocabulary), *prompt]
+    return [[*before, *ids[:room], vocabulary.sep_id] for ids in vocabulary.encode(texts)]
 
 
 def passage_ids(
-    titles: tf.Tensor, texts: tf.Tensor, vocabulary: Vocabulary, length: int | None
-) -> tf.RaggedTensor:
+    titles: Sequence[str], texts: Sequence[str], vocabulary: Vocabulary, length: int | None
+) -> list[list[int]]:
     """`[CLS] title [SEP] text [SEP]`, or `[CLS] text [SEP]` if the title has no tokens.
 
     What is too long is truncated longest first: token by token from the longer of title and text,
@@ -65,23 +63,25 @@ def passage_ids(
     t and x tokens and room for r: t' = min(t, max(r - x, ⌈r/2⌉)), x' = min(x, r - t').
 
     Args:
-        titles: strings, empty for passages without one. Shape [passages].
-        texts: strings. Shape [passages].
+        titles: empty for passages without one.
+        texts: as many.
         vocabulary: splits the texts.
         length: maximum tokens, special ones included; None truncates nothing.
 
     Returns:
-        Ids. Shape [passages, (tokens)], int32.
+        Ids of each passage.
     """
-    title, text = vocabulary.encode_tf(titles), vocabulary.encode_tf(texts)
     if length is not None:
-        in_title, in_text = title.row_lengths(), text.row_lengths()
-        specials = 1 + int(vocabulary.cls_id is not None) + tf.cast(in_title > 0, tf.int64)
-        room = check_length(length) - specials
-        in_title = tf.minimum(in_title, tf.maximum(room - in_text, (room + 1) // 2))
-        title = _keep_first(title, in_title)
-        text = _keep_first(text, tf.minimum(in_text, room - in_title))
-    return _frame([title, text], vocabulary)
+        check_length(length)
+    start, end = _start(vocabulary), vocabulary.sep_id
+    found = []
+    for title, text in zip(vocabulary.encode(titles), vocabulary.encode(texts), strict=True):
+        if length is not None:
+            room = length - 1 - len(start) - bool(title)
+            title = title[: max(room - len(text), (room + 1) // 2)]
+            text = text[: room - len(title)]
+        found.append([*start, *title, *([end] if title else []), *text, end])
+    return found
 
 
 def encode_queries(
@@ -92,11 +92,8 @@ def encode_queries(
     settings: QuerySettings = QuerySettings(),
 ) -> Tokens:
     """Token ids of questions, padded to `length`, as in a token store."""
-    parts = []
-    for start in range(0, len(texts), _BATCH):
-        batch = normalize_queries(_strings(texts[start : start + _BATCH]), settings.normalization)
-        parts.append(query_ids(batch, vocabulary, length, prompt=settings.prompt))
-    return _pad(parts, length)
+    shown = normalize_queries(texts, settings.normalization)
+    return _pad(query_ids(shown, vocabulary, length, prompt=settings.prompt), length)
 
 
 def encode_passages(
@@ -107,14 +104,8 @@ def encode_passages(
     titles: Titles = Titles.INCLUDE,
 ) -> Tokens:
     """Token ids of passages, padded to `length`, as in a token store."""
-    parts = []
-    for start in range(0, len(passages), _BATCH):
-        batch = passages[start : start + _BATCH]
-        shown = [p.title if titles is Titles.INCLUDE else "" for p in batch]
-        parts.append(
-            passage_ids(_strings(shown), _strings([p.text for p in batch]), vocabulary, length)
-        )
-    return _pad(parts, length)
+    shown = [p.title if titles is Titles.INCLUDE else "" for p in passages]
+    return _pad(passage_ids(shown, [p.text for p in passages], vocabulary, length), length)
 
 
 def query_room(vocabulary: Vocabulary, length: int, *, prompt: Sequence[int] = ()) -> int:
@@ -141,43 +132,13 @@ def check_length(length: int) -> int:
     return length
 
 
-def _keep_first(tokens: tf.RaggedTensor, counts: tf.Tensor) -> tf.RaggedTensor:
-    """The first counts[i] tokens of row i."""
-    kept = tf.ragged.range(tokens.row_lengths()).values < tf.gather(counts, tokens.value_rowids())
-    return _ragged(tf.boolean_mask(tokens.values, kept), counts)
+def _start(vocabulary: Vocabulary) -> list[int]:
+    return [] if vocabulary.cls_id is None else [vocabulary.cls_id]
 
 
-def _frame(segments: list[tf.RaggedTensor], vocabulary: Vocabulary) -> tf.RaggedTensor:
-    """Adds [CLS] at the start, and [SEP] after the last segment and after other non-empty ones."""
-    rows = segments[0].nrows()
-    one_each = tf.ones([rows], tf.int64)
-    parts = []
-    if vocabulary.cls_id is not None:
-        parts.append(_repeat(vocabulary.cls_id, one_each))
-    for segment in segments[:-1]:
-        parts += [segment, _repeat(vocabulary.sep_id, tf.minimum(segment.row_lengths(), 1))]
-    return tf.concat([*parts, segments[-1], _repeat(vocabulary.sep_id, one_each)], axis=1)
-
-
-def _repeat(token: int, counts: tf.Tensor) -> tf.RaggedTensor:
-    """A ragged tensor whose row i repeats the token counts[i] times."""
-    return _ragged(tf.fill([tf.reduce_sum(counts)], token), counts)
-
-
-def _ragged(values: tf.Tensor, counts: tf.Tensor) -> tf.RaggedTensor:
-    # The counts are right; checking them is most of the graph, and of the time to build it.
-    return tf.RaggedTensor.from_row_lengths(values, counts, validate=False)
-
-
-def _strings(texts: Sequence[str]) -> tf.Tensor:
-    return tf.constant([text.encode("utf-8", "replace") for text in texts], tf.string)
-
-
-def _pad(parts: Sequence[tf.RaggedTensor], length: int) -> Tokens:
-    ids = [part.to_tensor(shape=[None, length]).numpy() for part in parts]
-    lengths = [part.row_lengths().numpy() for part in parts]
-    real = np.concatenate([np.zeros(0, np.int64), *lengths])
-    return Tokens(
-        ids=np.concatenate([np.zeros((0, length), np.int32), *ids]),
-        mask=np.arange(length)[None, :] < real[:, None],
-    )
+def _pad(rows: Sequence[Sequence[int]], length: int) -> Tokens:
+    ids = np.zeros((len(rows), length), np.int32)
+    for row, found in enumerate(rows):
+        ids[row, : len(found)] = found
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    return Tokens(ids=ids, mask=np.arange(length)[None, :] < lengths[:, None])

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import sentencepiece
-import tensorflow as tf
-import tensorflow_text as tf_text
 
 from taser_jax.artifacts import fingerprint
 from taser_jax.data.text import vocabulary_files
 from taser_jax.errors import DataError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    import tensorflow_text as tf_text
 
 MODEL_FILE = "sentencepiece.model"
 EXTRA_ID = re.compile(r"<extra_id_(\d+)>")
 
 
 class SentencePieceVocabulary:
-    """Splits text with a SentencePiece model, identically in Python and in TensorFlow graphs.
+    """Splits text with a SentencePiece model.
+
+    `encode` is the SentencePiece library. `encode_tf`, for programs without Python, gives the same
+    ids but where several ways to split a text have the same score.
 
     Our own vocabularies name their special pieces [PAD], [CLS] and [SEP], with the ids that
     SentencePiece calls pad, bos and eos. T5's model has only pad and eos, so `cls_id` is None and
@@ -110,11 +117,13 @@ class SentencePieceVocabulary:
         return fingerprint([self.kind, self._model, *extra])
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, without special tokens."""
-        return vocabulary_files.encode_eagerly(self.encode_tf, texts)
+        """Ids of each text, without special tokens. Lone surrogates become "?"."""
+        return self._processor.encode([vocabulary_files.whole(text) for text in texts])
 
     def encode_tf(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Ids of each text, without special tokens. [texts] -> [texts, (pieces)], int32."""
+        import tensorflow as tf
+
         with tf.init_scope():
             tokenizer = self._tokenizer
         return tokenizer.tokenize(texts)
@@ -144,7 +153,7 @@ class SentencePieceVocabulary:
         found = self._processor.piece_to_id(piece)
         return found if self._processor.id_to_piece(found) == piece else None
 
-    def save(self, directory: str) -> None:
+    def save(self, directory: str | os.PathLike[str]) -> None:
         """Writes `sentencepiece.model` and `vocabulary.json`."""
         vocabulary_files.save_directory(
             str(directory),
@@ -157,6 +166,9 @@ class SentencePieceVocabulary:
 
     @functools.cached_property
     def _tokenizer(self) -> tf_text.SentencepieceTokenizer:
+        import tensorflow as tf
+        import tensorflow_text as tf_text
+
         return tf_text.SentencepieceTokenizer(model=self._model, out_type=tf.int32)
 
 

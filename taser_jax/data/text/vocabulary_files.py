@@ -1,34 +1,31 @@
-"""Shared by all kinds of vocabularies: the directory on disk, and eager encoding."""
+"""Shared by all kinds of vocabularies: the directory on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow as tf
 from etils import epath
 
 from taser_jax.artifacts import check_version, read_json, replacing, write_json
 from taser_jax.errors import DataError, FingerprintError
+from taser_jax.json_fields import JsonField, JsonType
 
-FORMAT_VERSION = 1
 METADATA = "vocabulary.json"
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_ENCODE_BATCH = 1024
+FORMAT_VERSION = 1
+# Of vocabularies that split words otherwise than BERT's cased and uncased ones.
+UNUSUAL_SPLITTING_VERSION = 2
+SPLITTING = ("lower_case", "strip_accents", "split_ideographs")
+FIELDS = {
+    "kind": JsonField(JsonType.STRING),
+    "fingerprint": JsonField(JsonType.STRING),
+    "extra_ids": JsonField(JsonType.INTEGER, minimum=0),
+    **dict.fromkeys(SPLITTING, JsonField(JsonType.BOOLEAN)),
+}
 
 
-def encode_eagerly(
-    encode_tf: Callable[[tf.Tensor], tf.RaggedTensor], texts: Sequence[str]
-) -> list[list[int]]:
-    """Ids of Python strings, by a vocabulary's TensorFlow graph, in batches.
-
-    Lone surrogates, which JSON can express and UTF-8 cannot, become "?".
-    """
-    ids: list[list[int]] = []
-    for start in range(0, len(texts), _ENCODE_BATCH):
-        batch = [text.encode("utf-8", "replace") for text in texts[start : start + _ENCODE_BATCH]]
-        ids.extend(encode_tf(tf.constant(batch, tf.string)).to_list())
-    return ids
+def whole(text: str) -> str:
+    """The text with "?" for lone surrogates, which JSON can express and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def read_bytes(path: str) -> bytes:
@@ -67,7 +64,9 @@ def save_directory(
         data: name and content of the vocabulary's own file.
         extra: further fields of `vocabulary.json`.
     """
-    metadata = {"format_version": FORMAT_VERSION, "kind": kind, "size": size}
+    unusual = {"strip_accents", "split_ideographs"} & extra.keys()
+    version = UNUSUAL_SPLITTING_VERSION if unusual else FORMAT_VERSION
+    metadata = {"format_version": version, "kind": kind, "size": size}
     name, content = data
     with replacing(epath.Path(directory) / name) as scratch:
         scratch.write_bytes(content)
@@ -81,8 +80,9 @@ def read_metadata(directory: str) -> dict[str, Any]:
         DataError: not JSON, without a kind, or of another format version.
     """
     path, again = f"{directory}/{METADATA}", "make the vocabulary again with `taser vocab`"
-    metadata = read_json(path, fix=again)
-    check_version(metadata, FORMAT_VERSION, where=path, fix=again)
+    metadata = read_json(path, fields=FIELDS, fix=again)
+    if metadata.get("format_version") != UNUSUAL_SPLITTING_VERSION:
+        check_version(metadata, FORMAT_VERSION, where=path, fix=again)
     if "kind" not in metadata:
         raise DataError("not a vocabulary's metadata: no kind", where=path, fix=again)
     return metadata

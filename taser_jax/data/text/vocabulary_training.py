@@ -13,9 +13,9 @@ import sentencepiece
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
+from taser_jax.data.text.bert_files import SPECIAL_TOKENS
 from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabularies import Vocabulary
-from taser_jax.data.text.vocabulary_files import SPECIAL_TOKENS
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.progress import phase, track

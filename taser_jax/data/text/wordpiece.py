@@ -1,35 +1,38 @@
-"""BERT's WordPiece vocabulary as one TensorFlow graph, with Hugging Face `tokenizers`' ids."""
+"""BERT's WordPiece vocabulary: Hugging Face `tokenizers`, and as one TensorFlow graph."""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterable, Sequence
-
-import tensorflow as tf
-import tensorflow_text as tf_text
+from typing import TYPE_CHECKING
 
 from taser_jax.artifacts import fingerprint
 from taser_jax.data.text import vocabulary_files
-from taser_jax.errors import DataError
-
-VOCAB_FILE = "vocab.txt"
-_MAX_WORD_CHARACTERS = 100
-# RE2's \s is ASCII only: other white space becomes a space first.
-_DELIMITERS = r"\s+"
-# BERT treats ASCII symbols such as $ and ^ as punctuation, and each CJK ideograph as a word.
-_WORDS_OF_ONE_CHARACTER = (
-    r"[!-/:-@\[-`{-~\p{P}]|[\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}"
-    r"\x{20000}-\x{2A6DF}\x{2A700}-\x{2CEAF}\x{2F800}-\x{2FA1F}]"
+from taser_jax.data.text.bert_files import (
+    MAX_WORD_CHARACTERS,
+    SPECIAL_TOKENS,
+    VOCAB_FILE,
+    BertFiles,
+    WordSplitting,
+    piece_ids,
+    read_vocab_txt,
 )
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    import tokenizers
+
+_BATCH = 1024
 
 
 class WordPieceVocabulary:
     """Splits text into BERT's word pieces.
 
-    Ids equal those of `tokenizers.BertWordPieceTokenizer`, with two exceptions: "[CLS]" and the
-    like in a text are ordinary text, and characters newer than its tables (Unicode 8) are
-    classified by TensorFlow Text's tables. Accents are removed before lower-casing, which never
-    folds: ß stays ß, and Σ always becomes σ (the graph's lower-casing would make a final Σ ς).
+    `encode` is Hugging Face's `tokenizers`, except that "[CLS]" and the like in a text are ordinary
+    text. `encode_tf`, for programs without Python, gives the same ids but for 614 characters
+    (uncased; cased 150), nearly all newer than Unicode 3.2, that TensorFlow Text classifies
+    otherwise.
 
     Example:
         vocabulary = WordPieceVocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##do"])
@@ -38,6 +41,7 @@ class WordPieceVocabulary:
     Args:
         pieces: the pieces in the order of their ids; "##" starts those that continue a word.
         lower_case: lower-case and strip accents, as BERT's uncased vocabularies require.
+        splitting: how texts become words, in place of `lower_case`.
         where: file that the pieces came from, for messages.
 
     Raises:
@@ -48,42 +52,38 @@ class WordPieceVocabulary:
     pad_id = 0
 
     def __init__(
-        self, pieces: Sequence[str], *, lower_case: bool = True, where: str = VOCAB_FILE
+        self,
+        pieces: Sequence[str],
+        *,
+        lower_case: bool = True,
+        splitting: WordSplitting | None = None,
+        where: str = VOCAB_FILE,
     ) -> None:
         self.pieces = tuple(pieces)
-        self.lower_case = lower_case
-        self._ids = ids = _index(self.pieces, where)
-        self.unk_id, self.cls_id, self.sep_id = (
-            ids[name] for name in vocabulary_files.SPECIAL_TOKENS[1:4]
-        )
+        self.splitting = splitting or WordSplitting(lower_case=lower_case)
+        self._ids = ids = piece_ids(self.pieces, where)
+        self.unk_id, self.cls_id, self.sep_id = (ids[name] for name in SPECIAL_TOKENS[1:4])
         self._special_ids = {ids[name] for name in ("[PAD]", "[CLS]", "[SEP]")}
-        self._tokenizer = tf_text.FastWordpieceTokenizer(
-            list(self.pieces),
-            token_out_type=tf.int32,
-            unknown_token="[UNK]",
-            no_pretokenization=True,
-            # In bytes. BERT's limit is in characters and is applied here.
-            max_bytes_per_word=4 * _MAX_WORD_CHARACTERS,
-        )
 
     @classmethod
-    def from_file(cls, path: str, *, lower_case: bool = True) -> WordPieceVocabulary:
-        """Reads a BERT `vocab.txt`: one piece per line; the id is the line number minus one."""
-        try:
-            text = vocabulary_files.read_bytes(path).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"not UTF-8 ({error})", where=path) from error
-        # Not splitlines(): a piece may be one of the characters that it treats as line ends.
-        pieces = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-        return cls(pieces if text else [], lower_case=lower_case, where=path)
+    def from_files(cls, files: BertFiles) -> WordPieceVocabulary:
+        """The vocabulary of a Hugging Face directory, from `read_bert_files`."""
+        return cls(files.pieces, splitting=files.splitting, where=files.where)
 
     @classmethod
     def from_directory(cls, directory: str, metadata: dict) -> WordPieceVocabulary:
         """Reads what `save` wrote."""
         path = f"{directory}/{VOCAB_FILE}"
-        vocabulary = cls.from_file(path, lower_case=metadata["lower_case"])
+        saved = {name: metadata[name] for name in vocabulary_files.SPLITTING if name in metadata}
+        splitting = WordSplitting(**saved)
+        vocabulary = cls(read_vocab_txt(path), splitting=splitting, where=path)
         vocabulary_files.check_fingerprint(directory, metadata, vocabulary.fingerprint)
         return vocabulary
+
+    @property
+    def lower_case(self) -> bool:
+        """Whether letters are lower-cased."""
+        return self.splitting.lower_case
 
     @property
     def trackables(self) -> tuple[tf.Module, ...]:
@@ -98,31 +98,35 @@ class WordPieceVocabulary:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Fingerprint of everything that decides the ids of a text."""
-        return fingerprint([self.kind, str(self.lower_case), *self.pieces])
+        unusual = [f"{name} {value}" for name, value in self.splitting.unusual.items()]
+        return fingerprint([self.kind, str(self.lower_case), *unusual, *self.pieces])
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, without special tokens."""
-        return vocabulary_files.encode_eagerly(self.encode_tf, texts)
+        """Ids of each text, without special tokens. Lone surrogates become "?"."""
+        found: list[list[int]] = []
+        for start in range(0, len(texts), _BATCH):
+            batch = [vocabulary_files.whole(text) for text in texts[start : start + _BATCH]]
+            encoded = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            found += [encoding.ids for encoding in encoded]
+        return found
 
     def encode_tf(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Ids of each text, without special tokens. [texts] -> [texts, (pieces)], int32."""
-        return self._encode(texts)
+        import tensorflow as tf
+
+        with tf.init_scope():
+            graph = self._graph
+        return graph(texts)
 
     @functools.cached_property
-    def _encode(self) -> tf.types.experimental.GenericFunction:
-        # Traced once for all data sets and exports: building the graph takes most of a second.
-        texts = tf.TensorSpec([None], tf.string)
-        return tf.function(self._pieces_of, input_signature=[texts], autograph=False)
+    def _tokenizer(self) -> tokenizers.Tokenizer:
+        return wordpiece_tokenizer(self._ids, self.splitting)
 
-    def _pieces_of(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        words = tf_text.regex_split(
-            self._normalize(texts),
-            f"{_DELIMITERS}|{_WORDS_OF_ONE_CHARACTER}",
-            _WORDS_OF_ONE_CHARACTER,
-        )
-        characters = tf.strings.length(words.values, unit="UTF8_CHAR")
-        known = tf.where(characters > _MAX_WORD_CHARACTERS, "[UNK]", words.values)
-        return self._tokenizer.tokenize(words.with_values(known)).merge_dims(1, 2)
+    @functools.cached_property
+    def _graph(self) -> tf.types.experimental.GenericFunction:
+        from taser_jax.data.text.wordpiece_graph import wordpiece_graph
+
+        return wordpiece_graph(self.pieces, self.splitting)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids as words joined by spaces, without padding, [CLS] and [SEP]."""
@@ -133,7 +137,7 @@ class WordPieceVocabulary:
         """Id of a piece by its name, such as "[unused1]"; None if there is no such piece."""
         return self._ids.get(piece)
 
-    def save(self, directory: str) -> None:
+    def save(self, directory: str | os.PathLike[str]) -> None:
         """Writes `vocab.txt` and `vocabulary.json`."""
         vocabulary_files.save_directory(
             str(directory),
@@ -142,47 +146,28 @@ class WordPieceVocabulary:
             size=self.size,
             data=(VOCAB_FILE, "".join(f"{piece}\n" for piece in self.pieces).encode("utf-8")),
             lower_case=self.lower_case,
+            **self.splitting.unusual,
         )
 
-    def _normalize(self, texts: tf.Tensor) -> tf.Tensor:
-        # Control, format, private and replacement characters are removed; tabs and line ends
-        # separate words.
-        texts = tf.strings.regex_replace(texts, r"[^\P{C}\t\n\r]|\x{FFFD}", "")
-        texts = tf.strings.regex_replace(texts, r"\p{Z}", " ")
-        if not self.lower_case:
-            return texts
-        texts = tf_text.normalize_utf8(texts, "NFD")
-        texts = tf.strings.regex_replace(texts, r"\p{Mn}", "")
-        texts = tf.strings.regex_replace(texts, "Σ", "σ")
-        return tf.strings.lower(texts, encoding="utf-8")
 
+def wordpiece_tokenizer(ids: dict[str, int], splitting: WordSplitting) -> tokenizers.Tokenizer:
+    """BERT's tokenizer in the `tokenizers` library, without special tokens.
 
-def _index(pieces: Sequence[str], where: str) -> dict[str, int]:
-    if not any(pieces):
-        raise DataError("the vocabulary is empty", where=where, expected="one piece per line")
-    ids: dict[str, int] = {}
-    for i, piece in enumerate(pieces):
-        if not piece:
-            raise DataError(
-                "an empty line", where=f"{where}:{i + 1}", expected="one piece per line"
-            )
-        if piece in ids:
-            raise DataError(
-                f"piece {piece!r} is also on line {ids[piece] + 1}",
-                where=f"{where}:{i + 1}",
-                expected="each piece once",
-            )
-        ids[piece] = i
-    for name in vocabulary_files.SPECIAL_TOKENS[:4]:
-        if name not in ids:
-            raise DataError(
-                f"no line {name!r}",
-                where=where,
-                expected=f"lines {', '.join(vocabulary_files.SPECIAL_TOKENS[:4])}",
-                fix="check that this is a BERT vocab.txt; `taser vocab` makes one",
-            )
-    if ids["[PAD]"] != 0:
-        raise DataError(
-            "[PAD] is not id 0", where=f"{where}:{ids['[PAD]'] + 1}", expected="[PAD] first"
-        )
-    return ids
+    Args:
+        ids: piece -> id.
+        splitting: how texts become words.
+    """
+    import tokenizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    tokenizer = tokenizers.Tokenizer(
+        models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS)
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=splitting.lower_case,
+        strip_accents=splitting.strip_accents,
+        handle_chinese_chars=splitting.split_ideographs,
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer

@@ -5,7 +5,6 @@ import runpy
 import numpy as np
 import pytest
 import sentencepiece
-import tensorflow as tf
 
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry as retrieval
@@ -83,23 +82,23 @@ def test_pieces_by_name_in_both_kinds_of_vocabulary(vocabulary):
     assert given.ids(t5) == [*t5.encode(["nq"])[0], extra]
     assert TaskPrompt(Prompt.NAME, name="nq").ids(t5)[-1] == t5.sep_id
     # T5's vocabularies put nothing first.
-    ids = query_ids(tf.constant(["a b c"]), t5, 5, prompt=[extra]).to_list()
+    ids = query_ids(["a b c"], t5, 5, prompt=[extra])
     assert ids == [[extra, *t5.encode(["a b c"])[0][:3], 1]]
 
 
 def test_long_queries_are_cut_after_the_prompt(vocabulary):
-    texts = tf.constant(["a b c", "", "c"])
-    ids = query_ids(texts, vocabulary, 6, prompt=[NQ, SEP]).to_list()
+    texts = ["a b c", "", "c"]
+    ids = query_ids(texts, vocabulary, 6, prompt=[NQ, SEP])
     assert ids == [[CLS, NQ, SEP, A, B, SEP], [CLS, NQ, SEP, SEP], [CLS, NQ, SEP, C, SEP]]
     # Without a limit nothing is cut, without a prompt nothing is added.
-    assert query_ids(texts, vocabulary, None, prompt=[NQ]).to_list()[0] == [CLS, NQ, A, B, C, SEP]
-    assert query_ids(texts, vocabulary, 6).to_list()[0] == [CLS, A, B, C, SEP]
-    assert query_ids(texts[:0], vocabulary, 6, prompt=[NQ]).to_list() == []
+    assert query_ids(texts, vocabulary, None, prompt=[NQ])[0] == [CLS, NQ, A, B, C, SEP]
+    assert query_ids(texts, vocabulary, 6)[0] == [CLS, A, B, C, SEP]
+    assert query_ids(texts[:0], vocabulary, 6, prompt=[NQ]) == []
 
 
 def test_a_prompt_that_eats_the_whole_length(vocabulary, data_dir, tmp_path):
     with pytest.raises(ConfigError, match="leaves no room") as error:
-        query_ids(tf.constant(["a"]), vocabulary, 4, prompt=[NQ, SEP])
+        query_ids(["a"], vocabulary, 4, prompt=[NQ, SEP])
     assert error.match("5 tokens or more")
     prompt = TaskPrompt(Prompt.NAME, name="a b c")
     retrieval.add_retrieval_task("toy_long", collection="toy", task="long", prompt=prompt)

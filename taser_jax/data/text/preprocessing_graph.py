@@ -1,0 +1,100 @@
+"""`preprocessors` as TensorFlow graphs, for SavedModels: from tensors of texts to ragged ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from taser_jax.data.text.preprocessors import check_length, query_room
+from taser_jax.data.text.vocabularies import Vocabulary
+from taser_jax.data.token_store.text_settings import QueryNormalization
+
+
+def normalize_queries(texts: tf.Tensor, normalization: QueryNormalization) -> tf.Tensor:
+    """Applies the normalisation to queries. [queries] -> [queries], strings."""
+    if normalization is QueryNormalization.CURLY_APOSTROPHE:
+        return tf.strings.regex_replace(texts, "’", "'")
+    return texts
+
+
+def query_ids(
+    texts: tf.Tensor, vocabulary: Vocabulary, length: int | None, *, prompt: Sequence[int] = ()
+) -> tf.RaggedTensor:
+    """`[CLS] prompt text [SEP]`, with the text truncated to fit.
+
+    Args:
+        texts: strings. Shape [queries].
+        vocabulary: splits the texts; without a [CLS] token nothing precedes them.
+        length: maximum tokens, special ones and the prompt included; None truncates nothing.
+        prompt: ids put before every text; never truncated.
+
+    Returns:
+        Ids. Shape [queries, (tokens)], int32.
+
+    Raises:
+        ConfigError: the prompt leaves no room for the text.
+    """
+    tokens = vocabulary.encode_tf(texts)
+    if length is not None:
+        room = query_room(vocabulary, length, prompt=prompt)
+        tokens = _keep_first(tokens, tf.minimum(tokens.row_lengths(), room))
+    if prompt:
+        before = tf.RaggedTensor.from_tensor(
+            tf.tile(tf.constant([list(prompt)], tf.int32), [tokens.nrows(), 1])
+        )
+        tokens = tf.concat([before, tokens], axis=1)
+    return _frame([tokens], vocabulary)
+
+
+def passage_ids(
+    titles: tf.Tensor, texts: tf.Tensor, vocabulary: Vocabulary, length: int | None
+) -> tf.RaggedTensor:
+    """`[CLS] title [SEP] text [SEP]`, or `[CLS] text [SEP]` if the title has no tokens.
+
+    Args:
+        titles: strings, empty for passages without one. Shape [passages].
+        texts: strings. Shape [passages].
+        vocabulary: splits the texts.
+        length: maximum tokens, special ones included; None truncates nothing.
+
+    Returns:
+        Ids. Shape [passages, (tokens)], int32.
+    """
+    title, text = vocabulary.encode_tf(titles), vocabulary.encode_tf(texts)
+    if length is not None:
+        in_title, in_text = title.row_lengths(), text.row_lengths()
+        specials = 1 + int(vocabulary.cls_id is not None) + tf.cast(in_title > 0, tf.int64)
+        room = check_length(length) - specials
+        in_title = tf.minimum(in_title, tf.maximum(room - in_text, (room + 1) // 2))
+        title = _keep_first(title, in_title)
+        text = _keep_first(text, tf.minimum(in_text, room - in_title))
+    return _frame([title, text], vocabulary)
+
+
+def _keep_first(tokens: tf.RaggedTensor, counts: tf.Tensor) -> tf.RaggedTensor:
+    """The first counts[i] tokens of row i."""
+    kept = tf.ragged.range(tokens.row_lengths()).values < tf.gather(counts, tokens.value_rowids())
+    return _ragged(tf.boolean_mask(tokens.values, kept), counts)
+
+
+def _frame(segments: list[tf.RaggedTensor], vocabulary: Vocabulary) -> tf.RaggedTensor:
+    """Adds [CLS] at the start, and [SEP] after the last segment and after other non-empty ones."""
+    rows = segments[0].nrows()
+    one_each = tf.ones([rows], tf.int64)
+    parts = []
+    if vocabulary.cls_id is not None:
+        parts.append(_repeat(vocabulary.cls_id, one_each))
+    for segment in segments[:-1]:
+        parts += [segment, _repeat(vocabulary.sep_id, tf.minimum(segment.row_lengths(), 1))]
+    return tf.concat([*parts, segments[-1], _repeat(vocabulary.sep_id, one_each)], axis=1)
+
+
+def _repeat(token: int, counts: tf.Tensor) -> tf.RaggedTensor:
+    """A ragged tensor whose row i repeats the token counts[i] times."""
+    return _ragged(tf.fill([tf.reduce_sum(counts)], token), counts)
+
+
+def _ragged(values: tf.Tensor, counts: tf.Tensor) -> tf.RaggedTensor:
+    # The counts are right; checking them is most of the graph, and of the time to build it.
+    return tf.RaggedTensor.from_row_lengths(values, counts, validate=False)

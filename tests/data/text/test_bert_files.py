@@ -1,0 +1,232 @@
+"""Tokenizer files of Hugging Face BERTs: one reader, with the ids of `tokenizers`, or a refusal."""
+
+import itertools
+import json
+import unicodedata
+
+import pytest
+import tokenizers
+
+from taser_jax.data.text.bert_files import WordSplitting, read_bert_files
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
+from taser_jax.errors import ConfigError, DataError, TaserError
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused1]"]
+PIECES += ["new", "##word", "cafe", "café", "Cafe", "世", "界", "世界", "e", "##e", "é", "##é"]
+IDS = {piece: i for i, piece in enumerate(PIECES)}
+TEXTS = ["Café cafe CAFÉ newword", "世界 a世b", "É e\u0301 Ée", "[unused1] [CLS]", ""]
+_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+SPECIAL = [
+    _FLAGS | {"id": i, "content": piece, "special": True}
+    for i, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+]
+
+
+def write(directory, *, tokenizer=None, config=None, words=PIECES, model_config=None):
+    """A directory as transformers writes it; None leaves a file out."""
+    directory.mkdir(exist_ok=True)
+    if words is not None:
+        text = "".join(f"{word}\n" for word in words)
+        (directory / "vocab.txt").write_text(text, encoding="utf-8")
+    files = {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
+    for name, value in (files | {"config.json": model_config}).items():
+        if value is not None:
+            (directory / name).write_text(json.dumps(value), encoding="utf-8")
+    return directory
+
+
+def tokenizer_json(splitting=WordSplitting(), *, ids=IDS, **changes):
+    value = json.loads(wordpiece_tokenizer(dict(ids), splitting).to_str())
+    return value | {"added_tokens": SPECIAL} | changes
+
+
+def theirs(directory, texts):
+    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True  # "[CLS]" in a text is ordinary text
+    return [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+SPLITTINGS = [
+    WordSplitting(*values)
+    for values in itertools.product([True, False], [None, True, False], [True, False])
+]
+
+
+@pytest.mark.parametrize("splitting", SPLITTINGS, ids=str)
+def test_every_setting_gives_the_ids_of_tokenizers(tmp_path, splitting):
+    write(tmp_path / "hf", tokenizer=tokenizer_json(splitting), words=None)
+    config = {"do_lower_case": splitting.lower_case, "strip_accents": splitting.strip_accents}
+    config["tokenize_chinese_chars"] = splitting.split_ideographs
+    write(tmp_path / "old", config=config)
+    expected = theirs(tmp_path / "hf", TEXTS)
+    for name in ("hf", "old"):
+        ours = load_vocabulary(tmp_path / name)
+        assert ours.encode(TEXTS) == expected
+        ours.save(tmp_path / "saved")
+        again = load_vocabulary(tmp_path / "saved")
+        assert (again.encode(TEXTS), again.fingerprint) == (expected, ours.fingerprint)
+        assert again.splitting.unusual == splitting.unusual
+
+
+def test_settings_change_ids_and_fingerprints_and_usual_ones_keep_theirs():
+    made = {s: WordPieceVocabulary(PIECES, splitting=s) for s in SPLITTINGS}
+    ids = {(v.fingerprint, str(v.encode(TEXTS))) for v in made.values()}
+    # Letters lower-cased or not, accents removed or not, ideographs split or not.
+    assert len(ids) == len({fingerprint for fingerprint, _ in ids}) == 8
+    usual = WordPieceVocabulary(PIECES, lower_case=False)
+    assert made[WordSplitting(False, None, True)].fingerprint == usual.fingerprint
+    assert made[WordSplitting(False, False, True)].fingerprint == usual.fingerprint
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_every_character_has_the_id_that_tokenizers_gives(tmp_path, lower_case):
+    """All of Unicode: 614 characters differed while ids came from TensorFlow's tables."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "ab", "##cd", "##c", "##d", "abc", "cd", "abcd"]
+    WordPieceVocabulary(pieces, lower_case=lower_case).save(tmp_path)
+    oracle = tokenizers.BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=lower_case)
+    texts = [f"ab{chr(c)}cd" for c in range(1, 0x20000) if unicodedata.category(chr(c)) != "Cs"]
+    ours = load_vocabulary(tmp_path).encode(texts)
+    expected = [e.ids for e in oracle.encode_batch(texts, add_special_tokens=False)]
+    assert ours == expected
+    assert len({tuple(ids) for ids in ours}) >= 4
+
+
+@pytest.mark.parametrize("splitting", [SPLITTINGS[0], SPLITTINGS[3], SPLITTINGS[5], SPLITTINGS[8]])
+def test_the_graph_has_the_same_ids_but_for_few_characters(splitting):
+    import tensorflow as tf
+
+    vocabulary = WordPieceVocabulary(PIECES, splitting=splitting)
+    assert vocabulary.encode_tf(tf.constant(TEXTS)).to_list() == vocabulary.encode(TEXTS)
+    letters = WordPieceVocabulary(
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "ab", "##cd", "cd", "abcd"], splitting=splitting
+    )
+    texts = [f"ab{chr(c)}cd" for c in range(1, 0x3000)]
+    graph = letters.encode_tf(tf.constant([text.encode() for text in texts])).to_list()
+    differing = [c for c, a, b in zip(texts, graph, letters.encode(texts), strict=True) if a != b]
+    assert len(differing) < 150
+
+
+def test_tokenizer_json_alone_is_enough(tmp_path):
+    write(tmp_path, tokenizer=tokenizer_json(), words=None)
+    files = read_bert_files(tmp_path)
+    assert files.pieces == tuple(PIECES)
+    assert files.where.endswith("tokenizer.json")
+    assert load_vocabulary(tmp_path).fingerprint == WordPieceVocabulary(PIECES).fingerprint
+
+
+def test_files_that_agree_are_read_and_lower_case_can_be_given(tmp_path):
+    write(tmp_path, tokenizer=tokenizer_json(), config={"do_lower_case": True})
+    assert load_vocabulary(tmp_path).lower_case
+    assert not load_vocabulary(tmp_path, lower_case=False).lower_case
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*PIECES[:6], "##word", "new", *PIECES[8:]], r"vocab\.txt:7: '##word'.*id 6: 'new'"),
+        (PIECES[:-1], r"vocab\.txt:18: only 17 pieces.*id 17: '##é'"),
+        ([*PIECES, "more"], r"vocab\.txt:19: 'more'.*only 18 pieces"),
+    ],
+)
+def test_a_vocab_txt_of_other_words_is_refused(tmp_path, words, message):
+    write(tmp_path, tokenizer=tokenizer_json(), words=words)
+    with pytest.raises(DataError, match=f"(?s){message}"):
+        load_vocabulary(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("do_lower_case", False), ("strip_accents", True), ("tokenize_chinese_chars", False)],
+)
+def test_settings_of_two_files_that_disagree_are_refused(tmp_path, name, value):
+    splitting = WordSplitting(strip_accents=False)
+    write(tmp_path, tokenizer=tokenizer_json(splitting), config={name: value})
+    with pytest.raises(DataError, match=rf"(?s)tokenizer_config\.json: {name} is .*normalizer\."):
+        load_vocabulary(tmp_path)
+
+
+ADDED = {"id": 18, "content": "newword", "special": False}
+
+
+@pytest.mark.parametrize(
+    ("files", "place"),
+    [
+        ({"tokenizer.json": tokenizer_json(added_tokens=[*SPECIAL, ADDED])}, "'added_tokens'"),
+        (
+            {"tokenizer.json": tokenizer_json(added_tokens=[{**ADDED, "special": True}])},
+            "'added_tokens'",
+        ),
+        (
+            {"tokenizer.json": tokenizer_json(added_tokens=[{**ADDED, "id": 6, "content": "new"}])},
+            "'added_tokens'",
+        ),
+        (
+            {"tokenizer_config.json": {"added_tokens_decoder": {"18": {"content": "newword"}}}},
+            "'added_tokens_decoder'",
+        ),
+        ({"added_tokens.json": {"newword": 18}}, r"added_tokens\.json"),
+        ({"added_tokens.json": {"[CLS]": 3}}, r"added_tokens\.json"),
+    ],
+)
+def test_added_tokens_are_refused_with_file_and_field(tmp_path, files, place):
+    write(tmp_path)
+    for name, value in files.items():
+        (tmp_path / name).write_text(json.dumps(value), encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"(?s){place}: an added token, '"):
+        load_vocabulary(tmp_path)
+
+
+def test_special_tokens_among_the_pieces_are_no_added_ones(tmp_path):
+    unused = {"id": 5, "content": "[unused1]", "special": True}
+    decoder = {str(token["id"]): token for token in (*SPECIAL, unused)}
+    write(
+        tmp_path,
+        tokenizer=tokenizer_json(added_tokens=[*SPECIAL, unused]),
+        config={"added_tokens_decoder": decoder},
+    )
+    assert load_vocabulary(tmp_path).size == len(PIECES)
+
+
+def test_more_ids_than_rows_are_refused_and_more_rows_are_padding(tmp_path):
+    write(tmp_path, model_config={"vocab_size": len(PIECES) - 1})
+    with pytest.raises(DataError, match=r"(?s)18 ids.*at most 17.*ig\.json, field 'vocab_size'"):
+        load_vocabulary(tmp_path)
+    write(tmp_path, model_config={"vocab_size": len(PIECES) + 8})
+    assert load_vocabulary(tmp_path).size == len(PIECES)
+    with pytest.raises(DataError, match=r"(?s)18 ids.*at most 16, the rows of the model's"):
+        load_vocabulary(tmp_path, rows=16)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        ("model", {"type": "BPE"}, "type 'BPE'"),
+        ("model", {"unk_token": "<unk>"}, r"model\.unk_token is '<unk>'"),
+        ("model", {"continuing_subword_prefix": "@@"}, "continuing_subword_prefix is '@@'"),
+        ("model", {"max_input_chars_per_word": 200}, "max_input_chars_per_word is 200"),
+        ("model", {"vocab": {**IDS, "[PAD]": 40}}, "gaps or repetitions"),
+        ("model", {"vocab": {**IDS, "[PAD]": "0"}}, "no ids of pieces"),
+        ("model", {"vocab": [["[PAD]", 0.0]]}, "no ids of pieces"),
+        ("model", {"vocab": 3}, r"field 'model\.vocab'"),
+        ("normalizer", {"type": "Lowercase"}, "normalizer.type is 'Lowercase'"),
+        ("normalizer", {"clean_text": False}, "clean_text is False"),
+        ("normalizer", {"lowercase": "yes"}, r"field 'normalizer\.lowercase'"),
+        ("pre_tokenizer", {"type": "Whitespace"}, "pre_tokenizer.type is 'Whitespace'"),
+    ],
+)
+def test_other_and_damaged_tokenizers_are_refused(tmp_path, part, changes, message):
+    value = tokenizer_json()
+    value[part] |= changes
+    write(tmp_path, tokenizer=value, words=None)
+    with pytest.raises(TaserError, match=f"(?s)tokenizer.json.*{message}|{message}"):
+        load_vocabulary(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+@pytest.mark.parametrize("text", ["{", "[]", '{"model": 3, "strip_accents": 3, "vocab_size": "a"}'])
+def test_json_that_is_not_what_it_must_be_is_named(tmp_path, name, text):
+    write(tmp_path)
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=name):
+        load_vocabulary(tmp_path)
