@@ -10,7 +10,8 @@ import enum
 import json
 import pathlib
 import signal
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 
 
 class World(enum.IntEnum):
@@ -67,6 +68,26 @@ TOKENIZE = (
 TRAIN = (
     "train --gin_file=faq.gin --gin.MODEL_DIR=model --gin.TOKEN_STORE=tokens --gin.TRAIN_STEPS=2"
 )
+IMPORT = "import --gin.PRETRAINED=bert --gin.MODEL_DIR=imported"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "eats", "##er"]
+BERT_CONFIG = {
+    "model_type": "bert",
+    "vocab_size": len(WORDS),
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+}
+# The words in another order.
+TOKENIZER = {
+    "normalizer": {"type": "BertNormalizer", "lowercase": True},
+    "pre_tokenizer": {"type": "BertPreTokenizer"},
+    "model": {
+        "type": "WordPiece",
+        "vocab": {w: i for i, w in enumerate([*WORDS[:5], "##er", "eats"])},
+    },
+}
 GIN_FILE = """\
 include 'runs/train.gin'
 include 'models/bert_tiny.gin'
@@ -156,6 +177,26 @@ def remove(pattern: str) -> Callable[[pathlib.Path], None]:
     def change(directory: pathlib.Path) -> None:
         for path in list(directory.glob(pattern)):
             path.unlink()
+
+    return change
+
+
+def bert(
+    *, config: Mapping[str, object] = types.MappingProxyType({}), **files: object
+) -> Callable[[pathlib.Path], None]:
+    """Makes bert/, a Hugging Face directory without weights.
+
+    Args:
+        config: changes of its config.json.
+        files: name without ending -> content of further JSON files.
+    """
+
+    def change(directory: pathlib.Path) -> None:
+        (directory / "bert").mkdir()
+        write_lines(directory / "bert" / "vocab.txt", WORDS)
+        contents = {"config": BERT_CONFIG | config, **files}
+        for name, value in contents.items():
+            (directory / "bert" / f"{name}.json").write_text(json.dumps(value))
 
     return change
 
@@ -271,6 +312,36 @@ SLIPS = (
         "`RESULTS_DIR` wanted `results/results`",
         ("export --gin.MODEL_DIR=model --gin.EXPORT_DIR=out --gin.export_model.results_dir=data",),
         world=World.MODEL,
+    ),
+    Slip(
+        "Pretrained weights with more words than rows",
+        "imported; embeddings were NaN, also in exports",
+        (IMPORT,),
+        change=bert(config={"vocab_size": 6}),
+    ),
+    Slip(
+        "Pretrained weights with added tokens",
+        "imported without them: their words were split into pieces",
+        (IMPORT,),
+        change=bert(added_tokens={"newword": 7}),
+    ),
+    Slip(
+        "A `vocab.txt` that is not that of the weights",
+        "taken in place of `tokenizer.json`",
+        (IMPORT,),
+        change=bert(tokenizer=TOKENIZER),
+    ),
+    Slip(
+        "A `layer_norm_eps` below zero",
+        "imported; embeddings were NaN",
+        (IMPORT,),
+        change=bert(config={"layer_norm_eps": -1}),
+    ),
+    Slip(
+        "A `config.json` with 100,000 layers",
+        "a model of that size was begun",
+        (IMPORT,),
+        change=bert(config={"num_hidden_layers": 100_000}),
     ),
     Slip(
         "A Gin file that includes itself",
