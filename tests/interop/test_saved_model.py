@@ -233,5 +233,5 @@ def test_a_missing_vocabulary_is_refused(det_r, tmp_path):
 
 def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path):
     source = tiny_source(tmp_path, bert={"vocab_size": 20})
-    with pytest.raises(ConfigError, match=rf"has {len(PIECES)} ids(.|\n)*at most 20"):
+    with pytest.raises(DataError, match=rf"has {len(PIECES)} ids(.|\n)*at most 20"):
         export_saved_model(source, tmp_path)
