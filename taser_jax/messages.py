@@ -11,6 +11,8 @@ import textwrap
 
 import tqdm.auto
 
+from taser_jax import quiet_import
+
 # PCI vendor of TPUs, and devices of other accelerators that JAX looks for.
 _GOOGLE = "0x1ae0"
 _GPU_DEVICES = ("/proc/driver/nvidia", "/dev/kfd")
@@ -38,6 +40,8 @@ def set_up(*, verbose: bool) -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)
     # At lower levels, TensorFlow reports oneDNN's fallbacks and a missing GPU as errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if "tensorflow" not in sys.modules:
+        quiet_import.quiet_import("tensorflow")
     # libtpu, where installed, complains of missing TPUs; JAX would load it to find none.
     if not _has_accelerator():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

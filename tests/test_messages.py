@@ -27,6 +27,7 @@ def set_up(monkeypatch):
         # Set first, so that what set_up sets is removed again.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
     loggers = [logging.getLogger(name) for name in ("", "absl", "taser", "noisy")]
     before = [(logger, logger.handlers[:], logger.level) for logger in loggers]
     yield messages.set_up
