@@ -10,7 +10,8 @@ import pytest
 from taser_jax.quiet_import import quiet_import
 
 WRITES = """import os
-os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\\n")
+notice = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
+os.write(2, notice + b"\\n")
 os.write(2, b"I0000 00:00:1.5 1 port.cc:153] oneDNN is on\\n")
 os.write(2, b"E0000 00:00:1.5 1 cuda.cc:7] no driver\\n")
 """
