@@ -46,7 +46,8 @@ from taser_jax.interop.bert import config_to_json, encoder_to_tensors
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, Normalization
 from taser_jax.models.parameters import init_params
-from taser_jax.retrieval.embeddings import Embeddings, EncodeConfig, encode_texts
+from taser_jax.retrieval.embeddings import Embeddings, encode_texts
+from taser_jax.retrieval.encode_config import EncodeConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     "cpu": {

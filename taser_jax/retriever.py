@@ -28,7 +28,8 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
 from taser_jax.records import Passage
-from taser_jax.retrieval.embeddings import EncodeConfig, EncodeFn, encode_rows
+from taser_jax.retrieval.embeddings import EncodeFn, encode_rows
+from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.runs import NO_ROW

@@ -39,7 +39,8 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.retrieval.embeddings import Embeddings, EncodeConfig
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.mining import mine_negatives
 from taser_jax.retrieval.mining_options import MiningConfig

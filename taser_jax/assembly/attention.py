@@ -23,7 +23,8 @@ from taser_jax.encoded import static_task
 from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.fusion import FidAttention, encode_with_attention
-from taser_jax.retrieval.embeddings import EncodeConfig, encode_rows
+from taser_jax.retrieval.embeddings import encode_rows
+from taser_jax.retrieval.encode_config import EncodeConfig
 
 
 def document_attention(

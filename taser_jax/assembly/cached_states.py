@@ -31,7 +31,8 @@ from taser_jax.models.dual_encoder import DualEncoder, Params
 from taser_jax.optim.parameter_rules import parameter_path
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import bar, logger
-from taser_jax.retrieval.embeddings import EmbeddingDtype, EncodeConfig, batches_by_length
+from taser_jax.retrieval.embeddings import batches_by_length
+from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
 from taser_jax.settings import to_plain
 
 # NumPy's, at least.

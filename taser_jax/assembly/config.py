@@ -30,7 +30,7 @@ from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.optim.pcgrad import PCGradConfig
 from taser_jax.optim.tsage_options import TSageConfig
 from taser_jax.partitioning import LogicalRules
-from taser_jax.retrieval.embeddings import EmbeddingDtype
+from taser_jax.retrieval.encode_config import EmbeddingDtype
 from taser_jax.training.checkpoints import CheckpointConfig
 from taser_jax.training.distillation import Distillation, Guide
 from taser_jax.training.loop import LoopConfig

@@ -15,7 +15,7 @@ from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models.dual_encoder import ModelConfig, Params
-from taser_jax.retrieval.embeddings import EncodeConfig
+from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.joined import EmbeddedTexts, encode_missing
 
 

@@ -22,7 +22,8 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.hosts import first_host_only, writes
 from taser_jax.progress import logger, phase
-from taser_jax.retrieval.embeddings import EncodeConfig, encode_rows
+from taser_jax.retrieval.embeddings import encode_rows
+from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.joined import JoinedEmbeddings
 from taser_jax.retrieval.runs import NO_ROW, Run, top_k, write_trec_run

@@ -15,7 +15,8 @@ from taser_jax.commands.inputs import search_devices
 from taser_jax.commands.memory_sources import Source, sources
 from taser_jax.data.memories import AugmentedTexts, Lookup, Mixture
 from taser_jax.errors import ConfigError
-from taser_jax.retrieval.embeddings import EncodeConfig, encode_rows
+from taser_jax.retrieval.embeddings import encode_rows
+from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.joined import JoinedEmbeddings
 from taser_jax.retriever import Hit, Retriever, TokensInMemory

@@ -38,7 +38,7 @@ from taser_jax.models.parameters import abstract_params
 from taser_jax.models.transformer import Remat
 from taser_jax.partitioning import Partitioner, placed
 from taser_jax.progress import logger, phase
-from taser_jax.retrieval.embeddings import EncodeConfig
+from taser_jax.retrieval.encode_config import EncodeConfig
 
 REPORT_JSON, REPORT_TEXT = "report.json", "report.txt"
 _TRAINING, _ENCODING = "training step", "encoding of passages, on one host"

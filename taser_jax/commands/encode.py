@@ -20,7 +20,8 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.hosts import wait_for_all, writes
 from taser_jax.progress import phase
-from taser_jax.retrieval.embeddings import EmbeddingDtype, EncodeConfig, TokenRows, encode_texts
+from taser_jax.retrieval.embeddings import TokenRows, encode_texts
+from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
 from taser_jax.retrieval.joined import EmbeddedTexts
 from taser_jax.retrieval.query_documents import write_fused
 from taser_jax.retrieval.query_embeddings import encode_queries, queries_directory

@@ -20,7 +20,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.hosts import first_host_only, writes
 from taser_jax.progress import logger, phase
-from taser_jax.retrieval.embeddings import EncodeConfig
+from taser_jax.retrieval.encode_config import EncodeConfig
 
 
 @writes("{memory_dir}")

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 from etils import epath
@@ -20,33 +20,28 @@ from taser_jax.assembly.config import CONFIGURABLES as CONFIGURABLES
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import (
     DeviceBatches,
-    check_query_towers,
     open_store,
-    training_queries,
 )
 from taser_jax.assembly.metric_writers import make_writers
 from taser_jax.assembly.model_directory import write_run_record
-from taser_jax.assembly.pretrained import place_pretrained, read_pretrained
-from taser_jax.assembly.program import Program, make_program, step_cost
+from taser_jax.assembly.pretrained import place_pretrained
+from taser_jax.assembly.program import step_cost
 from taser_jax.assembly.settings_history import (
     check_settings,
     record_settings,
     settings_of,
 )
 from taser_jax.assembly.shared_embeddings import EmbeddedPassages
-from taser_jax.assembly.text_facts import data_facts
-from taser_jax.assembly.validator import Validator, check_validated_tasks
+from taser_jax.assembly.training_job import TrainingJob, training_job
+from taser_jax.assembly.validator import Validator
 from taser_jax.data.batches.padding import OtherTexts
 from taser_jax.data.batches.stream import Stream
-from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
-from taser_jax.mesh import make_mesh
 from taser_jax.models import config_io
-from taser_jax.models.dual_encoder import ModelConfig, Params
+from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.parameters import parameter_count
 from taser_jax.optim.optimizers import trainable
-from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger, phase
 from taser_jax.settings import flatten
 from taser_jax.training import loop
@@ -54,7 +49,7 @@ from taser_jax.training.checkpoint_directory import restore_state_from, set_asid
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.initial_checkpoint import restore_initial_params
 from taser_jax.training.keys import named_key
-from taser_jax.training.parameters import memory_estimate, parameter_table
+from taser_jax.training.parameters import memory_estimate
 from taser_jax.training.state import TrainState, init_state
 
 
@@ -136,7 +131,7 @@ def train(
             fix="drop PRETRAINED: a checkpoint of ours has all parameters",
         )
     with storage_errors(model_dir or ""):
-        job = _resolve(
+        job = training_job(
             model,
             training,
             store=open_store(token_store, dry_run=dry_run),
@@ -177,110 +172,7 @@ def train(
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    """A training with checked settings; nothing is allocated yet.
-
-    Attributes:
-        training: its configuration.
-        program: the step.
-        store: tokens; None in a dry run without data.
-        queries: task -> queries to train on.
-        validation_queries: task -> queries to validate with.
-        pretrained: weights to start from.
-        augmentation: documents of the queries; None where they are encoded alone.
-        facts: content of run.json.
-    """
-
-    training: TrainingConfig
-    program: Program
-    store: TokenStore | None
-    queries: Mapping[str, TokenizedQueries]
-    validation_queries: Mapping[str, TokenizedQueries]
-    pretrained: Params | None
-    augmentation: Augmentation | None
-    facts: Mapping[str, object]
-
-    @property
-    def parameter_table(self) -> str:
-        """Every parameter with its shape, axes and sharding."""
-        program = self.program
-        return parameter_table(
-            program.params, logical_axes=program.logical_axes, shardings=program.param_shardings
-        )
-
-
-def _resolve(
-    model: ModelConfig,
-    training: TrainingConfig,
-    *,
-    store: TokenStore | None,
-    tasks: Sequence[str] | None,
-    negatives_dirs: Sequence[str],
-    feature_lengths: Mapping[str, int],
-    augment: Callable[..., Augmentation] | None,
-) -> _Job:
-    """Reads and checks all inputs before anything is computed."""
-    augmentation = augment(store=store) if augment is not None and store is not None else None
-    if augmentation is not None and (training.states_dir or training.multitask is not None):
-        raise ConfigError(
-            "queries with documents, and cached states or a batch of every task",
-            where="AUGMENTATION_DIR",
-            expected="one or the other",
-            fix="drop TrainingConfig.states_dir and multitask",
-        )
-
-    def read(split: str) -> dict[str, TokenizedQueries]:
-        if store is None:
-            return {}
-        found = training_queries(
-            store, task_names=tasks, negatives_dirs=negatives_dirs, split=split
-        )
-        if augmentation is None:
-            return found
-        return {task: augmentation.renamed(queries) for task, queries in found.items()}
-
-    queries = read("train")
-    program = make_program(
-        model,
-        training,
-        partitioner=Partitioner(make_mesh(training.mesh), training.rules),
-        store=store,
-        queries=queries,
-        feature_lengths=feature_lengths,
-    )
-    validation_queries = read(training.validation.split) if training.validation else {}
-    if training.validation and store is not None:
-        check_validated_tasks(validation_queries.keys(), training.validation)
-    where = "validation queries of the token store"
-    check_query_towers(program.model.config, validation_queries, where=where)
-    pretrained = None
-    if training.pretrained is not None:
-        pretrained = read_pretrained(
-            training.pretrained,
-            config=program.model.config,
-            params=program.params,
-            vocabulary=None if store is None else store.vocabulary_directory,
-        )
-    facts = {
-        "parameters": f"{parameter_count(program.params):,}",
-        "pretrained": None if training.pretrained is None else training.pretrained.source,
-        "query_length": program.query_length,
-        "passage_length": program.passage_length,
-        "train_steps": training.loop.train_steps,
-        "train_from_block": training.train_from_block,
-        "selection": training.checkpoints.selection.value,
-        "jax": f"{jax.__version__} on {jax.devices()[0].device_kind}",
-        **program.plan.facts,
-    }
-    if store is not None and program.plan.stream is not None:
-        facts |= data_facts(program.plan.stream, store, train_steps=training.loop.train_steps)
-    return _Job(
-        training, program, store, queries, validation_queries, pretrained, augmentation, facts
-    )
-
-
-def _trace(job: _Job) -> None:
+def _trace(job: TrainingJob) -> None:
     """Traces the step; prints parameters and estimated memory."""
     program = job.program
     jax.eval_shape(program.train_step, program.state, program.plan.abstract_batches())
@@ -297,7 +189,7 @@ def _trace(job: _Job) -> None:
 
 
 def _run(
-    job: _Job,
+    job: TrainingJob,
     model_dir: epath.Path,
     *,
     checkpoints: Checkpoints,
@@ -391,7 +283,7 @@ def _run(
     return result
 
 
-def _identity(job: _Job, stream: Stream) -> dict[str, object]:
+def _identity(job: TrainingJob, stream: Stream) -> dict[str, object]:
     """Facts that a checkpoint must share to be resumed; equal on all hosts, or none continues."""
     config = config_io.to_json(job.program.model.config)
     settings = json.dumps(flatten(training=job.training))
@@ -403,7 +295,7 @@ def _identity(job: _Job, stream: Stream) -> dict[str, object]:
     }
 
 
-def _validator(job: _Job, store: TokenStore, states: OtherTexts | None) -> Validator | None:
+def _validator(job: TrainingJob, store: TokenStore, states: OtherTexts | None) -> Validator | None:
     if job.training.validation is None:
         return None
     return Validator(
@@ -419,7 +311,10 @@ def _validator(job: _Job, store: TokenStore, states: OtherTexts | None) -> Valid
 
 
 def _start(
-    job: _Job, state: TrainState, initial_checkpoint: str | None, continued_checkpoint: str | None
+    job: TrainingJob,
+    state: TrainState,
+    initial_checkpoint: str | None,
+    continued_checkpoint: str | None,
 ) -> TrainState:
     """The initial state of a new run: drawn, or from the configured checkpoint."""
     abstract = job.program.state

@@ -13,13 +13,8 @@ from taser_jax.batch import Embedded
 from taser_jax.data.memories import Mixture, text_hashes
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.errors import DataError
-from taser_jax.retrieval.embeddings import (
-    Embeddings,
-    EncodeConfig,
-    EncodeFn,
-    TokenRows,
-    encode_texts,
-)
+from taser_jax.retrieval.embeddings import Embeddings, EncodeFn, TokenRows, encode_texts
+from taser_jax.retrieval.encode_config import EncodeConfig
 
 _HASHES = "hashes.npy"
 

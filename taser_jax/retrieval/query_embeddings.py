@@ -18,14 +18,8 @@ from collections.abc import Mapping
 from taser_jax.artifacts import METADATA, FilePath, require_equal, split_path
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.errors import DataError
-from taser_jax.retrieval.embeddings import (
-    EmbeddingDtype,
-    Embeddings,
-    EncodeConfig,
-    EncodeFn,
-    TokenRows,
-    encode_texts,
-)
+from taser_jax.retrieval.embeddings import Embeddings, EncodeFn, TokenRows, encode_texts
+from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
 
 _QUERY_IDS = "query_ids.json"
 

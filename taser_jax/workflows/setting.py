@@ -12,7 +12,7 @@ from taser_jax.commands.inputs import check_known
 from taser_jax.evaluation.significance import SignificanceConfig
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.bm25 import Bm25Config
-from taser_jax.retrieval.embeddings import EncodeConfig
+from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.hybrid import HybridConfig
 from taser_jax.retrieval.index import IndexConfig
 from taser_jax.retrieval.mining_options import AnswerContaining, Excluded, MiningConfig

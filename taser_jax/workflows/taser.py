@@ -24,7 +24,7 @@ from taser_jax.evaluation.significance import SignificanceConfig
 from taser_jax.hosts import writes
 from taser_jax.progress import logger
 from taser_jax.retrieval.bm25 import Bm25Config
-from taser_jax.retrieval.embeddings import EncodeConfig
+from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.hybrid import HybridConfig
 from taser_jax.retrieval.mining_options import MiningConfig
 from taser_jax.settings import flatten, to_plain

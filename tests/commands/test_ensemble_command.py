@@ -19,7 +19,8 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError, FingerprintError, Preempted
 from taser_jax.models.ensemble import EnsembleConfig
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.encode_config import EmbeddingDtype
 from taser_jax.training.ensemble_step import member_seed
 
 TRAINING = EnsembleTraining(

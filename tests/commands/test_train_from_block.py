@@ -22,7 +22,8 @@ from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.optim.optimizers import OptimizerConfig, Update
 from taser_jax.optim.parameter_rules import parameter_paths
-from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.encode_config import EmbeddingDtype
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
 from taser_jax.training.keys import named_key
 

@@ -17,7 +17,8 @@ import tiny_command
 import tiny_training
 
 from taser_jax.commands.encode import encode
-from taser_jax.retrieval.embeddings import Embeddings, EncodeConfig
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.encode_config import EncodeConfig
 
 pytestmark = pytest.mark.slow
 

@@ -173,7 +173,7 @@ def stages_and_errors(folder, process_id, hosts, error_type) -> None:
 
 def encode_passages(folder) -> None:
     from taser_jax.commands.encode import encode
-    from taser_jax.retrieval.embeddings import EncodeConfig
+    from taser_jax.retrieval.encode_config import EncodeConfig
 
     encode(
         model_dir=str(folder / "model_2"),

@@ -8,12 +8,8 @@ import pytest
 
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.errors import ConfigError, DataError, FingerprintError
-from taser_jax.retrieval.embeddings import (
-    EmbeddingDtype,
-    Embeddings,
-    EncodeConfig,
-    encode_texts,
-)
+from taser_jax.retrieval.embeddings import Embeddings, encode_texts
+from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
 
 TABLE = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)
 CONFIG = EncodeConfig(batch_tokens=128, batch_multiple=2, length_multiple=8, shard_rows=40)

@@ -8,7 +8,8 @@ import pytest
 from taser_jax.batch import Tokens
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.errors import DataError, FingerprintError
-from taser_jax.retrieval.embeddings import EncodeConfig, encode_texts
+from taser_jax.retrieval.embeddings import encode_texts
+from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index, open_index
 from taser_jax.retrieval.scann_index import ScannSearcher

@@ -10,7 +10,8 @@ import pytest
 
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.errors import DataError, FingerprintError
-from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings, EncodeConfig, encode_texts
+from taser_jax.retrieval.embeddings import Embeddings, encode_texts
+from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
 from taser_jax.retrieval.query_embeddings import (
     QueryEmbeddings,
     encode_queries,
