@@ -84,6 +84,29 @@ def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
     )
 
 
+def task_prompts(facts: Mapping[str, Any], task: str | None) -> dict[str, tuple[int, ...]]:
+    """Prompts of the tasks whose queries become tokens as those of `task` do, but for the prompt.
+
+    Args:
+        facts: run.json.
+        task: whose queries; None where tasks do not differ.
+
+    Returns:
+        Task -> ids of its prompt; of the tasks that run.json names, and of `task`.
+    """
+    by_task = (facts.get(f"query_{name}") for name in ("prompt", "lengths", "normalization"))
+    names = [name for value in by_task if isinstance(value, Mapping) for name in value]
+    wanted = text_settings(facts, task)
+    found = {}
+    for name in dict.fromkeys([*names, *([] if task is None else [task])]):
+        settings = text_settings(facts, name)
+        prompt = settings.queries.prompt
+        queries = dataclasses.replace(wanted.queries, prompt=prompt)
+        if settings == dataclasses.replace(wanted, queries=queries):
+            found[name] = prompt
+    return found
+
+
 def _of_task(facts: Mapping[str, Any], name: str, task: str | None) -> Any:
     value = facts.get(name)
     if not isinstance(value, Mapping):

@@ -18,7 +18,7 @@ from taser_jax.assembly.model_directory import (
     read_facts,
     read_model_config,
 )
-from taser_jax.assembly.text_facts import text_settings
+from taser_jax.assembly.text_facts import task_prompts, text_settings
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.results import read_results
@@ -131,6 +131,12 @@ def export_model(
             task=task,
             query_settings=texts.queries,
             titles=texts.titles,
+            # Query encoders of the tasks: one is exported.
+            prompts={
+                name: prompt
+                for name, prompt in task_prompts(facts, task).items()
+                if name == task or not config.query_tasks
+            },
         )
     ensemble = _ensemble(ensemble_dir, temperature, model.fingerprint)
     for format, directory in directories.items():

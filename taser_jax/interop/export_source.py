@@ -28,6 +28,7 @@ class ExportSource:
         task: the task whose query encoder to export, if encoders differ by task.
         query_settings: how queries were converted to tokens.
         titles: whether passages were encoded with their titles.
+        prompts: task -> its prompt's ids, of the tasks whose queries differ in nothing else.
     """
 
     config: ModelConfig
@@ -42,3 +43,4 @@ class ExportSource:
     task: str | None = None
     query_settings: QuerySettings = QuerySettings()
     titles: Titles = Titles.INCLUDE
+    prompts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)

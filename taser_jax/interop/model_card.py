@@ -156,8 +156,6 @@ def left_to_the_reader(source: ExportSource) -> str:
     steps = []
     if settings.normalization is QueryNormalization.CURLY_APOSTROPHE:
         steps.append("replace ’ by ' in queries")
-    if settings.prompt:
-        steps.append(f"put the token ids {list(settings.prompt)} before a query's own")
     if source.titles is Titles.OMIT:
         steps.append("leave titles out")
     return f"\nThis format omits these steps: {', '.join(steps)}.\n" if steps else ""

@@ -49,7 +49,7 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
 
     The inputs are `input_ids` and `attention_mask`, int64 [batch, length], both sizes dynamic; the
     output is `sentence_embedding`, float32 [batch, dim], with the model's pooling. PyTorch exports
-    it.
+    it. The tokenizer of queries puts their prompt.
 
     Args:
         source: what to export.
@@ -61,7 +61,8 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
     """
     check_packages()
     config = check_plain(source.config, format=_FORMAT)
-    for name, role in plain_paths(config).items():
+    prompt = source.query_settings.prompt
+    for name, role in plain_paths(config, prompt=prompt).items():
         directory = output_dir / name
         directory.mkdir(exist_ok=True)
         write_tokenizer(
@@ -69,6 +70,7 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
             directory,
             max_length=length_of(source, role),
             rows=source.config.transformer.vocab_size,
+            prompt=prompt if role is Role.QUERY else (),
         )
         _export(_embedder(source, config, role), directory / MODEL)
 
@@ -76,13 +78,14 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
 def card_texts(source: ExportSource) -> CardTexts:
     """This format's texts for the model card."""
     config = check_plain(source.config, format=_FORMAT)
-    directories = list(plain_paths(config))
+    directories = list(plain_paths(config, prompt=source.query_settings.prompt))
     names = " and ".join(f"`{name}/`" for name in directories if name) or "this directory"
     contents = (
         f"{names} has `{MODEL}` and the tokenizer's files. The inputs are `input_ids` and "
         "`attention_mask` (int64, [batch, length]; both sizes are dynamic); the output "
         f"`{OUTPUT}` (float32, [batch, {config.bert.embed_dim}]) is pooled and ready to score. A "
-        "passage is a pair `(title, text)`, or `text` alone where it has no title.\n"
+        "passage is a pair `(title, text)`, or `text` alone where it has no title, which is not a "
+        "pair with an empty one.\n"
     ) + left_to_the_reader(source)
     query, passage = (directories * 2)[:2]
     code = f"""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from safetensors.numpy import save_file
@@ -24,6 +24,7 @@ from taser_jax.interop.bert import config_to_json, encoder_to_tensors
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.interop.plain import plain_encoder
+from taser_jax.interop.prompts import DOCUMENT, QUERY, ids_before_queries, prompt_texts
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import ModelConfig, Towers
@@ -39,8 +40,10 @@ _POOLING_DIR, _NORMALIZE_DIR = "1_Pooling", "2_Normalize"
 _ROUTES = {"query": Role.QUERY, "document": Role.PASSAGE}
 
 
-def plain_paths(config: DualEncoderConfig) -> Mapping[str, Role]:
+def plain_paths(config: DualEncoderConfig, *, prompt: Sequence[int] = ()) -> Mapping[str, Role]:
     """Sub-directory -> role, for every plain BERT that a dual encoder is made of.
+
+    A prompt that the tokenizer puts before queries needs a tokenizer of their own.
 
     Example:
         >>> plain_paths(DualEncoderConfig(towers=Towers.SEPARATE))
@@ -48,7 +51,7 @@ def plain_paths(config: DualEncoderConfig) -> Mapping[str, Role]:
         >>> plain_paths(DualEncoderConfig())
         {'': <Role.PASSAGE: 'passage'>}
     """
-    if config.towers is Towers.TIED and config.experts.num_experts == 1:
+    if config.towers is Towers.TIED and config.experts.num_experts == 1 and not prompt:
         return {"": Role.PASSAGE}
     return {role.value: role for role in Role}
 
@@ -89,9 +92,11 @@ def check_plain(config: ModelConfig, *, format: str) -> DualEncoderConfig:
 def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path) -> None:
     """Writes a directory for `SentenceTransformer(output_dir)`.
 
-    Its `encode_query` and `encode_document` give this model's embeddings. If the roles have
-    separate encoders, `output_dir`/query and `output_dir`/passage can also be loaded separately,
-    with transformers' AutoModel and AutoTokenizer too.
+    Its `encode_query` and `encode_document` give this model's embeddings. A query's prompt is in
+    `prompts`, by "query" and by the names of tasks; one of special tokens, which no text gives, is
+    put by the tokenizer of queries. If the roles have separate encoders or tokenizers,
+    `output_dir`/query and `output_dir`/passage can also be loaded separately, with transformers'
+    AutoModel and AutoTokenizer too.
 
     Args:
         source: what to export.
@@ -102,11 +107,11 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
         DataError: the vocabulary is missing or not a WordPiece vocabulary.
     """
     config = check_plain(source.config, format=_FORMAT)
-    paths = plain_paths(config)
+    paths = plain_paths(config, prompt=ids_before_queries(source))
     for name, role in paths.items():
         _write_model(source, config, role, output_dir / name, serves_both=len(paths) == 1)
     if len(paths) > 1:
-        _write_router(config, output_dir)
+        _write_router(config, output_dir, _prompts(source))
 
 
 def length_of(source: ExportSource, role: Role) -> int:
@@ -117,13 +122,13 @@ def length_of(source: ExportSource, role: Role) -> int:
 def card_texts(source: ExportSource) -> CardTexts:
     """This format's texts for the model card."""
     config = check_plain(source.config, format=_FORMAT)
-    paths = plain_paths(config)
+    paths = plain_paths(config, prompt=ids_before_queries(source))
     contents = (
         "For [sentence-transformers](https://sbert.net) 6. A passage is a pair `(title, text)`, or "
-        "`text` alone where it has no title. `encode_query` and `encode_document` truncate each "
-        "to its length. A title longer than half a passage may keep one token less than in "
-        "training.\n"
-    ) + left_to_the_reader(source)
+        "`text` alone where it has no title, which is not a pair with an empty one. `encode_query` "
+        "and `encode_document` truncate each to its length.\n"
+    )
+    contents += _about_prompts(source) + left_to_the_reader(source)
     tokens = f"tokenizer(*passages[0], truncation=True, max_length={source.passage_length}"
     if len(paths) > 1:
         contents += (
@@ -177,6 +182,7 @@ def _write_model(
         directory,
         max_length=length_of(source, role),
         rows=config.bert.vocab_size,
+        prompt=ids_before_queries(source) if role is Role.QUERY else (),
     )
     settings: dict[str, Any] = {
         "max_seq_length": length_of(source, role),
@@ -200,7 +206,27 @@ def _write_model(
     )
     if _NORMALIZE_DIR in _modules(config):
         _write_json(directory / _NORMALIZE_DIR / "config.json", {})
-    _write_modules(directory, _modules(config))
+    by_itself = QUERY if role is Role.QUERY and not serves_both else None
+    _write_modules(directory, _modules(config), _prompts(source), default=by_itself)
+
+
+def _prompts(source: ExportSource) -> dict[str, str]:
+    """Name -> text put before a query; empty texts where the tokenizer puts the prompt."""
+    names = dict.fromkeys((*([source.task] if source.task else ()), QUERY, DOCUMENT), "")
+    found = prompt_texts(source)
+    return names if found is None else found
+
+
+def _about_prompts(source: ExportSource) -> str:
+    if not any(source.prompts.values()) and not source.query_settings.prompt:
+        return ""
+    if ids_before_queries(source):
+        return "\nThe tokenizer of queries puts the prompt before each: `encode_query(queries)`.\n"
+    names = ", ".join(f'`"{name}"`' for name in _prompts(source) if name != DOCUMENT)
+    return (
+        "\n`encode_query` puts this model's prompt before each query; "
+        f"`encode_query(queries, prompt_name=...)` takes {names}.\n"
+    )
 
 
 def _modules(config: DualEncoderConfig) -> dict[str, str]:
@@ -211,7 +237,9 @@ def _modules(config: DualEncoderConfig) -> dict[str, str]:
     return modules
 
 
-def _write_router(config: DualEncoderConfig, directory: pathlib.Path) -> None:
+def _write_router(
+    config: DualEncoderConfig, directory: pathlib.Path, prompts: Mapping[str, str]
+) -> None:
     """Routes queries and documents to the roles' directories, without copying them."""
     structure = {
         route: {f"{role.value}/{name}".rstrip("/"): kind for name, kind in _modules(config).items()}
@@ -227,10 +255,16 @@ def _write_router(config: DualEncoderConfig, directory: pathlib.Path) -> None:
             "parameters": {"default_route": "document", "allow_empty_key": True},
         },
     )
-    _write_modules(directory, {"": _ROUTER})
+    _write_modules(directory, {"": _ROUTER}, prompts)
 
 
-def _write_modules(directory: pathlib.Path, modules: Mapping[str, str]) -> None:
+def _write_modules(
+    directory: pathlib.Path,
+    modules: Mapping[str, str],
+    prompts: Mapping[str, str],
+    *,
+    default: str | None = None,
+) -> None:
     _write_json(
         directory / "modules.json",
         [
@@ -242,8 +276,8 @@ def _write_modules(directory: pathlib.Path, modules: Mapping[str, str]) -> None:
         directory / "config_sentence_transformers.json",
         {
             "model_type": "SentenceTransformer",
-            "prompts": {"query": "", "document": ""},
-            "default_prompt_name": None,
+            "prompts": prompts,
+            "default_prompt_name": default,
             "similarity_fn_name": "dot",
         },
     )

@@ -23,6 +23,8 @@ SIGNATURE_FILE = "signature.json"
 PARAMETERS_FILE = "params.safetensors"
 MODEL_FILE = "model.json"
 VOCABULARY = "vocabulary"
+# The tokenizer of queries, where a prompt precedes them.
+QUERY_TOKENIZER = "query_tokenizer"
 _VOCABULARY_FILE = "vocabulary.json"
 
 # How to use an export without taser_jax; `directory`, `ids` (int32) and `mask` (bool, True at real
@@ -54,8 +56,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 directory = "."
-texts = ["which river flows through Paris?"]  # of passages: (title, text)
-tokenizer = Tokenizer.from_file(f"{directory}/vocabulary/tokenizer.json")
+texts = ["which river flows through Paris?"]  # of passages, in vocabulary/: (title, text)
+tokenizer = Tokenizer.from_file(f"{directory}/%(folder)s/tokenizer.json")
 tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
 tokenizer.enable_truncation(%(length)d)
 tokenizer.enable_padding()
@@ -71,6 +73,7 @@ directory = "."
 texts = ["which river flows through Paris?"]
 tokenizer = SentencePieceProcessor(model_file=f"{directory}/vocabulary/sentencepiece.model")
 start = [tokenizer.bos_id()] if tokenizer.bos_id() >= 0 else []
+start += %(prompt)r  # the prompt
 rows = [
     [*start, *row][: %(length)d - 1] + [tokenizer.eos_id()] for row in tokenizer.encode(texts)
 ]
@@ -108,6 +111,12 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     if vocabulary["kind"] == "wordpiece":
         longest = max(source.query_length, source.passage_length)
         write_tokenizer(source.vocabulary_dir, output_dir / VOCABULARY, max_length=longest)
+        if prompt := source.query_settings.prompt:
+            folder = output_dir / QUERY_TOKENIZER
+            folder.mkdir()
+            write_tokenizer(
+                source.vocabulary_dir, folder, max_length=source.query_length, prompt=prompt
+            )
     config_io.save(source.config, output_dir / MODEL_FILE)
     lengths = {Role.QUERY: source.query_length, Role.PASSAGE: source.passage_length}
     functions: dict[str, dict[str, Any]] = {}
@@ -156,12 +165,17 @@ def card_texts(source: ExportSource) -> CardTexts:
         "cpu, cuda and tpu, for any batch size and length. Both take the parameters in "
         "`params.safetensors`, `ids` (int32 [batch, length]) and `mask` (bool, True at tokens); "
         f"the output is float32 [batch, {source.config.embedding_dim}]. `signature.json` has "
-        "the same, machine-readable. The code converts queries to ids with the vocabulary in "
-        "`vocabulary/`, without taser_jax; passages have their own length. With taser_jax, use "
-        "`taser_jax.data.text.preprocessors.encode_queries` and `encode_passages`.\n"
+        "the same, machine-readable. The code converts queries to ids, with their prompt, by "
+        "the files beside it, without taser_jax; passages have their own length. With taser_jax, "
+        "use `taser_jax.data.text.preprocessors.encode_queries` and `encode_passages`.\n"
     ) + left_to_the_reader(source)
     kind = _vocabulary_metadata(source)["kind"]
-    tokenize = TOKENIZE_SNIPPETS[kind] % {"length": source.query_length}
+    prompt = list(source.query_settings.prompt)
+    tokenize = TOKENIZE_SNIPPETS[kind] % {
+        "length": source.query_length,
+        "folder": QUERY_TOKENIZER if prompt else VOCABULARY,
+        "prompt": prompt,
+    }
     return CardTexts("stablehlo", contents, f"{tokenize}\n{LOAD_SNIPPET}", ("jax",))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tokenizers
@@ -16,6 +16,8 @@ from taser_jax.data.text.vocabulary_files import METADATA
 from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
 from taser_jax.errors import ConfigError, DataError
 
+# Stands in a template for all ids of the prompt.
+_PROMPT = "[PROMPT]"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 _SPECIAL_TOKENS = {
     "unk_token": "[UNK]",
@@ -32,12 +34,12 @@ def write_tokenizer(
     *,
     max_length: int,
     rows: int | None = None,
+    prompt: Sequence[int] = (),
 ) -> None:
     """Writes what transformers' AutoTokenizer reads, with the same ids as our vocabulary.
 
-    One text becomes `[CLS] text [SEP]`, a pair `[CLS] title [SEP] text [SEP]`, cut longest first:
-    where both are longer than half of an odd room, transformers leaves the odd token to the longer
-    of them, `passage_ids` to the title.
+    One text becomes `[CLS] prompt text [SEP]`, a pair `[CLS] title [SEP] text [SEP]`, cut longest
+    first, as `query_ids` and `passage_ids` do.
     No token types are returned, since all of a text is of segment 0 here, and "[SEP]" and the
     like inside a text are ordinary text, as in our vocabulary.
 
@@ -46,6 +48,8 @@ def write_tokenizer(
         output_dir: an existing directory.
         max_length: maximum number of tokens of a text.
         rows: of the model's embedding table.
+        prompt: ids before every single text, never cut. BertTokenizer knows none: with a prompt,
+            the class is transformers' general one.
 
     Raises:
         DataError: the vocabulary is missing or damaged, or has more ids than there are rows.
@@ -72,9 +76,9 @@ def write_tokenizer(
     ids = {piece: i for i, piece in enumerate(vocabulary.pieces)}
     special = {name: piece for name, piece in _SPECIAL_TOKENS.items() if piece in ids}
     files: dict[str, Any] = {
-        TOKENIZER_FILE: json.loads(_tokenizer(vocabulary, ids, special.values()).to_str()),
+        TOKENIZER_FILE: json.loads(_tokenizer(vocabulary, ids, special.values(), prompt).to_str()),
         TOKENIZER_CONFIG_FILE: {
-            "tokenizer_class": "BertTokenizer",
+            "tokenizer_class": "PreTrainedTokenizerFast" if prompt else "BertTokenizer",
             "do_lower_case": vocabulary.lower_case,
             "strip_accents": vocabulary.splitting.strip_accents,
             "tokenize_chinese_chars": vocabulary.splitting.split_ideographs,
@@ -94,14 +98,21 @@ def write_tokenizer(
 
 
 def _tokenizer(
-    vocabulary: WordPieceVocabulary, ids: dict[str, int], special: Iterable[str]
+    vocabulary: WordPieceVocabulary,
+    ids: dict[str, int],
+    special: Iterable[str],
+    prompt: Sequence[int],
 ) -> tokenizers.Tokenizer:
     """Our tokenisation in the `tokenizers` library."""
     tokenizer = wordpiece_tokenizer(ids, vocabulary.splitting)
+    pieces: list[Any] = [(name, ids[name]) for name in ("[CLS]", "[SEP]")]
+    if prompt:
+        tokens = [vocabulary.pieces[id] for id in prompt]
+        pieces.append({"id": _PROMPT, "ids": list(prompt), "tokens": tokens})
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
+        single=f"[CLS] {_PROMPT} $A [SEP]" if prompt else "[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B [SEP]",
-        special_tokens=[(name, ids[name]) for name in ("[CLS]", "[SEP]")],
+        special_tokens=pieces,
     )
     tokenizer.add_special_tokens(sorted(special, key=ids.__getitem__))
     return tokenizer

@@ -33,8 +33,8 @@ QUERY_LENGTH, PASSAGE_LENGTH = 8, 20
 _WORDS = "paris rome bern seine tiber the is lies on river capital city of france italy which what"
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS.split(" "), "large", "it", "no"]
 PIECES += ["##s", "##e", ",", ".", "?", "[", "]", "sep"]
-# What trips tokenisers up: cut queries and passages, no title, special tokens as text, a name that
-# looks like a picture's, unknown words.
+# What trips tokenisers up: cut queries and passages, titles that are blank, longer than half a
+# passage or absent, special tokens as text, a name that looks like a picture's, unknown words.
 QUERIES = (
     "what is the capital of France?",
     "on which river lies Paris, the large city of France",
@@ -47,6 +47,9 @@ PASSAGES = (
     ("Rome", "the capital " * 20),
     ("large city", "https://rome.it/rome.jpg"),
     ("", "Bern."),
+    ("  ", "Bern is a city."),
+    ("paris rome " * 9, "the river " * 9),
+    ("the river " * 9, "paris rome " * 8),
 )
 PAIRS = [(title, text) if title else text for title, text in PASSAGES]
 
@@ -152,8 +155,13 @@ def _train(
         metrics={"words R@1": 0.25},
         config_text="TRAIN_STEPS = 10\nTOKEN_STORE = '/home/someone/tokens'\n",
     )
-    found = [np.asarray(_embed(state.params, texts[role], model, role)) for role in Role]
+    found = [embed(state.params, texts[role], config, role) for role in Role]
     return Trained(source, *found)
+
+
+def embed(params: Any, tokens: Tokens, config: DualEncoderConfig, role: Role) -> np.ndarray:
+    """Embeddings by the model itself."""
+    return np.asarray(_embed(params, tokens, DualEncoder(config), role))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))

@@ -18,6 +18,9 @@ import pytest
 import ten_steps
 
 from taser_jax.batch import Role
+from taser_jax.data.text.preprocessors import encode_queries, passage_ids
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.token_store.text_settings import QuerySettings
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop import onnx, sentence_transformers
 from taser_jax.interop.model_card import write_card
@@ -54,7 +57,8 @@ class Exported:
 
     @property
     def paths(self) -> list[tuple[pathlib.Path, Role]]:
-        paths = sentence_transformers.plain_paths(self.config)
+        prompt = self.trained.source.query_settings.prompt
+        paths = sentence_transformers.plain_paths(self.config, prompt=prompt)
         return [(self.directory / name, role) for name, role in paths.items()]
 
     @functools.cached_property
@@ -153,17 +157,13 @@ def test_weights_are_written_once(exported):
 
 
 def test_passages_of_any_length_are_cut_as_in_training(exported):
-    """But for titles of more than half of a passage, which may keep one token less."""
     directory, _ = exported.paths[-1]
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    paris = tokenizer.convert_tokens_to_ids("paris")
-    room = ten_steps.PASSAGE_LENGTH - 3
-    for title in range(1, room + 3):
-        for text in range(1, room + 3):
-            ids = tokenizer("paris " * title, "rome " * text, truncation=True)["input_ids"]
-            expected = min(title, max(room - text, -(-room // 2)))
-            assert 0 <= expected - ids.count(paris) <= (title > room // 2)
-            assert len(ids) == min(title + text, room) + 3
+    vocabulary = load_vocabulary(exported.trained.source.vocabulary_dir)
+    counts = range(ten_steps.PASSAGE_LENGTH)
+    pairs = [("paris " * title or " ", "rome " * text) for title in counts for text in counts]
+    found = tokenizer(pairs, truncation=True)["input_ids"]
+    assert found == passage_ids(*zip(*pairs, strict=True), vocabulary, ten_steps.PASSAGE_LENGTH)
 
 
 def test_paths_of_the_roles_were_trained_apart_where_they_are_two(exported):
@@ -174,10 +174,67 @@ def test_paths_of_the_roles_were_trained_apart_where_they_are_two(exported):
     assert (np.abs(kernels[0] - kernels[1]).max() > 1e-4) == two_paths
 
 
-@pytest.mark.parametrize("kind", ["shared", "minilm"])
+# "the river " is a text; [SEP] is not, and a name with it is TACO-DR's prompt.
+RIVER, RIVER_AND_SEP = ("the", "river"), ("river", "[SEP]")
+
+
+def prompted(trained: ten_steps.Trained, prompt: tuple[str, ...]) -> ten_steps.Trained:
+    """The same model, its queries after a prompt, among other tasks with theirs."""
+    settings = QuerySettings(prompt=tuple(ten_steps.PIECES.index(piece) for piece in prompt))
+    source = dataclasses.replace(
+        trained.source,
+        query_settings=settings,
+        task="rivers",
+        prompts={"rivers": settings.prompt, "cities": (ten_steps.PIECES.index("city"),)},
+    )
+    return dataclasses.replace(trained, source=source, queries=embeddings(source, settings))
+
+
+def embeddings(source, settings: QuerySettings) -> np.ndarray:
+    """The model's own, of `QUERIES` after a prompt."""
+    vocabulary = load_vocabulary(source.vocabulary_dir)
+    length = ten_steps.QUERY_LENGTH
+    tokens = encode_queries(ten_steps.QUERIES, vocabulary, length=length, settings=settings)
+    return ten_steps.embed(source.params, tokens, source.config, Role.QUERY)
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt"),
+    [
+        ("taser", RIVER),
+        ("taser", RIVER_AND_SEP),
+        # One path, which becomes two where the tokenizers differ.
+        pytest.param("shared", RIVER, marks=pytest.mark.slow),
+        pytest.param("shared", RIVER_AND_SEP, marks=pytest.mark.slow),
+    ],
+)
+def test_a_tasks_prompt_is_before_its_queries(kind, prompt, train_once, tmp_path):
+    before = train_once(kind)
+    trained = prompted(before, prompt)
+    assert np.abs(trained.queries - before.queries).max() > 100 * TOLERANCE
+    sentence_transformers.export_sentence_transformers(trained.source, tmp_path)
+    write_card(trained.source, tmp_path, sentence_transformers.card_texts(trained.source))
+    model = load(tmp_path)
+    same(model.encode_query(TEXTS[Role.QUERY]), trained.queries)
+    same(model.encode_query(TEXTS[Role.QUERY], prompt_name="rivers"), trained.queries)
+    same(model.encode_document(TEXTS[Role.PASSAGE]), trained.passages)
+    names = run_card(tmp_path)
+    same(names["query_embeddings"], model.encode_query(names["queries"]))
+    if (tmp_path / "query").exists():
+        same(load(tmp_path / "query").encode(TEXTS[Role.QUERY]), trained.queries)
+    if prompt is RIVER:
+        other = QuerySettings(prompt=trained.source.prompts["cities"])
+        found = model.encode_query(TEXTS[Role.QUERY], prompt_name="cities")
+        same(found, embeddings(trained.source, other))
+    else:
+        # Its prompt is in the tokenizer, so that another cannot be asked for.
+        assert "cities" not in model.prompts
+
+
+@pytest.mark.parametrize(("kind", "prompt"), [("shared", RIVER_AND_SEP), ("minilm", ())])
 @pytest.mark.slow
-def test_onnx_gives_the_models_own_embeddings(kind, train_once, tmp_path):
-    trained = train_once(kind)
+def test_onnx_gives_the_models_own_embeddings(kind, prompt, train_once, tmp_path):
+    trained = prompted(train_once(kind), prompt) if prompt else train_once(kind)
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     onnx.export_onnx(trained.source, tmp_path)

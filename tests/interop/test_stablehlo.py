@@ -3,6 +3,7 @@ import json
 import re
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from jax import export
 from tiny_source import (
     DETERMINISTIC,
     DPR,
+    PIECES,
     QUERY_LENGTH,
     embed,
     some_tokens,
@@ -23,7 +25,9 @@ from taser_jax.batch import Role
 from taser_jax.data.text.preprocessors import encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.vocabulary_training import train_vocabulary
+from taser_jax.data.token_store.text_settings import QuerySettings
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.interop import lowering
 from taser_jax.interop.stablehlo import (
     LOAD_SNIPPET,
     PARAMETERS_FILE,
@@ -161,8 +165,14 @@ def test_the_snippet_runs_without_taser_jax(det_r, tmp_path):
     np.testing.assert_allclose(np.load(output), embed(source, Role.QUERY, tokens), atol=2e-6)
 
 
-def test_the_card_converts_texts_to_our_ids_without_us(det_r, tmp_path):
+@pytest.mark.parametrize("prompt", [(), ("the", "[SEP]")])
+def test_the_card_converts_texts_to_our_ids_without_us(det_r, tmp_path, prompt, monkeypatch):
     source, directory = det_r
+    settings = QuerySettings(prompt=tuple(PIECES.index(piece) for piece in prompt))
+    if prompt:
+        source, directory = dataclasses.replace(source, query_settings=settings), tmp_path
+        monkeypatch.setattr(lowering, "lower_encoder", lambda *_, **__: stub_program())
+        export_stablehlo(source, tmp_path)
     code = card_texts(source).code.partition("import pathlib")[0]
     vocabulary = load_vocabulary(directory / "vocabulary")
     words = [piece for piece in vocabulary.pieces if piece.isalpha()]
@@ -170,14 +180,22 @@ def test_the_card_converts_texts_to_our_ids_without_us(det_r, tmp_path):
     names = {}
     code = code.replace('directory = "."', f"directory = {str(directory)!r}")
     exec(re.sub(r"^texts = .*$", f"texts = {texts!r}", code, flags=re.M), names)
-    ours = encode_queries(texts, vocabulary, length=QUERY_LENGTH)
+    ours = encode_queries(texts, vocabulary, length=QUERY_LENGTH, settings=settings)
     width = names["ids"].shape[1]
     np.testing.assert_array_equal(names["ids"], ours.ids[:, :width])
     np.testing.assert_array_equal(names["mask"], ours.mask[:, :width])
     assert ours.mask[:, :width].sum() == ours.mask.sum()
 
 
-def test_the_card_of_a_sentencepiece_model_converts_texts_to_our_ids(tmp_path):
+def stub_program():
+    """Where only the files around the program count."""
+    return types.SimpleNamespace(
+        serialize=lambda: b"", out_avals=(jax.ShapeDtypeStruct((1, 2), "f4"),)
+    )
+
+
+@pytest.mark.parametrize("prompt", [(), (7, 3)])
+def test_the_card_of_a_sentencepiece_model_converts_texts_to_our_ids(tmp_path, prompt):
     texts = ["the river flows", "a dog and a cat " * 9]
     vocabulary = train_vocabulary(
         [*texts, *json.__doc__.splitlines(), *subprocess.__doc__.splitlines()],
@@ -185,11 +203,11 @@ def test_the_card_of_a_sentencepiece_model_converts_texts_to_our_ids(tmp_path):
         size=100,
         output_dir=tmp_path / "vocabulary",
     )
-    code = TOKENIZE_SNIPPETS["sentencepiece"] % {"length": 12}
+    code = TOKENIZE_SNIPPETS["sentencepiece"] % {"length": 12, "prompt": list(prompt)}
     names = {}
     code = code.replace('directory = "."', f"directory = {str(tmp_path)!r}")
     exec(re.sub(r"^texts = .*$", f"texts = {texts!r}", code, flags=re.M), names)
-    ours = encode_queries(texts, vocabulary, length=12)
+    ours = encode_queries(texts, vocabulary, length=12, settings=QuerySettings(prompt=prompt))
     np.testing.assert_array_equal(names["ids"], ours.ids[:, : names["ids"].shape[1]])
     np.testing.assert_array_equal(names["mask"], ours.mask[:, : names["ids"].shape[1]])
 

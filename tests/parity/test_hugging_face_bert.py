@@ -231,22 +231,22 @@ def test_ids_are_transformers(minilm, tmp_path):
 
 def test_queries_and_passages_are_cut_as_transformers_cuts(minilm, tmp_path):
     vocabulary = load_vocabulary(minilm)
-    write_tokenizer(minilm, tmp_path, max_length=25)
+    write_tokenizer(minilm, tmp_path, max_length=24)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert tokenizer.model_max_length == 25
+    assert tokenizer.model_max_length == 24
     all_texts = [text for text in texts() if text.strip()]
-    queries = encode_queries(all_texts, vocabulary, length=25)
+    queries = encode_queries(all_texts, vocabulary, length=24)
     found = tokenizer(all_texts, truncation=True, padding="max_length", return_tensors="np")
     assert set(found) == {"input_ids", "attention_mask"}
     np.testing.assert_array_equal(found["input_ids"], queries.ids)
     np.testing.assert_array_equal(found["attention_mask"], queries.mask)
 
-    titles = [title for title in all_texts[::-1] if vocabulary.encode([title])[0]]
+    titles = [title for title in texts()[::-1] if title]
     pairs = list(zip(titles, all_texts, strict=False))
     passages = encode_passages(
         [Passage(str(i), text, title) for i, (title, text) in enumerate(pairs)],
         vocabulary,
-        length=25,
+        length=24,
     )
     found = tokenizer(
         [title for title, _ in pairs],

@@ -13,14 +13,15 @@ from typing import Any
 
 import seqio
 
-from taser_jax.artifacts import fingerprint, storage_errors
+from taser_jax.artifacts import METADATA, fingerprint, read_json, storage_errors
 from taser_jax.data.collections.store import SPLITS, list_tasks
 from taser_jax.data.seqio_tasks import registry
 from taser_jax.data.seqio_tasks.context import use_data
 from taser_jax.data.seqio_tasks.sources import PASSAGES_SPLIT, PassageSource
-from taser_jax.data.text.preprocessors import PREPROCESSING_VERSION, check_length
+from taser_jax.data.text.preprocessors import check_length
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.text_settings import PREPROCESSING_VERSION
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.progress import bar, phase
@@ -223,14 +224,19 @@ def _reuse(output_dir: pathlib.Path, inputs: dict[str, Any], *, replace: bool) -
     Raises:
         ConfigError: a store from other inputs is there, and is not to be replaced.
     """
+    if not (output_dir / METADATA).is_file():
+        return None
     try:
-        found = json.loads((output_dir / INPUTS).read_text(encoding="utf-8"))
-        store = TokenStore.open(output_dir)
-    except (OSError, ValueError, DataError):
+        found = read_json(output_dir / INPUTS)
+    except DataError:
         return None
     if found != inputs:
         if not replace:
             raise _another_store(output_dir, found, inputs)
+        return None
+    try:
+        store = TokenStore.open(output_dir)
+    except DataError:
         return None
     logger.info("token store %s: made from the same inputs, reused", output_dir)
     return store

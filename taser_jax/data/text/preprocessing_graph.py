@@ -44,13 +44,13 @@ def query_ids(
             tf.tile(tf.constant([list(prompt)], tf.int32), [tokens.nrows(), 1])
         )
         tokens = tf.concat([before, tokens], axis=1)
-    return _frame([tokens], vocabulary)
+    return _frame(tokens, vocabulary)
 
 
 def passage_ids(
     titles: tf.Tensor, texts: tf.Tensor, vocabulary: Vocabulary, length: int | None
 ) -> tf.RaggedTensor:
-    """`[CLS] title [SEP] text [SEP]`, or `[CLS] text [SEP]` if the title has no tokens.
+    """`[CLS] title [SEP] text [SEP]`, or `[CLS] text [SEP]` where the title is the empty string.
 
     Args:
         titles: strings, empty for passages without one. Shape [passages].
@@ -62,14 +62,16 @@ def passage_ids(
         Ids. Shape [passages, (tokens)], int32.
     """
     title, text = vocabulary.encode_tf(titles), vocabulary.encode_tf(texts)
+    titled = tf.cast(tf.strings.length(titles) > 0, tf.int64)
     if length is not None:
         in_title, in_text = title.row_lengths(), text.row_lengths()
-        specials = 1 + int(vocabulary.cls_id is not None) + tf.cast(in_title > 0, tf.int64)
-        room = check_length(length) - specials
-        in_title = tf.minimum(in_title, tf.maximum(room - in_text, (room + 1) // 2))
+        room = check_length(length) - 1 - int(vocabulary.cls_id is not None) - titled
+        half = (room + tf.cast(in_title > in_text, tf.int64)) // 2
+        in_title = tf.minimum(in_title, tf.maximum(room - in_text, half))
         title = _keep_first(title, in_title)
         text = _keep_first(text, tf.minimum(in_text, room - in_title))
-    return _frame([title, text], vocabulary)
+    separator = _repeat(vocabulary.sep_id, titled)
+    return _frame(tf.concat([title, separator, text], axis=1), vocabulary)
 
 
 def _keep_first(tokens: tf.RaggedTensor, counts: tf.Tensor) -> tf.RaggedTensor:
@@ -78,16 +80,11 @@ def _keep_first(tokens: tf.RaggedTensor, counts: tf.Tensor) -> tf.RaggedTensor:
     return _ragged(tf.boolean_mask(tokens.values, kept), counts)
 
 
-def _frame(segments: list[tf.RaggedTensor], vocabulary: Vocabulary) -> tf.RaggedTensor:
-    """Adds [CLS] at the start, and [SEP] after the last segment and after other non-empty ones."""
-    rows = segments[0].nrows()
-    one_each = tf.ones([rows], tf.int64)
-    parts = []
-    if vocabulary.cls_id is not None:
-        parts.append(_repeat(vocabulary.cls_id, one_each))
-    for segment in segments[:-1]:
-        parts += [segment, _repeat(vocabulary.sep_id, tf.minimum(segment.row_lengths(), 1))]
-    return tf.concat([*parts, segments[-1], _repeat(vocabulary.sep_id, one_each)], axis=1)
+def _frame(tokens: tf.RaggedTensor, vocabulary: Vocabulary) -> tf.RaggedTensor:
+    """Adds [CLS] at the start, where the vocabulary has it, and [SEP] at the end."""
+    one_each = tf.ones([tokens.nrows()], tf.int64)
+    start = [] if vocabulary.cls_id is None else [_repeat(vocabulary.cls_id, one_each)]
+    return tf.concat([*start, tokens, _repeat(vocabulary.sep_id, one_each)], axis=1)
 
 
 def _repeat(token: int, counts: tf.Tensor) -> tf.RaggedTensor:

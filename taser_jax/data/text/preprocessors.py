@@ -15,8 +15,6 @@ from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySe
 from taser_jax.errors import ConfigError
 from taser_jax.records import Passage
 
-# A token store's ids depend on it beside its settings; raised when formatting changes.
-PREPROCESSING_VERSION = 1
 _MIN_LENGTH = 4
 
 
@@ -56,11 +54,13 @@ def query_ids(
 def passage_ids(
     titles: Sequence[str], texts: Sequence[str], vocabulary: Vocabulary, length: int | None
 ) -> list[list[int]]:
-    """`[CLS] title [SEP] text [SEP]`, or `[CLS] text [SEP]` if the title has no tokens.
+    """`[CLS] title [SEP] text [SEP]`, or `[CLS] text [SEP]` where the title is the empty string.
 
-    What is too long is truncated longest first: token by token from the longer of title and text,
-    from the text if they are equal, as transformers' BertTokenizer does to a pair. With
-    t and x tokens and room for r: t' = min(t, max(r - x, ⌈r/2⌉)), x' = min(x, r - t').
+    The ids are those of Hugging Face's `tokenizers` for the pair (title, text), or for the text
+    alone: a title of nothing but blanks is a title of no tokens, with its [SEP]. What is too long
+    is truncated longest first; of an odd room the longer of the two has the odd token, and the
+    text where they are equal. With t and x tokens and room for r:
+    t' = min(t, max(r - x, ⌊(r + [t > x]) / 2⌋)), x' = min(x, r - t').
 
     Args:
         titles: empty for passages without one.
@@ -75,12 +75,13 @@ def passage_ids(
         check_length(length)
     start, end = _start(vocabulary), vocabulary.sep_id
     found = []
-    for title, text in zip(vocabulary.encode(titles), vocabulary.encode(texts), strict=True):
+    encoded = zip(titles, vocabulary.encode(titles), vocabulary.encode(texts), strict=True)
+    for shown, title, text in encoded:
         if length is not None:
-            room = length - 1 - len(start) - bool(title)
-            title = title[: max(room - len(text), (room + 1) // 2)]
+            room = length - 1 - len(start) - bool(shown)
+            title = title[: max(room - len(text), (room + (len(title) > len(text))) // 2)]
             text = text[: room - len(title)]
-        found.append([*start, *title, *([end] if title else []), *text, end])
+        found.append([*start, *title, *([end] if shown else []), *text, end])
     return found
 
 

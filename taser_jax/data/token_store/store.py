@@ -27,6 +27,7 @@ from taser_jax.artifacts import ARRAY_ERRORS, METADATA, FilePath, check_version,
 from taser_jax.batch import Tokens
 from taser_jax.checksums import check_directory
 from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries
+from taser_jax.data.token_store.text_settings import PREPROCESSING_VERSION
 from taser_jax.errors import ConfigError, DataError
 
 FORMAT_VERSION = 1
@@ -73,6 +74,7 @@ class TokenStoreMetadata:
         fingerprint: fingerprint of everything in the store.
         format_version: version of the directory's layout.
         titles: value of a `Titles`; None if unknown.
+        preprocessing_version: how titles and texts became ids; `PREPROCESSING_VERSION` is today's.
     """
 
     collection: str
@@ -87,6 +89,7 @@ class TokenStoreMetadata:
     fingerprint: str
     format_version: int = FORMAT_VERSION
     titles: str | None = None
+    preprocessing_version: int = PREPROCESSING_VERSION
 
 
 class TokenStore:
@@ -178,10 +181,21 @@ def _read_metadata(directory: pathlib.Path) -> TokenStoreMetadata:
             QueriesEntry(**{**entry, "prompt": tuple(entry.get("prompt", ()))})
             for entry in value["queries"]
         )
-        return TokenStoreMetadata(**value)
+        # Version 1 was not recorded.
+        metadata = TokenStoreMetadata(**{"preprocessing_version": 1, **value})
     except (KeyError, TypeError) as error:
         found = f"not a token store's metadata ({error})"
         raise DataError(found, where=str(path), fix=_REMAKE) from error
+    if metadata.preprocessing_version != PREPROCESSING_VERSION:
+        raise DataError(
+            f"texts became tokens by version {metadata.preprocessing_version} of their "
+            "preprocessing",
+            where=f"{path}, field 'preprocessing_version'",
+            expected=f"version {PREPROCESSING_VERSION}: since version 2, blank and long titles "
+            "get the ids of Hugging Face's tokenizers",
+            fix=f"{_REMAKE} --gin.tokenize.replace=True",
+        )
+    return metadata
 
 
 def _load(path: pathlib.Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:

@@ -8,6 +8,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+# A token store's ids depend on it beside its settings; raised when formatting changes. 2: passages
+# get the ids of Hugging Face's tokenizers, where a title is blank or longer than half the passage.
+PREPROCESSING_VERSION = 2
+
 
 class QueryNormalization(enum.Enum):
     """Normalisation of a query before tokenisation.

@@ -102,6 +102,16 @@ def test_same_inputs_are_not_tokenised_again(settings, tmp_path):
     assert repaired.metadata == changed.metadata
 
 
+def test_a_store_of_an_older_preprocessing_is_named(settings, tmp_path, monkeypatch):
+    only = settings | {"mixture_or_task": "toy_two", "output_dir": tmp_path / "tokens"}
+    monkeypatch.setattr(tokenize, "PREPROCESSING_VERSION", 1)
+    tokenize.tokenize_collection(**only)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="another token store is here: preprocessing_version 1"):
+        tokenize.tokenize_collection(**only)
+    assert tokenize.tokenize_collection(**only, replace=True).metadata.preprocessing_version == 2
+
+
 def test_a_changed_preprocessor_is_noticed(settings, tmp_path):
     def register(prompt: str) -> None:
         seqio.TaskRegistry.remove("toy_two")

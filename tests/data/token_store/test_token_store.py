@@ -117,6 +117,20 @@ def test_rewriting_makes_the_store_unfinished_at_once(tmp_path):
         TokenStore.open(tmp_path)
 
 
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_texts_that_became_tokens_otherwise_are_refused(tmp_path, version):
+    """Version 1 did not record itself."""
+    write(tmp_path).finish()
+    metadata = json.loads((tmp_path / "metadata.json").read_text())
+    del metadata["preprocessing_version"]
+    metadata |= {"preprocessing_version": version} if version else {}
+    (tmp_path / "checksums.txt").unlink()
+    (tmp_path / "metadata.json").write_text(json.dumps(metadata))
+    match = rf"(?s)'preprocessing_version': .* by version {version or 1} .*version 2.*replace="
+    with pytest.raises(DataError, match=match):
+        TokenStore.open(tmp_path)
+
+
 def test_other_format_version(tmp_path):
     write(tmp_path).finish()
     path = tmp_path / "metadata.json"
