@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Int32
 
 from taser_jax.artifacts import FilePath
 from taser_jax.data.collections.store import PassageStore
@@ -51,6 +55,7 @@ class PassageMerger:
         self.merged = 0
         self.renamed = 0
         self._rows_of_source: dict[str, range] = {}
+        self._rows: dict[str, array.array[int]] = {}
 
     def passages(self) -> Iterator[Passage]:
         """The merged passages in row order."""
@@ -62,6 +67,7 @@ class PassageMerger:
         row = 0
         for source in self.sources:
             start = row
+            rows = self._rows[source.label] = array.array("i")
             for passage in source.read():
                 content = normalized_content(passage.title, passage.text).encode(
                     "utf-8", "surrogatepass"
@@ -69,6 +75,7 @@ class PassageMerger:
                 key = hashlib.blake2b(content, digest_size=16).digest()
                 name = f"{source.label}:{passage.id}"
                 same = row_of_content.get(key)
+                rows.append(row if same is None else same)
                 if same is not None:
                     self.merged += 1
                     for alias in (name, passage.id):
@@ -89,6 +96,10 @@ class PassageMerger:
                 yield passage
                 row += 1
             self._rows_of_source[source.label] = range(start, row)
+
+    def rows(self, label: str) -> Int32[np.ndarray, "passages"]:
+        """Row in the collection of each passage of one of several files, in the file's order."""
+        return np.array(self._rows[label], np.int32)
 
     def resolver(self, store: PassageStore) -> PassageResolver:
         """Looks up the files' ids in the collection; call it after the last passage."""

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from taser_jax.data.collections.store import list_tasks
 from taser_jax.data.seqio_tasks.context import require_data
+from taser_jax.data.seqio_tasks.merged_collections import MergedSource, moved_tasks
 from taser_jax.data.seqio_tasks.sources import OwnSource, PassageSource, QuerySource
 from taser_jax.data.seqio_tasks.tokenizers import TOKENS, PassageTokenizer, QueryTokenizer
 from taser_jax.data.text import preprocessors
@@ -211,15 +212,23 @@ def find_mixture_or_task(
 
 
 def retrieval_tasks(name: str) -> list[seqio.Task]:
-    """The retrieval tasks of a mixture, or the one task, sorted by name; all of one collection.
+    """The retrieval tasks of a mixture, or the one task, sorted by name.
+
+    Tasks of several collections are those of one merged collection, named as the mixture is;
+    `tokenize_collection` writes it.
 
     Raises:
-        ConfigError: not registered, not retrieval tasks, two of one query set, or of several
-            collections.
+        ConfigError: not registered, not retrieval tasks, or two of one query set.
     """
+    tasks = _registered_tasks(name)
+    collections = {task.source.collection for task in tasks}
+    return tasks if len(collections) == 1 else moved_tasks(name, tasks)
+
+
+def _registered_tasks(name: str) -> list[seqio.Task]:
     found = find_mixture_or_task(name)
     tasks = found.tasks if isinstance(found, seqio.Mixture) else [found]
-    sources: dict[str, str] = {}
+    sources: dict[tuple[str, str], str] = {}
     for task in tasks:
         if not isinstance(task.source, QuerySource):
             raise ConfigError(
@@ -227,22 +236,52 @@ def retrieval_tasks(name: str) -> list[seqio.Task]:
                 where=f"mixture or task {name!r}",
                 fix="register it with add_retrieval_task",
             )
-        if task.source.task in sources:
+        key = task.source.collection, task.source.task
+        if key in sources:
             raise ConfigError(
-                f"{sources[task.source.task]!r} and {task.name!r} are the same queries",
+                f"{sources[key]!r} and {task.name!r} are the same queries",
                 where=f"mixture {name!r}",
                 expected="each task of a collection once",
             )
-        sources[task.source.task] = task.name
-    collections = sorted({task.source.collection for task in tasks})
-    if len(collections) > 1:
-        raise ConfigError(
-            f"its tasks are of collections {', '.join(collections)}",
-            where=f"mixture {name!r}",
-            expected="tasks of one collection",
-            fix="prepare their passages as one merged collection",
-        )
+        sources[key] = task.name
     return tasks
+
+
+def find_passages_task(collection: str, tasks: Sequence[seqio.Task] = ()) -> str:
+    """Name of a collection's passages in SeqIO's registry; registers them if need be.
+
+    Args:
+        collection: whose passages; the form of a merged collection's is that of the collections
+            that its tasks come from.
+        tasks: its retrieval tasks.
+
+    Raises:
+        ConfigError: several collections whose passages have different forms.
+    """
+    name = passages_task(collection)
+    if name in seqio.TaskRegistry.names():
+        return name
+    forms = {
+        label: passage_titles(find_mixture_or_task(passages_task(label)))
+        for task in tasks
+        if isinstance(task.source, MergedSource)
+        for label in [task.source.original.collection]
+    }
+    titles = set(forms.values()) or {Titles.INCLUDE}
+    found = titles.pop()
+    if titles or found is None:
+        described = ", ".join(
+            f"{label} {'its own' if form is None else f'titles={form.value}'}"
+            for label, form in forms.items()
+        )
+        raise ConfigError(
+            f"the passages of its collections have different forms: {described}",
+            where=f"mixture {collection!r}",
+            expected="one form",
+            fix=f"register it with add_passages_task({name!r}, collection={collection!r})",
+        )
+    add_passages_task(name, collection=collection, titles=found)
+    return name
 
 
 def check_query_room(task: seqio.Task, length: int) -> None:
@@ -291,8 +330,13 @@ def mixture_rates(name: str, *, trained: Collection[str] | None = None) -> dict[
         name: of the mixture or task.
         trained: the tasks with a train split, whose size a rate may be a function of; None is all.
     """
-    found = find_mixture_or_task(name)
-    tasks = [t for t in retrieval_tasks(name) if trained is None or t.source.task in trained]
-    if not isinstance(found, seqio.Mixture):
-        return {task.source.task: 1.0 for task in tasks}
-    return {task.source.task: float(found.get_rate(task)) for task in tasks}
+    mixture = find_mixture_or_task(name)
+    # SeqIO knows the rates of the tasks that are registered, not of those moved to a merged one.
+    pairs = zip(_registered_tasks(name), retrieval_tasks(name), strict=True)
+    return {
+        moved.source.task: (
+            float(mixture.get_rate(task)) if isinstance(mixture, seqio.Mixture) else 1.0
+        )
+        for task, moved in pairs
+        if trained is None or moved.source.task in trained
+    }

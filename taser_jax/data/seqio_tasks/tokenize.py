@@ -17,6 +17,7 @@ from taser_jax.artifacts import METADATA, fingerprint, read_json, storage_errors
 from taser_jax.data.collections.store import SPLITS, list_tasks
 from taser_jax.data.seqio_tasks import registry
 from taser_jax.data.seqio_tasks.context import use_data
+from taser_jax.data.seqio_tasks.merged_collections import MergedSource, write_merged
 from taser_jax.data.seqio_tasks.sources import PASSAGES_SPLIT, PassageSource
 from taser_jax.data.text.preprocessors import check_length
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
@@ -52,7 +53,8 @@ def tokenize_collection(
 
     Args:
         data_dir: folder that holds collections.
-        mixture_or_task: name in SeqIO's registry; its tasks must be of one collection.
+        mixture_or_task: name in SeqIO's registry; tasks of several collections make a merged one
+            of the mixture's name, beside them.
         collection: in place of a mixture, a collection without queries, such as a memory.
         vocabulary: a vocabulary, or the path of one.
         query_length: length in tokens of queries, including special tokens, unless their task sets
@@ -67,8 +69,8 @@ def tokenize_collection(
         The store; its tasks are named as in the collection.
 
     Raises:
-        ConfigError: an unregistered name, tasks of several collections, a length that leaves no
-            room for text, or a store from other inputs.
+        ConfigError: an unregistered name, a length that leaves no room for text, a store from
+            other inputs, or a merged collection whose name is that of another.
         DataError: the collection or a task is not prepared.
         StorageError: the disk is full or `output_dir` cannot be written.
     """
@@ -86,17 +88,17 @@ def tokenize_collection(
     tasks = [] if mixture_or_task is None else registry.retrieval_tasks(mixture_or_task)
     if collection is None:
         collection = tasks[0].source.collection
-    elif registry.passages_task(collection) not in seqio.TaskRegistry.names():
-        registry.add_passages_task(registry.passages_task(collection), collection=collection)
-    passages_name = registry.passages_task(collection) if passages is None else passages
+    passages_name = registry.find_passages_task(collection, tasks) if passages is None else passages
     passage_task = _passage_task(passages_name, collection)
     output_dir = pathlib.Path(output_dir)
     lengths = {"query": query_length, "passage": passage_length}
     with use_data(data_dir=os.fspath(data_dir), vocabulary=vocabulary):
-        store = passage_task.source.open()
         work = _work(tasks, splits, os.fspath(data_dir))
         for task in tasks:
             registry.check_query_room(task, task.source.query_length or query_length)
+        if any(isinstance(task.source, MergedSource) for task in tasks):
+            write_merged(tasks)
+        store = passage_task.source.open()
         inputs: dict[str, Any] = {
             "preprocessing_version": PREPROCESSING_VERSION,
             "mixture_or_task": mixture_or_task,
@@ -157,10 +159,12 @@ def _work(
     for task in tasks:
         found = [split for split in splits if split in task.source.splits]
         if not found:
-            prepared = list_tasks(data_dir, task.source.collection)
+            source = task.source
+            source = source.original if isinstance(source, MergedSource) else source
+            prepared = list_tasks(data_dir, source.collection)
             raise DataError(
-                f"task {task.source.task!r} has none of the splits {', '.join(splits)}",
-                where=f"{data_dir}, collection {task.source.collection!r}",
+                f"task {source.task!r} has none of the splits {', '.join(splits)}",
+                where=f"{data_dir}, collection {source.collection!r}",
                 expected=f"one of the prepared tasks: {', '.join(prepared) or '(none)'}",
                 fix="prepare the task's queries with `taser prepare`",
             )

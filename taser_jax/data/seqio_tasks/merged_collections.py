@@ -1,0 +1,233 @@
+"""Mixtures over several collections: one merged collection, with the tasks' queries beside it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import seqio
+from etils import epath
+
+from taser_jax.artifacts import FilePath, check_version, read_json, write_json
+from taser_jax.data.collections.records import METADATA
+from taser_jax.data.collections.store import (
+    PassageStore,
+    QuerySet,
+    collection_directory,
+    write_collection,
+    write_queries,
+)
+from taser_jax.data.prepare.merging import PassageMerger, PassageSource
+from taser_jax.data.seqio_tasks.context import require_data
+from taser_jax.data.seqio_tasks.sources import QuerySource
+from taser_jax.errors import ConfigError, TaserError
+from taser_jax.locks import one_writer
+from taser_jax.progress import logger
+from taser_jax.records import EmptyPassages, Query
+
+MERGED_FILE = "merged.json"
+_FORMAT_VERSION = 1
+_AGAIN = "run `taser tokenize` again"
+
+
+class MergedSource(QuerySource):
+    """The queries of a task of one collection, whose rows are those of a merged collection.
+
+    `write_merged` writes them; until then only their splits are known.
+
+    Args:
+        collection: the merged collection.
+        task: the task's name in it.
+        original: the queries of the task's own collection.
+    """
+
+    def __init__(self, collection: str, task: str, original: QuerySource) -> None:
+        self.original = original
+        super().__init__(collection, task, query_length=original.query_length)
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """Those of the task's own collection."""
+        return self.original.splits
+
+
+def moved_tasks(collection: str, tasks: Sequence[seqio.Task]) -> list[seqio.Task]:
+    """Tasks of several collections as tasks of a merged one; nothing is registered or written.
+
+    A task keeps its name in its collection; where several collections have one of that name, it
+    is `COLLECTION.TASK`.
+
+    Example:
+        tasks `train` of `a` and `b`, and `qa` of `b`, become `a.train`, `b.train` and `qa`.
+
+    Args:
+        collection: name of the merged collection.
+        tasks: retrieval tasks.
+
+    Returns:
+        Copies with a `MergedSource`, in the same order.
+    """
+    count = collections.Counter(task.source.task for task in tasks)
+    return [
+        seqio.Task(
+            task.name,
+            source=MergedSource(collection, _name(task.source, count), task.source),
+            output_features=task.output_features,
+            preprocessors=task.preprocessors,
+        )
+        for task in tasks
+    ]
+
+
+def write_merged(tasks: Sequence[seqio.Task]) -> None:
+    """Writes the collection of `moved_tasks` and their queries, inside `use_data`.
+
+    Passages with the same title and text become one, whichever collections they are of: rows of
+    positives and hard negatives follow, two positives that became one count once with the higher
+    grade, and a hard negative that became a positive is dropped. The passages are in the order of
+    their collections' names. The same tasks over the same data change nothing.
+
+    Args:
+        tasks: of one merged collection.
+
+    Raises:
+        ConfigError: a collection of this name was prepared, not merged.
+        DataError: a collection or its queries are not prepared.
+        StorageError: the disk is full or the data folder cannot be written.
+        BusyError: another process merges the same.
+    """
+    data_dir = require_data().data_dir
+    name = tasks[0].source.collection
+    directory = collection_directory(data_dir, name)
+    _check_ours(data_dir, name)
+    labels = sorted({task.source.original.collection for task in tasks})
+    stores = {label: PassageStore.open(data_dir, label) for label in labels}
+    originals = {
+        (task.source.task, split): task.source.original.open(split)
+        for task in tasks
+        for split in task.source.original.splits
+    }
+    inputs = {
+        "collections": {label: store.fingerprint for label, store in stores.items()},
+        "queries": {"/".join(key): queries.fingerprint for key, queries in originals.items()},
+    }
+    with one_writer(directory):
+        before = _read(directory)
+        if before.get("inputs") == inputs and _is_intact(data_dir, name, before, originals):
+            return
+        _remove_former(directory, before, originals)
+        # Before the rest, and without `passages`: a merging that was killed is known as one.
+        content = {"format_version": _FORMAT_VERSION, "inputs": inputs}
+        write_json(directory / MERGED_FILE, content)
+        store, rows, merged = _write_passages(data_dir, name, stores)
+        for (task, split), queries in originals.items():
+            own = next(t.source.original for t in tasks if t.source.task == task)
+            moved = _moved(queries, task, rows[own.collection])
+            write_queries(data_dir, name, task, split, moved)
+        write_json(directory / MERGED_FILE, {**content, "passages": store.fingerprint})
+    logger.info(
+        "collection %s: %s passages of %s in one, %s were in it already",
+        name,
+        f"{len(store):,}",
+        ", ".join(labels),
+        f"{merged:,}",
+    )
+
+
+def _name(source: QuerySource, count: Mapping[str, int]) -> str:
+    return source.task if count[source.task] == 1 else f"{source.collection}.{source.task}"
+
+
+def _check_ours(data_dir: FilePath, name: str) -> None:
+    """Refuses to replace a collection that was not made by merging."""
+    directory = collection_directory(data_dir, name)
+    there = [
+        part
+        for part in ("passages", "queries", "prepare.json")
+        if (directory / part).exists()
+        and (part == "prepare.json" or not (directory / MERGED_FILE).exists())
+    ]
+    if there:
+        raise ConfigError(
+            f"the mixture's tasks are of several collections, and a collection {name!r} is there "
+            f"already, with {', '.join(there)}",
+            where=os.fspath(directory),
+            expected="no collection of the mixture's name: the merged one gets it",
+            fix="give the mixture another name",
+        )
+
+
+def _read(directory: epath.Path) -> dict[str, Any]:
+    path = directory / MERGED_FILE
+    content = read_json(path, absent={}, fix=f"delete it and {_AGAIN}")
+    if content:
+        check_version(content, _FORMAT_VERSION, where=path, fix=f"delete it and {_AGAIN}")
+    return content
+
+
+def _is_intact(
+    data_dir: FilePath,
+    name: str,
+    content: Mapping[str, Any],
+    originals: Mapping[tuple[str, str], QuerySet],
+) -> bool:
+    """Whether all that was written is still there."""
+    try:
+        same = PassageStore.open(data_dir, name).fingerprint == content.get("passages")
+        return same and all(
+            len(QuerySet.open(data_dir, name, task, split)) == len(queries)
+            for (task, split), queries in originals.items()
+        )
+    except TaserError:
+        return False
+
+
+def _write_passages(
+    data_dir: FilePath, name: str, stores: Mapping[str, PassageStore]
+) -> tuple[PassageStore, dict[str, np.ndarray], int]:
+    """The merged passages; row by row of each collection, int32 [its passages]; those merged."""
+    merger = PassageMerger(
+        [
+            PassageSource(label, collection_directory(data_dir, label), store.iterate)
+            for label, store in stores.items()
+        ]
+    )
+    store = write_collection(
+        data_dir, name, merger.passages(), aliases=merger.aliases, empty=EmptyPassages.KEEP
+    )
+    return store, {label: merger.rows(label) for label in stores}, merger.merged
+
+
+def _moved(queries: QuerySet, task: str, rows: np.ndarray) -> Iterator[Query]:
+    """The queries of a task with the rows that theirs became."""
+    for query in queries:
+        grades: dict[int, int] = {}
+        for row, grade in zip(
+            rows[list(query.positives)].tolist(),
+            query.relevance or (1,) * len(query.positives),
+            strict=True,
+        ):
+            grades[row] = max(grade, grades.get(row, grade))
+        negatives = dict.fromkeys(rows[list(query.hard_negatives)].tolist())
+        yield dataclasses.replace(
+            query,
+            task=task,
+            positives=tuple(grades),
+            relevance=tuple(grades.values()) if query.relevance else (),
+            hard_negatives=tuple(row for row in negatives if row not in grades),
+        )
+
+
+def _remove_former(
+    directory: epath.Path, before: Mapping[str, Any], present: Mapping[tuple[str, str], QuerySet]
+) -> None:
+    """Removes query sets that an earlier mixture of this name had: their rows are of the past."""
+    former = set(before.get("inputs", {}).get("queries", ())) - {"/".join(key) for key in present}
+    for name in sorted(former):
+        path = directory / "queries" / name
+        if (path / METADATA).exists():
+            path.rmtree()
