@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -74,12 +74,16 @@ def tasks_with(
     return found
 
 
-def _in_collection(task: str, collection: str, known: Container[str]) -> str:
-    """`summary` for `docs_summary` or `docs.summary` of collection `docs`, if that is no task."""
+def _in_collection(task: str, collection: str, known: Iterable[str]) -> str:
+    """`summary` for `docs_summary` or `docs.summary` of collection `docs`, if that is no task.
+
+    Also `seas.questions` for `seas_questions`, where a merged collection has tasks of one name.
+    """
     if task in known:
         return task
     short = task.removeprefix(f"{collection}_").removeprefix(f"{collection}.")
-    return short if short in known else task
+    names = {one.replace(".", "_"): one for one in known}
+    return names.get(short.replace(".", "_"), task)
 
 
 def check_known(tasks: Sequence[str], known: Iterable[str], *, where: str) -> None:

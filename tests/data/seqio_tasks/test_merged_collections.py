@@ -12,6 +12,7 @@ import seqio
 import tensorflow as tf
 
 from taser_jax.artifacts import write_json
+from taser_jax.commands.inputs import tasks_with
 from taser_jax.commands.tokenize import tokenize
 from taser_jax.data.collections.store import (
     PassageStore,
@@ -108,6 +109,8 @@ def test_two_collections_by_hand(data_dir):
         ("claims", "train"): [("q0", (2,), (), (), ())],
         ("claims", "test"): [("t0", (1,), (), (), ())],
     }
+    names = ["seas_qa", "hills.qa", "claims"]
+    assert tasks_with(data_dir, "land", split="train", tasks=names) == ["seas.qa", *names[1:]]
 
 
 def test_tokens_and_rates_are_those_of_the_merged_collection(data_dir, tmp_path):
