@@ -24,6 +24,7 @@ def load():
     return module
 
 
+@pytest.mark.release
 def test_it_prints_a_line_a_figure(monkeypatch, capsys):
     flags = (
         "--layers 1 --embed_dim 8 --heads 1 --head_dim 8 --mlp_dim 16 --vocab_size 64 --num_tasks 2"

@@ -62,6 +62,7 @@ def store(tmp_path_factory):
     return tiny_training.write_token_store(tmp_path_factory.mktemp("benchmark") / "tokens")
 
 
+@pytest.mark.release
 def test_device_brings_back_two_rounds_of_results(store, tmp_path):
     script = load("open_qa/device.py")
     negatives = tmp_path / "negatives"
@@ -105,6 +106,7 @@ def test_device_brings_back_two_rounds_of_results(store, tmp_path):
     assert len((tmp_path / "out/device.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.release
 def test_routing_cases_are_measured_and_kept(store, tmp_path):
     script = load("routing_collapse.py")
     (case,) = script.cases(["mean/information_up:0.1"], seeds=[0])

@@ -30,6 +30,7 @@ def train_step(monkeypatch):
     return module
 
 
+@pytest.mark.release
 def test_it_prints_a_line_a_figure(train_step, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["train_step.py", *TOY.split(), "--profile", str(tmp_path)])
     compiled = []

@@ -19,12 +19,6 @@ from taser_jax.retrieval.bayesian import (
 )
 
 
-def rank(weights, scores, exists, hits):
-    """Of the first hit, by sorting; None without one."""
-    order = sorted(np.flatnonzero(exists), key=lambda one: (-(scores[one] @ weights), one))
-    return next((place for place, one in enumerate(order, start=1) if hits[one]), None)
-
-
 def questions(count, *, lists=3, candidates=40, seed=0):
     """Few hits, each of which some list ranks well."""
     rng = np.random.default_rng(seed)
@@ -35,11 +29,11 @@ def questions(count, *, lists=3, candidates=40, seed=0):
 
 
 def values_of(weights, scores, exists, hits):
-    """Reciprocal ranks of all questions, in float64."""
-    ranks = [
-        rank(*one) for one in zip(weights, scores.astype(np.float64), exists, hits, strict=True)
-    ]
-    return np.array([1 / one if one else 0.0 for one in ranks])
+    """Reciprocal ranks of all questions' first hits, by sorting in float64; 0 without a hit."""
+    fused = np.einsum("qcl,ql->qc", scores.astype(np.float64), weights)
+    order = np.argsort(np.where(exists, -fused, np.inf), axis=1, kind="stable")
+    found = np.take_along_axis(exists & hits, order, axis=1)
+    return np.where(found.any(axis=1), 1 / (1 + found.argmax(axis=1)), 0.0)
 
 
 def test_the_objective_by_hand():
@@ -77,17 +71,17 @@ def test_expected_improvement_is_the_integral():
 
 
 def test_it_finds_nearly_what_a_fine_grid_finds_and_more_than_chance():
-    scores, exists, hits = questions(100)
+    scores, exists, hits = questions(30)
     start = np.array([1.0, 0.0, 0.0])
     found = best_weights(scores, exists, hits, start)
     assert (found >= 0).all()
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
     values = values_of(found, scores, exists, hits)
     grid = np.array([w for w in itertools.product(range(21), repeat=3) if sum(w) == 20]) / 20
-    best = np.max([values_of([one] * 100, scores, exists, hits) for one in grid], axis=0)
+    best = np.max([values_of([one] * 30, scores, exists, hits) for one in grid], axis=0)
     drawn = np.random.default_rng(0).dirichlet(np.ones(3), 50)
-    chance = np.max([values_of([one] * 100, scores, exists, hits) for one in drawn], axis=0)
-    first = values_of([start] * 100, scores, exists, hits)
+    chance = np.max([values_of([one] * 30, scores, exists, hits) for one in drawn], axis=0)
+    first = values_of([start] * 30, scores, exists, hits)
     assert (values >= first).all()
     # A grid of 231 points against 50; a twentieth of the way may be missing.
     assert values.mean() >= best.mean() - 0.05 * (best.mean() - first.mean())

@@ -102,6 +102,7 @@ def test_the_collection_has_all_sets_and_relations(world: pathlib.Path):
     assert all(tasks[task] == ["test"] for task in ENTITY_TASKS)
 
 
+@pytest.mark.release
 def test_the_recipe_trains_on_the_five_and_judges_each_its_own_way(
     world: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ):
