@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import functools
 
 import pytest
 import seqio
 import tensorflow as tf
+import tensorflow_datasets as tfds
 
 from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
 from taser_jax.data.seqio_tasks.registry import add_retrieval_task
@@ -125,6 +127,45 @@ def test_a_generator_with_ids_and_one_positive(tokenized, data_dir):
     assert store.tasks == {"faq": ["validation"]}
     (query,) = QuerySet.open(data_dir, "toy", "faq", "validation")
     assert query == Query("mine", "a", "faq", positives=(1,))
+
+
+def test_a_data_set_of_tfds(tokenized, data_dir, tmp_path):
+    """As TFDS stores one, found by its name, and read without its code."""
+    rows = {
+        "train": [("x", "a b", ["p2", "p0"]), ("y", "c", ["p1"])],
+        "test": [("z", "d", ["p0"])],
+    }
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="faq_set",
+        version="1.0.0",
+        data_dir=tmp_path / "tfds",
+        features=tfds.features.FeaturesDict(
+            {"question": tfds.features.Text(), "id": tfds.features.Text()}
+            | {"gold": tfds.features.Sequence(tfds.features.Text())}
+        ),
+        split_datasets={
+            split: [
+                (id, {"question": question, "gold": gold, "id": id})
+                for id, question, gold in examples
+            ]
+            for split, examples in rows.items()
+        },
+    )
+    fields = {"query": "question", "query_id": "id", "positives": "gold"}
+    store = tokenized(
+        seqio.TfdsDataSource("faq_set:1.0.0", tfds_data_dir=str(tmp_path / "tfds")),
+        preprocessors=[functools.partial(seqio.preprocessors.rekey, key_map=fields)],
+    )
+    assert store.tasks == {"faq": ["train", "test"]}
+    found = {
+        split: {query.id: (query.text, query.positives) for query in queries}
+        for split in rows
+        for queries in [QuerySet.open(data_dir, "toy", "faq", split)]
+    }
+    assert found == {
+        "train": {"x": ("a b", (2, 0)), "y": ("c", (1,))},
+        "test": {"z": ("d", (0,))},
+    }
 
 
 @pytest.mark.parametrize(
