@@ -20,11 +20,15 @@ from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
 from taser_jax.encoded import Normalization
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models import config_io
+from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.parameters import parameter_count
+from taser_jax.models.routing import Routing
 
 FORMAT_VERSION = 1
 CARD, METADATA = "README.md", "export.json"
 _VOCABULARY_FILE = "vocabulary.json"
+# What only a learned router reads.
+_ROUTER = ("router_input", "sequence_summary", "gate_sharing", "gate_gradient", "temperature")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,18 +166,36 @@ def left_to_the_reader(source: ExportSource) -> str:
 
 
 def _model(source: ExportSource) -> str:
-    config = json.loads(config_io.to_json(source.config))
-    del config["format_version"]
+    config = _used(json.loads(config_io.to_json(source.config)))
     rows: list[tuple[str, object]] = [("parameters", f"{parameter_count(source.params):,}")]
     rows += source.config.describe().facts
     return f"## Model\n\n{_table(rows + _flat(config))}"
 
 
+def _used(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's settings without those that settings of the same model switch off."""
+    used = {name: value for name, value in config.items() if name != "format_version"}
+    experts = used.pop("experts", {"num_experts": 1})
+    if experts["num_experts"] > 1:
+        unused: set[str] = set()
+        if experts["routing"] == Routing.DETERMINISTIC.value:
+            unused |= set(_ROUTER)
+        if experts["pattern"] is not None or experts["blocks"] is not None:
+            unused.add("shared_per_specialized")
+        used["experts"] = {name: v for name, v in experts.items() if name not in unused}
+    if used.get("towers") == Towers.TIED.value and not used.get("query_tasks"):
+        used.pop("tower_init", None)
+    return used
+
+
 def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    """Names with dots and values; None, which sets nothing, is left out."""
     rows: list[tuple[str, object]] = []
     for name, part in value.items():
-        nested = isinstance(part, Mapping)
-        rows += _flat(part, f"{prefix}{name}.") if nested else [(prefix + name, part)]
+        if isinstance(part, Mapping):
+            rows += _flat(part, f"{prefix}{name}.")
+        elif part is not None:
+            rows.append((prefix + name, part))
     return rows
 
 
@@ -181,7 +203,9 @@ def _training(source: ExportSource) -> str:
     rows: list[tuple[str, object]] = [("model fingerprint", f"`{source.fingerprint}`")]
     rows.append(("vocabulary fingerprint", f"`{_vocabulary_fingerprint(source)}`"))
     rows += [
-        (name.replace("_", " "), _without_folder(value)) for name, value in source.facts.items()
+        (name.replace("_", " "), _without_folder(value))
+        for name, value in source.facts.items()
+        if value is not None
     ]
     if source.task is not None:
         rows.append(("task", source.task))
@@ -205,18 +229,22 @@ def _configuration(source: ExportSource) -> str:
 
 
 def without_folders(config_text: str) -> str:
-    """Gin text with absolute paths reduced to their last part, since a card is read elsewhere.
+    """Gin text with paths from / or ~ reduced to their last part, since a card is read elsewhere.
 
     Example:
         >>> without_folders("TOKEN_STORE = '/data/me/tokens'")
         "TOKEN_STORE = 'tokens'"
     """
-    return re.sub(r"""(['"])(?:/|\w+://)[^'"]*?([^/'"]*)/?\1""", r"\1\2\1", config_text)
+    return re.sub(r"""(['"])(?:/|~|\w+://)[^'"]*?([^/'"]*)/?\1""", r"\1\2\1", config_text)
 
 
 def _without_folder(value: object) -> object:
-    """A fact without the folders of a path, as in the configuration."""
-    return without_folders(repr(value))[1:-1] if isinstance(value, str) else value
+    """A fact without the folders of paths in it, as in the configuration."""
+    if isinstance(value, str):
+        return without_folders(repr(value))[1:-1]
+    if isinstance(value, Mapping):
+        return {_without_folder(name): _without_folder(part) for name, part in value.items()}
+    return [_without_folder(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _vocabulary_fingerprint(source: ExportSource) -> str:

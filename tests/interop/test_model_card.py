@@ -161,6 +161,8 @@ def test_a_vocabulary_that_says_nothing_of_itself_is_unknown(source):
         ("include 'models/bert.gin'", "include 'models/bert.gin'"),
         ("A = 'a/b and c'  # 'it'", "A = 'a/b and c'  # 'it'"),
         ("A = {'/x/y': 1}", "A = {'y': 1}"),
+        ("A = ['~/runs/x', '~me/y']", "A = ['x', 'y']"),
+        ("A = 'runs/x'  # /", "A = 'runs/x'  # /"),
     ],
 )
 def test_folders_are_not_published(text, expected):
@@ -168,9 +170,42 @@ def test_folders_are_not_published(text, expected):
 
 
 def test_no_folder_of_this_machine_is_in_either_file(source, tmp_path):
-    facts = {**source.facts, "pretrained": "/home/someone/weights/minilm", "query_length": 32}
+    more = {"query_length": 32, "teachers": {"a": ["/home/someone/b"]}}
+    facts = {**source.facts, "pretrained": "/home/someone/weights/minilm", **more}
     moved = dataclasses.replace(source, facts=facts)
     write_card(moved, tmp_path, TEXTS)
     written = json.loads((tmp_path / "export.json").read_text())["training"]
-    assert written == {**source.facts, "pretrained": "minilm", "query_length": 32}
+    more["teachers"] = {"a": ["b"]}
+    assert written == {**source.facts, "pretrained": "minilm", **more}
     assert "someone" not in (tmp_path / "README.md").read_text()
+
+
+_LEARNED = ("routing", "router_input", "gate_gradient", "temperature")
+
+
+@pytest.mark.parametrize(
+    ("config", "shown", "hidden"),
+    [
+        (DualEncoderConfig(), (), ("experts.num_experts", "experts.routing", "tower_init")),
+        (
+            DualEncoderConfig(experts=ExpertConfig(num_experts=2, blocks=(3, 6))),
+            ("experts.num_experts", "experts.blocks"),
+            ("experts.gate_gradient", "experts.pattern", "experts.shared_per_specialized"),
+        ),
+        (
+            DualEncoderConfig(experts=ExpertConfig(num_experts=2, routing=Routing.TOKEN)),
+            (*(f"experts.{name}" for name in _LEARNED), "experts.shared_per_specialized"),
+            ("experts.blocks",),
+        ),
+        (DualEncoderConfig(towers=Towers.SEPARATE), ("towers", "tower_init"), ("pretrained",)),
+    ],
+)
+def test_settings_that_others_switch_off_are_not_shown(source, config, shown, hidden):
+    facts = {"pretrained": None, "epochs": 0.5}
+    rows = card(dataclasses.replace(source, config=config, facts=facts), TEXTS).splitlines()
+    assert "| epochs | 0.5 |" in rows
+    names = {row.split(" | ")[0].removeprefix("| ") for row in rows if row.startswith("| ")}
+    assert set(shown) <= names
+    assert not names & set(hidden)
+    # Programs get all of it.
+    assert "tower_init" in metadata(dataclasses.replace(source, config=config), "onnx")["model"]
