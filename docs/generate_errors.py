@@ -1,4 +1,6 @@
-"""Writes docs/errors.md by making the slips of docs/slips.py and noting what the commands answer.
+"""Writes docs/errors.md by making slips and noting what the commands answer.
+
+The slips are those of docs/slips.py and docs/file_slips.py.
 
     python docs/generate_errors.py [FILE]
 
@@ -18,15 +20,18 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from slips import PREPARE, SLIPS, TOKENIZE, TRAIN, VOCAB, Slip, World, interrupt, write_files
+import slips
+from file_slips import FILE_SLIPS
+from slips import PREPARE, TOKENIZE, TRAIN, VOCAB, Slip, World, interrupt, write_files
 
 from taser_jax import cli
 
+SLIPS = (*slips.SLIPS, *FILE_SLIPS)
 PATH = pathlib.Path(__file__).resolve().parent / "errors.md"
 HEAD = """\
 # Errors
 
-<!-- Written by docs/generate_errors.py, which makes each of these slips: edit docs/slips.py. -->
+<!-- Written by docs/generate_errors.py, which makes each of these slips: edit those. -->
 
 What ordinary slips lead to, before and now. Every message names what was found, where, what was
 expected and how to mend it; the command ends with status 2 and leaves no half of a result.

@@ -22,7 +22,7 @@ from etils import epath
 
 from taser_jax import checksums
 from taser_jax.errors import DataError, FingerprintError, StorageError, TaserError
-from taser_jax.json_fields import JsonField, checked_fields
+from taser_jax.json_fields import JsonField, check_text, checked_fields
 
 FilePath = str | os.PathLike[str]
 
@@ -206,7 +206,8 @@ def read_json(
     if not is_remote(path):
         checksums.check_file(path, fix=fix or "run the command that wrote it again")
     try:
-        value = json.loads(epath.Path(path).read_text(encoding="utf-8"))
+        written = epath.Path(path).read_text(encoding="utf-8")
+        value = json.loads(written)
     except FileNotFoundError as error:
         if absent is not None:
             return absent
@@ -215,6 +216,7 @@ def read_json(
         raise DataError(f"cannot be read: {error}", where=where, fix=fix) from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON: {error}", where=where, fix=fix) from error
+    check_text(value, written=written, where=where, fix=fix)
     if not isinstance(value, dict):
         raise DataError(type(value).__name__, where=where, expected="a JSON object", fix=fix)
     return checked_fields(value, fields, where=where, fix=fix)

@@ -129,6 +129,70 @@ def checked_fields(
     return found
 
 
+def lone_surrogate(value: object) -> str | None:
+    r"""The first string that is no text, since it has one half of a character of two.
+
+    JSON's escapes can write such halves, no UTF-8 can.
+
+    Example:
+        >>> lone_surrogate({"a": ["b", "\ud800"]})
+        'a[1]'
+
+    Args:
+        value: from `json.loads`, nested to any depth.
+
+    Returns:
+        The string's place; None if all are texts.
+    """
+    # No recursion: what is nested as deep as Python parses would exceed its limit.
+    waiting: list[tuple[str, object]] = [("", value)]
+    while waiting:
+        path, item = waiting.pop()
+        if isinstance(item, str) and not _is_text(item):
+            return path
+        inner: list[tuple[str, object]] = []
+        if isinstance(item, dict):
+            for name, part in item.items():
+                inside = f"{path}.{ascii(name)[1:-1]}".lstrip(".")
+                inner += [(inside, name), (inside, part)]
+        elif isinstance(item, list):
+            inner = [(f"{path}[{i}]", part) for i, part in enumerate(item)]
+        waiting += reversed(inner)
+    return None
+
+
+def check_text(value: object, *, written: str, where: str, fix: str | None = None) -> None:
+    """Refuses JSON with a lone surrogate.
+
+    Args:
+        value: what was parsed.
+        written: what it was parsed from; searched first, since that is quick.
+        where: file and line.
+        fix: what the message advises.
+
+    Raises:
+        DataError: naming the field.
+    """
+    if "\\u" not in written:
+        return
+    field = lone_surrogate(value)
+    if field is not None:
+        raise DataError(
+            "one half of a character of two (a lone surrogate, such as \\ud800)",
+            where=f"{where}, field {field!r}",
+            expected="text that can be written as UTF-8",
+            fix=fix or "write the file again from its source, or replace the escape by \\ufffd",
+        )
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _checked(value: Any, field: JsonField, *, path: str, where: str, fix: str | None) -> Any:
     if not field.accepts(value):
         raise DataError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import unicodedata
 
 from taser_jax.errors import DataError
 
@@ -64,6 +65,46 @@ def empty_passage(where: str) -> DataError:
         expected="some text",
         fix="remove it, or set PrepareOptions.empty = 'skip' or 'keep'",
     )
+
+
+# White space and what ends lines, control characters, and halves of characters.
+_SPLITTING = ("Cc", "Cs", "Zs", "Zl", "Zp")
+
+
+def check_id(id: str, *, where: str) -> str:
+    """The id, if files that are split at white space can hold it.
+
+    Example:
+        >>> check_id("doc-1", where="corpus.jsonl:3, field '_id'")
+        'doc-1'
+
+    Args:
+        id: of a passage or a query.
+        where: file:line and field.
+
+    Raises:
+        DataError: it is empty, or has white space, a line separator or a control character.
+    """
+    expected = (
+        "an id without white space, line ends and control characters: run files and qrels are "
+        "split at them"
+    )
+    if not id:
+        raise DataError("the id is empty", where=where, expected=expected)
+    # Most ids: one pass in C.
+    if id.isprintable() and " " not in id:
+        return id
+    for character in id:
+        if unicodedata.category(character) in _SPLITTING or character.isspace():
+            name = unicodedata.name(character, "control character").lower()
+            raise DataError(
+                f"the id {id!r} has a {name} (U+{ord(character):04X})",
+                where=where,
+                expected=expected,
+                fix="write another character in its place, in passages, queries and judgements "
+                "alike",
+            )
+    return id
 
 
 class DevelopmentSets(enum.Enum):

@@ -17,6 +17,7 @@ from etils import epath
 
 from taser_jax.artifacts import FilePath, is_remote
 from taser_jax.errors import DataError
+from taser_jax.json_fields import check_text
 
 _CHUNK = 1 << 20
 # If a text is merely cut off, json reports an error at most this close to its end: no literal or
@@ -133,6 +134,7 @@ def json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise _malformed_json(path, number, error) from error
+        check_text(value, written=line, where=f"{os.fspath(path)}:{number}")
         yield number, _as_object(path, number, value)
 
 
@@ -189,6 +191,8 @@ def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
                     expected="one comma",
                     fix="write the file again with a JSON library",
                 )
+            where = f"{os.fspath(path)}:{line}"
+            check_text(value, written=buffer[position:stop], where=where)
             yield line, _as_object(path, line, value)
             between = ""
             line += buffer.count("\n", position, stop)
@@ -254,11 +258,13 @@ def _empty(path: FilePath) -> DataError:
 
 def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
     bad = error.object[error.start : error.start + 1].hex()
+    # Windows' "Unicode" begins with one of these.
+    utf_16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return DataError(
         f"not UTF-8: byte 0x{bad} ({error.reason})",
         where=where,
         expected="UTF-8 text",
-        fix="convert it, for example with iconv -f latin1 -t utf-8",
+        fix=f"convert it, for example with iconv -f {'utf-16' if utf_16 else 'latin1'} -t utf-8",
     )
 
 

@@ -14,7 +14,7 @@ from etils import epath
 from taser_jax.artifacts import Fingerprint
 from taser_jax.data import id_index
 from taser_jax.errors import DataError
-from taser_jax.records import EmptyPassages, Passage, Query, empty_passage
+from taser_jax.records import EmptyPassages, Passage, Query, check_id, empty_passage
 
 
 def text_features(*names: str) -> tfds.features.FeaturesDict:
@@ -68,12 +68,7 @@ class PassageIndexWriter:
                 if empty is EmptyPassages.SKIP:
                     continue
                 raise empty_passage(f"{self._where}, passage {passage.id!r}")
-            if not passage.id or "\n" in passage.id or "\t" in passage.id:
-                raise DataError(
-                    f"the id is {passage.id!r}",
-                    where=f"{self._where}, row {len(self._id_hashes)}, field 'id'",
-                    expected="a non-empty id without newlines and tabs",
-                )
+            check_id(passage.id, where=f"{self._where}, row {len(self._id_hashes)}, field 'id'")
             content = id_index.normalized_content(passage.title, passage.text)
             self._ids.add(passage.id)
             self._id_hashes.append(id_index.text_hash(passage.id))
@@ -133,6 +128,7 @@ def query_examples(
     seen: set[str] = set()
     for query in queries:
         at = f"{where}, query {query.id!r}"
+        check_id(query.id, where=at)
         if query.id in seen:
             raise DataError("the query id is used twice", where=at, expected="unique ids")
         seen.add(query.id)

@@ -15,7 +15,7 @@ from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.id_index import normalized_content
 from taser_jax.data.readers.located import Context
 from taser_jax.errors import DataError
-from taser_jax.records import Passage
+from taser_jax.records import Passage, check_id
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class PassageMerger:
 
     def __init__(self, sources: Sequence[PassageSource]) -> None:
         self.sources = sources
+        for source in sources if len(sources) > 1 else ():
+            check_id(source.label, where=f"label of {source.path}")
         self.aliases: dict[str, int] = {}
         self.merged = 0
         self.renamed = 0

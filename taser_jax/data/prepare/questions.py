@@ -14,7 +14,7 @@ from taser_jax.data.prepare.merging import PassageResolver
 from taser_jax.data.readers import beir, dpr, tsv
 from taser_jax.data.readers.located import Context, Judgement, Question
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.records import EmptyPassages, Query
+from taser_jax.records import EmptyPassages, Query, check_id
 
 
 class MissingPassages(enum.Enum):
@@ -175,13 +175,15 @@ class QuestionMapper:
             Queries whose positives and hard negatives are rows.
 
         Raises:
-            DataError: a repeated id, a missing positive, a question without any, or judgements
-                that are for none of the questions.
+            DataError: a repeated id or one that run files cannot hold, a missing positive, a
+                question without any, or judgements that are for none of the questions.
         """
         judgements = self._judgements()
         where_of_id: dict[str, str] = {}
         for number, question in enumerate(questions):
-            id = question.id or f"{self._split}-{number}"
+            id = check_id(
+                question.id or f"{self._split}-{number}", where=f"{question.where}, field 'id'"
+            )
             if id in where_of_id:
                 raise DataError(
                     f"the id {id!r} was already used at {where_of_id[id]}",

@@ -18,7 +18,7 @@ from taser_jax.data.id_index import RepeatFinder
 from taser_jax.data.readers import dpr
 from taser_jax.data.readers.located import checked_passages, id_field, string_field
 from taser_jax.errors import DataError
-from taser_jax.records import EmptyPassages, Passage
+from taser_jax.records import EmptyPassages, Passage, check_id
 
 # Paragraph and character in it. A whole paragraph ends at this character.
 Position = tuple[int, int]
@@ -153,10 +153,7 @@ def read_queries(path: FilePath, *, outputs: Outputs = Outputs.REQUIRED) -> Iter
     for line, record in json_lines(path):
         where = f"{os.fspath(path)}:{line}"
         id = id_field(record, "id", where=where)
-        if not id:
-            raise DataError(
-                "no id", where=f"{where}, field 'id'", expected="a unique id for each query"
-            )
+        check_id(id, where=f"{where}, field 'id'")
         if id in line_of_id:
             raise DataError(
                 f"the id {id!r} was already used on line {line_of_id[id]}",
@@ -233,6 +230,8 @@ def read_pages(path: FilePath) -> Iterator[Page]:
                 expected="a KILT knowledge source: wikipedia_id, wikipedia_title, text",
                 fix="if it is a file of passages, give it as PASSAGES, a TSV",
             )
+        # Passages are named after their page.
+        check_id(id, where=f"{where}, field 'wikipedia_id'")
         if (repeated := finder.add(id)) is not None:
             _raise_if_repeated(path, repeated)
         paragraphs = record.get("text")

@@ -10,7 +10,7 @@ from typing import Any
 from taser_jax.artifacts import FilePath
 from taser_jax.data.id_index import RepeatFinder
 from taser_jax.errors import DataError
-from taser_jax.records import EmptyPassages, Passage, empty_passage
+from taser_jax.records import EmptyPassages, Passage, check_id, empty_passage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,16 +84,12 @@ def checked_passages(
         Passages in the file's order.
 
     Raises:
-        DataError: an empty passage, an empty id, or a repeated id, with both lines.
+        DataError: an empty passage, an id that is empty or that run files cannot hold, or a
+            repeated id, with both lines.
     """
     finder = RepeatFinder()
     for line, passage in located():
-        if not passage.id:
-            raise DataError(
-                "the id is empty",
-                where=f"{os.fspath(path)}:{line}, field 'id'",
-                expected="a unique id for each passage",
-            )
+        check_id(passage.id, where=f"{os.fspath(path)}:{line}, field 'id'")
         if (repeated := finder.add(passage.id)) is not None:
             _raise_if_repeated(path, located, repeated)
         if empty is not EmptyPassages.KEEP and not passage.text.strip():

@@ -22,7 +22,8 @@ def read_passages(
 ) -> Iterator[Passage]:
     r"""Terms with a definition, as title and text; terms without one are left out.
 
-    JSON lines have `name` and `definition`, and perhaps `id`, which is otherwise the name. Of OBO
+    JSON lines have `name` and `definition`, and perhaps `id`, which is otherwise the name with _
+    for spaces. Of OBO
     the `[Term]` stanzas with `def:` are read, obsolete ones excepted.
 
     Example:
@@ -74,7 +75,8 @@ def _json_terms(path: FilePath) -> Iterator[tuple[int, Passage]]:
             name: string_field(record, name, where) if record.get(name) is not None else ""
             for name in ("name", "definition")
         }
-        id_ = id_field(record, "id", "name", where=where)
+        # Names have spaces, which ids cannot have.
+        id_ = id_field(record, "id", where=where) or "_".join(fields["name"].split())
         yield line, Passage(id=id_, text=fields["definition"], title=fields["name"])
 
 

@@ -19,7 +19,7 @@ from taser_jax.records import Passage, Query
 PASSAGES = [
     Passage("a", "first text", "One", "p1"),
     Passage("b", "second\ttext\n\u2028 é", ""),
-    Passage("c d", "", "kept since asked for"),
+    Passage("c-d", "", "kept since asked for"),
     Passage("e", "first  text", "One"),
 ]
 QUERIES = [
@@ -48,7 +48,7 @@ def test_what_is_written_is_read_by_row_and_id(tmp_path):
         assert opened.get_many([3, 0, 3]) == [PASSAGES[3], PASSAGES[0], PASSAGES[3]]
         assert opened.get_many([]) == []
         assert list(opened.iterate(1, 3)) == PASSAGES[1:3]
-        assert list(opened.ids) == ["a", "b", "c d", "e"]
+        assert list(opened.ids) == ["a", "b", "c-d", "e"]
         assert [opened.row_of(passage.id) for passage in PASSAGES] == [0, 1, 2, 3]
         assert opened.rows_with(title=" One", text="first text") == [0, 3]
         assert opened.rows_with(title="One", text="other") == []
@@ -192,7 +192,7 @@ def test_missing_and_other_collections_are_reported(tmp_path):
     [
         ([], "there are no passages"),
         ([Passage("a", "x"), Passage("b", " \n")], r"passage 'b', field 'text': the passage is"),
-        ([Passage("a", "x"), Passage("", "y")], r"row 1, field 'id': the id is ''"),
+        ([Passage("a", "x"), Passage("", "y")], r"row 1, field 'id': the id is empty"),
         ([Passage("a\nb", "x")], r"row 0, field 'id'"),
         ([*_many(3), Passage("id1", "y")], r"the id 'id1' is used twice, in rows 1 and 3"),
     ],

@@ -76,7 +76,7 @@ def test_a_blind_test_set_has_no_outputs(tmp_path):
         ),
         (_query(id="q2", input=" "), r":2, field 'input': the input is empty"),
         (_query(id="q2", input=["x"]), r":2, field 'input': found \['x'\]"),
-        (_query(id=""), r":2, field 'id': no id"),
+        (_query(id=""), r":2, field 'id': the id is empty"),
         (_query(), r":2, field 'id': the id 'q1' was already used on line 1"),
         (
             _query(id="q2", output=[{"provenance": [{"start_paragraph_id": "two"}]}]),

@@ -1,0 +1,208 @@
+"""Texts and ids as other programs write them: taken as they are meant, or named with file and line.
+
+Ids that run files and qrels cannot hold were found after training; halves of characters were
+tracebacks.
+"""
+
+import codecs
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
+from taser_jax.data.prepare.formats import prepare_beir, prepare_dpr, prepare_thesaurus, prepare_tsv
+from taser_jax.data.readers import dpr, kilt, tsv
+from taser_jax.errors import DataError
+from taser_jax.records import Passage, Query, check_id
+from taser_jax.retrieval.runs import Run, read_trec_run, write_trec_run
+
+CORPUS = [{"_id": "d1", "title": "One\tor 1", "text": "first"}, {"_id": "d2", "text": "second"}]
+QUERIES = [{"_id": "q1", "text": "one?"}]
+QRELS = "query-id\tcorpus-id\tscore\nq1\td1\t1\n"
+# Character -> how the message names it.
+UNUSABLE = {
+    " ": r"a space \(U\+0020\)",
+    "\xa0": r"a no-break space \(U\+00A0\)",
+    "\u2028": r"a line separator \(U\+2028\)",
+    "\x85": r"a control character \(U\+0085\)",
+    "\x1f": r"a control character \(U\+001F\)",
+    "\x00": r"a control character \(U\+0000\)",
+    "\x0c": r"a control character \(U\+000C\)",
+}
+
+
+def lines(records) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def beir_folder(root: pathlib.Path, convert=str.encode, **changed: str) -> pathlib.Path:
+    files = {"corpus.jsonl": lines(CORPUS), "queries.jsonl": lines(QUERIES)}
+    files |= {"qrels/test.tsv": QRELS} | changed
+    (root / "qrels").mkdir(parents=True)
+    for name, content in files.items():
+        (root / name).write_bytes(convert(content))
+    return root
+
+
+def prepare(root: pathlib.Path, **changed: str):
+    folder = beir_folder(root / "beir", **changed)
+    return prepare_beir(data_dir=root / "data", collection="c", directories={"t": folder})
+
+
+@pytest.mark.parametrize("character", UNUSABLE)
+def test_an_id_that_run_files_cannot_hold_is_refused_where_it_comes_in(tmp_path, character):
+    message = (
+        rf"the id .* has {UNUSABLE[character]}(.|\n)*without white space(.|\n)*fix: write another"
+    )
+    passages = lines([*CORPUS, {"_id": f"d{character}3", "text": "third"}])
+    with pytest.raises(DataError, match=rf"corpus\.jsonl:3, field 'id': {message}"):
+        prepare(tmp_path / "passages", **{"corpus.jsonl": passages})
+    queries = lines([*QUERIES, {"_id": f"q{character}2", "text": "two?"}])
+    qrels = f"{QRELS}q{character}2\td2\t1\n"
+    with pytest.raises(DataError, match=rf"queries\.jsonl:2, field 'id': {message}"):
+        prepare(tmp_path / "queries", **{"queries.jsonl": queries, "qrels/test.tsv": qrels})
+    with pytest.raises(DataError, match=message):
+        write_collection(tmp_path, "own", [Passage(f"1{character}", "text")])
+    write_collection(tmp_path, "own", [Passage("1", "text")])
+    with pytest.raises(DataError, match=message):
+        write_queries(tmp_path, "own", "t", "test", [Query(f"{character}1", "text", "t")])
+
+
+def test_kilts_ids_are_refused_with_their_line(tmp_path):
+    path = tmp_path / "k.jsonl"
+    output = [{"answer": "a", "provenance": [{"wikipedia_id": "7"}]}]
+    path.write_text(lines([{"id": "1163testb SOCCER", "input": "x", "output": output}]))
+    with pytest.raises(DataError, match=r"k\.jsonl:1, field 'id': .*a space"):
+        list(kilt.read_queries(path))
+    path.write_text(lines([{"wikipedia_id": "7\u2029", "wikipedia_title": "x", "text": []}]))
+    with pytest.raises(DataError, match=r"k\.jsonl:1, field 'wikipedia_id': .*separator"):
+        list(kilt.read_pages(path))
+
+
+def test_ids_that_are_taken_come_back_from_run_files(tmp_path):
+    """Any character that the check takes: what is written is read."""
+    rng = np.random.default_rng(0)
+    every = [chr(code) for code in range(0x3100)]
+    taken = [one for one in every if is_taken(one)]
+    assert len(every) - 100 < len(taken) < len(every) - 60
+    ids = ["".join(rng.permutation(taken)[:40]) for _ in range(80)]
+    rows = np.arange(len(ids))[None, :].astype(np.int32)
+    run = Run(["".join(taken[:300])], rows, -rows.astype(np.float32))
+    write_trec_run(tmp_path / "x.trec", run, ids=ids)
+    found = read_trec_run(tmp_path / "x.trec", {id: row for row, id in enumerate(ids)}.__getitem__)
+    assert found.query_ids == run.query_ids
+    np.testing.assert_array_equal(found.rows, rows)
+
+
+def is_taken(id: str) -> bool:
+    try:
+        return bool(check_id(id, where=""))
+    except DataError:
+        return False
+
+
+def test_names_of_terms_become_ids(tmp_path):
+    path = tmp_path / "terms.jsonl"
+    path.write_text(lines([{"name": "heart  attack", "definition": "of the heart"}]))
+    prepare_thesaurus(data_dir=tmp_path, collection="c", passages=path)
+    assert PassageStore.open(tmp_path, "c")[0].id == "heart_attack"
+
+
+@pytest.mark.parametrize(
+    ("file", "record", "place"),
+    [
+        ("corpus.jsonl", {"_id": "d3", "text": "a \ud83d"}, "corpus.jsonl:3, field 'text'"),
+        ("corpus.jsonl", {"_id": "\udc00", "text": "a"}, "corpus.jsonl:3, field '_id'"),
+        ("queries.jsonl", {"_id": "q2", "text": "\ud800"}, "queries.jsonl:2, field 'text'"),
+    ],
+)
+def test_halves_of_characters_are_named(tmp_path, file, record, place):
+    before = {"corpus.jsonl": CORPUS, "queries.jsonl": QUERIES}[file]
+    with pytest.raises(DataError, match=rf"{place}: one half of a character of two") as raised:
+        prepare(tmp_path, **{file: lines([*before, record])})
+    assert r"such as \ud800" in str(raised.value)
+    # Both halves are one character.
+    whole = json.dumps({"_id": "d3", "text": "\U0001f600"})
+    assert r"\ud83d\ude00" in whole
+    prepare(tmp_path / "whole", **{"corpus.jsonl": lines(CORPUS) + whole})
+    assert PassageStore.open(tmp_path / "whole" / "data", "c")[2].text == "\U0001f600"
+
+
+def test_halves_of_characters_in_nested_answers_are_named(tmp_path):
+    path = tmp_path / "t.json"
+    context = {"title": "T", "text": "x"}
+    records = [{"question": "q", "answers": ["a"], "positive_ctxs": [context, {**context}]}]
+    records.append(json.loads(json.dumps(records[0])))
+    records[1]["positive_ctxs"][1]["title"] = "\udfff"
+    path.write_text(json.dumps(records, indent=1))
+    with pytest.raises(
+        DataError, match=r"t\.json:\d+, field 'positive_ctxs\[1\]\.title': one half"
+    ):
+        list(dpr.read_training(path))
+
+
+CONVERSIONS = {
+    "Windows": lambda text: text.replace("\n", "\r\n").encode(),
+    "byte order mark": lambda text: codecs.BOM_UTF8 + text.encode(),
+    "both": lambda text: codecs.BOM_UTF8 + text.replace("\n", "\r\n").encode(),
+    "no final newline": lambda text: text.removesuffix("\n").encode(),
+    "blank lines at the end": lambda text: f"{text}\n\r\n".encode(),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_files_as_editors_leave_them_are_the_same_collection(tmp_path, name):
+    """With a tab in a title, which JSON may have."""
+    prepare(tmp_path)
+    plain = PassageStore.open(tmp_path / "data", "c")
+    assert plain[0].title == "One\tor 1"
+    folder = beir_folder(tmp_path / "other", CONVERSIONS[name])
+    prepare_beir(data_dir=tmp_path / "o", collection="c", directories={"t": folder})
+    assert PassageStore.open(tmp_path / "o", "c").fingerprint == plain.fingerprint
+    found, expected = (
+        list(QuerySet.open(tmp_path / data, "c", "t", "test")) for data in ("o", "data")
+    )
+    assert found == expected
+    assert expected[0].positives == (0,)
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+@pytest.mark.parametrize("format", ["dpr", "tsv"])
+def test_columns_as_editors_leave_them_are_the_same_collection(tmp_path, format, name):
+    passages = {"dpr": "id\ttext\ttitle\n1\tfirst\tOne\n", "tsv": "1\tfirst\tOne\n"}[format]
+    questions = {"dpr": "who?\t['Ada']\n", "tsv": "q1\twho?\n"}[format]
+    suffix = {"dpr": "qa.csv", "tsv": "tsv"}[format]
+    make = {"dpr": prepare_dpr, "tsv": prepare_tsv}[format]
+    found = []
+    for folder, convert in (("plain", str.encode), ("other", CONVERSIONS[name])):
+        data = tmp_path / folder
+        data.mkdir()
+        (data / "p.tsv").write_bytes(convert(passages))
+        (data / f"q.{suffix}").write_bytes(convert(questions))
+        tasks = {"t": {"test": data / f"q.{suffix}"}}
+        make(data_dir=data, collection="c", passages=data / "p.tsv", tasks=tasks)
+        store = PassageStore.open(data, "c")
+        found.append((store.fingerprint, list(QuerySet.open(data, "c", "t", "test"))))
+    assert found[0] == found[1]
+    assert found[0][1][0].text == "who?"
+
+
+def test_a_tab_in_a_title_without_quotes_is_a_column_too_many(tmp_path):
+    path = tmp_path / "p.tsv"
+    path.write_text("1\ttext\tA\ttab\n")
+    with pytest.raises(DataError, match=r"p\.tsv:1: 4 columns(.|\n)*tabs or newlines within"):
+        list(tsv.read_passages(path))
+    path.write_text('id\ttext\ttitle\n1\ttext\t"A\ttab"\n')
+    assert next(iter(dpr.read_passages(path))).title == "A\ttab"
+    path.write_text("id\ttext\ttitle\n1\ttext\tA\ttab\n")
+    with pytest.raises(DataError, match=r"p\.tsv:2: 4 tab-separated columns"):
+        list(dpr.read_passages(path))
+
+
+def test_text_as_windows_calls_unicode_is_named(tmp_path):
+    path = tmp_path / "p.tsv"
+    path.write_bytes("1\ttext\n".encode("utf-16"))
+    with pytest.raises(DataError, match=r"p\.tsv:1: not UTF-8: .*\n.*\n  fix: .*-f utf-16"):
+        list(tsv.read_passages(path))
