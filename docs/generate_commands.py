@@ -34,7 +34,8 @@ of one command, and `taser gin FILE` a Gin file.
 {command_line.usage()}```
 
 A command ends with status 0 when it has finished, 2 for a problem whose fix its message names, 75
-when SIGTERM preempted it (rerun the command to resume), and 130 for Ctrl-C.
+when SIGTERM preempted it (rerun the command to resume), 134 when another of several hosts is lost
+(rerun it on all), and 130 for Ctrl-C.
 
 Below, **Option** is what to write after `--gin.`; options that are **required** have no default.
 Options in capitals are macros of the command's default Gin file; options with a dot are parameters

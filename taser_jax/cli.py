@@ -8,6 +8,7 @@ import importlib.metadata
 import inspect
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,15 @@ from taser_jax import __version__, configuration, messages
 from taser_jax.command_line import Arguments, configurable_names, overview, parse, parser
 from taser_jax.command_options import help_text
 from taser_jax.command_table import COMMANDS, GROUPS
-from taser_jax.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, ConfigError, Preempted, TaserError
+from taser_jax.errors import (
+    EXIT_HOST_LOST,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+    ConfigError,
+    HostLostError,
+    Preempted,
+    TaserError,
+)
 
 logger = logging.getLogger("taser")
 
@@ -29,7 +38,15 @@ _ONE_HOST = ("init", "gin", "prepare", "import", "ask", "export", "quickstart", 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script; exits with the status that `run` returns."""
     argcomplete.autocomplete(parser())
-    sys.exit(run(sys.argv[1:] if argv is None else list(argv)))
+    try:
+        status = run(sys.argv[1:] if argv is None else list(argv))
+    except Exception:
+        if _this_host():
+            traceback.print_exc()
+            _leave(1)
+        raise
+    _leave(status)
+    sys.exit(status)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -37,7 +54,8 @@ def run(argv: Sequence[str]) -> int:
 
     Returns:
         0 when it finished, 2 for a problem the user can mend, 75 when SIGTERM preempted it and
-        the same command will resume. Any other exception is a defect and propagates.
+        the same command will resume, 134 when another host is lost. Any other exception is a
+        defect and propagates.
     """
     messages.set_up(verbose=not {"-v", "--verbose"}.isdisjoint(argv))
     try:
@@ -67,17 +85,34 @@ def run(argv: Sequence[str]) -> int:
         if arguments.help:
             print(help_text(arguments.command, command, function, module.CONFIGURABLES))
             return 0
-        return _execute(module, function, arguments)
+        if not arguments.multihost:
+            return _execute(module, function, arguments)
+        with hosts.naming_lost_hosts():
+            return _execute(module, function, arguments)
     except TaserError as error:
         messages.say(f"error{_this_host()}: {_message(error)}")
         return EXIT_USER_ERROR
     except Preempted as error:
         messages.say(f"preempted{_this_host()}: {_message(error)}; rerun the command to resume")
         return EXIT_PREEMPTED
+    except HostLostError as error:
+        messages.say(
+            f"error{_this_host()}: {_message(error)}\n"
+            "  expected: all hosts to work until the command ends\n"
+            "  fix: read what the other hosts said last; if one was lost or killed, rerun the "
+            "command on all hosts to resume"
+        )
+        return EXIT_HOST_LOST
     except KeyboardInterrupt as error:
         kept = str(error) or "finished work is kept"
         messages.say(f"interrupted: {kept}; rerun the command to resume")
         return 130
+
+
+def _leave(status: int) -> None:
+    hosts = sys.modules.get("taser_jax.hosts")
+    if hosts:
+        hosts.leave(status)
 
 
 def _this_host() -> str:

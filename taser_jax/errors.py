@@ -9,6 +9,8 @@ from typing import Any
 EXIT_USER_ERROR = 2
 # sysexits.h's EX_TEMPFAIL, "try again": launchers treat it as preempted, not failed.
 EXIT_PREEMPTED = 75
+# As if JAX had noticed first, which then aborts the process (SIGABRT): launchers see no difference.
+EXIT_HOST_LOST = 134
 
 
 def how_to_install(extra: str) -> str:
@@ -96,6 +98,10 @@ class BusyError(TaserError):
 
 class NonFiniteLossError(TaserError):
     """A loss or gradient that is NaN or infinite; the last good checkpoint is kept."""
+
+
+class HostLostError(Exception):
+    """Another host ended or cannot be reached; rerunning the command on all hosts resumes."""
 
 
 class Preempted(Exception):

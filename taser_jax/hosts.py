@@ -14,8 +14,9 @@ import os
 import pickle
 import socket
 import string
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
@@ -24,7 +25,7 @@ from jax.experimental import multihost_utils
 
 from taser_jax import locks, progress
 from taser_jax.artifacts import fingerprint
-from taser_jax.errors import ConfigError, TaserError
+from taser_jax.errors import ConfigError, HostLostError, TaserError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,6 +33,13 @@ T = TypeVar("T")
 COORDINATOR_TIMEOUT = 300
 # Seconds that JAX's runtime waits longer than we do.
 _GRACE = 60
+# Seconds for which a host that failed waits for the others to end, too.
+_LEAVING = 20
+# What JAX's runtime and its transports say of a host that is gone; it has no type for it.
+_LOST = (
+    *("gloo", "nccl", "heartbeat", "coordination", "another task died"),
+    *("connection reset by peer", "connection closed by peer", "broken pipe", "socket closed"),
+)
 _joined: list[int] = []
 
 
@@ -97,6 +105,50 @@ def initialize(*, timeout: int = COORDINATOR_TIMEOUT) -> None:
 def joined_as() -> int | None:
     """This host's number, if `initialize` has joined it to others; does not query devices."""
     return _joined[-1] if _joined else None
+
+
+@contextlib.contextmanager
+def naming_lost_hosts() -> Iterator[None]:
+    """Turns what JAX raises when another host is gone into a `HostLostError` that says so.
+
+    Raises:
+        HostLostError: joint work failed since another host has ended or cannot be reached.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        # JAX's own error is a RuntimeError; those of compiled programs come as ValueErrors, too.
+        text = str(error).lower()
+        if not _joined or not any(words in text for words in _LOST):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise HostLostError(f"joint work with another host failed ({reason})") from error
+
+
+def leave(status: int) -> None:
+    """Ends this process if it failed after it had joined other hosts; else does nothing.
+
+    At a process's end JAX waits minutes for all hosts. If one is lost, or still computes with this
+    one, they would never come; they are given some seconds to fail and say why, too.
+
+    Args:
+        status: of the process; 0 is no failure.
+    """
+    if status == 0 or not _joined:
+        return
+    thread = threading.Thread(target=_shut_down, daemon=True)
+    thread.start()
+    thread.join(_LEAVING)
+    if thread.is_alive():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _shut_down() -> None:
+    # Hosts that are gone have been reported already.
+    with contextlib.suppress(Exception):
+        jax.distributed.shutdown()
 
 
 def _from_environment() -> dict[str, Any]:

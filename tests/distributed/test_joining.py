@@ -1,11 +1,12 @@
 """Hosts that cannot join the others say what to mend."""
 
 import socket
+import threading
 
 import jax
 import pytest
 
-from taser_jax import hosts
+from taser_jax import cli, hosts
 from taser_jax.errors import ConfigError
 
 
@@ -62,3 +63,52 @@ def test_no_coordinator_at_all(environment, monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", fails)
     with pytest.raises(ConfigError, match=r"no coordinator .*defined"):
         hosts.initialize(timeout=5)
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """This process counts as host 1; how it was ended, if it was."""
+    ended = []
+    monkeypatch.setattr(hosts, "_joined", [1])
+    monkeypatch.setattr(hosts, "_LEAVING", 0.05)
+    monkeypatch.setattr(hosts.os, "_exit", ended.append)
+    return ended
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer\nmore"),
+        jax.errors.JaxRuntimeError("UNAVAILABLE: Task 1 heartbeat timeout."),
+    ],
+)
+def test_a_lost_host_is_told_of_not_traced(joined, monkeypatch, capsys, error):
+    """Without it, JAX's traceback, and 100 seconds later an abort with a stack in C++."""
+
+    def work(*_):
+        raise error
+
+    monkeypatch.setattr(hosts, "initialize", lambda timeout: None)
+    monkeypatch.setattr(cli, "_execute", work)
+    assert cli.run(["train", "--multihost"]) == 134
+    told = capsys.readouterr().err
+    assert told.startswith("error on host 1: joint work with another host failed (U")
+    assert "more" not in told
+    assert "rerun the command on all hosts to resume" in told
+
+
+def test_a_defect_stays_one(joined):
+    with pytest.raises(ValueError, match="shapes"), hosts.naming_lost_hosts():
+        raise ValueError("shapes (3,) and (4,)")
+
+
+def test_a_failed_host_waits_some_seconds_for_the_others_and_ends(joined, monkeypatch):
+    done = threading.Event()
+    monkeypatch.setattr(jax.distributed, "shutdown", lambda: done.wait(60))
+    hosts.leave(0)
+    assert joined == []
+    hosts.leave(2)
+    assert joined == [2]
+    done.set()
+    hosts.leave(2)
+    assert joined == [2]

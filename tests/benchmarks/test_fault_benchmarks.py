@@ -1,0 +1,136 @@
+"""benchmarks/faults.py and host_faults.py: what they do to processes and files, and judgements."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from script_calls import REPOSITORY
+
+FOLDER = REPOSITORY / "benchmarks"
+# A host that says where it is, and loses the other one if that dies.
+HOST = """
+import os, sys, time
+say = lambda text: print(text, file=sys.stderr, flush=True)
+say("first: started")
+say("train: started")
+time.sleep(0.1 if os.environ["JAX_PROCESS_ID"] == "0" else 60)
+say("error on host 0: joint work with another host failed (UNKNOWN)")
+sys.exit(134)
+"""
+
+
+@pytest.fixture
+def benchmark_module(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module
+
+
+def test_a_host_is_killed_in_a_stage_and_the_other_ends_by_itself(
+    benchmark_module, tmp_path, monkeypatch
+):
+    host_faults = benchmark_module("host_faults")
+    package = tmp_path / "taser_jax"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "cli.py").write_text(HOST)
+    monkeypatch.chdir(tmp_path)
+    pair = host_faults.Pair([], tmp_path, {})
+    try:
+        assert pair.reaches("train")
+        ending = pair.kill(1)
+        assert (ending.status, ending.told) == (134, "named")
+        assert pair.wait() == [134, -9]
+        assert not pair.reaches("another")
+    finally:
+        pair.end()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("F1: the JAX distributed service detected fatal errors.", "aborted"),
+        ("error on host 1: fails: host 0 stopped (FileNotFoundError)", "error"),
+        ("Traceback", "nothing"),
+    ],
+)
+def test_what_a_host_said(benchmark_module, text, expected):
+    assert benchmark_module("host_faults").told(text) == expected
+
+
+def test_the_table_of_two_hosts(benchmark_module):
+    host_faults = benchmark_module("host_faults")
+    kill = {"kind": "kill", "host": 1, "within": True, "seconds": 3.5, "told": "named"}
+    lines = [
+        {**kill, "stage": "train", "status": 134},
+        {**kill, "stage": "index", "status": None, "within": False, "told": "nothing"},
+        {"kind": "kill", "host": 1, "stage": "end", "last": [0, 0], "same": True, "orphans": []},
+        {**kill, "kind": "slow disk", "stage": "train", "status": 2},
+    ]
+    rows = host_faults.table(lines, 60).splitlines()
+    ended = "134: 1, hung: 1 | 3.5 s | named: 1, nothing: 1"
+    assert rows[2] == f"| kill | 1 | 2 | 1 | {ended} | 0 and 0 | yes | 0 |"
+    assert rows[3] == "| slow disk | 1 | 1 | 1 | 2: 1 | 3.5 s | named: 1 | - | - | - |"
+    assert "60.0 s undisturbed" in rows[-1]
+
+
+def test_a_process_with_a_slow_disk_and_a_wrong_clock(tmp_path):
+    program = """
+        import json, os, pathlib, time
+        began = time.monotonic()
+        pathlib.Path("x.tmp").write_text("")
+        os.replace("x.tmp", "x")
+        took = time.monotonic() - began
+        clocks = [time.time(), time.time_ns() / 1e9, time.mktime(time.localtime())]
+        print(json.dumps([took, *clocks]))
+    """
+    settings = {"DISTURBED_DELAY": "0.05", "DISTURBED_CLOCK": "-3600"}
+    printed = subprocess.check_output(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=os.environ | {"PYTHONPATH": str(FOLDER / "disturbed_host")} | settings,
+        cwd=tmp_path,
+    )
+    took, *clocks = json.loads(printed)
+    # Opened, renamed, dated.
+    assert 0.15 <= took < 1
+    for clock in (*clocks, (tmp_path / "x").stat().st_mtime):
+        assert -3630 < clock - time.time() < -3590
+
+
+def test_damage_is_one_bit_and_forgotten_stages(benchmark_module, tmp_path):
+    faults = benchmark_module("faults")
+    stages = tmp_path / "out" / "stages"
+    stages.mkdir(parents=True)
+    for name in "abc":
+        (stages / f"{name}.json").write_text("")
+    (tmp_path / "data").write_bytes(bytes(100))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    told = faults.damage(tmp_path, np.random.default_rng(1), flips=True)
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    changed = [path for path in after if after[path] != before[path]]
+    assert [path.name for path in changed] == ["data"]
+    assert sum(byte.bit_count() for byte in after[changed[0]]) == 1
+    assert told.endswith(f"of data, {len(after) - 1} stages kept")
+
+
+@pytest.mark.parametrize(
+    ("line", "is_right"),
+    [
+        ({"kind": "kill", "first": -9, "same": True, "orphans": []}, True),
+        ({"kind": "kill", "first": -9, "same": True, "orphans": [".writer"]}, False),
+        ({"kind": "full disk", "first": 1, "same": True, "orphans": []}, False),
+        ({"kind": "flip", "last": 2, "same": False}, True),
+        ({"kind": "flip", "last": 0, "same": False}, False),
+        ({"kind": "none", "last": 2, "same": False}, False),
+    ],
+)
+def test_how_a_trial_is_judged(benchmark_module, line, is_right):
+    assert benchmark_module("faults").judged(line) is is_right
