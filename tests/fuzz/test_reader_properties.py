@@ -1,0 +1,370 @@
+"""Generated files: valid ones come back as they were written, any others are read or refused.
+
+`launch/test.sh` takes a few examples of each; the slow run takes many. All are the same each time.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import pathlib
+import string
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from xml.sax.saxutils import escape
+
+import numpy as np
+import pytest
+from formats import FORMATS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from taser_jax import configuration
+from taser_jax.data.readers import beir, dpr, kilt, mesh, thesaurus, tsv
+from taser_jax.data.text.bert_files import SPECIAL_TOKENS, piece_ids, read_vocab_txt
+from taser_jax.errors import DataError, TaserError
+from taser_jax.records import Passage
+from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run, write_trec_run
+
+FEW, MANY = 15, 1000
+
+# What a line of UTF-8 can hold: neither lone surrogates nor the line end.
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="\n")
+ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
+# A column of a file without quotes.
+COLUMN = st.text(st.characters(codec="utf-8", exclude_characters="\t\n\r"), max_size=30)
+ID = st.text(string.ascii_letters + string.digits + "_:/äλ中-.", min_size=1, max_size=8)
+
+
+def with_words(texts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return texts.filter(lambda text: bool(text.strip()))
+
+
+def unique(records: st.SearchStrategy, key: Callable, least: int = 1) -> st.SearchStrategy:
+    return st.lists(records, min_size=least, max_size=5, unique_by=key)
+
+
+def passages(text: st.SearchStrategy[str], ids: st.SearchStrategy[str] = ID) -> st.SearchStrategy:
+    one = st.builds(Passage, id=ids, text=with_words(text), title=text)
+    return unique(one, lambda passage: passage.id)
+
+
+def examples(check: Callable) -> Callable:
+    """A test of few examples, and a slow one of many."""
+
+    @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+    def test(count: int) -> None:
+        no_checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+        repeated = settings(
+            max_examples=count,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=no_checks,
+        )
+        repeated(check)()
+
+    test.__doc__ = check.__doc__
+    return test
+
+
+@contextmanager
+def written(content: str | bytes, name: str = "file") -> Iterator[pathlib.Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        yield path
+
+
+def csv_text(rows: list[list[str]], line_end: str) -> str:
+    file = io.StringIO()
+    # Of carriage returns, Python quotes only those that are part of its line ends.
+    quoting = csv.QUOTE_MINIMAL if "\r" in line_end else csv.QUOTE_ALL
+    csv.writer(file, delimiter="\t", lineterminator=line_end, quoting=quoting).writerows(rows)
+    return file.getvalue()
+
+
+LINE_ENDS = st.sampled_from(["\n", "\r\n"])
+
+
+@examples
+@given(passages(ANY_TEXT), LINE_ENDS)
+def test_dpr_passages(found: list[Passage], line_end: str):
+    rows = [["id", "text", "title"], *([one.id, one.text, one.title] for one in found)]
+    with written(csv_text(rows, line_end)) as path:
+        assert list(dpr.read_passages(path)) == found
+
+
+CONTEXT = st.fixed_dictionaries({"title": ANY_TEXT, "text": ANY_TEXT, "passage_id": ID})
+QUESTION = st.fixed_dictionaries(
+    {
+        "question": with_words(ANY_TEXT),
+        "answers": st.lists(ANY_TEXT, max_size=3),
+        "positive_ctxs": st.lists(CONTEXT, max_size=2),
+        "hard_negative_ctxs": st.lists(CONTEXT, max_size=2),
+    }
+)
+# Writers differ: escapes or UTF-8, one line or many, lines or an array.
+STYLES = st.sampled_from([{}, {"ensure_ascii": False}, {"indent": 1}])
+
+
+@examples
+@given(st.lists(QUESTION, min_size=1, max_size=4), STYLES, st.booleans())
+def test_dpr_training_files(records: list[dict], style: dict, as_array: bool):
+    if as_array:
+        content = json.dumps(records, **style)
+    else:
+        style = {name: value for name, value in style.items() if name != "indent"}
+        content = "".join(json.dumps(record, **style) + "\n" for record in records)
+    with written(content) as path:
+        found = list(dpr.read_training(path))
+    assert [(q.text, list(q.answers)) for q in found] == [
+        (record["question"], record["answers"]) for record in records
+    ]
+    for question, record in zip(found, records, strict=True):
+        contexts = {"positive_ctxs": question.positives}
+        contexts["hard_negative_ctxs"] = question.hard_negatives
+        for name, values in contexts.items():
+            assert record[name] == [
+                {"title": one.title, "text": one.text, "passage_id": one.id} for one in values
+            ]
+    if not as_array:
+        numbers = range(1, len(records) + 1)
+        assert [q.where for q in found] == [f"{path}:{number}" for number in numbers]
+
+
+@examples
+@given(st.lists(st.tuples(with_words(COLUMN), st.lists(ANY_TEXT)), min_size=1, max_size=4))
+def test_questions_as_qa_csv(questions: list[tuple[str, list[str]]]):
+    content = csv_text([[text, repr(answers)] for text, answers in questions], "\n")
+    with written(content, "x.qa.csv") as path:
+        assert [(q.text, list(q.answers)) for q in dpr.read_questions(path)] == questions
+
+
+@examples
+@given(passages(ANY_TEXT, ids=ANY_TEXT.filter(bool)), STYLES)
+def test_beir_corpora_and_queries(found: list[Passage], style: dict):
+    style = {name: value for name, value in style.items() if name != "indent"}
+    records = [{"_id": one.id, "title": one.title, "text": one.text} for one in found]
+    content = "".join(json.dumps(record, **style) + "\n" for record in records)
+    with written(content, "corpus.jsonl") as path:
+        assert list(beir.read_passages(path.parent)) == found
+    with written(content, "queries.jsonl") as path:
+        queries = list(beir.read_queries(path.parent))
+    assert [(query.id, query.text) for query in queries] == [(one.id, one.text) for one in found]
+
+
+@examples
+@given(passages(COLUMN.map(str.strip), ids=COLUMN.filter(bool)), st.booleans())
+def test_tsv_passages_and_queries(found: list[Passage], has_titles: bool):
+    # A first line of these names is a header.
+    found = [one for one in found if (one.id, one.text) != ("id", "text")] or [Passage("1", "a")]
+    if not has_titles:
+        found = [Passage(one.id, one.text) for one in found]
+    columns = [[one.id, one.text, *([one.title] if has_titles else [])] for one in found]
+    with written("".join("\t".join(row) + "\n" for row in columns)) as path:
+        assert list(tsv.read_passages(path)) == found
+    with written("".join("\t".join(row[:2]) + "\n" for row in columns)) as path:
+        queries = [(query.id, query.text) for query in tsv.read_queries(path)]
+    assert queries == [(one.id, one.text) for one in found]
+
+
+@examples
+@given(st.lists(st.tuples(ID, ID, st.integers(-3, 10**12)), min_size=1, max_size=6), st.booleans())
+def test_qrels(judgements: list[tuple[str, str, int]], as_beir: bool):
+    if as_beir:
+        content = "query-id\tcorpus-id\tscore\n"
+        content += "".join(f"{query}\t{passage}\t{grade}\n" for query, passage, grade in judgements)
+    else:
+        content = "".join(f"{query} 0 {passage} {n}\r\n" for query, passage, n in judgements)
+        # Line 1 would be taken for a header.
+        content = "x 0 y 0\n" + content
+    with written(content) as path:
+        found = [(j.query_id, j.passage_id, j.relevance) for j in tsv.read_qrels(path)]
+    assert found == ([] if as_beir else [("x", "y", 0)]) + judgements
+
+
+PLACE = st.integers(0, 40)
+PROVENANCE = st.fixed_dictionaries(
+    {"wikipedia_id": ID, "title": ANY_TEXT},
+    optional={"start_paragraph_id": PLACE, "end_character": PLACE},
+)
+KILT = st.fixed_dictionaries(
+    {
+        "id": ID,
+        "input": with_words(ANY_TEXT),
+        "output": st.lists(
+            st.fixed_dictionaries(
+                {"answer": st.none() | ANY_TEXT, "provenance": st.lists(PROVENANCE, max_size=2)}
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+    }
+)
+
+
+@examples
+@given(unique(KILT, lambda record: record["id"]))
+def test_kilt_queries(records: list[dict]):
+    with written("".join(json.dumps(record) + "\n" for record in records)) as path:
+        found = list(kilt.read_queries(path))
+    assert [dict(query.record) for query in found] == records
+    for query, record in zip(found, records, strict=True):
+        assert (query.id, query.text) == (record["id"], record["input"])
+        for output, expected in zip(query.outputs, record["output"], strict=True):
+            assert output.answer == expected["answer"]
+            for one, wanted in zip(output.provenance, expected["provenance"], strict=True):
+                assert (one.page_id, one.title) == (wanted["wikipedia_id"], wanted["title"])
+                paragraph = wanted.get("start_paragraph_id")
+                assert (one.span and one.span.start[0]) == paragraph
+
+
+@examples
+@given(passages(ANY_TEXT), st.lists(ANY_TEXT, max_size=3))
+def test_kilt_pages_and_passages(found: list[Passage], paragraphs: list[str]):
+    header = ["id", "text", "title", "wikipedia_id"]
+    rows = [[one.id, one.text, one.title, f"p{one.id}"] for one in found]
+    with written(csv_text([header, *rows], "\n")) as path:
+        read = [one.passage for one in kilt.read_passages(path)]
+    assert [[one.id, one.text, one.title, one.page_id] for one in read] == rows
+    pages = [{"wikipedia_id": one.id, "wikipedia_title": one.title} for one in found]
+    lines = "".join(json.dumps({**page, "text": paragraphs}) + "\n" for page in pages)
+    with written(lines) as path:
+        read_pages = [(one.id, one.title, list(one.paragraphs)) for one in kilt.read_pages(path)]
+    assert read_pages == [(one.id, one.title, paragraphs) for one in found]
+
+
+@examples
+@given(passages(with_words(ANY_TEXT)), st.booleans())
+def test_thesauri_keep_what_has_a_definition(found: list[Passage], is_undefined: bool):
+    records = [{"id": one.id, "name": one.title, "definition": one.text} for one in found]
+    if is_undefined:
+        records.insert(0, {"id": "none", "name": "without a definition"})
+    with written("".join(json.dumps(record) + "\n" for record in records)) as path:
+        assert list(thesaurus.read_passages(path)) == found
+
+
+@examples
+@given(passages(with_words(COLUMN).map(str.strip)))
+def test_obo(found: list[Passage]):
+    content = "format-version: 1.2\n\n"
+    for one in found:
+        quoted = one.text.replace("\\", "\\\\").replace('"', '\\"')
+        content += f'[Term]\nid: {one.id}\nname: {one.title}\ndef: "{quoted}" [x:1]\n\n'
+    with written(content, "t.obo") as path:
+        assert list(thesaurus.read_passages(path)) == found
+
+
+# XML 1.0 has no way to write the other control characters.
+XML_TEXT = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn"]), min_size=1, max_size=30
+)
+
+
+@examples
+@given(passages(with_words(XML_TEXT)))
+def test_mesh(found: list[Passage]):
+    concepts = "".join(
+        f"<Concept><ConceptUI>{escape(one.id)}</ConceptUI><ConceptName><String>"
+        f"{escape(one.title)}</String></ConceptName><ScopeNote>{escape(one.text)}</ScopeNote>"
+        "</Concept>\n"
+        for one in found
+    )
+    content = f"<DescriptorRecordSet><ConceptList>{concepts}</ConceptList></DescriptorRecordSet>"
+    with written(content) as path:
+        read = list(mesh.read_passages(path))
+    assert read == [
+        Passage(one.id, " ".join(one.text.split()), " ".join(one.title.split())) for one in found
+    ]
+
+
+@examples
+@given(st.lists(st.text(CHARACTERS, min_size=1, max_size=8), unique=True, max_size=8), LINE_ENDS)
+def test_vocab_txt(words: list[str], line_end: str):
+    words = [word for word in words if not word.endswith("\r") and word not in SPECIAL_TOKENS]
+    pieces = [*SPECIAL_TOKENS, *words]
+    with written("".join(piece + line_end for piece in pieces)) as path:
+        found = read_vocab_txt(path)
+        assert found == pieces
+        assert piece_ids(found, str(path)) == {piece: i for i, piece in enumerate(pieces)}
+
+
+SCORES = st.floats(-(2.0**90), 2.0**90, width=32)
+
+
+@examples
+@given(st.dictionaries(ANY_TEXT, st.dictionaries(st.integers(0, 5), SCORES, max_size=4)), st.data())
+def test_runs_come_back_equal_or_are_refused(lists: dict, data: st.DataObject):
+    ids = data.draw(st.lists(ID | ANY_TEXT, min_size=6, max_size=6, unique=True))
+    k = max((len(results) for results in lists.values()), default=1)
+    rows = np.full((len(lists), k), NO_ROW, np.int32)
+    scores = np.full((len(lists), k), -np.inf, np.float32)
+    for i, results in enumerate(lists.values()):
+        ranked = sorted(results.items(), key=lambda item: (-item[1], item[0]))
+        rows[i, : len(ranked)] = [row for row, _ in ranked]
+        scores[i, : len(ranked)] = [score for _, score in ranked]
+    run = Run(list(lists), rows, scores)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "x.trec"
+        try:
+            write_trec_run(path, run, ids=ids)
+        except DataError:
+            # White space in an id splits a column.
+            used = [query for query, results in lists.items() if results] + ids
+            assert any(name.split() != [name] for name in (*used, *lists))
+            return
+        if not path.read_bytes():
+            return
+        found = read_trec_run(path, ids.index, query_ids=run.query_ids)
+    width = found.rows.shape[1]
+    np.testing.assert_array_equal(found.rows, rows[:, :width])
+    np.testing.assert_array_equal(found.scores, scores[:, :width])
+    assert (rows[:, width:] == NO_ROW).all()
+
+
+def given_to_gin(*, value: object = "absent") -> object:
+    return value
+
+
+LITERALS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(-1e300, 1e300) | st.text(max_size=12),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(ID, inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@examples
+@given(LITERALS, st.sampled_from(["", "  # a comment", "\n\n"]))
+def test_gin_values(value: object, after: str):
+    macro = f"VALUE = {value!r}{after}\ngiven_to_gin.value = %VALUE\n"
+    for content in (f"given_to_gin.value = {value!r}{after}\n", macro):
+        with written(content, "x.gin") as path:
+            flags = configuration.GinFlags(files=(str(path),))
+            resolved = configuration.resolve(given_to_gin, configurables=(), flags=flags)
+            assert resolved.function() == value
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_any_bytes_are_read_or_refused(name: str, count: int, tmp_path: pathlib.Path):
+    file, content, read = FORMATS[name]
+    pieces = st.sampled_from([*content.splitlines(keepends=True), b"", b"\n"])
+    anything = st.binary(max_size=60) | st.text(max_size=40).map(
+        lambda t: t.encode("utf-8", "surrogatepass")
+    )
+
+    @settings(max_examples=count, derandomize=True, database=None, deadline=None)
+    @given(st.lists(pieces | anything, max_size=4).map(b"".join))
+    def check(content: bytes) -> None:
+        (tmp_path / file).write_bytes(content)
+        with suppress(TaserError):
+            read(tmp_path / file)
+
+    check()
