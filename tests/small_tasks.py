@@ -1,11 +1,9 @@
 """Two tasks on the small collection, registered as a user's module would."""
 
-import seqio
-
-from taser_jax.tasks import add_retrieval_task
+from taser_jax.tasks import add_retrieval_mixture, add_retrieval_task
 
 TASKS = ("summary", "code")
 
 for _task in TASKS:
     add_retrieval_task(f"small_{_task}", collection="small", task=_task)
-seqio.MixtureRegistry.add("small", [f"small_{_task}" for _task in TASKS], default_rate=1.0)
+add_retrieval_mixture("small", [f"small_{_task}" for _task in TASKS], default_rate=1.0)

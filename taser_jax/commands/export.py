@@ -20,7 +20,7 @@ from taser_jax.assembly.model_directory import (
 )
 from taser_jax.assembly.text_facts import task_prompts, text_settings
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.errors import ConfigError, DataError, how_to_install
 from taser_jax.evaluation.results import read_results
 from taser_jax.interop.ensembles import write_members
 from taser_jax.interop.export_source import ExportSource
@@ -184,8 +184,14 @@ def _exporter(format: ExportFormat) -> tuple[_Export, Callable[[ExportSource], C
 
         return onnx.export_onnx, onnx.card_texts
     if format is ExportFormat.SAVED_MODEL:
-        from taser_jax.interop import saved_model
-
+        try:
+            from taser_jax.interop import saved_model
+        except ImportError as error:
+            raise ConfigError(
+                f"TensorFlow is not installed ({error})",
+                where="export_model.formats, 'saved_model'",
+                fix=how_to_install("tensorflow"),
+            ) from error
         return saved_model.export_saved_model, saved_model.card_texts
     from taser_jax.interop import stablehlo
 

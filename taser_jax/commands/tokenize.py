@@ -1,4 +1,4 @@
-"""`taser tokenize`: runs SeqIO tasks once and stores their tokens."""
+"""`taser tokenize`: tokenises retrieval tasks once and stores their ids."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tokenize(
 
     Args:
         data_dir: folder of collections.
-        mixture_or_task: name in SeqIO's registry, or a collection, all of whose tasks are taken as
+        mixture_or_task: a registered name, or a collection, all of whose tasks are taken as
             they are.
         collection: without a mixture, a collection without queries, such as a memory.
         vocabulary: directory of a vocabulary or of a BERT's or T5's checkpoint, a BERT vocab.txt or
@@ -74,7 +74,7 @@ def tokenize(
             raise ConfigError(
                 f"cannot import {error.name!r}",
                 where=f"MIXTURE_OR_TASK_MODULE={module}",
-                expected="a module that registers SeqIO tasks",
+                expected="a module that registers tasks, and what it imports",
                 fix="run from the folder it is in, put that on PYTHONPATH, or correct the name",
             ) from error
     elif mixture_or_task and (

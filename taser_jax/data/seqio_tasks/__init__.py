@@ -1,1 +1,1 @@
-"""SeqIO registrations, and running them once into a token store."""
+"""Retrieval tasks: registered without SeqIO or with it, and tokenised into a token store."""

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import seqio
 from etils import epath
 
 from taser_jax.artifacts import FilePath, check_version, read_json, write_json
@@ -23,6 +22,7 @@ from taser_jax.data.collections.store import (
 )
 from taser_jax.data.prepare.merging import PassageMerger, PassageSource
 from taser_jax.data.seqio_tasks.context import require_data
+from taser_jax.data.seqio_tasks.retrieval_task import QueryTask
 from taser_jax.data.seqio_tasks.sources import QuerySource
 from taser_jax.errors import ConfigError, TaserError
 from taser_jax.locks import one_writer
@@ -55,7 +55,7 @@ class MergedSource(QuerySource):
         return self.original.splits
 
 
-def moved_tasks(collection: str, tasks: Sequence[seqio.Task]) -> list[seqio.Task]:
+def moved_tasks(collection: str, tasks: Sequence[QueryTask]) -> list[QueryTask]:
     """Tasks of several collections as tasks of a merged one; nothing is registered or written.
 
     A task keeps its name in its collection; where several collections have one of that name, it
@@ -73,17 +73,12 @@ def moved_tasks(collection: str, tasks: Sequence[seqio.Task]) -> list[seqio.Task
     """
     count = collections.Counter(task.source.task for task in tasks)
     return [
-        seqio.Task(
-            task.name,
-            source=MergedSource(collection, _name(task.source, count), task.source),
-            output_features=task.output_features,
-            preprocessors=task.preprocessors,
-        )
+        task.over(MergedSource(collection, _name(task.source, count), task.source))
         for task in tasks
     ]
 
 
-def write_merged(tasks: Sequence[seqio.Task]) -> None:
+def write_merged(tasks: Sequence[QueryTask]) -> None:
     """Writes the collection of `moved_tasks` and their queries, inside `use_data`.
 
     Passages with the same title and text become one, whichever collections they are of: rows of
@@ -101,15 +96,16 @@ def write_merged(tasks: Sequence[seqio.Task]) -> None:
         BusyError: another process merges the same.
     """
     data_dir = require_data().data_dir
-    name = tasks[0].source.collection
+    sources = [task.source for task in tasks if isinstance(task.source, MergedSource)]
+    name = sources[0].collection
     directory = collection_directory(data_dir, name)
     _check_ours(data_dir, name)
-    labels = sorted({task.source.original.collection for task in tasks})
+    labels = sorted({source.original.collection for source in sources})
     stores = {label: PassageStore.open(data_dir, label) for label in labels}
     originals = {
-        (task.source.task, split): task.source.original.open(split)
-        for task in tasks
-        for split in task.source.original.splits
+        (source.task, split): source.original.open(split)
+        for source in sources
+        for split in source.splits
     }
     inputs = {
         "collections": {label: store.fingerprint for label, store in stores.items()},
@@ -125,7 +121,7 @@ def write_merged(tasks: Sequence[seqio.Task]) -> None:
         write_json(directory / MERGED_FILE, content)
         store, rows, merged = _write_passages(data_dir, name, stores)
         for (task, split), queries in originals.items():
-            own = next(t.source.original for t in tasks if t.source.task == task)
+            own = next(source.original for source in sources if source.task == task)
             moved = _moved(queries, task, rows[own.collection])
             write_queries(data_dir, name, task, split, moved)
         write_json(directory / MERGED_FILE, {**content, "passages": store.fingerprint})

@@ -1,15 +1,17 @@
-"""Retrieval tasks as SeqIO tasks over a collection's query sets and passage store.
+"""Retrieval tasks over a collection's query sets and passage store, by name.
 
 Registration needs neither data nor vocabulary: both are looked up when a task is used, in the
-`use_data` context around the use.
+`use_data` context around the use. Nor does it need SeqIO, unless a task has preprocessors of its
+own. Once a module has imported SeqIO, all tasks and mixtures are in SeqIO's registries too, and
+what is registered there is found here.
 
 Example:
     add_retrieval_task("trivia", collection="wikipedia")
-    seqio.MixtureRegistry.add("open_qa", ["trivia", ("open_qa_nq", 2.0)], default_rate=1.0)
+    add_retrieval_mixture("open_qa", ["trivia", ("open_qa_nq", 2.0)], default_rate=1.0)
 
     with use_data(data_dir="data", vocabulary=load_vocabulary("vocabulary")):
-        task = seqio.get_mixture_or_task("trivia")
-        dataset = task.get_dataset({"query": 32}, split="validation", shuffle=False)
+        (task,) = retrieval_tasks("trivia")
+        tokens = [query.tokens for query in task.tokenized("validation", 32)]
 """
 
 from __future__ import annotations
@@ -18,25 +20,35 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
-
-import seqio
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any
 
 from taser_jax.data.collections.store import list_tasks
-from taser_jax.data.seqio_tasks.context import require_data
+from taser_jax.data.seqio_tasks import names
 from taser_jax.data.seqio_tasks.merged_collections import MergedSource, moved_tasks
+from taser_jax.data.seqio_tasks.retrieval_task import (
+    CollectionPassages,
+    PassageTask,
+    QueryTask,
+    Rate,
+    RetrievalMixture,
+    RetrievalTask,
+    number_of_queries,
+)
 from taser_jax.data.seqio_tasks.sources import OwnSource, PassageSource, QuerySource
-from taser_jax.data.seqio_tasks.tokenizers import TOKENS, PassageTokenizer, QueryTokenizer
-from taser_jax.data.text import preprocessors
 from taser_jax.data.text.preprocessors import check_length
 from taser_jax.data.text.prompts import TaskPrompt
-from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
+from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
 from taser_jax.errors import ConfigError
+
+if TYPE_CHECKING:
+    import seqio
+    import tensorflow as tf
+
+    from taser_jax.data.seqio_tasks.in_seqio import SeqioMixture
 
 # Mixtures that `add_collection` registered.
 _whole: set[str] = set()
-Preprocessor = Callable[[tf.data.Dataset], tf.data.Dataset]
-Rate = float | Callable[[seqio.Task], float]
+Preprocessor = Callable[["tf.data.Dataset"], "tf.data.Dataset"]
 
 
 def add_retrieval_task(
@@ -50,19 +62,19 @@ def add_retrieval_task(
     query_length: int | None = None,
     source: seqio.DataSource | None = None,
     source_preprocessors: Sequence[Preprocessor] = (),
-) -> seqio.Task:
+) -> QueryTask:
     """Registers a task of a collection, and the collection's passages if they are not registered.
 
-    Its examples have `query` (token ids), `query_pretokenized`, `query_row`, `query_id`,
+    In SeqIO its examples have `query` (token ids), `query_pretokenized`, `query_row`, `query_id`,
     `positives` and `hard_negatives` (rows of the passage store).
 
     Args:
-        name: name in SeqIO's registry.
+        name: the name to register it under.
         collection: the collection that its queries refer to.
         task: the task's name in the collection (a folder under `queries/`); `name` if None.
         normalization: normalisation of its queries, applied first.
         query_preprocessors: functions from data set to data set for examples whose `query` is
-            still text, such as filters.
+            still text, such as filters; SeqIO runs them.
         prompt: token ids before its queries; never truncated.
         query_length: length in tokens of its queries in a token store, including special tokens and
             prompt; None means the store's.
@@ -73,14 +85,15 @@ def add_retrieval_task(
             these names.
 
     Returns:
-        The SeqIO task.
+        The task.
 
     Raises:
-        ConfigError: a length that leaves no room for special tokens.
+        ConfigError: a length that leaves no room for special tokens, a name that is taken, or
+            preprocessors without SeqIO.
     """
     if query_length is not None:
         check_length(query_length)
-    if passages_task(collection) not in seqio.TaskRegistry.names():
+    if passages_task(collection) not in names.all_names():
         add_passages_task(passages_task(collection), collection=collection)
     queries = name if task is None else task
     if source is None:
@@ -93,52 +106,72 @@ def add_retrieval_task(
             preprocessors=source_preprocessors,
             query_length=query_length,
         )
-    return seqio.TaskRegistry.add(
-        name,
-        source=found,
-        preprocessors=[*query_preprocessors, QueryTokenizer(normalization, prompt)],
-        output_features={"query": TOKENS},
-    )
+    plain = RetrievalTask(name, found, normalization, prompt)
+    if query_preprocessors:
+        names.check_free(name)
+        in_seqio = names.seqio(f"task {name!r}, query_preprocessors")
+        return in_seqio.add_task(plain, query_preprocessors=query_preprocessors)
+    names.register(plain)
+    return plain
 
 
-def add_passages_task(name: str, *, collection: str, titles: Titles = Titles.INCLUDE) -> seqio.Task:
-    """Registers the passages of a collection, in row order: `passage` (token ids), `passage_row`.
+def add_passages_task(
+    name: str, *, collection: str, titles: Titles = Titles.INCLUDE
+) -> CollectionPassages:
+    """Registers the passages of a collection, in row order.
 
     `add_retrieval_task` does this with titles under the name `passages_task(collection)`. Call this
     function for another form of the passages, and pass its name to `tokenize_collection`.
     """
-    return seqio.TaskRegistry.add(
-        name,
-        source=PassageSource(collection),
-        preprocessors=[PassageTokenizer(titles)],
-        output_features={"passage": TOKENS},
-    )
+    passages = CollectionPassages(name, PassageSource(collection), titles)
+    names.register(passages)
+    return passages
 
 
 def add_retrieval_mixture(
     name: str,
     tasks: Sequence[str | tuple[str, Rate]],
     *,
-    default_rate: Rate = seqio.mixing_rate_num_examples,
-) -> seqio.Mixture:
+    default_rate: Rate = number_of_queries,
+) -> RetrievalMixture | SeqioMixture:
     """Registers a mixture, after checking that its tasks are registered.
 
     Args:
-        name: name in SeqIO's registry.
+        name: the name to register it under.
         tasks: their names, or (name, rate).
-        default_rate: rate of tasks without one; by default their number of queries.
+        default_rate: rate of tasks without one; by default their number of training queries.
 
     Returns:
-        The SeqIO mixture.
+        The mixture.
 
     Raises:
-        ConfigError: there is no task, or one is not registered; names the nearest.
+        ConfigError: there is no task, one is not registered (names the nearest) or is named twice,
+            or the mixture's name is taken.
     """
     if not tasks:
         raise ConfigError("no task", where=f"mixture {name!r}", expected="one or more")
-    for task in tasks:
-        find_mixture_or_task(task if isinstance(task, str) else task[0], where=f"mixture {name!r}")
-    return seqio.MixtureRegistry.add(name, list(tasks), default_rate=default_rate)
+    pairs = [(task, default_rate) if isinstance(task, str) else task for task in tasks]
+    rates = dict(pairs)
+    if len(rates) < len(pairs):
+        raise ConfigError(
+            f"tasks {', '.join(name for name, _ in pairs)}",
+            where=f"mixture {name!r}",
+            expected="each task once",
+        )
+    found = [find_mixture_or_task(task, where=f"mixture {name!r}") for task in rates]
+    plain = all(isinstance(task, RetrievalTask) for task in found)
+    if plain and all(map(_is_plain, rates.values())):
+        mixture = RetrievalMixture(name, rates)
+        names.register(mixture)
+        return mixture
+    names.check_free(name)
+    return names.seqio(f"mixture {name!r}").add_mixture(name, rates)
+
+
+def remove(name: str) -> None:
+    """Removes a task or mixture, if it is registered, so that another can have its name."""
+    _whole.discard(name)
+    names.remove(name)
 
 
 def add_collection(
@@ -160,58 +193,55 @@ def add_collection(
     Raises:
         ConfigError: the collection has no queries.
     """
-    names = []
+    added = []
     for task in list_tasks(data_dir, collection):
         name = re.sub(r"[^\w.:]", "_", f"{collection}.{task}")
-        if name in seqio.TaskRegistry.names():
-            seqio.TaskRegistry.remove(name)
+        remove(name)
         add_retrieval_task(name, collection=collection, task=task, prompt=prompt)
-        names.append(name)
+        added.append(name)
     if collection in _whole:
-        seqio.MixtureRegistry.remove(collection)
-    add_retrieval_mixture(collection, names)
+        remove(collection)
+    add_retrieval_mixture(collection, added)
     _whole.add(collection)
     return collection
 
 
 def is_registered(name: str) -> bool:
     """Whether a module registered this mixture or task; `add_collection`'s do not count."""
-    known = {*seqio.MixtureRegistry.names(), *seqio.TaskRegistry.names()}
-    return name in known - _whole
+    return name in names.all_names() - _whole
 
 
 def passages_task(collection: str) -> str:
-    """Name of a collection's passages in SeqIO's registry."""
+    """Name under which a collection's passages are registered."""
     return f"{collection}_passages"
 
 
-def find_mixture_or_task(
-    name: str, *, where: str = "MIXTURE_OR_TASK_NAME"
-) -> seqio.Mixture | seqio.Task:
-    """A registered mixture or task.
+def find_mixture_or_task(name: str, *, where: str = "MIXTURE_OR_TASK_NAME") -> Any:
+    """A registered mixture, task or collection's passages; SeqIO's other tasks as they are.
 
     Args:
-        name: name in SeqIO's registry.
+        name: the registered name.
         where: what refers to it, for the message.
 
     Raises:
         ConfigError: the name is not registered; suggests the nearest.
     """
-    registered = {*seqio.MixtureRegistry.names(), *seqio.TaskRegistry.names()}
-    if name not in registered:
-        nearest = difflib.get_close_matches(name, registered, n=3)
+    if (found := names.registered_here(name)) is not None:
+        return found
+    if name not in (known := names.all_names()):
+        nearest = difflib.get_close_matches(name, known, n=3)
         raise ConfigError(
             f"no mixture or task {name!r} is registered",
             where=where,
-            expected=f"one of {', '.join(sorted(registered)) or '(none is registered)'}",
+            expected=f"one of {', '.join(sorted(known)) or '(none is registered)'}",
             fix=f"did you mean {' or '.join(map(repr, nearest))}?"
             if nearest
             else "import the module that registers it",
         )
-    return seqio.get_mixture_or_task(name)
+    return names.seqio(name).find(name)
 
 
-def retrieval_tasks(name: str) -> list[seqio.Task]:
+def retrieval_tasks(name: str) -> list[QueryTask]:
     """The retrieval tasks of a mixture, or the one task, sorted by name.
 
     Tasks of several collections are those of one merged collection, named as the mixture is;
@@ -225,12 +255,12 @@ def retrieval_tasks(name: str) -> list[seqio.Task]:
     return tasks if len(collections) == 1 else moved_tasks(name, tasks)
 
 
-def _registered_tasks(name: str) -> list[seqio.Task]:
+def _registered_tasks(name: str) -> list[QueryTask]:
     found = find_mixture_or_task(name)
-    tasks = found.tasks if isinstance(found, seqio.Mixture) else [found]
+    tasks = [find_mixture_or_task(task) for task in getattr(found, "task_names", [name])]
     sources: dict[tuple[str, str], str] = {}
     for task in tasks:
-        if not isinstance(task.source, QuerySource):
+        if not isinstance(getattr(task, "source", None), QuerySource):
             raise ConfigError(
                 f"{task.name!r} is not a retrieval task",
                 where=f"mixture or task {name!r}",
@@ -247,22 +277,38 @@ def _registered_tasks(name: str) -> list[seqio.Task]:
     return tasks
 
 
-def find_passages_task(collection: str, tasks: Sequence[seqio.Task] = ()) -> str:
-    """Name of a collection's passages in SeqIO's registry; registers them if need be.
+def find_passages(name: str | None, collection: str, tasks: Sequence[QueryTask]) -> PassageTask:
+    """The registered passages of a collection; their usual form is registered if need be.
 
     Args:
+        name: as registered; None for the collection's usual form.
         collection: whose passages; the form of a merged collection's is that of the collections
             that its tasks come from.
         tasks: its retrieval tasks.
 
     Raises:
-        ConfigError: several collections whose passages have different forms.
+        ConfigError: not registered, not the passages of this collection, or several collections
+            whose passages have different forms.
     """
-    name = passages_task(collection)
-    if name in seqio.TaskRegistry.names():
-        return name
-    forms = {
-        label: passage_titles(find_mixture_or_task(passages_task(label)))
+    usual = passages_task(collection)
+    if name in (None, usual) and usual not in names.all_names():
+        return add_passages_task(usual, collection=collection, titles=_titles(collection, tasks))
+    name = name or usual
+    found = find_mixture_or_task(name)
+    source = getattr(found, "source", None)
+    if not isinstance(source, PassageSource) or source.collection != collection:
+        raise ConfigError(
+            f"{name!r} is not the passages of collection {collection!r}",
+            where="passages",
+            fix="register them with add_passages_task",
+        )
+    return found
+
+
+def _titles(collection: str, tasks: Sequence[QueryTask]) -> Titles:
+    """The one form of the passages of the collections that tasks come from."""
+    forms: dict[str, Titles | None] = {
+        label: find_mixture_or_task(passages_task(label)).titles
         for task in tasks
         if isinstance(task.source, MergedSource)
         for label in [task.source.original.collection]
@@ -274,69 +320,36 @@ def find_passages_task(collection: str, tasks: Sequence[seqio.Task] = ()) -> str
             f"{label} {'its own' if form is None else f'titles={form.value}'}"
             for label, form in forms.items()
         )
+        name = passages_task(collection)
         raise ConfigError(
             f"the passages of its collections have different forms: {described}",
             where=f"mixture {collection!r}",
             expected="one form",
             fix=f"register it with add_passages_task({name!r}, collection={collection!r})",
         )
-    add_passages_task(name, collection=collection, titles=found)
-    return name
-
-
-def check_query_room(task: seqio.Task, length: int) -> None:
-    """Refuses a length that leaves no room after a task's prompt; call it inside `use_data`.
-
-    Raises:
-        ConfigError: names the task.
-    """
-    vocabulary = require_data().vocabulary
-    for step in task.preprocessors:
-        if isinstance(step, QueryTokenizer):
-            try:
-                preprocessors.query_room(vocabulary, length, prompt=step.prompt.ids(vocabulary))
-            except ConfigError as error:
-                raise ConfigError(
-                    error.found,
-                    where=f"task {task.name!r}, {error.where}",
-                    expected=error.expected,
-                    fix=error.fix,
-                ) from error
-
-
-def query_settings(task: seqio.Task) -> QuerySettings | None:
-    """Settings of a task's queries, inside `use_data`; None if its own code tokenises them."""
-    for step in task.preprocessors:
-        if isinstance(step, QueryTokenizer):
-            return QuerySettings(
-                step.normalization, tuple(step.prompt.ids(require_data().vocabulary))
-            )
-    return None
-
-
-def passage_titles(task: seqio.Task) -> Titles | None:
-    """Whether the passages' tokens include titles; None if the task's own code makes them."""
-    steps = [step for step in task.preprocessors if isinstance(step, PassageTokenizer)]
-    return steps[0].titles if steps else None
+    return found
 
 
 def mixture_rates(name: str, *, trained: Collection[str] | None = None) -> dict[str, float]:
-    """SeqIO's mixing weights, by the tasks' names in their collection (as in the token store).
+    """Mixing weights, by the tasks' names in their collection (as in the token store).
 
-    Rates that are functions of the task's size, such as `seqio.mixing_rate_num_examples`, need the
-    `use_data` context. A single task has weight 1.
+    Rates that are functions of the task's size, such as `number_of_queries`, need the `use_data`
+    context. A single task has weight 1.
 
     Args:
         name: of the mixture or task.
         trained: the tasks with a train split, whose size a rate may be a function of; None is all.
     """
     mixture = find_mixture_or_task(name)
-    # SeqIO knows the rates of the tasks that are registered, not of those moved to a merged one.
+    # Rates are of the tasks that are registered, not of those moved to a merged collection.
     pairs = zip(_registered_tasks(name), retrieval_tasks(name), strict=True)
     return {
-        moved.source.task: (
-            float(mixture.get_rate(task)) if isinstance(mixture, seqio.Mixture) else 1.0
-        )
+        moved.source.task: mixture.rate(task) if hasattr(mixture, "rate") else 1.0
         for task, moved in pairs
         if trained is None or moved.source.task in trained
     }
+
+
+def _is_plain(rate: object) -> bool:
+    """Whether a mixture needs no SeqIO for it; functions of a SeqIO task do."""
+    return not callable(rate) or rate is number_of_queries

@@ -1,35 +1,30 @@
-"""Runs SeqIO tasks once and writes their output to a token store."""
+"""Tokenises retrieval tasks once and writes their ids to a token store."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import logging
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import seqio
-
-from taser_jax.artifacts import METADATA, fingerprint, read_json, storage_errors
+from taser_jax.artifacts import METADATA, read_json, storage_errors
 from taser_jax.data.collections.store import SPLITS, list_tasks
 from taser_jax.data.seqio_tasks import registry
 from taser_jax.data.seqio_tasks.context import use_data
 from taser_jax.data.seqio_tasks.merged_collections import MergedSource, write_merged
-from taser_jax.data.seqio_tasks.sources import PASSAGES_SPLIT, PassageSource
+from taser_jax.data.seqio_tasks.retrieval_task import QueryTask
 from taser_jax.data.text.preprocessors import check_length
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.text_settings import PREPROCESSING_VERSION
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.errors import ConfigError, DataError
-from taser_jax.progress import bar, phase
+from taser_jax.progress import phase, track
 from taser_jax.settings import flatten
 
 INPUTS = "inputs.json"
-_BATCH = 1024
 logger = logging.getLogger("taser")
 
 
@@ -53,7 +48,7 @@ def tokenize_collection(
 
     Args:
         data_dir: folder that holds collections.
-        mixture_or_task: name in SeqIO's registry; tasks of several collections make a merged one
+        mixture_or_task: the registered name; tasks of several collections make a merged one
             of the mixture's name, beside them.
         collection: in place of a mixture, a collection without queries, such as a memory.
         vocabulary: a vocabulary, or the path of one.
@@ -62,7 +57,7 @@ def tokenize_collection(
         passage_length: length in tokens of passages.
         output_dir: directory of the store.
         splits: splits to tokenise, of the tasks that have them.
-        passages: name of the passages in SeqIO's registry, if not the collection's default.
+        passages: registered name of the passages, if not the collection's default.
         replace: whether a finished store from other inputs is replaced, too.
 
     Returns:
@@ -88,14 +83,13 @@ def tokenize_collection(
     tasks = [] if mixture_or_task is None else registry.retrieval_tasks(mixture_or_task)
     if collection is None:
         collection = tasks[0].source.collection
-    passages_name = registry.find_passages_task(collection, tasks) if passages is None else passages
-    passage_task = _passage_task(passages_name, collection)
+    passage_task = registry.find_passages(passages, collection, tasks)
     output_dir = pathlib.Path(output_dir)
     lengths = {"query": query_length, "passage": passage_length}
     with use_data(data_dir=os.fspath(data_dir), vocabulary=vocabulary):
         work = _work(tasks, splits, os.fspath(data_dir))
         for task in tasks:
-            registry.check_query_room(task, task.source.query_length or query_length)
+            task.check_room(task.source.query_length or query_length)
         if any(isinstance(task.source, MergedSource) for task in tasks):
             write_merged(tasks)
         store = passage_task.source.open()
@@ -105,9 +99,9 @@ def tokenize_collection(
             "lengths": lengths,
             "vocabulary": vocabulary.fingerprint,
             "collection": store.fingerprint,
-            "passages": {passage_task.name: _describe(passage_task)},
+            "passages": {passage_task.name: passage_task.description},
             "queries": {
-                f"{task.name} {split}": [_describe(task), task.source.open(split).fingerprint]
+                f"{task.name} {split}": [task.description, task.source.open(split).fingerprint]
                 for task, split in work
             },
         }
@@ -125,32 +119,24 @@ def tokenize_collection(
             vocabulary_size=vocabulary.size,
             query_length=query_length,
             passage_length=passage_length,
-            titles=registry.passage_titles(passage_task),
+            titles=passage_task.titles,
         )
         vocabulary.save(str(writer.vocabulary_directory))
         with phase(f"tokenising {mixture_or_task or collection}"):
             count = len(store)
-            writer.write_passages(_passage_tokens(passage_task, lengths, count), count=count)
+            rows = passage_task.tokenized(passage_length)
+            writer.write_passages(
+                track(rows, f"{passage_task.name} passages", total=count, unit="text"), count=count
+            )
             for task, split in work:
-                _write_queries(writer, task, split, lengths)
+                _write_queries(writer, task, split, query_length)
         _write_inputs(output_dir, inputs)
         return writer.finish()
 
 
-def _passage_task(name: str, collection: str) -> seqio.Task:
-    task = registry.find_mixture_or_task(name)
-    if not isinstance(task.source, PassageSource) or task.source.collection != collection:
-        raise ConfigError(
-            f"{name!r} is not the passages of collection {collection!r}",
-            where="passages",
-            fix="register them with add_passages_task",
-        )
-    return task
-
-
 def _work(
-    tasks: Sequence[seqio.Task], splits: Sequence[str], data_dir: str
-) -> list[tuple[seqio.Task, str]]:
+    tasks: Sequence[QueryTask], splits: Sequence[str], data_dir: str
+) -> list[tuple[QueryTask, str]]:
     """The tasks' splits that exist."""
     for split in splits:
         if split not in SPLITS:
@@ -172,53 +158,23 @@ def _work(
     return work
 
 
-def _batches(
-    task: seqio.Task, split: str, lengths: dict[str, int], *, total: int
-) -> Iterator[dict[str, Any]]:
-    """A task's examples in batches of ragged tensors, in the source's order."""
-    dataset = task.get_dataset(lengths, split=split, shuffle=False, try_in_mem_cache=False)
-    with bar(f"{task.name} {split}", total=total, unit="text") as progress:
-        for batch in dataset.ragged_batch(_BATCH):
-            yield batch
-            progress.update(int(next(iter(batch.values())).shape[0]))
-
-
-def _passage_tokens(
-    task: seqio.Task, lengths: dict[str, int], count: int
-) -> Iterator[Sequence[int]]:
-    row = 0
-    for batch in _batches(task, PASSAGES_SPLIT, lengths, total=count):
-        for passage_row in batch["passage_row"].numpy():
-            if passage_row != row:
-                raise DataError(
-                    f"row {passage_row} came in place of row {row}",
-                    where=f"SeqIO task {task.name!r}",
-                    expected="preprocessors of passages to keep all of them in order",
-                )
-            row += 1
-        yield from batch["passage"].to_list()
-
-
-def _write_queries(
-    writer: TokenStoreWriter, task: seqio.Task, split: str, lengths: dict[str, int]
-) -> None:
-    columns: dict[str, list] = {"query": [], "positives": [], "hard_negatives": []}
-    query_ids: list[str] = []
-    if (length := task.source.query_length) is not None:
-        lengths = {**lengths, "query": length}
-    for batch in _batches(task, split, lengths, total=len(task.source.open(split))):
-        for name, column in columns.items():
-            column += batch[name].to_list()
-        query_ids += [query_id.decode() for query_id in batch["query_id"].numpy()]
+def _write_queries(writer: TokenStoreWriter, task: QueryTask, split: str, length: int) -> None:
+    own = task.source.query_length
+    total = len(task.source.open(split))
+    queries = list(
+        track(
+            task.tokenized(split, own or length), f"{task.name} {split}", total=total, unit="text"
+        )
+    )
     writer.write_queries(
         task.source.task,
         split,
-        query_ids=query_ids,
-        tokens=columns["query"],
-        positives=columns["positives"],
-        hard_negatives=columns["hard_negatives"],
-        length=length,
-        settings=registry.query_settings(task),
+        query_ids=[query.id for query in queries],
+        tokens=[query.tokens for query in queries],
+        positives=[query.positives for query in queries],
+        hard_negatives=[query.hard_negatives for query in queries],
+        length=own,
+        settings=task.settings(),
     )
 
 
@@ -268,21 +224,3 @@ def _another_store(
 def _write_inputs(output_dir: pathlib.Path, inputs: dict[str, Any]) -> None:
     with storage_errors(output_dir):
         (output_dir / INPUTS).write_text(json.dumps(inputs, indent=2) + "\n", encoding="utf-8")
-
-
-def _describe(task: seqio.Task) -> str:
-    """Fingerprint of a task's preprocessors: their source and what is bound to them."""
-    parts: list[str] = []
-    for function in task.preprocessors:
-        while isinstance(function, functools.partial):
-            parts.append(repr((function.args, sorted(function.keywords.items()))))
-            function = function.func
-        function = inspect.unwrap(function)
-        if not inspect.isroutine(function):
-            parts.append(repr(function))
-            function = type(function)
-        try:
-            parts.append(inspect.getsource(function))
-        except (OSError, TypeError):
-            parts.append(f"{function.__module__}.{function.__qualname__}")
-    return fingerprint(parts)

@@ -1,4 +1,7 @@
-"""SeqIO preprocessors that turn the texts of retrieval tasks into token ids."""
+"""SeqIO preprocessors that turn the texts of retrieval tasks into token ids.
+
+The ids of `retrieval_task`, for tasks with preprocessors of their own and for SeqIO's users.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ import seqio
 import tensorflow as tf
 
 from taser_jax.data.seqio_tasks.context import require_data
-from taser_jax.data.seqio_tasks.sources import with_tensors
 from taser_jax.data.text import preprocessors
 from taser_jax.data.text.prompts import TaskPrompt
 from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
@@ -109,6 +111,16 @@ class PassageTokenizer:
             return {"passage": ids, "passage_row": batch["passage_row"]}
 
         return _map_batches(dataset, tokenize)
+
+
+def with_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Rows of ragged tensors as plain tensors, which SeqIO and ragged_batch require."""
+
+    @tf.autograph.experimental.do_not_convert
+    def identity(example: dict[str, Any]) -> dict[str, Any]:
+        return {name: tf.identity(value) for name, value in example.items()}
+
+    return dataset.map(identity)
 
 
 def _map_batches(dataset: tf.data.Dataset, function: Callable) -> tf.data.Dataset:

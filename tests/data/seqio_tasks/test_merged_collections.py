@@ -232,8 +232,8 @@ def test_forms_of_passages_are_those_of_the_collections(data_dir, tmp_path):
     assert not pathlib.Path(data_dir, "land").exists()
     seqio.TaskRegistry.remove("seas_passages")
     registry.add_passages_task("seas_passages", collection="seas", titles=Titles.OMIT)
-    name = registry.find_passages_task("land", registry.retrieval_tasks("land"))
-    assert registry.passage_titles(seqio.TaskRegistry.get(name)) is Titles.OMIT
+    passages = registry.find_passages(None, "land", registry.retrieval_tasks("land"))
+    assert passages.titles is Titles.OMIT
 
 
 def test_a_task_that_is_not_prepared_is_named_before_anything_is_written(data_dir, tmp_path):

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
-from taser_jax.data.seqio_tasks.registry import add_retrieval_task
+from taser_jax.data.seqio_tasks.registry import add_retrieval_task, remove
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.errors import ConfigError, DataError
@@ -106,10 +106,10 @@ def test_a_csv_file_becomes_queries_of_the_collection(tokenized, csv_file, data_
         ("c", (1,), (2,)),
     ]
     # The same source again is fine; another one under the same name is not.
-    seqio.TaskRegistry.remove("faq")
+    remove("faq")
     tokenized(from_csv(csv_file))
     csv_file.write_text("d,p0,p1\n")
-    seqio.TaskRegistry.remove("faq")
+    remove("faq")
     with pytest.raises(ConfigError, match="'faq' has other queries of split 'train' already"):
         tokenized(from_csv(csv_file))
 

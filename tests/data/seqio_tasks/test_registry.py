@@ -8,7 +8,7 @@ import tensorflow as tf
 from taser_jax.data.collections.store import write_collection, write_queries
 from taser_jax.data.seqio_tasks import registry as retrieval
 from taser_jax.data.seqio_tasks.context import use_data
-from taser_jax.data.seqio_tasks.sources import PASSAGES_SPLIT
+from taser_jax.data.seqio_tasks.seqio_sources import PASSAGES_SPLIT
 from taser_jax.data.seqio_tasks.tokenizers import ContextVocabulary
 from taser_jax.data.text.preprocessors import QueryNormalization, Titles
 from taser_jax.data.text.wordpiece import WordPieceVocabulary

@@ -34,14 +34,10 @@ QUERIES = {
 
 
 @pytest.fixture(autouse=True)
-def registered():
-    before = dict(seqio.TaskRegistry._REGISTRY), dict(seqio.MixtureRegistry._REGISTRY)
-    seqio.TaskRegistry._REGISTRY, seqio.MixtureRegistry._REGISTRY = {}, {}
+def registered(empty_registries):
     for task in ("one", "two", "three"):
         retrieval.add_retrieval_task(f"toy_{task}", collection="toy", task=task)
     seqio.MixtureRegistry.add("toy", ["toy_one", "toy_two"], default_rate=1.0)
-    yield
-    seqio.TaskRegistry._REGISTRY, seqio.MixtureRegistry._REGISTRY = before
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +110,7 @@ def test_a_store_of_an_older_preprocessing_is_named(settings, tmp_path, monkeypa
 
 def test_a_changed_preprocessor_is_noticed(settings, tmp_path):
     def register(prompt: str) -> None:
-        seqio.TaskRegistry.remove("toy_two")
+        retrieval.remove("toy_two")
         source = f"lambda d: d.map(lambda x: {{**x, 'query': '{prompt} ' + x['query']}})"
         function = eval(source)
         function.__name__ = function.__qualname__ = f"put_{prompt}"
@@ -143,7 +139,7 @@ def test_other_passages_splits_and_an_open_vocabulary(settings, tmp_path):
 
 
 def test_the_store_records_what_was_done_to_texts(settings, tmp_path):
-    seqio.TaskRegistry.remove("toy_two")
+    retrieval.remove("toy_two")
     retrieval.add_retrieval_task(
         "toy_two",
         collection="toy",
@@ -174,7 +170,7 @@ def test_the_store_records_what_was_done_to_texts(settings, tmp_path):
 
 def test_preprocessors_must_keep_passages_in_order(settings, tmp_path):
     task = seqio.TaskRegistry.get("toy_passages")
-    seqio.TaskRegistry.remove("toy_passages")
+    retrieval.remove("toy_passages")
     seqio.TaskRegistry.add(
         "toy_passages",
         source=task.source,

@@ -179,7 +179,7 @@ def test_kilts_task_files(module, lengths, vocabulary):
         tasks = retrieval.retrieval_tasks(mixture)
         assert {task.source.task: task.source.query_length for task in tasks} == lengths
         assert {task.source.collection for task in tasks} == {module}
-        prompts = {task.source.task: task.preprocessors[-1].prompt for task in tasks}
+        prompts = {task.source.task: task.prompt for task in tasks}
         kind = {module: Prompt.NONE, f"{module}_marker": Prompt.MARKER}.get(mixture, Prompt.NAME)
         assert {prompt.kind for prompt in prompts.values()} == {kind}
         separator = "<extra_id_1>" if mixture.endswith("t5") else None

@@ -1,0 +1,142 @@
+"""An installation without TensorFlow prepares, tokenises, trains, searches and answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import pytest
+import without_tensorflow
+from small_world import SmallWorld, gin
+
+from taser_jax.data.token_store.store import TokenStore
+
+TEXTS = ["the river", "a mountain", "one king", "his song"]
+SIZES = gin("BertConfig", embed_dim=32, num_layers=1, num_heads=2, head_dim=16, mlp_dim=64)
+
+
+def run(folder: pathlib.Path, *commands: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs commands, the first of which may fail, in one process that has no TensorFlow."""
+    return subprocess.run(
+        [sys.executable, without_tensorflow.__file__, json.dumps(commands)],
+        cwd=folder,
+        env={
+            **os.environ,
+            "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.fixture
+def files(tmp_path: pathlib.Path) -> list[str]:
+    """Bindings of `taser prepare tsv`: four passages, a query for each."""
+    passages = "".join(f"p{i}\t{text}\t\n" for i, text in enumerate(TEXTS))
+    (tmp_path / "passages.tsv").write_text("id\ttext\ttitle\n" + passages)
+    for split in ("train", "test"):
+        queries = "".join(f"{split}{i}\twhere is {text}\n" for i, text in enumerate(TEXTS))
+        (tmp_path / f"q.{split}.queries.tsv").write_text(queries)
+        qrels = "".join(f"{split}{i}\t0\tp{i}\t1\n" for i in range(len(TEXTS)))
+        (tmp_path / f"q.{split}.qrels.tsv").write_text(qrels)
+    return [
+        *gin(DATA_DIR=tmp_path / "data", COLLECTION="rivers"),
+        *gin(PASSAGES=tmp_path / "passages.tsv", QUERIES="@QuestionFiles()"),
+        *gin("QuestionFiles", questions=f"{tmp_path}/{{task}}.{{split}}.queries.tsv"),
+        *gin("QuestionFiles", qrels=f"{tmp_path}/{{task}}.{{split}}.qrels.tsv"),
+    ]
+
+
+def made(root: pathlib.Path, files: list[str]) -> list[list[str]]:
+    """From files to a token store."""
+    data = gin(DATA_DIR=root / "data", VOCABULARY=root / "vocabulary")
+    return [
+        ["prepare", "tsv", *files],
+        ["vocab", *data, *gin(COLLECTION="rivers", VOCAB_SIZE=64)],
+        [
+            *("tokenize", *data, *gin(MIXTURE_OR_TASK_NAME="rivers", TOKEN_STORE=root / "tokens")),
+            *gin(TASK_FEATURE_LENGTHS={"query": 8, "passage": 8}),
+        ],
+    ]
+
+
+def trained(root: pathlib.Path, *flags: str) -> list[str]:
+    return [
+        *("train", "--gin_file=models/bert_tiny.gin", "--gin_file=models/dpr.gin", *SIZES, *flags),
+        *gin(TOKEN_STORE=root / "tokens", MODEL_DIR=root / "model", TRAIN_STEPS=2, BATCH_SIZE=2),
+        *gin(WARMUP_STEPS=1),
+        *gin("TrainingConfig", validation=None),
+    ]
+
+
+def test_from_files_to_an_answer(
+    small_world: SmallWorld, compared: pathlib.Path, files: list[str], tmp_path: pathlib.Path
+):
+    system = compared / "taser-2"
+    again = [
+        *("tokenize", *gin(DATA_DIR=small_world.data_dir, TOKEN_STORE=tmp_path / "again")),
+        *gin(VOCABULARY=small_world.root / "vocabulary"),
+        *gin(MIXTURE_OR_TASK_NAME="small", MIXTURE_OR_TASK_MODULE="small_tasks"),
+        *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}),
+    ]
+    ask = [
+        *("ask", *gin(DATA_DIR=small_world.data_dir, COLLECTION="small")),
+        *gin(MODEL_DIR=system / "model", INDEX_DIR=system / "index"),
+        *gin(QUESTIONS="['parse a json document']"),
+    ]
+    (tmp_path / "own_code.py").write_text(
+        "from taser_jax.tasks import add_retrieval_task\n"
+        "add_retrieval_task('own', collection='c', query_preprocessors=[lambda data: data])\n"
+    )
+    refused = [
+        *(part.replace(str(tmp_path / "again"), str(tmp_path / "refused")) for part in again[:-2]),
+        *gin(MIXTURE_OR_TASK_NAME="own", MIXTURE_OR_TASK_MODULE="own_code"),
+        again[-1],
+    ]
+    done = run(
+        tmp_path, *made(tmp_path, files), again, trained(tmp_path, "--dry_run"), ask, refused
+    )
+    assert "not installed (No module named 'seqio')\n  expected: both" in done.stderr
+    assert "[tensorflow]'\ntaser tokenize" in done.stderr, done.stderr
+    assert "? parse a json document" in done.stdout
+    assert "\n  3. " in done.stdout
+    here = TokenStore.open(small_world.token_store).metadata
+    assert TokenStore.open(tmp_path / "again").metadata == here
+    assert TokenStore.open(tmp_path / "tokens").tasks == {"q": ["train", "test"]}
+
+
+@pytest.mark.slow
+def test_all_stages(files: list[str], tmp_path: pathlib.Path):
+    directories = {
+        f"{name.upper()}_DIR": tmp_path / name for name in ("embeddings", "index", "runs")
+    }
+    store, embeddings, index = (
+        gin(TOKEN_STORE=tmp_path / "tokens"),
+        *(gin(**{name: directories[name]}) for name in ("EMBEDDINGS_DIR", "INDEX_DIR")),
+    )
+    model, data = gin(MODEL_DIR=tmp_path / "model"), gin(DATA_DIR=tmp_path / "data")
+    data += gin(COLLECTION="rivers")
+    done = run(
+        tmp_path,
+        *made(tmp_path, files),
+        trained(tmp_path),
+        ["encode", *model, *store, *embeddings],
+        ["index", *embeddings, *index, *gin("IndexConfig", kind="scann")],
+        ["search", *data, *embeddings, *index, *gin(RUNS_DIR=tmp_path / "runs", TOP_K=3)],
+        ["bm25", *data, *gin(BM25_INDEX_DIR=tmp_path / "bm25", BM25_RUNS_DIR=tmp_path / "found")],
+        [
+            "evaluate",
+            *data,
+            *gin(RUNS_DIR=tmp_path / "runs", EVAL_OUTPUT_DIR=tmp_path / "results", SYSTEM="DPR"),
+        ],
+        ["ask", *data, *model, *index, *gin(QUESTIONS="['where is the river']")],
+    )
+    assert done.returncode == 0, done.stderr
+    assert "? where is the river" in done.stdout
