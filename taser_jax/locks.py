@@ -21,7 +21,8 @@ from taser_jax.errors import BusyError
 from taser_jax.progress import logger
 
 LOCK = ".writer"
-# Not a disk to write to, or one without locks: the writes themselves say so.
+# A disk for reading, perhaps with all that a command would make, or one without locks: the writes
+# themselves say so.
 _UNLOCKABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOLCK, errno.ENOTSUP)
 _COMMAND_LENGTH = 300
 _held: dict[str, int] = {}
@@ -42,7 +43,7 @@ def one_writer(directory: FilePath) -> Iterator[None]:
 
     Raises:
         BusyError: another process writes there; says which, where and since when.
-        StorageError: the disk is full.
+        StorageError: the disk is full, or the directory is absent and cannot be made.
     """
     if is_remote(directory):
         yield
@@ -76,12 +77,9 @@ def one_writer(directory: FilePath) -> Iterator[None]:
 def _make(directory: pathlib.Path) -> list[pathlib.Path]:
     """Makes a directory with its parents; those that were made, from the top."""
     made = [one for one in (directory, *directory.parents) if not one.exists()][::-1]
-    try:
-        with storage_errors(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-    except Exception as error:
-        if _number(error) not in (*_UNLOCKABLE, errno.EEXIST):
-            raise
+    # Nothing finished can be read there either: refused before a command computes.
+    with storage_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
     return made
 
 

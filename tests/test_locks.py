@@ -15,6 +15,7 @@ import types
 from collections.abc import Iterator
 
 import pytest
+from disks import read_only
 
 from taser_jax import cli
 from taser_jax.artifacts import replacing
@@ -105,13 +106,14 @@ def test_a_writer_that_writes_nothing_leaves_nothing(tmp_path: pathlib.Path):
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "b", "x"]
 
 
-def test_a_directory_that_cannot_be_written_is_read_without_a_lock(tmp_path: pathlib.Path):
-    (tmp_path / "file").write_text("")
-    with one_writer(tmp_path / "file" / "below"):
-        pass
+def test_a_directory_that_cannot_be_written_is_read_without_a_lock(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     with one_writer("gs://bucket/model"):
         pass
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with read_only(tmp_path, monkeypatch), one_writer(tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
@@ -128,6 +130,42 @@ def test_every_command_that_writes_an_artefact_is_its_only_writer(
     name: str, held: tuple[pathlib.Path, int]
 ):
     directory, pid = held
+    # Only what it writes is locked: nothing else is looked at before.
+    with pytest.raises(BusyError, match=f"process {pid} on "):
+        write_to(directory, name)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - NOT_ARTEFACTS))
+def test_a_directory_that_cannot_be_made_is_named_before_anything_is_computed(
+    name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    directory = tmp_path / "read_only" / "out"
+    with (
+        read_only(tmp_path, monkeypatch),
+        pytest.raises(StorageError, match="Read-only file system") as caught,
+    ):
+        write_to(directory, name)
+    assert str(directory) in str(caught.value)
+    (tmp_path / "read_only").write_text("a file in its place")
+    with pytest.raises(StorageError, match="Not a directory") as caught:
+        write_to(directory, name)
+    assert str(directory) in str(caught.value)
+    assert "choose a directory you may write to" in str(caught.value)
+
+
+def test_a_project_in_a_directory_that_cannot_be_made(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+):
+    """One of those without a lock."""
+    (tmp_path / "file").write_text("")
+    assert cli.run(["init", "FAQ", f"--gin.init.directory={tmp_path / 'file' / 'out'}"]) == 2
+    told = capsys.readouterr().err
+    assert str(tmp_path / "file" / "out") in told
+    assert "choose a directory you may write to" in told
+
+
+def write_to(directory: pathlib.Path, name: str) -> None:
+    """Calls a command's function with that directory, and without what else it needs."""
     command = COMMANDS[name]
     function = getattr(importlib.import_module(f"taser_jax.{command.module}"), command.function)
     arguments = dict.fromkeys(inspect.signature(function).parameters)
@@ -141,9 +179,7 @@ def test_every_command_that_writes_an_artefact_is_its_only_writer(
         "setting": types.SimpleNamespace(output_dir=directory),
     }
     arguments |= {name: value for name, value in given.items() if name in arguments}
-    # Only what it writes is locked: nothing else is looked at before.
-    with pytest.raises(BusyError, match=f"process {pid} on "):
-        function(**arguments)
+    function(**arguments)
 
 
 def test_the_command_line_refuses_the_second(

@@ -1,26 +1,18 @@
-"""A full disk at every command: exit 2, and nothing is left that a later run takes for whole."""
+"""A full or read-only disk: exit 2, and nothing is left that a later run takes for whole."""
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
-import resource
-import shutil
-from collections.abc import Iterator
 
 import pytest
+from disks import no_room_beyond, read_only
 from small_world import SmallWorld, gin, refused, succeed
 
-
-@contextlib.contextmanager
-def no_room_beyond(size: int) -> Iterator[None]:
-    """Files of this process cannot grow beyond so many bytes: EFBIG, in the middle of a write."""
-    former = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, former[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+# Command -> bytes that its files may have.
+SIZES = [
+    *(("prepare pydocs", 3000), ("vocab", 500), ("tokenize", 5000), ("bm25", 2000)),
+    *(("encode", 10_000), ("search", 5000), ("index", 100), ("mine", 2000), ("evaluate", 300)),
+]
 
 
 def command(name: str, world: SmallWorld, made: pathlib.Path, out: pathlib.Path) -> list[str]:
@@ -58,13 +50,7 @@ def command(name: str, world: SmallWorld, made: pathlib.Path, out: pathlib.Path)
     return [*name.split(), *arguments[name]]
 
 
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        *(("prepare pydocs", 3000), ("vocab", 500), ("tokenize", 5000), ("bm25", 2000)),
-        *(("encode", 10_000), ("search", 5000), ("index", 100), ("mine", 2000), ("evaluate", 300)),
-    ],
-)
+@pytest.mark.parametrize(("name", "size"), SIZES)
 def test_a_full_disk_is_named_and_the_same_command_goes_on(
     small_world: SmallWorld,
     compared: pathlib.Path,
@@ -87,16 +73,22 @@ def test_a_full_disk_is_named_and_the_same_command_goes_on(
     succeed("verify", str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["vocab", "bm25", "encode", "evaluate"])
-def test_a_file_in_the_way_is_named(
+@pytest.mark.parametrize("name", [name for name, _ in SIZES])
+def test_a_read_only_disk_is_named(
     small_world: SmallWorld,
     compared: pathlib.Path,
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     name: str,
 ):
-    (tmp_path / "out").write_text("")
-    message = refused(capsys, *command(name, small_world, compared, tmp_path / "out"))
-    assert "out" in message
-    assert "choose a directory" in message
-    shutil.rmtree(tmp_path)
+    """A directory that is there; one that is not is named in tests/test_locks.py."""
+    out = tmp_path / "out"
+    out.mkdir()
+    arguments = command(name, small_world, compared, out)
+    with read_only(out, monkeypatch):
+        message = refused(capsys, *arguments)
+    assert "Read-only file system" in message
+    assert str(out) in message
+    assert "choose a directory you may write to" in message
+    assert not list(out.iterdir())

@@ -1,0 +1,60 @@
+"""Disks that do not take what is written."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import io
+import os
+import pathlib
+import resource
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+_CHANGES = ("mkdir", "rename", "replace", "remove", "unlink", "rmdir")
+
+
+@contextlib.contextmanager
+def no_room_beyond(size: int) -> Iterator[None]:
+    """Files of this process cannot grow beyond so many bytes: EFBIG, in the middle of a write."""
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, former[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+
+
+@contextlib.contextmanager
+def read_only(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Python changes nothing below a folder: EROFS. Permissions would not stop root."""
+
+    def check(path: Any) -> None:
+        inside = isinstance(path, str | os.PathLike) and pathlib.Path(path).is_relative_to(folder)
+        if inside:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), os.fspath(path))
+
+    def refused(call: Callable[..., Any]) -> Callable[..., Any]:
+        def change(path: Any, *args: Any, **kwargs: Any) -> Any:
+            # As the kernel has it, what is there already, or is not there, comes first.
+            if call is not real_mkdir or not os.path.exists(path):
+                check(path)
+            return call(path, *args, **kwargs)
+
+        return change
+
+    def refused_open(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if set(mode) & set("wax+"):
+            check(path)
+        return real_open(path, mode, *args, **kwargs)
+
+    real_open, real_mkdir = builtins.open, os.mkdir
+    with monkeypatch.context() as patch:
+        for name in _CHANGES:
+            patch.setattr(os, name, refused(getattr(os, name)))
+        patch.setattr(builtins, "open", refused_open)
+        patch.setattr(io, "open", refused_open)
+        yield
