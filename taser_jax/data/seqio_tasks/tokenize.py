@@ -212,13 +212,28 @@ def _another_store(
         f"{name.removeprefix('store.')} {old.get(name)}, now {new.get(name)}" for name in names[:4]
     )
     more = f"; and {len(names) - 4} more" if len(names) > 4 else ""
+    name = _another_name(directory, found, wanted)
     return ConfigError(
         f"another token store is here: {changes}{more}",
         where=str(directory),
         expected="a new directory, or the inputs that this store was made from",
-        fix="choose another TOKEN_STORE, or set tokenize.replace=True: models trained on the old "
-        "store will not accept the new one",
+        fix=f"choose another TOKEN_STORE, such as {name}, or set "
+        "tokenize.replace=True: models trained on the old store will not accept the new one",
     )
+
+
+def _another_name(
+    directory: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> str:
+    """The store's name and what sets the other one apart: `tokens-442d64` by its vocabulary."""
+    lengths = wanted["lengths"]
+    parts = {
+        "mixture_or_task": wanted["mixture_or_task"] or directory.name,
+        "vocabulary": wanted["vocabulary"][:6],
+        "lengths": f"{lengths['query']}-{lengths['passage']}",
+    }
+    apart = [part for name, part in parts.items() if found.get(name) != wanted[name]]
+    return "-".join([str(directory), *(apart or ["2"])])
 
 
 def _write_inputs(output_dir: pathlib.Path, inputs: dict[str, Any]) -> None:

@@ -87,7 +87,8 @@ def test_same_inputs_are_not_tokenised_again(settings, tmp_path):
 
     shorter = settings | {"passage_length": 12, "replace": True}
     with pytest.raises(
-        ConfigError, match=r"another token store is here: lengths\.passage 16, now 12"
+        ConfigError,
+        match=r"another token store is here: lengths\.passage 16, now 12(.|\n)*/tokens-6-12, or",
     ):
         tokenize.tokenize_collection(**shorter | {"replace": False}, **output)
     assert ids.stat().st_mtime_ns == before
@@ -207,6 +208,8 @@ def test_another_vocabulary_makes_another_store(settings, tmp_path):
     settings = settings | {"mixture_or_task": "toy_two"}
     first = tokenize.tokenize_collection(**settings, **output)
     cased = WordPieceVocabulary(PIECES, lower_case=False)
+    with pytest.raises(ConfigError, match=f"such as .*/tokens-{cased.fingerprint[:6]}, or set"):
+        tokenize.tokenize_collection(**settings | {"vocabulary": cased}, **output)
     second = tokenize.tokenize_collection(
         **settings | {"vocabulary": cased}, **output, replace=True
     )
