@@ -99,7 +99,11 @@ def storage_errors(path: FilePath, *, doing: str = "write") -> Iterator[None]:
         yield
     except TaserError:
         raise
-    except OSError as error:
+    except OSError as raised:
+        error = raised
+        if raised.errno is None and isinstance(raised.__context__, OSError):
+            # Gin raises a copy without the number and the file.
+            error = raised.__context__
         # NumPy reports a partial write by its text alone.
         number = errno.ENOSPC if _PARTIAL_WRITE in str(error) else error.errno
         if number not in _STORAGE_ERRNOS:
