@@ -12,8 +12,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, UInt32
 
 from taser_jax.errors import ConfigError
+from taser_jax.models.batch_shards import current_shard, first_position
 
 _WORDS = 2
+# An odd number: multiplying by it spreads neighbouring positions over 32 bits.
+_SPREAD = 0x9E3779B1
 
 
 class Dropout(nn.Module):
@@ -38,8 +41,11 @@ class Dropout(nn.Module):
             raise ConfigError(f"rate {self.rate}", where="dropout", expected="0 <= rate < 1")
         if self.deterministic or self.rate == 0:
             return x
-        words = jax.random.key_data(self.make_rng("dropout"))
-        return drop(x, words.ravel()[:_WORDS], rate=self.rate)
+        words = jax.random.key_data(self.make_rng("dropout")).ravel()[:_WORDS]
+        if current_shard() is not None:
+            # `kept` adds the first word to each spread position: so they are the whole batch's.
+            words = words.at[0].add(first_position(x.size) * np.uint32(_SPREAD))
+        return drop(x, words, rate=self.rate)
 
 
 def drop(
@@ -91,7 +97,7 @@ def kept(
     for axis, size in enumerate(shape):
         stride = math.prod(shape[axis + 1 :]) % 2**32
         # One axis at a time until they are added: most of the arithmetic is on vectors.
-        counter = jax.lax.iota(jnp.uint32, size) * np.uint32(stride * 0x9E3779B1 % 2**32)
+        counter = jax.lax.iota(jnp.uint32, size) * np.uint32(stride * _SPREAD % 2**32)
         position = position[..., None] + counter
     mixed = position + salt[0]
     mixed = (mixed ^ (mixed >> 16)) * np.uint32(0x85EBCA6B)

@@ -223,7 +223,9 @@ def split_over_batch(
     rules that split the batch differently.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    axes = tuple(axis for axis in BATCH_AXES if axis in mesh.axis_names)
+    # Inside `jax.shard_map` the rows at hand are those of one device already.
+    free = set(mesh.axis_names) - set(mesh.manual_axes)
+    axes = tuple(axis for axis in BATCH_AXES if axis in free)
     parts = math.prod(mesh.shape[axis] for axis in axes)
     if parts == 1 or activations.shape[0] % parts:
         return activations

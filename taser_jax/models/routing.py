@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable
 
 import jax
@@ -13,6 +14,7 @@ from jaxtyping import Array, Bool, Float
 from taser_jax.batch import Role
 from taser_jax.errors import ConfigError, check_fields
 from taser_jax.expert_use import RoutingStatistics
+from taser_jax.models.batch_shards import rows_of_shard
 
 # The released code's patterns: block b, 1-based, is specialised iff the function says so.
 PATTERNS: dict[str, Callable[[int], bool]] = {
@@ -212,7 +214,8 @@ def straight_through_gates(
         The gates; exactly one-hot in value.
     """
     if noise_key is not None:
-        logits = logits + jax.random.gumbel(noise_key, logits.shape, logits.dtype)
+        noise = functools.partial(jax.random.gumbel, noise_key, dtype=logits.dtype)
+        logits = logits + rows_of_shard(noise, logits.shape)
     soft = jax.nn.softmax(logits / temperature, axis=-1)
     hard = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=logits.dtype)
     gates = hard + (soft - jax.lax.stop_gradient(soft))
@@ -243,5 +246,6 @@ def group_gates(
     key: jax.Array, *, batch_size: int, group_size: int
 ) -> Float[Array, "batch 1 group"]:
     """One-hot gates drawn uniformly for each sequence: Det-R's training with I > 2."""
-    experts = jax.random.randint(key, (batch_size, 1), 0, group_size)
+    draw = functools.partial(jax.random.randint, key, minval=0, maxval=group_size)
+    experts = rows_of_shard(draw, (batch_size, 1))
     return jax.nn.one_hot(experts, group_size, dtype=jnp.float32)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import PyTree
 
 from taser_jax.batch import Array
 from taser_jax.errors import ConfigError
+from taser_jax.models.batch_shards import on_shard, shard_axes, this_shard
 
 Encode = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, PyTree]]
 
@@ -34,6 +36,9 @@ def encode_in_chunks(
     Example:
         6 rows, num_chunks=2: chunk 0 encodes rows 0, 2, 4 and chunk 1 rows 1, 3, 5.
 
+    Where every device holds all parameters, each encodes its own rows and adds up its own
+    gradients over the chunks: they are exchanged once per step, not once per chunk.
+
     Args:
         encode: (params, inputs, key) -> (rows, sums): `rows` has the inputs' batch as its leading
             axis, `sums` adds over inputs (may be None).
@@ -53,6 +58,28 @@ def encode_in_chunks(
     if num_chunks == 1:
         return encode(params, inputs, key)
 
+    axes = shard_axes(len(jax.tree.leaves(inputs)[0]), num_chunks=num_chunks)
+    if not axes:
+        return _encode_chunks(encode, params, inputs, key, num_chunks=num_chunks)
+
+    def of_a_device(params: PyTree, inputs: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
+        with on_shard(this_shard(axes)):
+            rows, sums = _encode_chunks(encode, params, inputs, key, num_chunks=num_chunks)
+        return rows, jax.lax.psum(sums, axes)
+
+    whole, split = PartitionSpec(), PartitionSpec(axes)
+    return jax.shard_map(
+        of_a_device,
+        in_specs=(whole, split, whole),
+        out_specs=(split, whole),
+        # The chunks' sums begin as zeros that no device has changed yet.
+        check_vma=False,
+    )(params, inputs, key)
+
+
+def _encode_chunks(
+    encode: Encode, params: PyTree, inputs: PyTree, key: jax.Array, *, num_chunks: int
+) -> tuple[PyTree, PyTree]:
     # Inside a scan XLA cannot merge the two forward passes, so no barrier is needed.
     encode_again = jax.checkpoint(encode, prevent_cse=False)
 
