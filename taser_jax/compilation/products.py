@@ -42,31 +42,34 @@ def matrix_products(jaxpr: core.ClosedJaxpr) -> list[MatrixProduct]:
     """Every `dot_general` of a traced program.
 
     A scan counts once per iteration; a while loop, whose length is unknown, counts once. Of the
-    branches of a condition, the one with the most arithmetic counts.
+    branches of a condition, the one with the most arithmetic counts. What `jax.shard_map` lets each
+    device compute counts for all of them.
 
     Example:
         >>> jaxpr = jax.make_jaxpr(jax.numpy.matmul)(*(jax.numpy.ones((4, 4)),) * 2)
         >>> [product.flops for product in matrix_products(jaxpr)]
         [128]
     """
-    return list(_products(jaxpr.jaxpr, times=1))
+    return list(_products(jaxpr.jaxpr, times=1, devices=1))
 
 
-def _products(jaxpr: core.Jaxpr, *, times: int) -> Iterator[MatrixProduct]:
+def _products(jaxpr: core.Jaxpr, *, times: int, devices: int) -> Iterator[MatrixProduct]:
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         if name == "dot_general":
-            yield _product(equation, times)
+            yield _product(equation, times=times, devices=devices)
         elif name == "cond":
             branches = [
-                list(_products(branch.jaxpr, times=times)) for branch in equation.params["branches"]
+                list(_products(branch.jaxpr, times=times, devices=devices))
+                for branch in equation.params["branches"]
             ]
             yield from max(branches, key=lambda found: sum(product.flops for product in found))
         else:
             rounds = equation.params["length"] if name == "scan" else 1
+            parts = _devices_apart(equation) if name == "shard_map" else 1
             for value in equation.params.values():
                 for inner in _jaxprs(value):
-                    yield from _products(inner, times=times * rounds)
+                    yield from _products(inner, times=times * rounds, devices=devices * parts)
 
 
 def _jaxprs(value: object) -> Iterator[core.Jaxpr]:
@@ -79,7 +82,13 @@ def _jaxprs(value: object) -> Iterator[core.Jaxpr]:
             yield from _jaxprs(part)
 
 
-def _product(equation: Any, times: int) -> MatrixProduct:
+def _devices_apart(equation: Any) -> int:
+    """Devices whose programs a shard_map holds once, with the shapes of one device."""
+    mesh = equation.params["mesh"]
+    return math.prod(mesh.shape[axis] for axis in equation.params["newly_manual_axes"])
+
+
+def _product(equation: Any, *, times: int, devices: int) -> MatrixProduct:
     left, right = (variable.aval for variable in equation.invars)
     (contracted, _), (batched, _) = equation.params["dimension_numbers"]
     shared = math.prod(left.shape[axis] for axis in (*contracted, *batched))
@@ -91,7 +100,7 @@ def _product(equation: Any, times: int) -> MatrixProduct:
     return MatrixProduct(
         dtype=str(max((left.dtype, right.dtype), key=lambda dtype: dtype.itemsize)),
         precision=precision.name if named else "DEFAULT",
-        flops=times * 2 * shared * rows * columns,
+        flops=devices * times * 2 * shared * rows * columns,
         times=times,
         operation=str(equation.source_info.name_stack),
     )

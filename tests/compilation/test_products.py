@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from taser_jax.compilation.products import matrix_products
+from taser_jax.mesh import MeshConfig, make_mesh
 
 A, B = jnp.ones((2, 3)), jnp.ones((3, 5))
 
@@ -71,3 +72,19 @@ def test_one_float32_operand_makes_a_float32_product():
         )
 
     assert matrix_products(jax.make_jaxpr(mixed)(A, B))[0].dtype == "float32"
+
+
+def test_what_devices_compute_apart_counts_for_all_of_them():
+    mesh = make_mesh(MeshConfig(data=4, model=2))
+    split = jax.P("data")
+
+    def both(a, b):
+        return jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(split, jax.P()), out_specs=split)(
+            a, b
+        )
+
+    # Eight rows, two on each of the four parts; the two devices of each part compute the same.
+    arguments = (jnp.ones((8, 3)), jnp.ones((3, 5)))
+    (product,) = matrix_products(jax.make_jaxpr(both)(*arguments))
+    assert product.times == 1
+    assert product.flops == 2 * 2 * 8 * 3 * 5
