@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from taser_jax.batch import Role
+from taser_jax.batch_shards import rows_of_shard
 from taser_jax.errors import ConfigError, check_fields
 from taser_jax.expert_use import RoutingStatistics
-from taser_jax.models.batch_shards import rows_of_shard
 
 # The released code's patterns: block b, 1-based, is specialised iff the function says so.
 PATTERNS: dict[str, Callable[[int], bool]] = {
