@@ -89,7 +89,18 @@ def configurable(target: Callable[..., object]) -> Callable[..., object]:
             name: _convert(value, hints.get(name), where=f"{target.__name__}.{name}")
             for name, value in kwargs.items()
         }
-        return target(*args, **converted)
+        try:
+            return target(*args, **converted)
+        except TypeError as error:
+            unset = [name for name in converted if _is_unset(converted[name], hints.get(name))]
+            if not unset or not inspect.isclass(target):
+                raise
+            raise ConfigError(
+                "not set",
+                where=", ".join(_with_macro(f"{target.__name__}.{name}") for name in unset),
+                expected="a value: a dry run checks it with the others",
+                fix="set it in a Gin file or on the command line",
+            ) from error
 
     # Gin reads parameter names from the signature and would follow __wrapped__ to a class.
     del build.__wrapped__
@@ -125,6 +136,11 @@ def _convert(value: Any, hint: Any, *, where: str) -> Any:
     if isinstance(value, list) and any(typing.get_origin(option) is tuple for option in options):
         return tuple(value)
     return value
+
+
+def _is_unset(value: Any, hint: Any) -> bool:
+    """Whether a dry run gave None for what must be set."""
+    return value is None and hint is not None and not fits(None, hint)
 
 
 def _with_macro(parameter: str) -> str:

@@ -25,6 +25,9 @@ class SauceConfig:
     layers: tuple[int, ...] | None = None
     amount: float = 1.0
 
+    def __post_init__(self):
+        assert self.amount > 0
+
 
 @dataclasses.dataclass(frozen=True)
 class GarnishConfig:
@@ -194,6 +197,10 @@ def test_required_values_may_stay_open_where_allowed(resolve):
     resolved = resolve(BASE, allow_unset=True)
     assert resolved.unset == ("DISH",)
     assert resolved.function()[0] is None
+    text = BASE + "X = %gin.REQUIRED\nSauceConfig.amount = %X\n"
+    unset = resolve(text, "DISH=soup", allow_unset=True)
+    with pytest.raises(ConfigError, match=r"SauceConfig\.amount = %X: not set"):
+        unset.function()
 
 
 def test_a_required_value_that_is_not_reached_is_not_asked_for(resolve):

@@ -8,8 +8,7 @@ import re
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
-from etils import epath
+from etils import epath, epy
 from jaxtyping import PyTree
 
 from taser_jax import checksums
@@ -17,6 +16,9 @@ from taser_jax.artifacts import is_remote
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.progress import logger
 from taser_jax.training.state import TrainState
+
+with epy.lazy_imports():
+    import orbax.checkpoint as ocp
 
 PREFIX = "checkpoint"
 _STATE = "state"
