@@ -136,7 +136,7 @@ def _read_orbax(directory: pathlib.Path) -> T5XCheckpoint:
             directory.absolute(),
             args=ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy, partial_restore=True),
         )
-    except (*_UNREADABLE, AttributeError, OSError) as error:
+    except (*_UNREADABLE, AttributeError, OSError, RecursionError) as error:
         raise DataError(
             f"cannot be read: {_first_line(error)}",
             where=str(directory),
