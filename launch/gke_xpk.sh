@@ -22,7 +22,8 @@ usage: launch/gke_xpk.sh --cluster=CLUSTER --workload=NAME --type=TYPE --image=I
   --data=gs://PLACE    copied to the folder `data` of each host before the first step, for example a
                        token store: --gin.TOKEN_STORE=data. Pods are made anew, so each restart copies it again
   --retries=N          restarts after a preemption (100); 0: none
-  --grace_seconds=N    time between SIGTERM and the end of a pod, in which taser finishes a step and saves (300)
+  --grace_seconds=N    time between SIGTERM and the end of a pod, in which taser finishes a step and saves (300); training
+                       warns after its first save if that needs longer
   --dry_run            print the plan and the commands, run nothing
   --xpk FLAGS...       for `xpk workload create`, up to --: --xpk --spot --storage=tokens --
   COMMAND              a taser command; the launcher adds --multihost and, to `train`,
@@ -66,7 +67,8 @@ if [ -z "$skip_build" ]; then
 fi
 # A shell that does not find a program ends with 127, for which xpk would restart it: it is looked for first.
 container=/taser_jax/launch/_container.sh
-words="test -e $container || exit 2; exec bash $container $(quoted "$data" "${rest[@]}" --multihost)"
+words="test -e $container || exit 2; exec env TASER_GRACE_SECONDS=$grace_seconds bash $container $(quoted "$data" "${rest[@]}" --multihost)"
+# taser compares the grace period with the time that its first save takes.
 # 75 is taser's status for "preempted, run again".
 step xpk workload create "--cluster=$cluster" "--workload=$workload" "--tpu-type=$type" \
   "--num-slices=$slices" ${zone:+"--zone=$zone"} ${project:+"--project=$project"} "--docker-image=$image" \

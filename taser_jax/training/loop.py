@@ -15,6 +15,7 @@ import jax
 from taser_jax import progress
 from taser_jax.errors import ConfigError
 from taser_jax.training.checkpoints import Checkpoints
+from taser_jax.training.grace import GraceWatch
 from taser_jax.training.meter import Meter, StepCost
 from taser_jax.training.skipped_steps import SkipWatch
 from taser_jax.training.state import Params, TrainState
@@ -158,6 +159,7 @@ def train(
         The final state with the last validation metrics.
 
     Raises:
+        ConfigError: the environment's TASER_GRACE_SECONDS is not a number of seconds.
         Preempted: SIGTERM arrived; everything done so far is saved.
         KeyboardInterrupt: Ctrl-C; everything done so far is saved. A second one does not wait.
         NonFiniteLossError: `max_skipped_steps` in a row had a loss or gradient that is not finite;
@@ -172,7 +174,7 @@ def train(
         validation = checkpoints.metrics(step)
     best = _Best(config, checkpoints)
     last_step = step if best.is_long_ago(step) else config.train_steps
-    meter = Meter(cost)
+    meter, grace = Meter(cost), GraceWatch.from_environment()
     skips = SkipWatch(
         allowed=min(config.max_skipped_steps, config.train_steps),
         describe=batches.describe,
@@ -204,14 +206,18 @@ def train(
                 bar.set_postfix(loss=f"{scalars['loss']:.3f}", refresh=False)
                 lines = {f"train/{name}": value for name, value in scalars.items()}
                 if validates and validate is not None:
-                    with meter.pause():
+                    with meter.pause(), grace.validating():
                         validation = validate(state.params)
                     lines |= {f"validation/{name}": value for name, value in validation.items()}
                     if jax.process_index() == 0:
                         bar.write(_validation_line(step, validation))
                 _write(writers, step, lines)
             if saves:
-                with meter.pause():
+                rate = meter.mean_rate
+                with (
+                    meter.pause(),
+                    grace.saving(checkpoints.wait, step=1.0 / rate if rate else 0.0),
+                ):
                     judged = validation if validates else None
                     checkpoints.save(state, step=step, about=about, metrics=judged)
             if validates and best.ends_training(step, validation):

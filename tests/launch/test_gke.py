@@ -34,7 +34,15 @@ def test_one_image_is_built_pushed_and_run(stubs, checkout):
     assert look == "test -e /taser_jax/launch/_container.sh || exit 2"
     # The shell that xpk starts becomes the script, and that becomes taser.
     assert shlex.split(run) == [
-        *("exec", "bash", "/taser_jax/launch/_container.sh", "gs://bucket/tokens", *TRAIN[1:]),
+        *(
+            "exec",
+            "env",
+            "TASER_GRACE_SECONDS=300",
+            "bash",
+            "/taser_jax/launch/_container.sh",
+            "gs://bucket/tokens",
+            *TRAIN[1:],
+        ),
         *("--gin.MESH_REPLICA=2", "--multihost"),
     ]
 
@@ -55,6 +63,8 @@ def test_an_image_that_is_there_is_not_built_and_flags_reach_xpk(stubs, checkout
     (create,) = stubs.calls
     assert create[-3:-1] == ["--spot", "--storage=tokens"]
     assert "--termination-grace-period-seconds=60" in create
+    # taser compares it with what a save takes.
+    assert "exec env TASER_GRACE_SECONDS=60 bash " in create[-1]
 
 
 @pytest.mark.parametrize(("failing", "calls"), [("build", 1), ("push", 2), ("workload", 3)])
@@ -76,7 +86,7 @@ def pod(tmp_path, *words: str, taser: str | None, fetch: int = 0) -> subprocess.
             (tmp_path / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
             (tmp_path / "bin" / name).chmod(0o755)
     script = shlex.quote(str(root / "launch" / "_container.sh"))
-    command = f"test -e {script} || exit 2; exec bash {script} {shlex.join(words)}"
+    command = f"test -e {script} || exit 2; exec env A=1 bash {script} {shlex.join(words)}"
     return subprocess.Popen(
         ["bash", "-c", f"({command}) & echo $!; wait $!"],
         env=os.environ | {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
