@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import pathlib
+import struct
+from collections.abc import Callable
 
-from slips import PREPARE, Slip, add_line
+from slips import IMPORT, PREPARE, Slip, World, add_line, bert
+
+
+def one_long_line(path: str) -> Callable[[pathlib.Path], None]:
+    """A gzip of 100 MiB without a line end."""
+
+    def change(directory: pathlib.Path) -> None:
+        (directory / path).unlink()
+        (directory / f"{path}.gz").write_bytes(gzip.compress(b"x" * (100 << 20), compresslevel=1))
+
+    return change
+
+
+def eight_bits(directory: pathlib.Path) -> None:
+    """A checkpoint whose only tensor has floats of 8 bits."""
+    bert()(directory)
+    header = {"w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}
+    text = json.dumps(header).encode()
+    content = struct.pack("<Q", len(text)) + text + bytes(4)
+    (directory / "bert" / "model.safetensors").write_bytes(content)
+
+
+def nested(directory: pathlib.Path) -> None:
+    """A config.json of a million brackets."""
+    bert()(directory)
+    (directory / "bert" / "config.json").write_text("[" * 1_000_000)
+
+
+def wrong_prompt(directory: pathlib.Path) -> None:
+    """A prompt as text, where a run records its ids."""
+    path = directory / "model" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "query_prompt": "query: "}))
+    (directory / "model" / "checksums.txt").unlink()
+
 
 FILE_SLIPS = (
     Slip(
@@ -18,5 +55,20 @@ FILE_SLIPS = (
         "a traceback",
         (PREPARE,),
         change=add_line("shop/queries.jsonl", json.dumps({"_id": "q9", "text": "what \ud83e"})),
+    ),
+    Slip(
+        "A gzip that unpacks to one endless line",
+        "all memory was taken",
+        (PREPARE,),
+        change=one_long_line("shop/corpus.jsonl"),
+    ),
+    Slip("JSON nested a million deep", "a traceback", (IMPORT,), change=nested),
+    Slip("Weights of 8 bits", "a traceback", (IMPORT,), change=eight_bits),
+    Slip(
+        "A `run.json` with a prompt that is no list of ids",
+        "a traceback",
+        ("export --gin.MODEL_DIR=model --gin.EXPORT_DIR=out",),
+        world=World.MODEL,
+        change=wrong_prompt,
     ),
 )

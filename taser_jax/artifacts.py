@@ -22,9 +22,11 @@ from etils import epath
 
 from taser_jax import checksums
 from taser_jax.errors import DataError, FingerprintError, StorageError, TaserError
-from taser_jax.json_fields import JsonField, check_text, checked_fields
+from taser_jax.json_fields import JsonField, JsonType, checked_fields
+from taser_jax.json_files import FilePath, is_remote, read_json
 
-FilePath = str | os.PathLike[str]
+# Readers of artefacts find them here.
+__all__ = ["FilePath", "is_remote", "read_json"]
 
 METADATA = "metadata.json"
 # Ends the names of files and directories that are being written.
@@ -34,6 +36,7 @@ ARRAY_ERRORS = (
     *(OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError),
     *(MemoryError, OverflowError, RecursionError, tokenize.TokenError, zipfile.BadZipFile),
 )
+FINGERPRINTS = JsonField(JsonType.OBJECT, required=True, items=JsonField(JsonType.STRING))
 _PLAN = "plan.json"
 _DIGITS = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -52,11 +55,6 @@ _STORAGE_MESSAGES = (
     "not a directory",
     "file too large",
 )
-
-
-def is_remote(path: FilePath) -> bool:
-    """Whether the path has a scheme, such as gs://."""
-    return "://" in os.fspath(path)
 
 
 def split_path(directory: FilePath, task: str, split: str, suffix: str = "") -> pathlib.Path:
@@ -183,49 +181,6 @@ def write_json(path: FilePath, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", recorded=True)
 
 
-def read_json(
-    path: FilePath,
-    *,
-    fields: Mapping[str, JsonField] = types.MappingProxyType({}),
-    fix: str | None = None,
-    absent: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The JSON object in a file, local or gs://.
-
-    Example:
-        read_json(path, fields={"vocab_size": JsonField(JsonType.INTEGER, minimum=1)})
-
-    Args:
-        path: the file.
-        fields: what the fields must be, for files from elsewhere; null counts as absent. Others are
-            passed through.
-        fix: what the message advises.
-        absent: returned if there is no such file; None makes that an error.
-
-    Raises:
-        DataError: it cannot be read, was damaged, is not JSON, holds another value than an
-            object, or a field is not what it must be.
-    """
-    where = os.fspath(path)
-    if not is_remote(path):
-        checksums.check_file(path, fix=fix or "run the command that wrote it again")
-    try:
-        written = epath.Path(path).read_text(encoding="utf-8")
-        value = json.loads(written)
-    except FileNotFoundError as error:
-        if absent is not None:
-            return absent
-        raise DataError("no such file", where=where, fix=fix) from error
-    except OSError as error:
-        raise DataError(f"cannot be read: {error}", where=where, fix=fix) from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"not JSON: {error}", where=where, fix=fix) from error
-    check_text(value, written=written, where=where, fix=fix)
-    if not isinstance(value, dict):
-        raise DataError(type(value).__name__, where=where, expected="a JSON object", fix=fix)
-    return checked_fields(value, fields, where=where, fix=fix)
-
-
 def check_version(
     value: Mapping[str, Any],
     version: int,
@@ -253,17 +208,24 @@ def check_version(
         )
 
 
-def read_metadata(directory: FilePath, kind: str, version: int) -> dict[str, Any]:
+def read_metadata(
+    directory: FilePath,
+    kind: str,
+    version: int,
+    *,
+    fields: Mapping[str, JsonField] = types.MappingProxyType({}),
+) -> dict[str, Any]:
     """Reads a directory's metadata.json and checks its kind.
 
     Args:
         directory: the artefact.
         kind: what it must hold, for example "embeddings".
         version: the newest format version this code reads.
+        fields: what its fields must be.
 
     Raises:
-        DataError: nothing there (or unfinished), not JSON, another kind, another version, or a file
-            that was damaged.
+        DataError: nothing there (or unfinished), not JSON, another kind, another version, a field
+            that is not what it must be, or a file that was damaged.
     """
     path = epath.Path(directory) / METADATA
     if not path.exists():
@@ -282,10 +244,10 @@ def read_metadata(directory: FilePath, kind: str, version: int) -> dict[str, Any
             expected=f"kind {kind!r}, format version {version}",
             fix="rebuild it with this version of taser_jax, or correct the path",
         )
+    again = f"delete {os.fspath(directory)} and run the command that makes {kind} again"
     if not is_remote(path):
-        again = f"delete {os.fspath(directory)} and run the command that makes {kind} again"
         checksums.check_directory(directory, fix=again)
-    return metadata
+    return checked_fields(metadata, fields, where=os.fspath(path), fix=again)
 
 
 def kind_of(directory: FilePath) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import argcomplete
 
-from taser_jax import __version__, configuration, messages
+from taser_jax import __version__, configuration, limits, messages
 from taser_jax.command_line import Arguments, configurable_names, overview, parse, parser
 from taser_jax.command_options import help_text
 from taser_jax.command_table import COMMANDS, GROUPS
@@ -85,9 +85,8 @@ def run(argv: Sequence[str]) -> int:
         if arguments.help:
             print(help_text(arguments.command, command, function, module.CONFIGURABLES))
             return 0
-        if not arguments.multihost:
-            return _execute(module, function, arguments)
-        with hosts.naming_lost_hosts():
+        lost = hosts.naming_lost_hosts() if arguments.multihost else contextlib.nullcontext()
+        with limits.use(arguments.limits), lost:
             return _execute(module, function, arguments)
     except TaserError as error:
         messages.say(f"error{_this_host()}: {_message(error)}")

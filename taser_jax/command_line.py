@@ -18,6 +18,7 @@ from taser_jax.command_table import COMMANDS, GROUPS
 from taser_jax.configuration import GinFlags
 from taser_jax.errors import ConfigError
 from taser_jax.gin_files import gin_directory
+from taser_jax.limits import Limits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Arguments:
         multihost: whether to join other hosts first.
         coordinator_timeout: seconds to wait for them.
         help: whether to print the command's help.
+        limits: of what lines and arrays of files may take.
     """
 
     command: str
@@ -39,6 +41,7 @@ class Arguments:
     multihost: bool = False
     coordinator_timeout: int = 300
     help: bool = False
+    limits: Limits = Limits()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -101,10 +104,21 @@ def _flags() -> _Parser:
     flags.add_argument(
         "--coordinator_timeout",
         default=Arguments.coordinator_timeout,
-        type=_seconds,
+        type=functools.partial(_whole, flag="--coordinator_timeout"),
         metavar="SECONDS",
         help="how long to wait for the other hosts (%(default)s)",
     )
+    for field, what in (
+        ("line_mib", "MiB of one line or JSON record of a file"),
+        ("array_gib", "GiB of one array of a checkpoint from elsewhere"),
+    ):
+        flags.add_argument(
+            f"--max_{field}",
+            default=getattr(Limits, field),
+            type=functools.partial(_whole, flag=f"--max_{field}"),
+            metavar="N",
+            help=f"most {what} (%(default)s)",
+        )
     flags.add_argument(
         "-v",
         "--verbose",
@@ -126,9 +140,9 @@ def _bound(name: str, value: str) -> tuple[str, str]:
     return name, value
 
 
-def _seconds(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"--coordinator_timeout is {text!r}", expected="seconds, a whole number")
+def _whole(text: str, *, flag: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10) or int(text) < 1:
+        raise ConfigError(f"{flag} is {text!r}", expected="a whole number, 1 or more")
     return int(text)
 
 
@@ -198,6 +212,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         dry_run=found.dry_run,
         multihost=found.multihost,
         coordinator_timeout=found.coordinator_timeout,
+        limits=Limits(found.max_line_mib, found.max_array_gib),
         help=found.help,
     )
 

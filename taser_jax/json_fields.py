@@ -54,6 +54,7 @@ class JsonField:
         minimum: the least number; `above` excludes the number itself.
         above: a number that it must exceed.
         maximum: the greatest number.
+        choices: the strings that it may be; empty for any.
         items: what each element of a list, or each value of an object, must be.
         fields: fields of an object; others are ignored.
     """
@@ -64,6 +65,7 @@ class JsonField:
     minimum: float | None = None
     above: float | None = None
     maximum: float | None = None
+    choices: tuple[str, ...] = ()
     items: JsonField | None = None
     fields: Mapping[str, JsonField] | None = None
 
@@ -78,6 +80,7 @@ class JsonField:
         types = self.types if isinstance(self.types, tuple) else (self.types,)
         limits = {"at least": self.minimum, "above": self.above, "at most": self.maximum}
         words = [f"{name} {limit:,}" for name, limit in limits.items() if limit is not None]
+        words += [f"one of {', '.join(map(repr, self.choices))}"] if self.choices else []
         return ", ".join([" or ".join(kind.value for kind in types), *words])
 
     def accepts(self, value: object) -> bool:
@@ -85,6 +88,8 @@ class JsonField:
         types = self.types if isinstance(self.types, tuple) else (self.types,)
         if not any(kind.holds(value) for kind in types):
             return False
+        if isinstance(value, str) and self.choices:
+            return value in self.choices
         if type(value) not in (int, float):
             return True
         number: Any = value

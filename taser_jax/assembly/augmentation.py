@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from taser_jax.artifacts import (
+    ARRAY_ERRORS,
+    FINGERPRINTS,
     METADATA,
     FilePath,
     fingerprint,
@@ -26,6 +28,7 @@ from taser_jax.data.memories import AugmentedTexts, Lookup, Mixture
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.json_files import read_strings
 from taser_jax.models.bert_fusion import BertFusionConfig, FusedStates
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.joined import JoinedEmbeddings
@@ -86,10 +89,16 @@ def read_lookup(directory: FilePath, task: str, split: str) -> tuple[Lookup, dic
             where=str(own),
             fix="run `taser augment` for this task and split",
         )
-    metadata = read_metadata(own, KIND, _VERSION)
-    query_ids = json.loads((own / _QUERY_IDS).read_text(encoding="utf-8"))
-    with np.load(own / _LOOKUP) as arrays:
-        return Lookup(query_ids, arrays["rows"], arrays["scores"]), metadata
+    metadata = read_metadata(own, KIND, _VERSION, fields={"fingerprints": FINGERPRINTS})
+    again = f"delete {own} and run `taser augment` again"
+    query_ids = read_strings(own / _QUERY_IDS, fix=again)
+    try:
+        with np.load(own / _LOOKUP) as arrays:
+            return Lookup(query_ids, arrays["rows"], arrays["scores"]), metadata
+    except ARRAY_ERRORS as error:
+        raise DataError(
+            f"missing or damaged: {error}", where=str(own / _LOOKUP), fix=again
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True)

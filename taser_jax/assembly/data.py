@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -24,12 +23,17 @@ from taser_jax.data.token_store.negatives import (
 )
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.json_fields import JsonField, JsonType
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.partitioning import Partitioner
 from taser_jax.progress import logger
 
 # Beside the token store: the SeqIO mixture it was made from, with its sampling weights.
 MIXTURE_FILE = "mixture.json"
+_MIXTURE_FIELDS = {
+    "weights": JsonField(JsonType.OBJECT, required=True, items=JsonField(JsonType.NUMBER)),
+    "registered": JsonField(JsonType.OBJECT, items=JsonField(JsonType.STRING)),
+}
 
 
 def training_queries(
@@ -93,7 +97,8 @@ def names_in_store(store: TokenStore, names: Sequence[str]) -> list[str]:
     Example:
         `docs_summary`, registered for task `summary` of collection `docs`, is `summary`.
     """
-    registered = read_json(store.directory / MIXTURE_FILE, absent={}).get("registered", {})
+    path = store.directory / MIXTURE_FILE
+    registered = read_json(path, fields=_MIXTURE_FIELDS, absent={}).get("registered", {})
     return [name if name in store.tasks else registered.get(name, name) for name in names]
 
 
@@ -144,7 +149,7 @@ def with_mixture_rates(
     path = store.directory / MIXTURE_FILE
     if batching.rates or not path.exists():
         return batching
-    weights = json.loads(path.read_text(encoding="utf-8"))["weights"]
+    weights = read_json(path, fields=_MIXTURE_FIELDS)["weights"]
     sizes = {task: len(found) for task, found in queries.items()}
     if not sizes.keys() <= weights.keys():
         return batching

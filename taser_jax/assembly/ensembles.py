@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 from taser_jax.artifacts import (
+    ARRAY_ERRORS,
+    FINGERPRINTS,
     METADATA,
     FilePath,
     Fingerprint,
@@ -30,6 +32,7 @@ from taser_jax.data.batches.prefetch import prefetch
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.json_fields import JsonField, JsonType
 from taser_jax.models.ensemble import EnsembleConfig, Params, apply_members
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import Embeddings
@@ -38,6 +41,13 @@ from taser_jax.training.ensemble_step import EnsembleBatch, MemberPlacement, mem
 
 KIND = "ensemble"
 _VERSION = 1
+_COUNT = JsonField(JsonType.INTEGER, required=True, minimum=1)
+_FIELDS = {
+    "fingerprints": FINGERPRINTS,
+    "members": _COUNT,
+    "hidden_dims": JsonField(JsonType.LIST, required=True, items=_COUNT),
+    "tasks": JsonField(JsonType.LIST, required=True, items=JsonField(JsonType.STRING)),
+}
 _MEMBERS = "members.npz"
 
 
@@ -300,7 +310,7 @@ class Ensemble:
             DataError: none is there, or its arrays are damaged.
             FingerprintError: it belongs to another model or collection.
         """
-        metadata = read_metadata(directory, KIND, _VERSION)
+        metadata = read_metadata(directory, KIND, _VERSION, fields=_FIELDS)
         require_equal(
             f"ensemble {directory}",
             metadata["fingerprints"],
@@ -314,7 +324,7 @@ class Ensemble:
                 for name in arrays.files:
                     layer, _, leaf = name.partition("/")
                     params.setdefault(layer, {})[leaf] = arrays[name]
-        except (OSError, ValueError) as error:
+        except ARRAY_ERRORS as error:
             raise DataError(
                 f"missing or damaged: {error}",
                 where=str(path),

@@ -28,8 +28,10 @@ from taser_jax.artifacts import (
 from taser_jax.batch import EncoderInput, Role
 from taser_jax.checksums import check_file
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.text_settings import Titles
 from taser_jax.encoded import static_task
 from taser_jax.errors import ConfigError
+from taser_jax.json_fields import JsonField, JsonType
 from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models import config_io
 from taser_jax.models.bert_fusion import FUSION_PARTS
@@ -42,6 +44,21 @@ MODEL_FILE = "model.json"
 RUN_FILE = "run.json"
 CONFIG_FILE = "config.gin"
 VOCABULARY = "vocabulary"
+_COUNT = JsonField(JsonType.INTEGER, minimum=1)
+# The fields of run.json that commands read; one value, or one for each task.
+_FACT_FIELDS = {
+    "query_length": _COUNT,
+    "passage_length": _COUNT,
+    "query_lengths": JsonField(JsonType.OBJECT, items=_COUNT),
+    "query_prompt": JsonField((JsonType.LIST, JsonType.OBJECT)),
+    "query_normalization": JsonField((JsonType.STRING, JsonType.OBJECT)),
+    "titles": JsonField(JsonType.STRING, choices=tuple(kind.value for kind in Titles)),
+    "selection": JsonField(JsonType.STRING, choices=tuple(kind.value for kind in Selection)),
+    "train_from_block": JsonField(JsonType.INTEGER, minimum=0),
+    "tsage_beta": JsonField(JsonType.NUMBER),
+    "data_fingerprint": JsonField(JsonType.STRING),
+    "collection_fingerprint": JsonField(JsonType.STRING),
+}
 
 EncodeFn = Callable[[EncoderInput], jax.Array]
 
@@ -328,8 +345,13 @@ def write_run_record(
 
 
 def read_facts(model_dir: FilePath) -> dict[str, Any]:
-    """run.json; empty where a model was trained before it was written."""
-    return read_json(epath.Path(model_dir) / RUN_FILE, absent={})
+    """run.json; empty where a model was trained before it was written.
+
+    Raises:
+        DataError: it is no JSON object, or a field that commands read is not what it must be.
+    """
+    again = "copy the file again from where the model was trained"
+    return read_json(epath.Path(model_dir) / RUN_FILE, fields=_FACT_FIELDS, fix=again, absent={})
 
 
 def read_config_text(model_dir: FilePath) -> str:

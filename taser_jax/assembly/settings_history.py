@@ -129,7 +129,7 @@ def _read(model_dir: FilePath) -> list[dict[str, Any]]:
         history = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         if all(isinstance(entry["settings"], dict) for entry in history):
             return history
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise DataError(
         "not a history of settings",

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gzip
 import hashlib
+import io
 import json
 import os
 import zlib
@@ -15,6 +16,7 @@ from typing import IO, Any
 
 from etils import epath
 
+from taser_jax import limits
 from taser_jax.artifacts import FilePath, is_remote
 from taser_jax.errors import DataError
 from taser_jax.json_fields import check_text
@@ -110,11 +112,14 @@ def numbered_lines(path: FilePath) -> Iterator[tuple[int, str]]:
         Line number and line; a final line may lack a newline.
 
     Raises:
-        DataError: missing file, empty file, broken gzip, or a line that is not UTF-8.
+        DataError: missing file, empty file, broken gzip, or a line that is not UTF-8 or longer
+            than the limit.
     """
     number = 0
     with open_bytes(path) as stream:
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(_lines(stream), start=1):
+            if len(line) > limits.line_bytes():
+                raise limits.line_too_long(path, number)
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
             try:
@@ -123,6 +128,16 @@ def numbered_lines(path: FilePath) -> Iterator[tuple[int, str]]:
                 raise _not_utf8(f"{os.fspath(path)}:{number}", error) from error
     if number == 0:
         raise _empty(path)
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Lines, of which no more is read than one byte beyond the limit."""
+    if not isinstance(stream, io.BufferedIOBase):
+        # TensorFlow's files on buckets read whole lines only.
+        yield from stream
+        return
+    while line := stream.readline(limits.line_bytes() + 1):
+        yield line
 
 
 def json_lines(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -176,6 +191,8 @@ def _json_array(path: FilePath) -> Iterator[tuple[int, dict[str, Any]]]:
                     error.pos >= len(buffer) - _CUT_LITERAL
                 )
                 if cut and not at_end:
+                    if len(buffer) - position > limits.line_bytes():
+                        raise limits.line_too_long(path, line) from error
                     buffer, position, at_end = _refill(text, buffer[position:])
                     continue
                 if cut:

@@ -12,7 +12,8 @@ from typing import overload
 import numpy as np
 from etils import epath
 
-from taser_jax.artifacts import is_remote, storage_errors
+from taser_jax.artifacts import is_remote, read_json, storage_errors
+from taser_jax.json_fields import JsonField, JsonType, checked_fields
 
 _IDS, _OFFSETS, _ALIASES = "ids.txt", "id_offsets.npy", "aliases.json"
 _IDS_BLOCK = 4096
@@ -210,7 +211,15 @@ def save_aliases(directory: epath.Path, aliases: Mapping[str, int]) -> None:
 
 def load_aliases(directory: epath.Path) -> dict[str, int]:
     """Reads what `save_aliases` wrote."""
-    return json.loads((directory / _ALIASES).read_text())
+    rows = JsonField(JsonType.INTEGER, minimum=0)
+    path, again = directory / _ALIASES, "run the `taser prepare` command that made it again"
+    value = checked_fields(
+        {"aliases": read_json(path, fix=again)},
+        {"aliases": JsonField(JsonType.OBJECT, items=rows)},
+        where=str(path),
+        fix=again,
+    )
+    return value["aliases"]
 
 
 def save_array(path: epath.Path, array: np.ndarray) -> None:

@@ -16,6 +16,8 @@ from taser_jax.interop import lowering
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.interop.tokenizer_files import write_tokenizer
+from taser_jax.json_fields import JsonField, JsonType
+from taser_jax.json_files import read_json
 from taser_jax.models import config_io
 
 FORMAT_VERSION = 1
@@ -26,6 +28,10 @@ VOCABULARY = "vocabulary"
 # The tokenizer of queries, where a prompt precedes them.
 QUERY_TOKENIZER = "query_tokenizer"
 _VOCABULARY_FILE = "vocabulary.json"
+_VOCABULARY_FIELDS = {
+    "size": JsonField(JsonType.INTEGER, required=True, minimum=1),
+    "kind": JsonField(JsonType.STRING, required=True),
+}
 
 # How to use an export without taser_jax; `directory`, `ids` (int32) and `mask` (bool, True at real
 # tokens), both [batch, length], are the reader's.
@@ -182,9 +188,9 @@ def card_texts(source: ExportSource) -> CardTexts:
 def _vocabulary_metadata(source: ExportSource) -> dict[str, Any]:
     path = source.vocabulary_dir / _VOCABULARY_FILE
     try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
+        metadata = read_json(path, fields=_VOCABULARY_FIELDS)
         size, kind = metadata["size"], metadata["kind"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except DataError as error:
         raise ConfigError(
             f"no vocabulary ({error})",
             where=str(path),

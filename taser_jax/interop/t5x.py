@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
+import os
 import pathlib
 import re
 from typing import Any
@@ -17,7 +17,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PyTree
 from msgpack.exceptions import ExtraData, FormatError, OutOfData, StackError
 
+from taser_jax import limits
 from taser_jax.errors import DataError
+from taser_jax.json_fields import JsonField, JsonType
+from taser_jax.json_files import read_json
 from taser_jax.progress import track
 
 _INDEX_FILE = "checkpoint"
@@ -27,6 +30,13 @@ _TENSORFLOW_MARK = b"model_checkpoint_path"
 _PLACEHOLDER = "PLACEHOLDER://"
 # From this version on bfloat16 is written natively; before, as unsigned integer bits.
 _NATIVE_BFLOAT16 = 3
+_SIZES = JsonField(JsonType.LIST, required=True, items=JsonField(JsonType.INTEGER, minimum=0))
+_ZARRAY_FIELDS = {
+    "shape": _SIZES,
+    "chunks": dataclasses.replace(_SIZES, items=JsonField(JsonType.INTEGER, minimum=1)),
+    "dtype": JsonField(JsonType.STRING, required=True),
+    "dimension_separator": JsonField(JsonType.STRING),
+}
 _UNREADABLE = (ValueError, KeyError, TypeError, ExtraData, FormatError, OutOfData, StackError)
 
 
@@ -165,7 +175,7 @@ def _read_msgpack(directory: pathlib.Path) -> T5XCheckpoint:
         ) from error
     if not isinstance(tree, dict):
         raise DataError(f"holds {type(tree).__name__}", where=str(path), expected="a map")
-    version = int(tree.get("version", 0))
+    version = _whole_number(tree.get("version", 0), path, "version")
     tree = tree.get("optimizer") or tree.get("_optimizer") or tree
     target = _target(tree, path)
     leaves = flatten_dict(target, is_leaf=lambda _, node: "kvstore" in node)
@@ -174,10 +184,28 @@ def _read_msgpack(directory: pathlib.Path) -> T5XCheckpoint:
         for name, leaf in track(leaves.items(), description="read T5X arrays", total=len(leaves))
         if leaf is not None
     }
-    step = tree.get("state", {}).get("step")
+    state = tree.get("state", {})
+    if not isinstance(state, dict):
+        found = type(state).__name__
+        raise DataError(found, where=f"{path}, field 'state'", expected="a map")
+    step = state.get("step")
     if step is not None:
-        step = int(_leaf(step, directory, ("state", "step"), version))
+        leaf = _leaf(step, directory, ("state", "step"), version)
+        step = _whole_number(leaf, path, "state/step")
     return T5XCheckpoint(unflatten_dict(read), step)
+
+
+def _whole_number(value: object, path: pathlib.Path, field: str) -> int:
+    """An integer, or an array of one."""
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "iu" or int(array.item()) < 0:
+        raise DataError(
+            f"{field} is {str(value)[:60]!r}",
+            where=f"{path}, field {field!r}",
+            expected="a whole number",
+            fix="the file is no T5X index, or damaged: copy it again",
+        )
+    return int(array.item())
 
 
 def _target(tree: PyTree, where: pathlib.Path) -> dict[str, Any]:
@@ -198,7 +226,7 @@ def _leaf(node: object, directory: pathlib.Path, name: tuple[str, ...], version:
         # Orbax beside msgpack stored native bfloat16, whatever the tree's version.
         return _read_zarr(directory, node.removeprefix(_PLACEHOLDER), name)
     if isinstance(node, dict):
-        array = _read_zarr(directory, _stored_path(node), name)
+        array = _read_zarr(directory, _stored_path(node, name), name)
     else:
         array = np.asarray(node)
     # NumPy has no name for bfloat16: some writers stored its two bytes as void.
@@ -207,9 +235,16 @@ def _leaf(node: object, directory: pathlib.Path, name: tuple[str, ...], version:
     return array
 
 
-def _stored_path(spec: dict[str, Any]) -> str:
+def _stored_path(spec: dict[str, Any], name: tuple[str, ...]) -> str:
     """Path of a description's files; in the oldest files beside `kvstore`, not inside."""
-    path = spec["kvstore"].get("path") or spec.get("path") or ""
+    kvstore = spec.get("kvstore")
+    if not isinstance(kvstore, dict):
+        raise DataError(
+            f"parameter {'/'.join(map(str, name))} is stored in {str(kvstore)[:60]!r}",
+            where=f"{_INDEX_FILE}, field 'kvstore'",
+            expected="a map with a path, as TensorStore describes arrays",
+        )
+    path = kvstore.get("path") or spec.get("path") or ""
     return str(path).rstrip("/")
 
 
@@ -218,9 +253,10 @@ def _read_zarr(directory: pathlib.Path, stored: str, name: tuple[str, ...]) -> n
     stored_path = pathlib.PurePosixPath(stored)
     relative = stored_path.name if stored_path.is_absolute() or ".." in stored else stored
     path = directory / relative
-    parameter = "/".join(name)
+    parameter = "/".join(map(str, name))
     metadata_file = path / ".zarray"
-    if not stored or not metadata_file.is_file():
+    # os.path's takes names of any length and character.
+    if not stored or not os.path.isfile(metadata_file):
         raise DataError(
             f"no zarr array for parameter {parameter}",
             where=str(metadata_file),
@@ -228,7 +264,8 @@ def _read_zarr(directory: pathlib.Path, stored: str, name: tuple[str, ...]) -> n
             fix="the checkpoint is incomplete: copy the directory as a whole, hidden files too",
         )
     try:
-        metadata = json.loads(metadata_file.read_text(encoding="utf-8"))
+        metadata = read_json(metadata_file, fields=_ZARRAY_FIELDS)
+        _check_size(metadata, metadata_file, parameter)
         _check_chunks(path, metadata, parameter)
         spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path.absolute())}}
         return np.asarray(tensorstore.open(spec, open=True).result().read().result())
@@ -241,6 +278,28 @@ def _read_zarr(directory: pathlib.Path, stored: str, name: tuple[str, ...]) -> n
         ) from error
 
 
+def _check_size(metadata: dict[str, Any], path: pathlib.Path, parameter: str) -> None:
+    """Refuses arrays beyond the limit before memory is taken for them, or for one of their chunks.
+
+    Raises:
+        DataError: naming the size and how to raise the limit.
+    """
+    try:
+        item = np.dtype(metadata["dtype"]).itemsize
+    except TypeError as error:
+        raise DataError(
+            f"dtype {metadata['dtype']!r}",
+            where=f"{path}, field 'dtype'",
+            expected="a type of NumPy's, such as '<f4'",
+        ) from error
+    for field in ("shape", "chunks"):
+        limits.check_array(
+            item * math.prod(metadata[field]),
+            what=f"parameter {parameter}, of shape {metadata[field]}",
+            where=f"{path}, field {field!r}",
+        )
+
+
 def _check_chunks(path: pathlib.Path, metadata: dict[str, Any], parameter: str) -> None:
     """Refuses missing chunks, which zarr reads as the fill value; T5X writes every chunk."""
     if metadata.get("fill_value") is not None:
@@ -248,6 +307,15 @@ def _check_chunks(path: pathlib.Path, metadata: dict[str, Any], parameter: str) 
     counts = [
         -(-size // chunk) for size, chunk in zip(metadata["shape"], metadata["chunks"], strict=True)
     ]
+    total, files = math.prod(counts), sum(len(names) for _, _, names in os.walk(path))
+    if total > files:
+        # Far too many to name, perhaps.
+        raise DataError(
+            f"{total - files + 1:,} of {total:,} chunks of parameter {parameter} are missing",
+            where=str(path),
+            expected="every chunk",
+            fix="the checkpoint is incomplete: copy the directory as a whole",
+        )
     separator = metadata.get("dimension_separator", ".")
     names = [separator.join(map(str, index)) or "0" for index in np.ndindex(*counts)]
     missing = [name for name in names if not (path / name).is_file()]

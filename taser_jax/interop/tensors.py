@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 by it
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -22,6 +23,9 @@ PYTORCH = "pytorch_model.bin"
 PYTORCH_INDEX = "pytorch_model.bin.index.json"
 _WEIGHTS = (SAFETENSORS, SAFETENSORS_INDEX, PYTORCH, PYTORCH_INDEX)
 
+# safetensors' names of what NumPy holds; the others are those of quantised weights.
+_FLOATS, _OTHERS = ("F64", "F32", "F16", "BF16"), ("C64", "BOOL")
+_DTYPES = {*_FLOATS, *_OTHERS, *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
 _INDEX_FIELDS = {
     "weight_map": JsonField(JsonType.OBJECT, required=True, items=JsonField(JsonType.STRING))
 }
@@ -140,6 +144,7 @@ def _read_shards(
 def _read_safetensors(path: pathlib.Path) -> Tensors:
     try:
         with safe_open(path, framework="numpy") as file:
+            _check_dtypes(file, path)
             # An array of a mapped file would keep the whole file mapped.
             return {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError, ValueError) as error:
@@ -149,9 +154,22 @@ def _read_safetensors(path: pathlib.Path) -> Tensors:
 def _read_safetensors_shapes(path: pathlib.Path) -> Shapes:
     try:
         with safe_open(path, framework="numpy") as file:
+            _check_dtypes(file, path)
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
+
+
+def _check_dtypes(file: Any, path: pathlib.Path) -> None:
+    for name in file.keys():  # noqa: SIM118 - no mapping
+        dtype = file.get_slice(name).get_dtype()
+        if dtype not in _DTYPES:
+            raise DataError(
+                f"{name} is of type {dtype}",
+                where=str(path),
+                expected="weights of type F32, F16 or BF16",
+                fix="quantised checkpoints are not supported: use the original checkpoint",
+            )
 
 
 def _read_pytorch(path: pathlib.Path) -> Tensors:
@@ -171,7 +189,11 @@ def _read_pytorch(path: pathlib.Path) -> Tensors:
         raise _damaged(path, error) from error
     if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
         raise _damaged(path, ValueError("not a flat dictionary of tensors"))
-    return {name: _to_numpy(tensor, torch) for name, tensor in state.items()}
+    try:
+        return {name: _to_numpy(tensor, torch) for name, tensor in state.items()}
+    except (TypeError, RuntimeError) as error:
+        # NumPy has no 8-bit floats, and no sparse or quantised tensors.
+        raise _damaged(path, error) from error
 
 
 def _to_numpy(tensor: Any, torch: types.ModuleType) -> np.ndarray:

@@ -73,13 +73,16 @@ def from_json(text: str, *, where: str = "model.json") -> ModelConfig:
         raise ConfigError(
             f"not JSON: {error.msg}", where=f"{where}:{error.lineno}", expected="a JSON object"
         ) from error
+    except (ValueError, RecursionError) as error:
+        # Numbers of thousands of digits, and nesting as deep.
+        raise ConfigError(f"not JSON: {error}", where=where, expected="a JSON object") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{type(value).__name__}", where=where, expected="a JSON object")
     again = "read it with the version of taser_jax that wrote it, or train again"
     check_version(value, FORMAT_VERSION, where=where, fix=again, error=ConfigError)
     del value["format_version"]
     kind = value.pop("kind", _DEFAULT_KIND)
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ConfigError(
             f"kind is {kind!r}",
             where=where,

@@ -17,6 +17,7 @@ from bm25s.tokenization import Tokenizer
 
 from taser_jax import artifacts, checksums
 from taser_jax.errors import ConfigError, DataError, FingerprintError
+from taser_jax.json_fields import JsonField, JsonType
 from taser_jax.locks import one_writer
 from taser_jax.progress import track
 from taser_jax.records import Passage
@@ -25,6 +26,10 @@ from taser_jax.settings import from_plain, to_plain
 
 _KIND = "bm25 index"
 _VERSION = 2
+_FIELDS = {
+    "fingerprints": artifacts.FINGERPRINTS,
+    "config": JsonField(JsonType.OBJECT, required=True),
+}
 # Fewer queries are answered before a progress bar could be drawn.
 _SHOWN = 1000
 _WORD = re.compile(r"\w+")
@@ -98,7 +103,7 @@ class Bm25Index:
     """
 
     def __init__(self, directory: artifacts.FilePath) -> None:
-        metadata = artifacts.read_metadata(directory, _KIND, _VERSION)
+        metadata = artifacts.read_metadata(directory, _KIND, _VERSION, fields=_FIELDS)
         self.config = from_plain(Bm25Config, metadata["config"], str(directory))
         self.fingerprints: dict[str, str] = metadata["fingerprints"]
         self._index = bm25s.BM25.load(directory, mmap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import pathlib
 import time
@@ -19,12 +20,23 @@ from taser_jax import artifacts
 from taser_jax.batch import EncoderInput
 from taser_jax.encoded import Normalization
 from taser_jax.errors import DataError
+from taser_jax.json_fields import JsonField, JsonType
 from taser_jax.progress import bar, logger
 from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
 
 _VERSION = 1
 # Batches queued on the device before the first result is awaited.
 _IN_FLIGHT = 2
+_COUNT = JsonField(JsonType.INTEGER, required=True, minimum=1)
+_FIELDS = {
+    "fingerprints": artifacts.FINGERPRINTS,
+    "num_rows": dataclasses.replace(_COUNT, minimum=0),
+    "dim": _COUNT,
+    "shard_rows": _COUNT,
+    "dtype": JsonField(
+        JsonType.STRING, required=True, choices=tuple(kind.value for kind in EmbeddingDtype)
+    ),
+}
 EncodeFn = Callable[[EncoderInput], jax.typing.ArrayLike]
 
 
@@ -55,10 +67,19 @@ class Embeddings:
 
     def __init__(self, directory: artifacts.FilePath) -> None:
         self.directory = pathlib.Path(directory)
-        self.metadata = artifacts.read_metadata(directory, self.KIND, _VERSION)
+        self.metadata = artifacts.read_metadata(directory, self.KIND, _VERSION, fields=_FIELDS)
         self.fingerprints: dict[str, str] = self.metadata["fingerprints"]
         self.shape: tuple[int, int] = (self.metadata["num_rows"], self.metadata["dim"])
         self._dtype = EmbeddingDtype(self.metadata["dtype"])
+        count = -(-self.shape[0] // self.metadata["shard_rows"])
+        if count > sum(1 for _ in self.directory.iterdir()):
+            # Far too many to name, perhaps.
+            raise DataError(
+                f"{self.shape[0]:,} rows in {count:,} shards, which are not all here",
+                where=f"{self.directory / artifacts.METADATA}, fields 'num_rows' and 'shard_rows'",
+                expected="as many rows as were encoded",
+                fix="encode again, into another directory",
+            )
         bounds = _shard_bounds(self.shape[0], self.metadata["shard_rows"])
         self._starts = np.array([start for start, _ in bounds])
         self._shards = [

@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from taser_jax import artifacts
 from taser_jax.errors import ConfigError
+from taser_jax.json_fields import JsonField, JsonType
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.exact import ExactConfig, ExactSearcher
 from taser_jax.retrieval.scann_index import KIND as SCANN_KIND
@@ -26,6 +27,11 @@ from taser_jax.retrieval.truncation import TruncatedEmbeddings, TruncatedSearche
 _EXACT_KIND = "exact index"
 _BLOCK = 1 << 16
 _VERSION = 1
+_EXACT_FIELDS = {
+    "fingerprints": artifacts.FINGERPRINTS,
+    "embeddings": JsonField(JsonType.STRING, required=True),
+    "dim": JsonField(JsonType.INTEGER, minimum=1),
+}
 
 
 class IndexKind(enum.Enum):
@@ -134,7 +140,7 @@ def open_index(
     directory = pathlib.Path(index_dir)
     if artifacts.kind_of(directory) == SCANN_KIND:
         return ScannSearcher.open(directory, fingerprints=fingerprints)
-    metadata = artifacts.read_metadata(directory, _EXACT_KIND, _VERSION)
+    metadata = artifacts.read_metadata(directory, _EXACT_KIND, _VERSION, fields=_EXACT_FIELDS)
     embeddings = Embeddings.open(
         directory / metadata["embeddings"], fingerprints=metadata["fingerprints"]
     )

@@ -8,7 +8,6 @@ Rows of lists are rows of the passage store, as everywhere; run files of TREC ho
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from taser_jax.artifacts import (
     ARRAY_ERRORS,
+    FINGERPRINTS,
     METADATA,
     FilePath,
     read_metadata,
@@ -24,10 +24,16 @@ from taser_jax.artifacts import (
     write_json,
 )
 from taser_jax.errors import DataError
+from taser_jax.json_fields import JsonField, JsonType
+from taser_jax.json_files import read_strings
 from taser_jax.retrieval.runs import Run
 
 LISTS, CONFIDENCE, FUSED_LISTS = "ranked lists", "confidence", "fused lists"
 _VERSION = 1
+_FIELDS = {
+    "fingerprints": FINGERPRINTS,
+    "columns": JsonField(JsonType.LIST, required=True, items=JsonField(JsonType.STRING)),
+}
 _ARRAYS, _QUERY_IDS = "arrays.npz", "query_ids.json"
 
 
@@ -88,17 +94,17 @@ class QueryArrays:
             FingerprintError: it was made from something else.
         """
         directory = pathlib.Path(directory)
-        metadata = read_metadata(directory, kind, _VERSION)
+        metadata = read_metadata(directory, kind, _VERSION, fields=_FIELDS)
         again = f"delete {directory}, then run the same command again, or name another directory"
         require_equal(f"{kind} {directory}", metadata["fingerprints"], fingerprints or {}, again)
         try:
             with np.load(directory / _ARRAYS) as file:
                 arrays = {name: file[name] for name in file.files}
-            query_ids = json.loads((directory / _QUERY_IDS).read_text(encoding="utf-8"))
         except ARRAY_ERRORS as error:
             raise DataError(
                 f"missing or damaged: {error}", where=str(directory), fix=again
             ) from error
+        query_ids = read_strings(directory / _QUERY_IDS, fix=again)
         return cls(kind, query_ids, arrays, metadata["fingerprints"], tuple(metadata["columns"]))
 
 

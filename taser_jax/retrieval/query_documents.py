@@ -8,12 +8,24 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float32
 
-from taser_jax.artifacts import FilePath, read_json, replacing, require_equal, write_json
+from taser_jax.artifacts import (
+    FINGERPRINTS,
+    FilePath,
+    read_json,
+    replacing,
+    require_equal,
+    write_json,
+)
 from taser_jax.data.memories import Lookup, Mixture
 from taser_jax.errors import DataError
+from taser_jax.json_fields import JsonField, JsonType
 
 # Beside a split's query embeddings: what was fused, and the mixture it is of.
 _FUSED, _MIXTURE = "documents.npz", "documents.json"
+_FIELDS = {
+    "fingerprints": FINGERPRINTS,
+    "query_ids": JsonField(JsonType.LIST, required=True, items=JsonField(JsonType.STRING)),
+}
 
 
 def write_fused(
@@ -48,7 +60,7 @@ def read_fused(
         FingerprintError: their documents are of another mixture.
     """
     folder = pathlib.Path(directory)
-    value = read_json(folder / _MIXTURE, absent={})
+    value = read_json(folder / _MIXTURE, fields=_FIELDS, absent={})
     if not value:
         raise DataError(
             "no documents beside the queries' embeddings",

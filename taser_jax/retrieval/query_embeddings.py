@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 import urllib.parse
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from collections.abc import Mapping
 from taser_jax.artifacts import METADATA, FilePath, require_equal, split_path
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.errors import DataError
+from taser_jax.json_files import read_strings
 from taser_jax.retrieval.embeddings import Embeddings, EncodeFn, TokenRows, encode_texts
 from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
 
@@ -73,13 +73,14 @@ class QueryEmbeddings(Embeddings):
     @functools.cached_property
     def query_ids(self) -> list[str]:
         """The source's own ids, one per row."""
-        ids = json.loads((self.directory / _QUERY_IDS).read_text(encoding="utf-8"))
+        again = f"delete {self.directory}, then run `taser encode` again"
+        ids = read_strings(self.directory / _QUERY_IDS, fix=again)
         if len(ids) != len(self):
             raise DataError(
                 f"{len(ids)} query ids",
                 where=str(self.directory / _QUERY_IDS),
                 expected=f"{len(self)}, one per embedding",
-                fix=f"delete {self.directory}, then run `taser encode` again",
+                fix=again,
             )
         return ids
 

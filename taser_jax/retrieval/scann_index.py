@@ -23,6 +23,7 @@ from jaxtyping import Float
 
 from taser_jax import artifacts, checksums
 from taser_jax.errors import ConfigError
+from taser_jax.json_fields import JsonField, JsonType
 from taser_jax.progress import logger, track
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.runs import SearchResult
@@ -48,6 +49,13 @@ from taser_jax.settings import from_plain, to_plain
 
 KIND = "scann index"
 _VERSION = 1
+_COUNT = JsonField(JsonType.INTEGER, required=True, minimum=1)
+_FIELDS = {
+    "fingerprints": artifacts.FINGERPRINTS,
+    "effort": JsonField(JsonType.OBJECT, required=True),
+    "num_passages": _COUNT,
+    "config": JsonField(JsonType.OBJECT, required=True, fields={"shard_passages": _COUNT}),
+}
 _SEED = 20221010
 
 
@@ -62,7 +70,7 @@ class ScannSearcher:
 
     def __init__(self, directory: artifacts.FilePath, *, resident_bytes: int = 32 << 30) -> None:
         self.directory = pathlib.Path(directory)
-        self.metadata = artifacts.read_metadata(directory, KIND, _VERSION)
+        self.metadata = artifacts.read_metadata(directory, KIND, _VERSION, fields=_FIELDS)
         self.fingerprints: Mapping[str, str] = self.metadata["fingerprints"]
         self.effort = from_plain(SearchEffort, self.metadata["effort"], str(directory))
         self._shards = Shards(

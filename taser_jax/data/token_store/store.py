@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import pathlib
 import urllib.parse
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from taser_jax.checksums import check_directory
 from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries
 from taser_jax.data.token_store.text_settings import PREPROCESSING_VERSION
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.json_files import read_strings
 
 FORMAT_VERSION = 1
 _REMAKE = "make the token store again with `taser tokenize`"
@@ -244,10 +244,7 @@ def _open_queries(
         for name in ("positives", "hard_negatives")
     )
     path = folder / "query_ids.json"
-    try:
-        query_ids = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, error) from error
+    query_ids = read_strings(path, fix=_REMAKE)
     return TokenizedQueries(
         array.ids,
         array.lengths,
