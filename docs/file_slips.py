@@ -8,7 +8,7 @@ import pathlib
 import struct
 from collections.abc import Callable
 
-from slips import IMPORT, PREPARE, Slip, World, add_line, bert
+from slips import IMPORT, PREPARE, TRAIN, Slip, World, add_line, bert
 
 
 def one_long_line(path: str) -> Callable[[pathlib.Path], None]:
@@ -63,6 +63,18 @@ FILE_SLIPS = (
         change=one_long_line("shop/corpus.jsonl"),
     ),
     Slip("JSON nested a million deep", "a traceback", (IMPORT,), change=nested),
+    Slip(
+        "A Gin file that imports a module",
+        "the module's code was run",
+        (TRAIN,),
+        change=add_line("faq.gin", "import subprocess"),
+    ),
+    Slip(
+        "A DATA_DIR that is a link to itself",
+        "a traceback",
+        (PREPARE.replace("=data", "=loop"),),
+        change=lambda directory: (directory / "loop").symlink_to("loop"),
+    ),
     Slip("Weights of 8 bits", "a traceback", (IMPORT,), change=eight_bits),
     Slip(
         "A `run.json` with a prompt that is no list of ids",

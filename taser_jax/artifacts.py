@@ -40,8 +40,14 @@ FINGERPRINTS = JsonField(JsonType.OBJECT, required=True, items=JsonField(JsonTyp
 _PLAN = "plan.json"
 _DIGITS = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# Paths that no file can have -> what to do.
+_PATHS = {
+    errno.ENAMETOOLONG: "choose a shorter name: each part of a path has at most 255 bytes",
+    errno.ELOOP: "name the directory that the link is meant for: this one leads to itself",
+}
 _STORAGE_ERRNOS = (
     *_FULL,
+    *_PATHS,
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EFBIG, errno.EIO),
 )
 # ArrayRecord and TensorFlow report a failed write by its text, not by an OSError.
@@ -54,7 +60,10 @@ _STORAGE_MESSAGES = (
     "quota exceeded",
     "not a directory",
     "file too large",
+    # A path with U+0000.
+    "embedded null",
 )
+_LONGEST_SHOWN = 120
 
 
 def split_path(directory: FilePath, task: str, split: str, suffix: str = "") -> pathlib.Path:
@@ -91,7 +100,8 @@ def storage_errors(path: FilePath, *, doing: str = "write") -> Iterator[None]:
         doing: what fails.
 
     Raises:
-        StorageError: for a full disk, a read-only or forbidden place, an exhausted quota.
+        StorageError: for a full disk, a read-only or forbidden place, an exhausted quota, or a path
+            that no file can have.
     """
     try:
         yield
@@ -106,7 +116,7 @@ def storage_errors(path: FilePath, *, doing: str = "write") -> Iterator[None]:
         number = errno.ENOSPC if _PARTIAL_WRITE in str(error) else error.errno
         if number not in _STORAGE_ERRNOS:
             raise
-        named = f" ({error.filename})" if error.filename else ""
+        named = f" ({_shortened(error.filename)})" if error.filename else ""
         raise _storage_error(path, doing, f"{error.strerror or error}{named}", number) from error
     except Exception as error:
         if not any(message in str(error).lower() for message in _STORAGE_MESSAGES):
@@ -114,7 +124,20 @@ def storage_errors(path: FilePath, *, doing: str = "write") -> Iterator[None]:
         raise _storage_error(path, doing, str(error), None) from error
 
 
+def _shortened(path: object) -> str:
+    text = str(path)
+    half = _LONGEST_SHOWN // 2
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:half]}...{text[-half:]}"
+
+
 def _storage_error(path: FilePath, doing: str, reason: str, number: int | None) -> StorageError:
+    if number in _PATHS:
+        return StorageError(
+            f"could not {doing}: {reason}",
+            where=_shortened(path),
+            expected="the path of a file or directory that can exist",
+            fix=_PATHS[number],
+        )
     full = number in (*_FULL, errno.EFBIG) or any(
         message in reason.lower() for message in _FULL_MESSAGES
     )

@@ -86,7 +86,11 @@ def run(argv: Sequence[str]) -> int:
             print(help_text(arguments.command, command, function, module.CONFIGURABLES))
             return 0
         lost = hosts.naming_lost_hosts() if arguments.multihost else contextlib.nullcontext()
-        with limits.use(arguments.limits), lost:
+        from taser_jax.artifacts import storage_errors
+
+        # Commands name what they write; this is for the rest.
+        rest = storage_errors(f"taser {arguments.command}", doing="read or write")
+        with limits.use(arguments.limits), lost, rest:
             return _execute(module, function, arguments)
     except TaserError as error:
         messages.say(f"error{_this_host()}: {_message(error)}")
@@ -161,11 +165,7 @@ def _execute(module: ModuleType, function: Callable[..., None], arguments: Argum
     keywords: dict[str, Any] = {"dry_run": arguments.dry_run} if has_dry_run else {}
     if "config_text" in inspect.signature(function).parameters:
         keywords["config_text"] = resolved.text
-    from taser_jax.artifacts import storage_errors
-
-    # Commands name what they write; this is for the rest.
-    with storage_errors(f"taser {arguments.command}", doing="read or write"):
-        resolved.function(**keywords)
+    resolved.function(**keywords)
     return 0
 
 

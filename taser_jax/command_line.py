@@ -91,6 +91,13 @@ def _flags() -> _Parser:
         help="further folders to search for Gin files",
     )
     flags.add_argument(
+        "--gin_import",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="module, or package of modules, that Gin files may import; importing runs its code",
+    )
+    flags.add_argument(
         "--dry_run",
         "--dry-run",
         action="store_true",
@@ -208,6 +215,7 @@ def parse(argv: Sequence[str]) -> Arguments:
             defaults=(COMMANDS[name].base or COMMANDS[name].gin_file,) if found.gin_file else (),
             bindings=(*bindings, *found.bindings),
             search_paths=tuple(found.gin_search_paths),
+            imports=tuple(found.gin_import),
         ),
         dry_run=found.dry_run,
         multihost=found.multihost,

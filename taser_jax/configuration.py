@@ -45,12 +45,14 @@ class GinFlags:
             of a project, which hold paths and names for all commands.
         bindings: (name, value as written) pairs; they win over files.
         search_paths: folders searched for Gin files beside the packaged ones.
+        imports: modules that files may import beside those of this package.
     """
 
     files: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()
     bindings: tuple[tuple[str, str], ...] = ()
     search_paths: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +232,7 @@ def _read_files(flags: GinFlags, function: str, elsewhere: Collection[str]) -> G
 
     def read(*paths: str) -> GinReader:
         gin.clear_config(clear_constants=False)
-        reader = GinReader(flags.search_paths, elsewhere)
+        reader = GinReader(flags.search_paths, elsewhere, flags.imports)
         for path in paths:
             reader.read_file(path)
         return reader

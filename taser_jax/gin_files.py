@@ -23,6 +23,10 @@ from taser_jax.errors import ConfigError
 
 _GIN_ERRORS = (ValueError, SyntaxError, AttributeError, TypeError, tokenize.TokenError)
 MACRO = "gin.macro"
+# Packages whose modules Gin files may import; importing a module runs its code.
+IMPORTABLE = ("taser_jax", "tasks")
+# Gin's own, by which a file may name any function of any module.
+_DYNAMIC = "__gin__"
 
 
 def gin_directory() -> pathlib.Path:
@@ -109,6 +113,7 @@ class GinReader:
             packaged ones.
         elsewhere: names that other commands are configured with; bindings of files that use them
             are skipped.
+        imports: modules that files may import beside those of `IMPORTABLE`.
 
     Attributes:
         referenced: macros that any binding refers to, overridden bindings included.
@@ -116,10 +121,14 @@ class GinReader:
     """
 
     def __init__(
-        self, search_paths: Sequence[str] = (), elsewhere: Collection[str] = frozenset()
+        self,
+        search_paths: Sequence[str] = (),
+        elsewhere: Collection[str] = frozenset(),
+        imports: Sequence[str] = (),
     ) -> None:
         self._search_paths = search_paths
         self._elsewhere = elsewhere
+        self._imports = (*IMPORTABLE, *imports)
         self._bindings: dict[tuple[str, str, str], _Binding] = {}
         self.referenced: set[str] = set()
         self.skipped: set[str] = set()
@@ -128,7 +137,8 @@ class GinReader:
         """Reads a file and its includes.
 
         Raises:
-            ConfigError: a missing file, a malformed line, or an include that changes a value.
+            ConfigError: a missing file, a malformed line, an include that changes a value, or an
+                import of a module that files may not import.
         """
         if path in included_by:
             raise ConfigError("a Gin file includes itself", where=" > ".join((*included_by, path)))
@@ -156,10 +166,40 @@ class GinReader:
                             delegate.skipped = None
                     case config_parser.IncludeStatement(filename=filename):
                         self.read_file(filename, files)
-                    case config_parser.ImportStatement(module=module):
-                        importlib.import_module(module)
+                    case config_parser.ImportStatement(module=module, location=location):
+                        self._import(module, where=f"{files[-1]}:{location.line_num}")
         except _GIN_ERRORS as error:
             raise _readable(error, where=files[-1]) from error
+
+    def _import(self, module: str, *, where: str) -> None:
+        """Imports a module that files may import.
+
+        Raises:
+            ConfigError: they may not, or there is no such module.
+        """
+        if module.split(".")[0] == _DYNAMIC:
+            raise ConfigError(
+                "dynamic registration, by which a file may call any function of any module",
+                where=where,
+                expected="settings of what this command knows",
+                fix="remove the line; `taser <command> --help` lists the names that can be set",
+            )
+        if not any(f"{module}.".startswith(f"{allowed}.") for allowed in self._imports):
+            raise ConfigError(
+                f"import of {module!r}, which runs the code of that module",
+                where=where,
+                expected=f"modules of {', '.join(self._imports)}",
+                fix=f"if you trust the file and the module: --gin_import={module}",
+            )
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"cannot import {error.name!r}",
+                where=where,
+                expected="a module that is installed, or on PYTHONPATH",
+                fix="correct the name, or run from the folder it is in with PYTHONPATH=.",
+            ) from error
 
     def _bind(self, statement: config_parser.BindingStatement, files: tuple[str, ...]) -> None:
         scope, selector, parameter, value, location = statement

@@ -223,7 +223,8 @@ def _configuration(source: ExportSource) -> str:
     if not source.config_text.strip():
         return ""
     return (
-        "## Training configuration\n\nOnly the last part of folder paths is shown.\n\n"
+        "## Training configuration\n\nOnly the last part of folder paths is shown. Gin files can "
+        "import modules, which runs their code: read one from elsewhere before you use it.\n\n"
         f"```\n{without_folders(source.config_text).strip()}\n```\n"
     )
 

@@ -30,6 +30,8 @@ from taser_jax.records import Passage, Query
 
 SPLITS = ("train", "validation", "test")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# Folders are named after it, some with a suffix; file systems take 255 bytes.
+_LONGEST_NAME = 200
 _BLOCK = 2048
 _PASSAGES_PER_SHARD = 1 << 18
 
@@ -348,9 +350,10 @@ def _queries_directory(data_dir: FilePath, collection: str, task: str, split: st
 
 
 def _checked_name(name: str, what: str) -> str:
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME:
         raise ConfigError(
-            f"{what} name {name!r}",
-            expected="letters, digits, '.', '_' and '-', starting with a letter or digit",
+            f"{what} name {name[:_LONGEST_NAME]!r}",
+            expected="letters, digits, '.', '_' and '-', starting with a letter or digit, at most "
+            f"{_LONGEST_NAME} bytes",
         )
     return name
