@@ -227,8 +227,15 @@ def _leaf(node: object, directory: pathlib.Path, name: tuple[str, ...], version:
         return _read_zarr(directory, node.removeprefix(_PLACEHOLDER), name)
     if isinstance(node, dict):
         array = _read_zarr(directory, _stored_path(node, name), name)
-    else:
+    elif isinstance(node, np.ndarray | np.generic | int | float):
         array = np.asarray(node)
+    else:
+        raise DataError(
+            f"parameter {'/'.join(map(str, name))} is {str(node)[:60]!r}",
+            where=str(directory / _INDEX_FILE),
+            expected="an array, or where it is stored",
+            fix="the file is no T5X index, or damaged: copy it again",
+        )
     # NumPy has no name for bfloat16: some writers stored its two bytes as void.
     if array.dtype == "V2" or (version < _NATIVE_BFLOAT16 and array.dtype == np.uint16):
         return array.view(ml_dtypes.bfloat16)

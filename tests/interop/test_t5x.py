@@ -161,9 +161,14 @@ def forget_target(directory):
     (directory / "checkpoint").write_bytes(content)
 
 
+def a_list_for_an_array(directory):
+    write_index(directory, {"target": {"scale": [[1.0, 2.0], [3.0]]}})
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (a_list_for_an_array, r"parameter scale is '\[\[1.0, 2.0\], \[3.0\]\]'"),
         (break_nothing, "no T5X checkpoint here"),
         (break_by_tensorflow, "a TensorFlow checkpoint"),
         (break_by_tensorflow_files_alone, "a TensorFlow checkpoint"),
