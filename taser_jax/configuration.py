@@ -27,6 +27,7 @@ from taser_jax.gin_files import (
     did_you_mean,
     former_macros,
     packaged_macros,
+    read_files,
     references,
 )
 
@@ -41,8 +42,8 @@ class GinFlags:
 
     Attributes:
         files: Gin files, later ones win.
-        defaults: Gin files read before them if none of them configures the command itself, as those
-            of a project, which hold paths and names for all commands.
+        defaults: Gin files read before them unless they configure the whole command themselves;
+            those of a project hold paths and names for all commands.
         bindings: (name, value as written) pairs; they win over files.
         search_paths: folders searched for Gin files beside the packaged ones.
         imports: modules that files may import beside those of this package.
@@ -187,7 +188,14 @@ def resolve(
     """
     targets = [function, *configurables]
     _register(targets)
-    reader = _read_files(flags, recipe_of or function.__name__, elsewhere)
+    reader = read_files(
+        flags.files,
+        flags.defaults,
+        function=recipe_of or function.__name__,
+        # A recipe of another function stands for itself.
+        needed=frozenset() if recipe_of else _without_default(function),
+        make_reader=lambda: GinReader(flags.search_paths, elsewhere, flags.imports),
+    )
     for name, value in flags.bindings:
         reader.read_binding(name, value)
     bindings = _all_bindings()
@@ -227,20 +235,9 @@ def _text(reached: set[_Key]) -> str:
         gin.config._CONFIG = whole
 
 
-def _read_files(flags: GinFlags, function: str, elsewhere: Collection[str]) -> GinReader:
-    """Reads the files, and the defaults before them if none of them configures the function."""
-
-    def read(*paths: str) -> GinReader:
-        gin.clear_config(clear_constants=False)
-        reader = GinReader(flags.search_paths, elsewhere, flags.imports)
-        for path in paths:
-            reader.read_file(path)
-        return reader
-
-    reader = read(*flags.files)
-    if any(selector.split(".")[-1] == function for _, selector in _all_bindings()):
-        return reader
-    return read(*flags.defaults, *flags.files) if flags.defaults else reader
+def _without_default(function: Callable[..., object]) -> frozenset[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return frozenset(one.name for one in parameters if one.default is inspect.Parameter.empty)
 
 
 def _unused(bindings: _Bindings, reached: set[_Key], own: set[str]) -> tuple[str, ...]:

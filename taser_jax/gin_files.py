@@ -13,7 +13,7 @@ import pathlib
 import re
 import tokenize
 import types
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 import gin
@@ -221,6 +221,50 @@ class GinReader:
         gin.bind_parameter(key, value)
         self._bindings[key] = binding
         self.referenced |= {scope for scope, kind in references(value) if kind == MACRO}
+
+
+def read_files(
+    files: Sequence[str],
+    defaults: Sequence[str],
+    *,
+    function: str,
+    needed: frozenset[str],
+    make_reader: Callable[[], GinReader],
+) -> GinReader:
+    """Reads the files, and the defaults before them unless they configure the whole function.
+
+    Example:
+        `ask.task = 'faq'` in a project's file is a setting beside the defaults; a recipe that binds
+        all that is needed stands for them.
+
+    Args:
+        files: of the command line.
+        defaults: of the command.
+        function: the command's.
+        needed: its parameters without a default.
+        make_reader: makes what reads them.
+
+    Returns:
+        The reader, after the last file.
+    """
+
+    def read(paths: Sequence[str]) -> GinReader:
+        gin.clear_config(clear_constants=False)
+        reader = make_reader()
+        for path in paths:
+            reader.read_file(path)
+        return reader
+
+    reader = read(files)
+    bound = {
+        parameter
+        for (_, selector), values in gin.config._CONFIG.items()
+        if selector.split(".")[-1] == function
+        for parameter in values
+    }
+    if (bound and needed <= bound) or not defaults:
+        return reader
+    return read([*defaults, *files])
 
 
 def references(value: Any) -> Iterator[tuple[str, str]]:

@@ -98,6 +98,29 @@ def test_later_files_win_over_earlier_and_the_command_line_over_both(resolve, tm
     assert resolve(BASE, "DISH=third", files=[second]).function()[::2] == ("third", 2)
 
 
+@pytest.mark.parametrize(
+    ("project", "dish"),
+    [
+        # Beside the defaults, which it does not replace.
+        ("DISH = 'pie'\ncook.portions = 2\n", "pie"),
+        ("cook.portions = 2\nDISH = 'stew'\ncook.note = 'hot'\n", "stew"),
+        # In place of them: DISH of the defaults is still required, and would be refused.
+        ("cook.portions = 2\ncook.dish = 'soup'\n", "soup"),
+    ],
+)
+def test_defaults_are_read_unless_the_files_set_all_that_is_needed(tmp_path, project, dish):
+    for name, text in (("defaults", BASE), ("project", project)):
+        (tmp_path / f"{name}.gin").write_text(text)
+    resolved = configuration.resolve(
+        cook,
+        configurables=(SauceConfig, GarnishConfig),
+        flags=GinFlags(
+            files=(str(tmp_path / "project.gin"),), defaults=(str(tmp_path / "defaults.gin"),)
+        ),
+    )
+    assert resolved.function()[::2] == (dish, 2)
+
+
 def test_resolving_again_forgets_the_former_configuration(resolve):
     resolve(BASE, "DISH=pie", "cook.portions=3")
     assert resolve(BASE, "DISH=pie").function()[2] == 1

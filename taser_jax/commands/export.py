@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,7 +26,7 @@ from taser_jax.evaluation.results import read_results
 from taser_jax.interop.ensembles import write_members
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.lowering import check_task
-from taser_jax.interop.model_card import CardTexts, write_card
+from taser_jax.interop.model_card import METADATA, CardTexts, metadata, write_card
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.progress import logger, phase
 from taser_jax.retrieval.confidence import check_temperatures
@@ -76,7 +77,8 @@ def export_model(
 
     Args:
         model_dir: the trained model.
-        output_dir: parent of the formats' directories, which must be absent or empty.
+        output_dir: parent of the formats' directories, which must be absent or empty, or hold this
+            very export, which is then left as it is.
         formats: some of "sentence_transformers", "saved_model", "stablehlo" and "onnx".
         step: step of the checkpoint; None means the best one.
         query_length: maximum tokens per query; None means as in training.
@@ -101,7 +103,8 @@ def export_model(
     wanted = _formats(formats)
     directories = {format: pathlib.Path(output_dir) / format.value for format in wanted}
     for directory in directories.values():
-        _check_empty(directory)
+        if ensemble_dir is not None or not (directory / METADATA).is_file():
+            _check_empty(directory)
     config = read_model_config(model_dir)
     facts = read_facts(model_dir)
     _check_formats(wanted, config)
@@ -139,7 +142,11 @@ def export_model(
             },
         )
     ensemble = _ensemble(ensemble_dir, temperature, model.fingerprint)
+    done = {format for format, path in directories.items() if _is_there(source, format, path)}
     for format, directory in directories.items():
+        if format in done:
+            logger.info("%s: %s, the same export is here already", format.value, directory)
+            continue
         with phase(f"export {format.value}"), replacing(directory) as scratch:
             scratch.mkdir()
             export, card_texts = _exporter(format)
@@ -221,6 +228,18 @@ def _check_empty(directory: pathlib.Path) -> None:
             expected="an empty directory, or none",
             fix="choose another EXPORT_DIR, or delete what is there",
         )
+
+
+def _is_there(source: ExportSource, format: ExportFormat, directory: pathlib.Path) -> bool:
+    """Whether this very export is there, so that nothing is to be done.
+
+    Raises:
+        ConfigError: another one is there.
+    """
+    found = read_json(directory / METADATA, absent={})
+    if found and found != json.loads(json.dumps(metadata(source, format.value))):
+        _check_empty(directory)
+    return bool(found)
 
 
 def _check_formats(formats: Sequence[ExportFormat], config: ModelConfig) -> None:

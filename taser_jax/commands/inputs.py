@@ -108,7 +108,8 @@ def read_task_run(runs_dir: str | pathlib.Path, queries: QuerySet, store: Passag
         raise ConfigError(
             "no run of this task and split here",
             where=str(path),
-            fix="run `taser search` or `taser bm25` for it first",
+            fix="run `taser search` or `taser bm25` for it first, with "
+            f"--gin.SPLIT={queries.split}",
         )
     return read_trec_run(path, store.row_of, query_ids=[query.id for query in queries])
 

@@ -7,11 +7,14 @@ import pathlib
 from collections.abc import Iterator
 
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.text.bert_files import VOCAB_FILE
+from taser_jax.data.text.vocabularies import T5_MODEL_FILE, load_vocabulary
 from taser_jax.data.text.vocabulary_training import VocabularyKind, train_vocabulary
 from taser_jax.errors import ConfigError
 from taser_jax.hosts import first_host_only, writes
 from taser_jax.progress import logger, phase
+
+_OF_WEIGHTS = ("config.json", "tokenizer.json", VOCAB_FILE, T5_MODEL_FILE)
 
 
 @writes("{output_dir}")
@@ -31,7 +34,8 @@ def vocab(
     Args:
         data_dir: folder of collections.
         collection: the collection.
-        output_dir: directory of the vocabulary; an existing one is kept.
+        output_dir: directory of the vocabulary; an existing one is kept, and one of pretrained
+            weights refused.
         kind: WordPiece (BERT) or SentencePiece (T5).
         size: number of entries.
         lower_case: whether text is lower-cased first.
@@ -51,6 +55,14 @@ def vocab(
             )
         logger.info("vocabulary: reused (%d entries)", found.size)
         return found.fingerprint
+    if there := [name for name in _OF_WEIGHTS if (pathlib.Path(output_dir) / name).exists()]:
+        raise ConfigError(
+            f"here is {', '.join(there)}: a vocabulary of pretrained weights, or a file of words",
+            where=output_dir,
+            expected="an empty directory, or a vocabulary of `taser vocab`",
+            fix="go on with `taser tokenize`, which takes this vocabulary as it is, or choose "
+            "another VOCABULARY directory",
+        )
     with phase("train vocabulary"):
         trained = train_vocabulary(
             _texts(data_dir, collection, passages),

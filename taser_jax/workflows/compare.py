@@ -222,9 +222,11 @@ def _finish(project: Project, stages: Stages, best: str, folder: pathlib.Path) -
     task = next(iter(project.tasks))
     queries = project.queries(task, "test")
     rows = sorted({0, len(queries) // 3, 2 * len(queries) // 3})
+    questions = [queries[row].text for row in rows]
+    project.decide_answers(best, folder, questions=questions, task=task)
     print(f"\nTest queries, answered by {best}, the best dense row by {_MEASURE}:")
     parts = answer(
-        [queries[row].text for row in rows],
+        questions,
         root=project.root,
         folder=folder,
         data_dir=project.data_dir,
@@ -233,10 +235,7 @@ def _finish(project: Project, stages: Stages, best: str, folder: pathlib.Path) -
     )
 
     def export() -> dict[str, Any]:
-        model = ("MODEL_DIR", parts.model_dir)
-        results = ("export_model.results_dir", str(project.root))
-        written = project.run("export", model, results, ("export_model.system", best))
-        return {"formats": list(written)}
+        return {"formats": list(project.run("export"))}
 
     stages.run("compare-export", export, inputs={"model": parts.model_dir})
     print(f"\nAll of it is under {project.root}: table.md, .csv and .png, runs, index, export.")

@@ -22,7 +22,7 @@ from taser_jax.models.dual_encoder import Normalization
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.progress import logger
 from taser_jax.workflows.compare_plan import Costs, FittedLength, Plan, length_buckets
-from taser_jax.workflows.setting import row_name
+from taser_jax.workflows.setting import BM25, FinalNegatives
 
 UNTRAINED = "Pretrained, untrained"
 # As on the command line -> as in the table.
@@ -239,16 +239,52 @@ class Project:
             f"pipeline_taser.rounds = {chosen.rounds}",
             *(frozen if chosen.frozen_blocks else ()),
         )
-        last = f"{file_name(ROWS[self.systems[0]])}-{chosen.rounds}"
-        self._decide(
-            "commands that take one model take the last round of the first system",
-            f"SYSTEM = {row_name(ROWS[self.systems[0]], chosen.rounds)!r}",
-            *self._places(MODEL_DIR=f"{last}/model", EMBEDDINGS_DIR=f"{last}/embeddings"),
-            *self._places(INDEX_DIR=f"{last}/index", RUNS_DIR=f"{last}/runs"),
-            *self._places(NEGATIVES_DIR=f"{last}/negatives"),
-        )
+        self._decide_last_round(chosen.rounds)
         if minutes is not None and chosen.seconds > 60 * minutes:
             logger.warning("this is the least; it does not fit into %g minutes", minutes)
+
+    def _decide_last_round(self, rounds: int) -> None:
+        """Places for commands that take one model: those of the first system's last training."""
+        name = ROWS[self.systems[0]]
+        last, mined = f"{file_name(name)}-{rounds}", file_name(BM25)
+        learned_from, config = [mined], "@first/MiningConfig()"
+        if rounds > 1:
+            mined, config = f"{file_name(name)}-1", "@second/MiningConfig()"
+            joins = FinalNegatives.of_paper(len(self.tasks)) is FinalNegatives.JOINED
+            learned_from = [*(learned_from if joins else ()), mined]
+        directories = [str(self.root / one / "negatives") for one in learned_from]
+        self._decide(
+            "commands that take one model take the last round of the first system; `taser "
+            "evaluate` adds a row of its own to the table",
+            f"SYSTEM = {f'{name} (repeated)'!r}",
+            *self._places(MODEL_DIR=f"{last}/model", EMBEDDINGS_DIR=f"{last}/embeddings"),
+            *self._places(INDEX_DIR=f"{last}/index", RUNS_DIR=f"{last}/runs"),
+        )
+        self._decide(
+            "it learned from the hard negatives of these folders; `taser mine` repeats the last of "
+            "them into one of its own, which NEGATIVES_DIRS may name",
+            f"NEGATIVES_DIRS = {directories}",
+            *self._places(NEGATIVES_DIR="mined"),
+            f"mine.runs_dir = {str(self.root / mined / 'runs')!r}",
+            f"mine.config = {config}",
+        )
+
+    def decide_answers(
+        self, best: str, folder: pathlib.Path, *, questions: Sequence[str], task: str
+    ) -> None:
+        """What is exported and asked; writes the file, which is then whole."""
+        self._decide(
+            f"the export is of {best}, the best dense row",
+            f"export_model.model_dir = {str(folder / 'model')!r}",
+            f"export_model.results_dir = {str(self.root)!r}",
+            f"export_model.system = {best!r}",
+        )
+        self._decide(
+            "questions: test queries, answered as those of their task",
+            f"QUESTIONS = {list(questions)}",
+            f"ask.task = {task!r}",
+        )
+        self._write()
 
 
 def _files(detected: Sequence[DetectedFiles]) -> list[str]:

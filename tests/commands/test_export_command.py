@@ -189,6 +189,18 @@ def test_a_directory_that_is_not_empty_is_refused(capsys, tmp_path, model_dir, n
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["stablehlo", "mine.txt"]
 
 
+def test_the_same_export_again_is_left_as_it_is(capsys, exported, model_dir):
+    def state():
+        return {str(path): path.stat().st_mtime_ns for path in exported.rglob("*")}
+
+    before = state()
+    more = {"results_dir": model_dir.parent / "results", "system": "TASER"}
+    succeed(*arguments(model_dir, exported, **more))
+    message = refused(capsys, *arguments(model_dir, exported, **more | {"system": "DPR"}))
+    assert "there is something here already" in message
+    assert state() == before
+
+
 def test_learned_routing_is_refused_before_the_formats_that_could(
     capsys, tmp_path, nothing_is_read
 ):

@@ -114,8 +114,48 @@ def test_two_folders_to_a_retriever(
     assert Stages(output).finished() == finished
     message = refused(capsys, *arguments, "--systems=taser,dpr")
     assert "systems was ['taser']" in message
-    for step in ("prepare beir", "tokenize", "index", "search", "evaluate"):
+    _repeat_each_step(output, gin_file, capsys)
+
+
+# All but the preparation of data, in the order in which a step reads what another wrote.
+_STEPS = ("train", "encode", "index", "search", "mine", "hybrid", "evaluate", "export", "ask")
+
+
+def _repeat_each_step(
+    output: pathlib.Path, gin_file: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each step by its command with the Gin file alone: the same once more, nothing replaced."""
+
+    def files(folder: str) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(output / folder)): path.read_bytes()
+            for path in (output / folder).rglob("*")
+            if path.is_file()
+        }
+
+    places = ("taser-2/model", "taser-2/embeddings", "taser-2/runs", "export")
+    before, table = {place: files(place) for place in places}, (output / "table.md").read_text()
+    for step in ("prepare beir", "tokenize", *_STEPS, "bm25"):
+        capsys.readouterr()
         succeed(*step.split(), f"--gin_file={gin_file}")
+        if step == "ask":
+            lines = capsys.readouterr().out.splitlines()
+            assert sum(line.startswith("? ") for line in lines) == 3
+    for place in places:
+        found = files(place)
+        changed = {name for name, content in before[place].items() if found[name] != content}
+        # The same settings are of another command, and training queries are encoded now, too.
+        assert changed <= {"config.gin", "checksums.txt"}, place
+    # Mining of the first round's model, and the fusion of the last.
+    assert files("mined") == files("taser-1/negatives")
+    assert files("hybrid") == files("taser-2-bm25/runs")
+    # A row beside the others, which stay.
+    repeated = (output / "table.md").read_text()
+    assert "| TASER (repeated) |" in repeated
+    rows = [line for line in table.splitlines() if line.startswith("| TASER (mined negatives) |")]
+    assert rows[0] in repeated
+    message = refused(capsys, "vocab", f"--gin_file={gin_file}")
+    assert "a vocabulary of pretrained weights" in message
 
 
 @pytest.mark.release
