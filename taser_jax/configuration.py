@@ -29,6 +29,7 @@ from taser_jax.gin_files import (
     packaged_macros,
     read_files,
     references,
+    without_default,
 )
 
 _PRETRAINED = "PRETRAINED"
@@ -188,14 +189,10 @@ def resolve(
     """
     targets = [function, *configurables]
     _register(targets)
-    reader = read_files(
-        flags.files,
-        flags.defaults,
-        function=recipe_of or function.__name__,
-        # A recipe of another function stands for itself.
-        needed=frozenset() if recipe_of else _without_default(function),
-        make_reader=lambda: GinReader(flags.search_paths, elsewhere, flags.imports),
-    )
+    needed = frozenset() if recipe_of else without_default(function)
+    make = functools.partial(GinReader, flags.search_paths, elsewhere, flags.imports)
+    name = recipe_of or function.__name__
+    reader = read_files(make, flags.files, flags.defaults, function=name, needed=needed)
     for name, value in flags.bindings:
         reader.read_binding(name, value)
     bindings = _all_bindings()
@@ -233,11 +230,6 @@ def _text(reached: set[_Key]) -> str:
         return gin.config_str()
     finally:
         gin.config._CONFIG = whole
-
-
-def _without_default(function: Callable[..., object]) -> frozenset[str]:
-    parameters = inspect.signature(function).parameters.values()
-    return frozenset(one.name for one in parameters if one.default is inspect.Parameter.empty)
 
 
 def _unused(bindings: _Bindings, reached: set[_Key], own: set[str]) -> tuple[str, ...]:

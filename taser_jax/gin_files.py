@@ -223,13 +223,19 @@ class GinReader:
         self.referenced |= {scope for scope, kind in references(value) if kind == MACRO}
 
 
+def without_default(function: Callable[..., object]) -> frozenset[str]:
+    """Names of a function's parameters that must be given."""
+    parameters = inspect.signature(function).parameters.values()
+    return frozenset(one.name for one in parameters if one.default is inspect.Parameter.empty)
+
+
 def read_files(
+    make_reader: Callable[[], GinReader],
     files: Sequence[str],
     defaults: Sequence[str],
     *,
     function: str,
     needed: frozenset[str],
-    make_reader: Callable[[], GinReader],
 ) -> GinReader:
     """Reads the files, and the defaults before them unless they configure the whole function.
 
@@ -238,11 +244,11 @@ def read_files(
         all that is needed stands for them.
 
     Args:
+        make_reader: makes what reads them.
         files: of the command line.
         defaults: of the command.
         function: the command's.
         needed: its parameters without a default.
-        make_reader: makes what reads them.
 
     Returns:
         The reader, after the last file.

@@ -259,6 +259,7 @@ class Project:
             f"SYSTEM = {f'{name} (repeated)'!r}",
             *self._places(MODEL_DIR=f"{last}/model", EMBEDDINGS_DIR=f"{last}/embeddings"),
             *self._places(INDEX_DIR=f"{last}/index", RUNS_DIR=f"{last}/runs"),
+            f"search.tag = {last!r}",
         )
         self._decide(
             "it learned from the hard negatives of these folders; `taser mine` repeats the last of "
