@@ -37,7 +37,7 @@ _GRACE = 60
 _LEAVING = 20
 # What JAX's runtime and its transports say of a host that is gone; it has no type for it.
 _LOST = (
-    *("gloo", "nccl", "heartbeat", "coordination", "another task died"),
+    *("gloo", "nccl", "heartbeat", "coordination", "another task died", "barrier"),
     *("connection reset by peer", "connection closed by peer", "broken pipe", "socket closed"),
 )
 _joined: list[int] = []
@@ -116,8 +116,9 @@ def naming_lost_hosts() -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, ValueError) as error:
-        # JAX's own error is a RuntimeError; those of compiled programs come as ValueErrors, too.
+    except (RuntimeError, ValueError, TimeoutError) as error:
+        # JAX's own error is a RuntimeError, those of compiled programs are ValueErrors, too, and
+        # Orbax's TimeoutErrors.
         text = str(error).lower()
         if not _joined or not any(words in text for words in _LOST):
             raise
