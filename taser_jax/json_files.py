@@ -47,7 +47,7 @@ def read_json(
             object, half of a character, or a field is not what it must be.
     """
     value = _read(path, fix=fix, absent=_ABSENT if absent is None else absent)
-    if value is absent:
+    if absent is not None and value is absent:
         return absent
     if not isinstance(value, dict):
         found = type(value).__name__
@@ -61,7 +61,7 @@ def read_strings(path: FilePath, *, fix: str | None = None) -> list[str]:
     Raises:
         DataError: as `read_json`, or it holds anything but strings.
     """
-    strings = {"list": JsonField(JsonType.LIST, items=JsonField(JsonType.STRING))}
+    strings = {"list": JsonField(JsonType.LIST, required=True, items=JsonField(JsonType.STRING))}
     value = _read(path, fix=fix, absent=_ABSENT)
     return checked_fields({"list": value}, strings, where=os.fspath(path), fix=fix)["list"]
 

@@ -103,6 +103,7 @@ def test_metadata_of_indexes(tmp_path, metadata):
     ("facts", "message"),
     [
         ([1], "a JSON object"),
+        (None, "a JSON object"),
         ({"query_length": "32"}, 'query_length is "32"'),
         ({"passage_length": 0}, "at least 1"),
         ({"query_prompt": "query: "}, "field 'query_prompt'"),
@@ -121,11 +122,21 @@ def test_facts_of_a_run(tmp_path, facts, message):
         text_settings(read_facts(tmp_path), "t")
 
 
+def test_facts_of_no_task(tmp_path):
+    (tmp_path / "run.json").write_text('{"query_normalization": {}, "query_prompt": []}')
+    assert text_settings(read_facts(tmp_path), None).queries.prompt == ()
+
+
 def test_lists_of_ids(tmp_path):
     path = tmp_path / "ids.json"
     path.write_text('["a", "b"]')
     assert read_strings(path) == ["a", "b"]
-    for content, message in (("{}", r"a list \[...\]"), ('["a", 1]', r"list\[1\]"), ("[", "JSON")):
+    for content, message in (
+        ("{}", r"a list \[...\]"),
+        ('["a", 1]', r"list\[1\]"),
+        ("[", "JSON"),
+        ("null", "list"),
+    ):
         path.write_text(content)
         with pytest.raises(DataError, match=message):
             read_strings(path)

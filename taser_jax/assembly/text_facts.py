@@ -122,8 +122,8 @@ def task_prompts(facts: Mapping[str, Any], task: str | None) -> dict[str, tuple[
 
 def _of_task(facts: Mapping[str, Any], name: str, task: str | None) -> Any:
     value = facts.get(name)
-    if not isinstance(value, Mapping):
-        return value
+    if not isinstance(value, Mapping) or not value:
+        return value or None
     if task not in value:
         raise ConfigError(
             f"{name} differs among the tasks, and the task is {task!r}",
