@@ -15,21 +15,14 @@ from typing import Any
 ABSENT = ("tensorflow", "tensorflow_text", "seqio")
 
 
-class _Finder(importlib.machinery.PathFinder):
-    """Finds all modules on the path but those."""
-
-    @classmethod
-    def find_spec(cls, fullname: str, *arguments: Any) -> importlib.machinery.ModuleSpec | None:
-        if fullname.split(".")[0] in ABSENT:
-            return None
-        return super().find_spec(fullname, *arguments)
-
-
 def hide() -> None:
     """Makes an import of them fail as where they are not installed."""
-    sys.meta_path = [
-        _Finder if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path
-    ]
+    find = importlib.machinery.PathFinder.find_spec
+
+    def find_others(fullname: str, *arguments: Any) -> importlib.machinery.ModuleSpec | None:
+        return None if fullname.split(".")[0] in ABSENT else find(fullname, *arguments)
+
+    importlib.machinery.PathFinder.find_spec = find_others
 
 
 if __name__ == "__main__":
