@@ -21,7 +21,14 @@ import numpy as np
 from etils import epath
 
 from taser_jax import checksums
-from taser_jax.errors import DataError, FingerprintError, StorageError, TaserError
+from taser_jax.errors import (
+    ConfigError,
+    DataError,
+    FingerprintError,
+    StorageError,
+    TaserError,
+    how_to_install,
+)
 from taser_jax.json_fields import JsonField, JsonType, checked_fields
 from taser_jax.json_files import FilePath, is_remote, read_json
 
@@ -53,6 +60,7 @@ _STORAGE_ERRNOS = (
 # ArrayRecord and TensorFlow report a failed write by its text, not by an OSError.
 _FULL_MESSAGES = ("no space left", "quota exceeded", "file too large")
 _PARTIAL_WRITE = " requested and "
+_BUCKET_PACKAGE = re.compile(r"[Ii]nstall (\w+) to access ")
 _STORAGE_MESSAGES = (
     "no space left",
     "permission denied",
@@ -102,6 +110,7 @@ def storage_errors(path: FilePath, *, doing: str = "write") -> Iterator[None]:
     Raises:
         StorageError: for a full disk, a read-only or forbidden place, an exhausted quota, or a path
             that no file can have.
+        ConfigError: what reads and writes this kind of bucket is not installed.
     """
     try:
         yield
@@ -118,6 +127,16 @@ def storage_errors(path: FilePath, *, doing: str = "write") -> Iterator[None]:
             raise
         named = f" ({_shortened(error.filename)})" if error.filename else ""
         raise _storage_error(path, doing, f"{error.strerror or error}{named}", number) from error
+    except ImportError as error:
+        # What opens paths without TensorFlow has a package for each kind of bucket.
+        needed = _BUCKET_PACKAGE.search(str(error))
+        if needed is None:
+            raise
+        raise ConfigError(
+            f"paths of this kind need {needed[1]} or TensorFlow, and neither is installed",
+            where=os.fspath(path),
+            fix=f"pip install {needed[1]}, or {how_to_install('tensorflow')}",
+        ) from error
     except Exception as error:
         if not any(message in str(error).lower() for message in _STORAGE_MESSAGES):
             raise
