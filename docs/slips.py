@@ -308,6 +308,11 @@ SLIPS = (
         ("train --gin.MODEL_DIR=model --gin.TOKEN_STORE=tokens --gin.TRAIN_STEPS=2",),
     ),
     Slip(
+        "A directory that cannot be made",
+        "a traceback of a NotADirectoryError; other commands computed first",
+        ("init FAQ --gin.init.directory=faq.gin/project",),
+    ),
+    Slip(
         "A directory that no evaluation wrote, for the model card",
         "`RESULTS_DIR` wanted `results/results`",
         ("export --gin.MODEL_DIR=model --gin.EXPORT_DIR=out --gin.export_model.results_dir=data",),
