@@ -21,7 +21,11 @@ from gin import config_parser
 
 from taser_jax.errors import ConfigError
 
-_GIN_ERRORS = (ValueError, SyntaxError, AttributeError, TypeError, tokenize.TokenError)
+_GIN_ERRORS = (
+    *(ValueError, SyntaxError, AttributeError, TypeError, tokenize.TokenError),
+    # Of brackets nested a thousand deep, or of as many files that include one another.
+    RecursionError,
+)
 MACRO = "gin.macro"
 # Packages whose modules Gin files may import; importing a module runs its code.
 IMPORTABLE = ("taser_jax", "tasks")
@@ -142,7 +146,8 @@ class GinReader:
         """
         if path in included_by:
             raise ConfigError("a Gin file includes itself", where=" > ".join((*included_by, path)))
-        with find_gin_file(path, self._search_paths).open(encoding="utf-8") as text:
+        # Some editors put a byte order mark first.
+        with find_gin_file(path, self._search_paths).open(encoding="utf-8-sig") as text:
             self._read(text, (*included_by, path), self._elsewhere)
 
     def read_binding(self, name: str, value: str) -> None:

@@ -105,3 +105,20 @@ def test_own_modules_may_be_imported(gin_file, capsys):
 )
 def test_what_a_gin_file_may_not_import(gin_file, capsys, line, message):
     assert f"a.gin:2: {message}" in error(capsys, "search", gin_file(line))
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
+def test_a_gin_files_values_beyond_pythons_limits(gin_file, capsys, value):
+    assert "a.gin: " in error(capsys, "search", gin_file(f"TOP_K = {value}"))
+
+
+def test_files_that_include_one_another_without_end(gin_file, tmp_path, capsys):
+    for number in range(1200):
+        (tmp_path / f"{number}.gin").write_text(f"include '{number + 1}.gin'\n")
+    assert "recursion" in error(capsys, "search", gin_file("include '0.gin'"))
+
+
+def test_gin_files_as_editors_leave_them(gin_file, tmp_path, capsys):
+    plain = error(capsys, "search", gin_file(""))
+    (tmp_path / "a.gin").write_bytes(b"\xef\xbb\xbfSPLIT = 'test'\r\n\tTOP_K = 3")
+    assert error(capsys, "search", "--gin_file=a.gin") == plain

@@ -8,6 +8,7 @@ import pytest
 
 from taser_jax import cli, limits
 from taser_jax.data.files import json_lines, json_records, numbered_lines
+from taser_jax.data.readers import mesh
 from taser_jax.errors import ConfigError, DataError
 
 SIZE = 32 << 20
@@ -70,3 +71,13 @@ def test_limits_that_are_none(value, capsys):
     assert "--max_array_gib" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="line_mib is 0"):
         limits.Limits(line_mib=0)
+
+
+def test_a_concept_beyond_the_limit_is_named(one_line):
+    start = b"<DescriptorRecordSet><DescriptorRecord><ConceptList>\n<Concept><ScopeNote>"
+    path = one_line("m.xml.gz", start)
+    with (
+        limits.use(limits.Limits(line_mib=2)),
+        pytest.raises(DataError, match=r"m\.xml\.gz:2: longer than 2 MiB"),
+    ):
+        list(mesh.read_passages(path))

@@ -10,6 +10,7 @@ import xml.sax.handler
 import xml.sax.xmlreader
 from collections.abc import Iterator
 
+from taser_jax import limits
 from taser_jax.artifacts import FilePath
 from taser_jax.data.files import open_bytes
 from taser_jax.data.readers.located import checked_passages
@@ -85,7 +86,8 @@ class _Concepts(xml.sax.handler.ContentHandler):
         self._where = where
         self._path: list[str] = []
         self._texts: dict[str, list[str]] = {}
-        self._line = 0
+        # Of the concept so far.
+        self._line, self._size = 0, 0
 
     def startElement(self, name: str, attrs: xml.sax.xmlreader.AttributesImpl) -> None:
         del attrs
@@ -98,9 +100,13 @@ class _Concepts(xml.sax.handler.ContentHandler):
             )
         self._path.append(name)
         if name == _CONCEPT:
-            self._texts, self._line = {}, self._place.getLineNumber() or 0
+            self._texts, self._size = {}, 0
+            self._line = self._place.getLineNumber() or 0
 
     def characters(self, content: str) -> None:
+        self._size += len(content)
+        if self._size > limits.line_bytes():
+            raise limits.line_too_long(self._where, self._line)
         parts = self._path[-3:]
         for field in (_ID, _NAME, _NOTE):
             if parts[-2:] == [_CONCEPT, field] or parts == [_CONCEPT, field, "String"]:
