@@ -61,7 +61,7 @@ def compare(
         `taser compare my_beir/ --pretrained=minilm --out=results`
 
     Args:
-        directories: folders of one format.
+        directories: folders; several formats are prepared apart and merged.
         output_dir: directory of all outputs.
         pretrained: weights to start from: "minilm", a directory or a hub id; its files say how it
             pools, normalises and prompts, and its longest text. None draws weights.
@@ -106,7 +106,7 @@ def compare(
     stages.run("compare", dict, inputs=given)
     keep_compiled_programs(root)
     project.decide_data(validation_share, vocabulary_size)
-    project.run(f"prepare {project.format.value}")
+    project.prepare()
     project.check_splits()
     if pretrained is None:
         project.run("vocab")

@@ -14,13 +14,15 @@ from taser_jax.artifacts import file_name, write_text
 from taser_jax.command_line import configurable_names
 from taser_jax.command_table import COMMANDS
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.data.prepare.detection import DetectedFiles, Format
+from taser_jax.data.prepare.detection import DetectedFiles
+from taser_jax.data.seqio_tasks.merged_collections import merge_collections
 from taser_jax.errors import ConfigError
 from taser_jax.interop.encoder_settings import EncoderSettings, read_encoder_settings
 from taser_jax.interop.hub import fetch
 from taser_jax.models.dual_encoder import Normalization
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.progress import logger
+from taser_jax.workflows.compare_files import Preparation, preparations
 from taser_jax.workflows.compare_plan import Costs, FittedLength, Plan, length_buckets
 from taser_jax.workflows.setting import BM25, FinalNegatives
 
@@ -68,21 +70,17 @@ class Project:
         return self.root / "vocabulary" if self.pretrained is None else fetch(self.pretrained)
 
     @property
-    def format(self) -> Format:
-        """The folders' format.
+    def preparations(self) -> list[Preparation]:
+        """What prepares the folders' files."""
+        return preparations(self.detected, collection=self.collection)
 
-        Raises:
-            ConfigError: they have several, or are several of KILT's.
-        """
-        formats = {found.format for found in self.detected}
-        if len(formats) > 1 or (Format.KILT in formats and len(self.detected) > 1):
-            raise ConfigError(
-                f"{len(self.detected)} folders of {', '.join(sorted(f.value for f in formats))}",
-                where="DIRECTORIES",
-                expected="folders of one format; KILT's queries share one file of passages",
-                fix="compare them apart, or prepare them as one collection",
-            )
-        return formats.pop()
+    def prepare(self) -> None:
+        """Prepares the collection; folders of several formats as one for each, then merged."""
+        found = self.preparations
+        for one in found:
+            self.run(f"prepare {one.format.value}")
+        if len(found) > 1:
+            merge_collections(self.data_dir, self.collection, [one.collection for one in found])
 
     @property
     def settings(self) -> EncoderSettings | None:
@@ -122,10 +120,13 @@ class Project:
         """The files, and where everything goes."""
         model = "models/bert_tiny.gin" if self.pretrained is None else "models/bert_pretrained.gin"
         self.lines += ["include 'runs/compared.gin'", f"include '{model}'", ""]
+        found = self.preparations
+        names = " and ".join(one.format.value.upper() for one in found)
+        merged = ", which merges one for each format" if len(found) > 1 else ""
         self._decide(
-            f"the collection, from {self.format.value.upper()} files",
+            f"the collection, from {names} files{merged}",
             f"COLLECTION = {self.collection!r}",
-            *_files(self.detected),
+            *(line for one in found for line in one.lines),
         )
         self._decide(
             "a task without validation queries gets them from its training queries",
@@ -286,61 +287,3 @@ class Project:
             f"ask.task = {task!r}",
         )
         self._write()
-
-
-def _files(detected: Sequence[DetectedFiles]) -> list[str]:
-    """Gin lines of passages and queries.
-
-    Raises:
-        ConfigError: two folders have a task of one name.
-    """
-    is_beir = detected[0].format is Format.BEIR
-    tasks = [
-        task
-        for found in detected
-        for task in ([_folder_name(found)] if is_beir else found.questions)
-    ]
-    if len(set(tasks)) < len(tasks):
-        raise ConfigError(
-            f"tasks {', '.join(sorted(tasks))}",
-            where="DIRECTORIES",
-            expected="tasks of different names",
-            fix="rename a folder of BEIR, or the files of others: tasks are named after them",
-        )
-    if is_beir:
-        return [f"DIRECTORIES = { ({_folder_name(found): found.passages for found in detected}) }"]
-    labels = {f"p{number}": found for number, found in enumerate(detected)}
-    passages: Any = {label: found.passages for label, found in labels.items()}
-    lines: list[str] = []
-    queries: list[str] = []
-    for label, found in labels.items():
-        for task, splits in found.questions.items():
-            named = []
-            for split, files in splits.items():
-                scope = f"{label}_{len(lines)}"
-                named.append(f"{split!r}: @{scope}/QuestionFiles()")
-                fields = {"questions": files.questions, "qrels": files.qrels}
-                fields["passages"] = label if len(labels) > 1 else None
-                lines += [
-                    f"{scope}/QuestionFiles.{field} = {str(value)!r}"
-                    for field, value in fields.items()
-                    if value is not None
-                ]
-            queries.append(f"    {task!r}: {{{', '.join(named)}}},")
-    if detected[0].format is Format.KILT:
-        # Its reader takes paths.
-        (found,) = detected
-        kilt = {
-            task: {split: str(files.questions) for split, files in splits.items()}
-            for task, splits in found.questions.items()
-        }
-        return [f"PASSAGES = {found.passages!r}", f"QUERIES = {kilt}"]
-    return [
-        f"PASSAGES = {passages if len(labels) > 1 else detected[0].passages!r}",
-        *("QUERIES = {", *queries, "}"),
-        *lines,
-    ]
-
-
-def _folder_name(found: DetectedFiles) -> str:
-    return pathlib.Path(found.passages).resolve().name

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from taser_jax.artifacts import FilePath, check_version, read_json, write_json
+from taser_jax.artifacts import FilePath, check_version, read_json, write_bytes, write_json
 from taser_jax.data.collections.records import METADATA
 from taser_jax.data.collections.store import (
     PassageStore,
     QuerySet,
     collection_directory,
+    list_tasks,
     write_collection,
     write_queries,
 )
+from taser_jax.data.prepare.kilt import gold_path
 from taser_jax.data.prepare.merging import PassageMerger, PassageSource
 from taser_jax.data.seqio_tasks.context import require_data
 from taser_jax.data.seqio_tasks.retrieval_task import QueryTask
@@ -71,10 +73,11 @@ def moved_tasks(collection: str, tasks: Sequence[QueryTask]) -> list[QueryTask]:
     Returns:
         Copies with a `MergedSource`, in the same order.
     """
-    count = collections.Counter(task.source.task for task in tasks)
+    count = Counter(task.source.task for task in tasks)
     return [
-        task.over(MergedSource(collection, _name(task.source, count), task.source))
+        task.over(MergedSource(collection, _name(own.collection, own.task, count), own))
         for task in tasks
+        for own in [task.source]
     ]
 
 
@@ -95,35 +98,79 @@ def write_merged(tasks: Sequence[QueryTask]) -> None:
         StorageError: the disk is full or the data folder cannot be written.
         BusyError: another process merges the same.
     """
-    data_dir = require_data().data_dir
     sources = [task.source for task in tasks if isinstance(task.source, MergedSource)]
-    name = sources[0].collection
-    directory = collection_directory(data_dir, name)
-    _check_ours(data_dir, name)
-    labels = sorted({source.original.collection for source in sources})
-    stores = {label: PassageStore.open(data_dir, label) for label in labels}
-    originals = {
-        (source.task, split): source.original.open(split)
+    moved = [
+        _Moved(source.task, split, source.original.collection, source.original.open(split))
         for source in sources
         for split in source.splits
-    }
+    ]
+    _merge(require_data().data_dir, sources[0].collection, moved)
+
+
+def merge_collections(data_dir: FilePath, name: str, collections: Sequence[str]) -> None:
+    """Writes several prepared collections with all of their tasks as one, as `write_merged` does.
+
+    Args:
+        data_dir: folder of collections.
+        name: of the merged one.
+        collections: those that it is made of.
+
+    Raises:
+        ConfigError: a collection of this name was prepared, not merged.
+        DataError: a collection is not prepared.
+        StorageError: the disk is full or the data folder cannot be written.
+        BusyError: another process merges the same.
+    """
+    tasks = {label: list_tasks(data_dir, label) for label in collections}
+    count = Counter(task for splits in tasks.values() for task in splits)
+    moved = [
+        _Moved(_name(label, task, count), split, label, queries)
+        for label, found in tasks.items()
+        for task, splits in found.items()
+        for split in splits
+        for queries in [QuerySet.open(data_dir, label, task, split)]
+    ]
+    _merge(data_dir, name, moved)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Moved:
+    """One task's split in a merged collection: its name there, and where it is from."""
+
+    task: str
+    split: str
+    collection: str
+    queries: QuerySet
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}/{self.split}"
+
+
+def _merge(data_dir: FilePath, name: str, moved: Sequence[_Moved]) -> None:
+    directory = collection_directory(data_dir, name)
+    _check_ours(data_dir, name)
+    labels = sorted({one.collection for one in moved})
+    stores = {label: PassageStore.open(data_dir, label) for label in labels}
     inputs = {
         "collections": {label: store.fingerprint for label, store in stores.items()},
-        "queries": {"/".join(key): queries.fingerprint for key, queries in originals.items()},
+        "queries": {one.name: one.queries.fingerprint for one in moved},
     }
     with one_writer(directory):
         before = _read(directory)
-        if before.get("inputs") == inputs and _is_intact(data_dir, name, before, originals):
+        if before.get("inputs") == inputs and _is_intact(data_dir, name, before, moved):
             return
-        _remove_former(directory, before, originals)
+        _remove_former(directory, before, {one.name for one in moved})
         # Before the rest, and without `passages`: a merging that was killed is known as one.
         content = {"format_version": _FORMAT_VERSION, "inputs": inputs}
         write_json(directory / MERGED_FILE, content)
         store, rows, merged = _write_passages(data_dir, name, stores)
-        for (task, split), queries in originals.items():
-            own = next(source.original for source in sources if source.task == task)
-            moved = _moved(queries, task, rows[own.collection])
-            write_queries(data_dir, name, task, split, moved)
+        for one in moved:
+            queries = _with_rows(one.queries, one.task, rows[one.collection])
+            written = write_queries(data_dir, name, one.task, one.split, queries)
+            if gold_path(one.queries).exists():
+                # KILT's own gold names pages and queries, not rows.
+                write_bytes(gold_path(written), gold_path(one.queries).read_bytes())
         write_json(directory / MERGED_FILE, {**content, "passages": store.fingerprint})
     logger.info(
         "collection %s: %s passages of %s in one, %s were in it already",
@@ -134,8 +181,8 @@ def write_merged(tasks: Sequence[QueryTask]) -> None:
     )
 
 
-def _name(source: QuerySource, count: Mapping[str, int]) -> str:
-    return source.task if count[source.task] == 1 else f"{source.collection}.{source.task}"
+def _name(collection: str, task: str, count: Mapping[str, int]) -> str:
+    return task if count[task] == 1 else f"{collection}.{task}"
 
 
 def _check_ours(data_dir: FilePath, name: str) -> None:
@@ -169,14 +216,14 @@ def _is_intact(
     data_dir: FilePath,
     name: str,
     content: Mapping[str, Any],
-    originals: Mapping[tuple[str, str], QuerySet],
+    moved: Sequence[_Moved],
 ) -> bool:
     """Whether all that was written is still there."""
     try:
         same = PassageStore.open(data_dir, name).fingerprint == content.get("passages")
         return same and all(
-            len(QuerySet.open(data_dir, name, task, split)) == len(queries)
-            for (task, split), queries in originals.items()
+            len(QuerySet.open(data_dir, name, one.task, one.split)) == len(one.queries)
+            for one in moved
         )
     except TaserError:
         return False
@@ -198,7 +245,7 @@ def _write_passages(
     return store, {label: merger.rows(label) for label in stores}, merger.merged
 
 
-def _moved(queries: QuerySet, task: str, rows: np.ndarray) -> Iterator[Query]:
+def _with_rows(queries: QuerySet, task: str, rows: np.ndarray) -> Iterator[Query]:
     """The queries of a task with the rows that theirs became."""
     for query in queries:
         grades: dict[int, int] = {}
@@ -218,12 +265,9 @@ def _moved(queries: QuerySet, task: str, rows: np.ndarray) -> Iterator[Query]:
         )
 
 
-def _remove_former(
-    directory: epath.Path, before: Mapping[str, Any], present: Mapping[tuple[str, str], QuerySet]
-) -> None:
+def _remove_former(directory: epath.Path, before: Mapping[str, Any], present: set[str]) -> None:
     """Removes query sets that an earlier mixture of this name had: their rows are of the past."""
-    former = set(before.get("inputs", {}).get("queries", ())) - {"/".join(key) for key in present}
-    for name in sorted(former):
+    for name in sorted(set(before.get("inputs", {}).get("queries", ())) - present):
         path = directory / "queries" / name
         if (path / METADATA).exists():
             path.rmtree()
