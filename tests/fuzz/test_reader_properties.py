@@ -11,6 +11,7 @@ import json
 import pathlib
 import string
 import tempfile
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from xml.sax.saxutils import escape
@@ -35,6 +36,10 @@ CHARACTERS = st.characters(codec="utf-8", exclude_characters="\n")
 ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
 # A column of a file without quotes.
 COLUMN = st.text(st.characters(codec="utf-8", exclude_characters="\t\n\r"), max_size=30)
+# White space, line ends and control characters are refused in ids.
+ANY_ID = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cc", "Zs", "Zl", "Zp"]), min_size=1
+).filter(lambda text: text.split() == [text])
 ID = st.text(string.ascii_letters + string.digits + "_:/äλ中-.", min_size=1, max_size=8)
 
 
@@ -144,7 +149,7 @@ def test_questions_as_qa_csv(questions: list[tuple[str, list[str]]]):
 
 
 @examples
-@given(passages(ANY_TEXT, ids=ANY_TEXT.filter(bool)), STYLES)
+@given(passages(ANY_TEXT, ids=ANY_ID), STYLES)
 def test_beir_corpora_and_queries(found: list[Passage], style: dict):
     style = {name: value for name, value in style.items() if name != "indent"}
     records = [{"_id": one.id, "title": one.title, "text": one.text} for one in found]
@@ -157,7 +162,24 @@ def test_beir_corpora_and_queries(found: list[Passage], style: dict):
 
 
 @examples
-@given(passages(COLUMN.map(str.strip), ids=COLUMN.filter(bool)), st.booleans())
+@given(ANY_TEXT.filter(bool))
+def test_ids_that_would_split_a_column_are_refused_with_their_line(id: str):
+    id += "2"
+    splits = id.split() != [id] or any(unicodedata.category(one) == "Cc" for one in id)
+    records = [{"_id": "fine", "text": "x"}, {"_id": id, "text": "x"}]
+    with written("".join(json.dumps(one) + "\n" for one in records), "corpus.jsonl") as path:
+        try:
+            found = [one.id for one in beir.read_passages(path.parent)]
+        except DataError as error:
+            assert splits
+            assert "corpus.jsonl:2, field 'id'" in str(error)
+        else:
+            assert found == ["fine", id]
+            assert not splits
+
+
+@examples
+@given(passages(COLUMN.map(str.strip), ids=ANY_ID), st.booleans())
 def test_tsv_passages_and_queries(found: list[Passage], has_titles: bool):
     # A first line of these names is a header.
     found = [one for one in found if (one.id, one.text) != ("id", "text")] or [Passage("1", "a")]
