@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -139,6 +140,24 @@ def test_sigterm_saves_and_raises_preempted(tmp_path, validates):
     whole = run(tmp_path / "whole", config)
     again = run(tmp_path, config)
     assert float(again.state.params["weight"]) == float(whole.state.params["weight"])
+
+
+def test_it_is_said_where_training_begins(tmp_path, caplog):
+    def die(step):
+        if step == 3:
+            raise RuntimeError("killed")
+
+    def begun(**more):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="taser"), contextlib.suppress(RuntimeError):
+            run(tmp_path, loop.LoopConfig(train_steps=8, **more), batches=ToyBatches(die))
+        (line,) = [one.getMessage() for one in caplog.records if "training: " in one.getMessage()]
+        return line
+
+    # A run that died before its first checkpoint has lost its steps, and the next one says so.
+    assert begun() == begun() == "training: no checkpoint yet, beginning at step 0 of 8"
+    assert "step 0 of 8" in begun(checkpoint_period=2)
+    assert "step 2 of 8" in begun()
 
 
 def test_ctrl_c_saves_and_a_second_one_does_not_wait(tmp_path):
