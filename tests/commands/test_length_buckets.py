@@ -38,7 +38,13 @@ def metrics_and_facts(store_dir, model_dir, training: TrainingConfig):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training", [ONE_TASK, EVERY_TASK], ids=["one_task", "every_task"])
+@pytest.mark.parametrize(
+    "training",
+    [
+        pytest.param(ONE_TASK, id="one_task", marks=pytest.mark.release),
+        pytest.param(EVERY_TASK, id="every_task"),
+    ],
+)
 def test_metrics_are_those_of_full_padding(training, store_dir, tmp_path):
     plain, facts = metrics_and_facts(store_dir, tmp_path / "plain", training)
     assert "length_groups" not in facts

@@ -157,7 +157,10 @@ def test_training_queries_can_do_without_their_own_positives(world, mixture_dir,
     assert found
 
 
-@pytest.mark.parametrize("documents", FusedStates)
+@pytest.mark.parametrize(
+    "documents",
+    [FusedStates.TOKENS, pytest.param(FusedStates.EMBEDDINGS, marks=pytest.mark.release)],
+)
 def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path, documents):
     config = fusion(documents=documents)
     store = world.stores[0]

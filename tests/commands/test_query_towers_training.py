@@ -76,7 +76,7 @@ def towers(model_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TIED)
+@pytest.mark.parametrize("kind", ["bert", pytest.param("t5", marks=pytest.mark.release)])
 def test_it_starts_as_the_tied_model_and_validates_every_task(
     tied_dirs, tiny_store_dir, tmp_path, kind
 ):
@@ -105,7 +105,13 @@ def test_it_starts_as_the_tied_model_and_validates_every_task(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("multitask", [None, EVERY_TASK], ids=["one task", "every task"])
+@pytest.mark.parametrize(
+    "multitask",
+    [
+        pytest.param(None, id="one task", marks=pytest.mark.release),
+        pytest.param(EVERY_TASK, id="every task"),
+    ],
+)
 def test_a_task_that_is_not_trained_on_keeps_its_tower(
     tied_dirs, tiny_store_dir, tmp_path, multitask
 ):

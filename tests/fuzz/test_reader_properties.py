@@ -1,11 +1,12 @@
 """Generated files: valid ones come back as they were written, any others are read or refused.
 
-`launch/test.sh` takes a few examples of each; the slow run takes many. All are the same each time.
+`launch/test.sh` takes a few examples of each; `--release` takes many. All are the same each time.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import pathlib
@@ -56,23 +57,27 @@ def passages(text: st.SearchStrategy[str], ids: st.SearchStrategy[str] = ID) -> 
     return unique(one, lambda passage: passage.id)
 
 
-def examples(check: Callable) -> Callable:
-    """A test of few examples, and a slow one of many."""
+def examples(*values: st.SearchStrategy) -> Callable[[Callable], Callable]:
+    """A test of few examples of these values, and one of many, for releases."""
 
-    @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-    def test(count: int) -> None:
-        no_checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-        repeated = settings(
-            max_examples=count,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=no_checks,
-        )
-        repeated(check)()
+    def decorate(check: Callable) -> Callable:
+        @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.release)])
+        def test(count: int) -> None:
+            no_checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+            # Hypothesis gives a test its settings once: each number of examples has its own.
+            repeated = settings(
+                max_examples=count,
+                derandomize=True,
+                database=None,
+                deadline=None,
+                suppress_health_check=no_checks,
+            )
+            repeated(given(*values)(functools.wraps(check)(lambda **drawn: check(**drawn))))()
 
-    test.__doc__ = check.__doc__
-    return test
+        test.__doc__ = check.__doc__
+        return test
+
+    return decorate
 
 
 @contextmanager
@@ -94,8 +99,7 @@ def csv_text(rows: list[list[str]], line_end: str) -> str:
 LINE_ENDS = st.sampled_from(["\n", "\r\n"])
 
 
-@examples
-@given(passages(ANY_TEXT), LINE_ENDS)
+@examples(passages(ANY_TEXT), LINE_ENDS)
 def test_dpr_passages(found: list[Passage], line_end: str):
     rows = [["id", "text", "title"], *([one.id, one.text, one.title] for one in found)]
     with written(csv_text(rows, line_end)) as path:
@@ -115,8 +119,7 @@ QUESTION = st.fixed_dictionaries(
 STYLES = st.sampled_from([{}, {"ensure_ascii": False}, {"indent": 1}])
 
 
-@examples
-@given(st.lists(QUESTION, min_size=1, max_size=4), STYLES, st.booleans())
+@examples(st.lists(QUESTION, min_size=1, max_size=4), STYLES, st.booleans())
 def test_dpr_training_files(records: list[dict], style: dict, as_array: bool):
     if as_array:
         content = json.dumps(records, **style)
@@ -140,16 +143,14 @@ def test_dpr_training_files(records: list[dict], style: dict, as_array: bool):
         assert [q.where for q in found] == [f"{path}:{number}" for number in numbers]
 
 
-@examples
-@given(st.lists(st.tuples(with_words(COLUMN), st.lists(ANY_TEXT)), min_size=1, max_size=4))
+@examples(st.lists(st.tuples(with_words(COLUMN), st.lists(ANY_TEXT)), min_size=1, max_size=4))
 def test_questions_as_qa_csv(questions: list[tuple[str, list[str]]]):
     content = csv_text([[text, repr(answers)] for text, answers in questions], "\n")
     with written(content, "x.qa.csv") as path:
         assert [(q.text, list(q.answers)) for q in dpr.read_questions(path)] == questions
 
 
-@examples
-@given(passages(ANY_TEXT, ids=ANY_ID), STYLES)
+@examples(passages(ANY_TEXT, ids=ANY_ID), STYLES)
 def test_beir_corpora_and_queries(found: list[Passage], style: dict):
     style = {name: value for name, value in style.items() if name != "indent"}
     records = [{"_id": one.id, "title": one.title, "text": one.text} for one in found]
@@ -161,8 +162,7 @@ def test_beir_corpora_and_queries(found: list[Passage], style: dict):
     assert [(query.id, query.text) for query in queries] == [(one.id, one.text) for one in found]
 
 
-@examples
-@given(ANY_TEXT.filter(bool))
+@examples(ANY_TEXT.filter(bool))
 def test_ids_that_would_split_a_column_are_refused_with_their_line(id: str):
     id += "2"
     splits = id.split() != [id] or any(unicodedata.category(one) == "Cc" for one in id)
@@ -175,8 +175,7 @@ def test_ids_that_would_split_a_column_are_refused_with_their_line(id: str):
             assert [one.id for one in beir.read_passages(path.parent)] == ["fine", id]
 
 
-@examples
-@given(passages(COLUMN.map(str.strip), ids=ANY_ID), st.booleans())
+@examples(passages(COLUMN.map(str.strip), ids=ANY_ID), st.booleans())
 def test_tsv_passages_and_queries(found: list[Passage], has_titles: bool):
     # A first line of these names is a header.
     found = [one for one in found if (one.id, one.text) != ("id", "text")] or [Passage("1", "a")]
@@ -190,8 +189,9 @@ def test_tsv_passages_and_queries(found: list[Passage], has_titles: bool):
     assert queries == [(one.id, one.text) for one in found]
 
 
-@examples
-@given(st.lists(st.tuples(ID, ID, st.integers(-3, 10**12)), min_size=1, max_size=6), st.booleans())
+@examples(
+    st.lists(st.tuples(ID, ID, st.integers(-3, 10**12)), min_size=1, max_size=6), st.booleans()
+)
 def test_qrels(judgements: list[tuple[str, str, int]], as_beir: bool):
     if as_beir:
         content = "query-id\tcorpus-id\tscore\n"
@@ -225,8 +225,7 @@ KILT = st.fixed_dictionaries(
 )
 
 
-@examples
-@given(unique(KILT, lambda record: record["id"]))
+@examples(unique(KILT, lambda record: record["id"]))
 def test_kilt_queries(records: list[dict]):
     with written("".join(json.dumps(record) + "\n" for record in records)) as path:
         found = list(kilt.read_queries(path))
@@ -241,8 +240,7 @@ def test_kilt_queries(records: list[dict]):
                 assert (one.span and one.span.start[0]) == paragraph
 
 
-@examples
-@given(passages(ANY_TEXT), st.lists(ANY_TEXT, max_size=3))
+@examples(passages(ANY_TEXT), st.lists(ANY_TEXT, max_size=3))
 def test_kilt_pages_and_passages(found: list[Passage], paragraphs: list[str]):
     header = ["id", "text", "title", "wikipedia_id"]
     rows = [[one.id, one.text, one.title, f"p{one.id}"] for one in found]
@@ -256,8 +254,7 @@ def test_kilt_pages_and_passages(found: list[Passage], paragraphs: list[str]):
     assert read_pages == [(one.id, one.title, paragraphs) for one in found]
 
 
-@examples
-@given(passages(with_words(ANY_TEXT)), st.booleans())
+@examples(passages(with_words(ANY_TEXT)), st.booleans())
 def test_thesauri_keep_what_has_a_definition(found: list[Passage], is_undefined: bool):
     records = [{"id": one.id, "name": one.title, "definition": one.text} for one in found]
     if is_undefined:
@@ -266,8 +263,7 @@ def test_thesauri_keep_what_has_a_definition(found: list[Passage], is_undefined:
         assert list(thesaurus.read_passages(path)) == found
 
 
-@examples
-@given(passages(with_words(COLUMN).map(str.strip)))
+@examples(passages(with_words(COLUMN).map(str.strip)))
 def test_obo(found: list[Passage]):
     content = "format-version: 1.2\n\n"
     for one in found:
@@ -283,8 +279,7 @@ XML_TEXT = st.text(
 )
 
 
-@examples
-@given(passages(with_words(XML_TEXT)))
+@examples(passages(with_words(XML_TEXT)))
 def test_mesh(found: list[Passage]):
     concepts = "".join(
         f"<Concept><ConceptUI>{escape(one.id)}</ConceptUI><ConceptName><String>"
@@ -300,8 +295,7 @@ def test_mesh(found: list[Passage]):
     ]
 
 
-@examples
-@given(st.lists(st.text(CHARACTERS, min_size=1, max_size=8), unique=True, max_size=8), LINE_ENDS)
+@examples(st.lists(st.text(CHARACTERS, min_size=1, max_size=8), unique=True, max_size=8), LINE_ENDS)
 def test_vocab_txt(words: list[str], line_end: str):
     words = [word for word in words if not word.endswith("\r") and word not in SPECIAL_TOKENS]
     pieces = [*SPECIAL_TOKENS, *words]
@@ -314,8 +308,9 @@ def test_vocab_txt(words: list[str], line_end: str):
 SCORES = st.floats(-(2.0**90), 2.0**90, width=32)
 
 
-@examples
-@given(st.dictionaries(ANY_TEXT, st.dictionaries(st.integers(0, 5), SCORES, max_size=4)), st.data())
+@examples(
+    st.dictionaries(ANY_TEXT, st.dictionaries(st.integers(0, 5), SCORES, max_size=4)), st.data()
+)
 def test_runs_come_back_equal_or_are_refused(lists: dict, data: st.DataObject):
     ids = data.draw(st.lists(ID | ANY_TEXT, min_size=6, max_size=6, unique=True))
     k = max((len(results) for results in lists.values()), default=1)
@@ -359,8 +354,7 @@ LITERALS = st.recursive(
 )
 
 
-@examples
-@given(LITERALS, st.sampled_from(["", "  # a comment", "\n\n"]))
+@examples(LITERALS, st.sampled_from(["", "  # a comment", "\n\n"]))
 def test_gin_values(value: object, after: str):
     macro = f"VALUE = {value!r}{after}\ngiven_to_gin.value = %VALUE\n"
     for content in (f"given_to_gin.value = {value!r}{after}\n", macro):
@@ -371,7 +365,7 @@ def test_gin_values(value: object, after: str):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.release)])
 def test_any_bytes_are_read_or_refused(name: str, count: int, tmp_path: pathlib.Path):
     file, content, read = FORMATS[name]
     pieces = st.sampled_from([*content.splitlines(keepends=True), b"", b"\n"])

@@ -231,7 +231,10 @@ def test_a_tasks_prompt_is_before_its_queries(kind, prompt, train_once, tmp_path
         assert "cities" not in model.prompts
 
 
-@pytest.mark.parametrize(("kind", "prompt"), [("shared", RIVER_AND_SEP), ("minilm", ())])
+@pytest.mark.parametrize(
+    ("kind", "prompt"),
+    [("shared", RIVER_AND_SEP), pytest.param("minilm", (), marks=pytest.mark.release)],
+)
 @pytest.mark.slow
 def test_onnx_gives_the_models_own_embeddings(kind, prompt, train_once, tmp_path):
     trained = prompted(train_once(kind), prompt) if prompt else train_once(kind)

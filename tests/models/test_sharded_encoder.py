@@ -30,7 +30,11 @@ def shardings(mesh, axes, rules):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("routing", "rules"), [(Routing.DETERMINISTIC, "mlp"), (Routing.TOKEN, "expert")]
+    ("routing", "rules"),
+    [
+        pytest.param(Routing.DETERMINISTIC, "mlp", marks=pytest.mark.release),
+        (Routing.TOKEN, "expert"),
+    ],
 )
 def test_sharded_equals_unsharded(routing, rules):
     model = tiny_model(experts={"num_experts": 4, "routing": routing})

@@ -64,7 +64,11 @@ def on_mesh(step, params, **axes):
     return stack, placed
 
 
-@pytest.mark.parametrize("system", list(MODELS))
+@pytest.mark.parametrize(
+    "system",
+    ["seq-r"]
+    + [pytest.param(name, marks=pytest.mark.release) for name in MODELS if name != "seq-r"],
+)
 def test_dropout_and_routing_noise_are_those_of_one_device(system):
     step, params = gradient(system)
     expected = step(params, BATCH, jnp.int32(3))

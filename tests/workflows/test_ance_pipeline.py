@@ -212,7 +212,7 @@ def test_killed_in_several_stages_it_resumes_in_each(
     assert figures(output) == figures(finished)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_runs_share_a_warm_up(
     finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
 ):
@@ -261,7 +261,7 @@ def test_a_branch_has_the_next_episode_of_the_run_it_came_from(
     jax.tree.map(np.testing.assert_array_equal, expected, found)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_continued_optimiser_and_embeddings_that_go(
     finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
 ):

@@ -239,6 +239,7 @@ def test_sigkill_in_a_stage_and_the_rest_afterwards(
     assert figures(output) == figures(compared)
 
 
+@pytest.mark.release
 def test_a_round_that_is_added_encodes_the_training_queries(
     compared: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
 ):
