@@ -45,16 +45,8 @@ Preprocessor = Callable[[tf.data.Dataset], tf.data.Dataset]
 
 
 @dataclasses.dataclass(frozen=True)
-class SeqioTask:
-    """A retrieval task that SeqIO runs.
-
-    Attributes:
-        task: as registered; its source is `SeqioQueries`.
-        source: its queries.
-    """
-
+class _RunBySeqio:
     task: seqio.Task
-    source: QuerySource
 
     @property
     def name(self) -> str:
@@ -65,6 +57,18 @@ class SeqioTask:
     def description(self) -> str:
         """Fingerprint of the preprocessors."""
         return fingerprint(_steps(self.task))
+
+
+@dataclasses.dataclass(frozen=True)
+class SeqioTask(_RunBySeqio):
+    """A retrieval task that SeqIO runs.
+
+    Attributes:
+        task: as registered; its source is `SeqioQueries`.
+        source: its queries.
+    """
+
+    source: QuerySource
 
     def num_input_examples(self, split: str) -> int:
         """Number of queries of a split."""
@@ -109,7 +113,7 @@ class SeqioTask:
 
 
 @dataclasses.dataclass(frozen=True)
-class SeqioPassageTask:
+class SeqioPassageTask(_RunBySeqio):
     """A collection's passages that SeqIO runs.
 
     Attributes:
@@ -117,18 +121,7 @@ class SeqioPassageTask:
         source: the passages.
     """
 
-    task: seqio.Task
     source: PassageSource
-
-    @property
-    def name(self) -> str:
-        """The registered name."""
-        return self.task.name
-
-    @property
-    def description(self) -> str:
-        """Fingerprint of the preprocessors."""
-        return fingerprint(_steps(self.task))
 
     @property
     def titles(self) -> Titles | None:
