@@ -58,7 +58,9 @@ def front_page(app: Sphinx, docname: str, source: list[str]) -> None:
     """Puts the README before the front page's tables of contents."""
     if docname == "index":
         readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
-        source[0] = re.sub(r"\]\((LICENSE|CITATION.cff|examples/[^)]*)\)", r"](../\1)", readme) + source[0]
+        source[0] = (
+            re.sub(r"\]\((LICENSE|CITATION.cff|examples/[^)]*)\)", r"](../\1)", readme) + source[0]
+        )
 
 
 def as_restructured_text(
