@@ -27,6 +27,14 @@ class BatchShard:
     index: Int[Array, ""]
     count: int
 
+    def first_position(self, size: int) -> UInt32[Array, ""]:
+        """Entries of the whole batch's array before those of the share, modulo 2**32.
+
+        Args:
+            size: entries of the share's array, whose first axis is the batch's rows.
+        """
+        return self.index.astype(jnp.uint32) * jnp.uint32(size % 2**32)
+
 
 _CURRENT: contextvars.ContextVar[BatchShard | None] = contextvars.ContextVar("shard", default=None)
 
@@ -92,14 +100,3 @@ def shard_axes(rows: int, *, num_chunks: int) -> tuple[str, ...]:
 def this_shard(axes: tuple[str, ...]) -> BatchShard:
     """The share of the device at hand, inside `jax.shard_map` over `axes`."""
     return BatchShard(jax.lax.axis_index(axes), jax.lax.axis_size(axes))
-
-
-def first_position(size: int) -> UInt32[Array, ""]:
-    """Entries of the whole batch's array before those of the share, modulo 2**32.
-
-    Args:
-        size: entries of the share's array, whose first axis is the batch's rows.
-    """
-    shard = current_shard()
-    index = jnp.zeros((), jnp.uint32) if shard is None else shard.index.astype(jnp.uint32)
-    return index * jnp.uint32(size % 2**32)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, UInt32
 
-from taser_jax.batch_shards import current_shard, first_position
+from taser_jax.batch_shards import current_shard
 from taser_jax.errors import ConfigError
 
 _WORDS = 2
@@ -42,9 +42,10 @@ class Dropout(nn.Module):
         if self.deterministic or self.rate == 0:
             return x
         words = jax.random.key_data(self.make_rng("dropout")).ravel()[:_WORDS]
-        if current_shard() is not None:
+        shard = current_shard()
+        if shard is not None:
             # `kept` adds the first word to each spread position: so they are the whole batch's.
-            words = words.at[0].add(first_position(x.size) * np.uint32(_SPREAD))
+            words = words.at[0].add(shard.first_position(x.size) * np.uint32(_SPREAD))
         return drop(x, words, rate=self.rate)
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import tensorflow_datasets as tfds
 from etils import epath
@@ -31,6 +31,19 @@ FORMAT_VERSION = 1
 _STAGING = ".building"
 _BATCH = 2048
 logger = logging.getLogger("taser")
+T = TypeVar("T")
+
+
+def in_blocks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The items in lists of `size`; the last may be shorter.
+
+    Example:
+        >>> list(in_blocks("abc", 2))
+        [['a', 'b'], ['c']]
+    """
+    remaining = iter(items)
+    while block := list(itertools.islice(remaining, size)):
+        yield block
 
 
 class RecordDataset:
@@ -133,12 +146,11 @@ def write_records(
         file_format=tfds.core.FileFormat.ARRAY_RECORD.value,
     )
     count = 0
-    stream = iter(examples)
     with storage_errors(staging):
         writer.initialize_splits([name])
     try:
         # One call per batch: each call rewrites dataset_info.json.
-        while batch := list(itertools.islice(stream, _BATCH)):
+        for batch in in_blocks(examples, _BATCH):
             with storage_errors(staging):
                 writer.add_examples({name: batch})
             count += len(batch)

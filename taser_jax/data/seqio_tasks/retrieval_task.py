@@ -7,11 +7,11 @@ when texts become tokens.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from taser_jax.artifacts import fingerprint
+from taser_jax.data.collections.records import in_blocks
 from taser_jax.data.seqio_tasks.context import require_data
 from taser_jax.data.seqio_tasks.sources import PassageSource, QuerySource
 from taser_jax.data.text import preprocessors
@@ -19,7 +19,6 @@ from taser_jax.data.text.prompts import TaskPrompt
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.errors import ConfigError
 
-T = TypeVar("T")
 _BLOCK = 4096
 
 
@@ -161,7 +160,7 @@ class RetrievalTask:
         """The queries of a split in row order, inside `use_data`."""
         vocabulary = require_data().vocabulary
         prompt = self.prompt.ids(vocabulary)
-        for block in _blocks(self.source.open(split)):
+        for block in in_blocks(self.source.open(split), _BLOCK):
             texts = preprocessors.normalize_queries([q.text for q in block], self.normalization)
             ids = preprocessors.query_ids(texts, vocabulary, length, prompt=prompt)
             for query, tokens in zip(block, ids, strict=True):
@@ -194,7 +193,7 @@ class CollectionPassages:
     def tokenized(self, length: int) -> Iterator[Sequence[int]]:
         """The ids of each passage in row order, inside `use_data`."""
         vocabulary = require_data().vocabulary
-        for block in _blocks(self.source.open()):
+        for block in in_blocks(self.source.open(), _BLOCK):
             titles = [p.title if self.titles is Titles.INCLUDE else "" for p in block]
             yield from preprocessors.passage_ids(
                 titles, [p.text for p in block], vocabulary, length
@@ -250,9 +249,3 @@ def check_query_room(task: str, prompt: TaskPrompt, length: int) -> None:
             expected=error.expected,
             fix=error.fix,
         ) from error
-
-
-def _blocks(items: Iterable[T]) -> Iterator[list[T]]:
-    remaining = iter(items)
-    while block := list(itertools.islice(remaining, _BLOCK)):
-        yield block

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
+from taser_jax.data.collections.records import in_blocks
 from taser_jax.data.collections.store import SPLITS, PassageStore, QuerySet
 from taser_jax.data.seqio_tasks.sources import PassageSource, QuerySource
 from taser_jax.data.seqio_tasks.tokenizers import with_tensors
@@ -85,9 +85,8 @@ class SeqioPassages(seqio.FunctionDataSource):
 
 
 def _query_blocks(queries: QuerySet) -> Iterator[dict[str, Any]]:
-    remaining = iter(queries)
-    for start in range(0, len(queries), _BLOCK):
-        block = list(itertools.islice(remaining, _BLOCK))
+    start = 0
+    for block in in_blocks(queries, _BLOCK):
         yield {
             "query": _utf8(q.text for q in block),
             "query_id": _utf8(q.id for q in block),
@@ -95,6 +94,7 @@ def _query_blocks(queries: QuerySet) -> Iterator[dict[str, Any]]:
             "positives": _ragged([q.positives for q in block]),
             "hard_negatives": _ragged([q.hard_negatives for q in block]),
         }
+        start += len(block)
 
 
 def _passage_blocks(store: PassageStore) -> Iterator[dict[str, Any]]:
