@@ -186,9 +186,13 @@ class Trials:
                 f"| {sum(bool(line['orphans']) for line in lines)} "
                 f"| {sum(not judged(line) for line in lines)} |"
             )
-        versions = f"Python {platform.python_version()}, jax {jax.__version__}"
-        undisturbed = f"{self._seconds:.1f} s undisturbed"
-        return "\n".join([*rows, "", f"{os.cpu_count()} cores, {versions}; {undisturbed}."])
+        return "\n".join([*rows, "", machine(self._seconds)])
+
+
+def machine(seconds: float) -> str:
+    """What a table was measured with, and the seconds of the pipeline undisturbed."""
+    versions = f"Python {platform.python_version()}, jax {jax.__version__}"
+    return f"{os.cpu_count()} cores, {versions}; {seconds:.1f} s undisturbed."
 
 
 def pipeline(world: pathlib.Path, name: str) -> list[str]:

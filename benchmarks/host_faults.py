@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 import shutil
 import signal
 import socket
@@ -34,7 +32,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from faults import ORPHANS, REPOSITORY, bits, pipeline, shares
+from faults import ORPHANS, REPOSITORY, bits, machine, pipeline, shares
 from small_world import SmallWorld
 
 HOSTS = (0, 1)
@@ -316,9 +314,7 @@ def table(lines: Sequence[Mapping[str, Any]], seconds: float) -> str:
                 f"| {ended(kills)} | {max(line['seconds'] for line in kills)} s "
                 f"| {said(kills)} | {result} |"
             )
-    versions = f"Python {platform.python_version()}, jax {importlib.metadata.version('jax')}"
-    undisturbed = f"{seconds:.1f} s undisturbed"
-    return "\n".join([*rows, "", f"{os.cpu_count()} cores, {versions}; {undisturbed}."])
+    return "\n".join([*rows, "", machine(seconds)])
 
 
 def ended(kills: Sequence[Mapping[str, Any]]) -> str:
