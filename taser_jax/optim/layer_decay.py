@@ -10,7 +10,9 @@ from jaxtyping import PyTree
 from taser_jax.errors import ConfigError
 from taser_jax.optim.parameter_rules import Rules, assign, parameter_paths
 
-_LAYER = re.compile(r"(?:.*/)?layers_(\d+)/.*")
+# A decoder that fuses documents lies above the encoder, although it has layers of its own.
+_ENCODER = r"(?!(?:.*/)?fusion/)(?:.*/)?"
+_LAYER = re.compile(rf"{_ENCODER}layers_(\d+)/.*")
 _ENCODER_LAYER = re.compile(r"(?:.*/)?encoder/layers_(\d+)/.*")
 _DECODER_LAYER = re.compile(r"(?:.*/)?decoder/layers_(\d+)/.*")
 _T5_EMBEDDING = re.compile(r"(?:.*/)?token_embedder/.*")
@@ -22,8 +24,9 @@ def layer_factors(
     """The factor decay^(n + 2 − depth) of each parameter's learning rate, for n layers.
 
     TASER's code with n = 12 and decay 0.8 has embeddings at depth 0 (0.8^14 = 0.044), layer i
-    (from 0) at depth i + 1 (layer 0: 0.055, layer 11: 0.64) and anything above the layers at
-    depth 14 (factor 1). A T5's decoder lies above its encoder: n counts both.
+    (from 0) at depth i + 1 (layer 0: 0.055, layer 11: 0.64) and everything above the layers at
+    depth 14 (factor 1), a decoder that fuses documents too. A T5's decoder lies above its encoder:
+    n counts the layers of both.
 
     Args:
         params: parameters, arrays or abstract, with paths that hold "layers_<i>".
@@ -65,13 +68,13 @@ def layer_depths(params: PyTree) -> tuple[tuple[str, int], ...]:
         (regular expression, depth) pairs.
     """
     num_layers = _count_layers(params)
-    in_layer = r"(?:.*/)?layers_\d+/.*"
+    in_layer = rf"{_ENCODER}layers_\d+/.*"
     embeddings = r"(?:.*/)?embeddings/.*"
     gate = rf"(?!{in_layer})(?:.*/)?router/.*"
     above = rf"(?!{in_layer}|{embeddings}|(?:.*/)?router/.*).*"
     rules = [
         (embeddings, 0),
-        *((rf"(?:.*/)?layers_{layer}/.*", layer + 1) for layer in range(num_layers)),
+        *((rf"{_ENCODER}layers_{layer}/.*", layer + 1) for layer in range(num_layers)),
         (gate, round(2 * num_layers / 3)),
         (above, num_layers + 2),
     ]

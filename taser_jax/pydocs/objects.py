@@ -60,7 +60,7 @@ class DocumentedObject:
 
 
 def _child_records(roots: Sequence[str]) -> Iterator[dict[str, Any]]:
-    source_root = str(pathlib.Path(walk.__file__).resolve().parents[3])
+    source_root = str(pathlib.Path(walk.__file__).resolve().parents[2])
     environment = {k: os.environ[k] for k in _ENVIRONMENT if k in os.environ} | _FIXED_ENVIRONMENT
     paths = [source_root, environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)

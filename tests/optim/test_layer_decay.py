@@ -3,6 +3,8 @@ import numpy as np
 import pytest
 
 from taser_jax.errors import ConfigError
+from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_fusion import BertFusionConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.t5 import T5Config
@@ -111,6 +113,19 @@ def test_a_t5s_decoder_lies_above_its_encoder(towers):
     for name in names:
         assert {path: found[f"{name}/{path}"] for path in expected} == expected
     assert {path.split("/")[0] for path in found} == set(names)
+
+
+def test_a_decoder_of_documents_lies_above_bert():
+    bert = BertConfig(
+        vocab_size=8, embed_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4, max_length=4
+    )
+    model = DualEncoder(BertFusionConfig(bert=bert, decoder_layers=2))
+    found = factors(abstract_params(model), decay=0.5)
+    assert found["encoder/embeddings/token/embedding"] == 0.5**3
+    assert found["encoder/layers_0/mlp/wi/kernel"] == 0.5**2
+    fusion = [factor for path, factor in found.items() if path.startswith("encoder/fusion")]
+    assert len(fusion) > 2
+    assert set(fusion) == {1.0}
 
 
 def test_a_t5_without_a_decoder():

@@ -1,4 +1,5 @@
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -6,6 +7,7 @@ import sys
 import pytest
 
 from taser_jax.errors import DataError
+from taser_jax.pydocs import objects, walk
 from taser_jax.pydocs.build import TASKS, build_pydocs, query_package
 from taser_jax.pydocs.leakage import find_leaks
 from taser_jax.pydocs.walk import module_names, standard_library_roots
@@ -56,6 +58,20 @@ def test_small_collection_is_complete(small):
     assert small.statistics()["tasks"]["lookup"]["queries"]["train"] > 100
     check_ids(small)
     check_held_out(small)
+
+
+def test_the_walk_runs_the_code_of_its_caller(monkeypatch):
+    class Started(Exception):
+        pass
+
+    def popen(command, *, env, **_):
+        raise Started(env["PYTHONPATH"].split(os.pathsep)[0])
+
+    monkeypatch.setattr(objects.subprocess, "Popen", popen)
+    with pytest.raises(Started) as started:
+        build_pydocs(("json",))
+    found = pathlib.Path(str(started.value), *walk.__name__.split(".")).with_suffix(".py")
+    assert found.samefile(walk.__file__)
 
 
 def test_a_missing_package_is_reported():

@@ -56,6 +56,14 @@ class KiltOptions:
     def __post_init__(self) -> None:
         last = "0 or more queries"
         check_fields(self, "validation_last", is_valid=lambda n: n >= 0, expected=last)
+        check_fields(self, "max_tokens", is_valid=lambda n: n >= 1, expected="1 or more")
+        check_fields(self, "left_words", is_valid=lambda n: n >= 0, expected="0 or more")
+        check_fields(
+            self,
+            "dialogue_turns",
+            is_valid=lambda turns: all(n >= 1 for n in turns.values()),
+            expected="1 or more turns of each task: the last one is the query",
+        )
         if self.validation_last and self.split_groups:
             raise ConfigError(
                 f"validation_last and split_groups of {', '.join(self.split_groups)}",

@@ -259,6 +259,14 @@ def test_last_queries_and_groups_do_not_go_together():
         KiltOptions(validation_last=-1)
 
 
+@pytest.mark.parametrize(
+    "options", [{"max_tokens": 0}, {"left_words": -1}, {"dialogue_turns": {"wow": 0}}]
+)
+def test_numbers_that_would_leave_no_text(options):
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} is"):
+        KiltOptions(**options)
+
+
 def test_shares_and_samples_are_what_was_asked_for():
     shares = {"train": 3.0, "test": 1.0}
     found = [
