@@ -97,8 +97,8 @@ class SelfAttention(nn.Module):
             dropout = Dropout(self.dropout_rate, deterministic=self.deterministic)
             attended = _einsum_attention(query, key, value, mask, dropout)
         elif self.kernel is AttentionKernel.CUDNN and not (query.shape[1] % 2 or key.shape[1] % 2):
-            # A mask would need a bias for every query and key. Texts are padded at their
-            # ends, so that lengths say the same; a text of no token has no softmax.
+            # A mask would need a bias for every query and key. Texts are padded at their ends, so
+            # lengths are enough; a text without tokens gets length 1, or its softmax would be NaN.
             attended = jax.nn.dot_product_attention(
                 query,
                 key,

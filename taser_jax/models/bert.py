@@ -279,9 +279,9 @@ class BertEncoder(nn.Module):
 
     Attributes:
         config: sizes and numerics.
-        experts: of the specialised blocks.
-        frozen_blocks: number of first blocks that, with the embeddings, run as at inference and
-            get no gradient; their routers' statistics are left out. 0 freezes nothing.
+        experts: experts of the specialised blocks.
+        frozen_blocks: number of first blocks that, like the embeddings, run as at inference and get
+            no gradient; statistics of their routers are omitted. 0 freezes nothing.
     """
 
     config: BertConfig
@@ -303,8 +303,8 @@ class BertEncoder(nn.Module):
             texts: ids and mask, or the output of the frozen blocks.
             role: the role whose experts Det-R runs.
             train: True enables dropout and routing draws, from the rngs "dropout" and "routing".
-            output: all hidden states, [CLS] only, or those of the frozen blocks. The last block, if
-                specialised, computes all tokens where its router reads them all.
+            output: all hidden states, [CLS] only, or those of the frozen blocks. A specialised last
+                block computes all tokens if its router reads all of them.
 
         Returns:
             Hidden states in `config.dtype`, and the statistics of learned routers.
@@ -377,7 +377,7 @@ class BertEncoder(nn.Module):
 def block_output(
     config: BertConfig, experts: ExpertConfig, block: int, output: EncoderOutput
 ) -> EncoderOutput:
-    """Positions that a block (1-based) must compute for the encoder to return `output`."""
+    """Positions that a block (numbered from 1) must compute if the encoder returns `output`."""
     specialized = block in experts.specialized_blocks(config.num_layers)
     if block < config.num_layers or (specialized and experts.reads_every_token):
         return EncoderOutput.ALL_TOKENS

@@ -90,7 +90,10 @@ class DualEncoderConfig(ModelConfig):
         return dataclasses.replace(self, bert=dataclasses.replace(self.bert, **changes))
 
     def portable(self) -> DualEncoderConfig:
-        """With the attention kernel that every platform has; values agree to rounding."""
+        """The model with the attention kernel that runs everywhere, and without rematerialisation.
+
+        Values agree to rounding.
+        """
         return self.with_transformer(attention=AttentionKernel.EINSUM, remat=Remat.NONE)
 
     @property
@@ -180,16 +183,13 @@ class DualEncoderConfig(ModelConfig):
         return rf"[^/]+/(embeddings|{layer_names(blocks)})/.*"
 
     def frozen_settings(self, blocks: int) -> tuple[object, ...]:
-        """BERT's, and those of experts if a frozen block is specialised.
+        """BERT's settings, and those of the experts if a frozen block is specialised.
 
-        Models that differ above their frozen blocks share the states of these.
+        Models that differ only above their frozen blocks can share cached states.
         """
         specialized = self.experts.specialized_blocks(self.bert.num_layers)
-        return (
-            (self.bert, self.experts)
-            if min(specialized, default=blocks + 1) <= blocks
-            else (self.bert,)
-        )
+        has_experts = min(specialized, default=blocks + 1) <= blocks
+        return (self.bert, self.experts) if has_experts else (self.bert,)
 
     def frozen_states(self, tower: BertEncoder, tokens: Tokens, *, role: Role) -> jax.Array:
         """The output of BERT's frozen blocks."""
@@ -207,7 +207,7 @@ class DualEncoderConfig(ModelConfig):
     def pool(
         self, hidden: Float[Array, "batch positions embed"], mask: Bool[Array, "batch length"]
     ) -> Float[Array, "batch embed"]:
-        """One float32 vector per text; [CLS] pooling needs the first position alone."""
+        """One float32 vector per text; [CLS] pooling reads the first position only."""
         if self.pooling is Pooling.CLS:
             return hidden[:, 0].astype(jnp.float32)
         return mean_over_tokens(hidden, mask)

@@ -1,4 +1,4 @@
-"""MoMA's fusion on a BERT: a small decoder over the states of a query and of its documents."""
+"""MoMA's fusion for BERT: a small decoder over the states of a query and of its documents."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from taser_jax.models.t5 import Decoder, T5Config
 from taser_jax.models.t5_layers import Kernel, RmsNorm
 from taser_jax.models.transformer import BlockCost
 
-# Parameters that only a query's tower has.
+# Parameters that exist only in query towers.
 FUSION_PARTS = ("fusion", "fusion_norm", "fusion_projection")
 
 
 class FusedStates(enum.Enum):
-    """What the decoder attends to of a document.
+    """What represents a document to the decoder.
 
-    TOKENS: its token states, which the query's tower makes.
-    EMBEDDINGS: one vector, its embedding in the memory; nothing is encoded again (late fusion).
+    TOKENS: the states of its tokens, computed by the query's tower.
+    EMBEDDINGS: one vector, its embedding in the memory; no document is encoded again (late fusion).
     """
 
     TOKENS = "tokens"
@@ -39,18 +39,18 @@ class FusedStates(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class BertFusionConfig(DualEncoderConfig):
-    """A BERT dual encoder, TASER too, whose queries may bring documents from a memory.
+    """A BERT dual encoder (TASER included) whose queries may come with documents from a memory.
 
         q^a = pool(BERT(q)) + W·Dec(BERT(q), BERT(d₁), …, BERT(d_K)),   W = 0 before training
 
-    `Dec` is T5's decoder at its first position, whose input is the pooled query. At step 0 the
-    model is the plain encoder. Det-R encodes documents with the passages' experts.
+    `Dec` is T5's decoder at its first position, and its input is the pooled query. Before training
+    the model equals the plain encoder. Det-R encodes documents with the passages' experts.
 
     Attributes:
         decoder_layers: blocks of the decoder.
-        documents: what of a document is attended to.
+        documents: what represents a document to the decoder.
 
-    Source: MoMA's equations 2 and 5, for an encoder without a decoder; the paper has T5 alone.
+    Source: MoMA's equations 2 and 5, adapted to a model without a decoder; the paper has only T5.
     """
 
     kind: ClassVar[str] = "bert_fusion"
@@ -70,7 +70,7 @@ class BertFusionConfig(DualEncoderConfig):
 
     @property
     def decoder(self) -> T5Config:
-        """Sizes and numerics of the decoder: BERT's."""
+        """Sizes and numerics of the decoder, taken from BERT."""
         bert = self.bert
         return T5Config(
             vocab_size=1,
@@ -85,13 +85,13 @@ class BertFusionConfig(DualEncoderConfig):
         )
 
     def documents_shape(self, per_query: int, length: int) -> DocumentsShape:
-        """Tokens of the documents, or their embeddings."""
+        """The shape of documents as tokens, or as embeddings."""
         if self.documents is FusedStates.TOKENS:
             return DocumentsShape(per_query, length)
         return DocumentsShape(per_query, 1, self.embedding_dim)
 
     def memory_costs(self, memory: DocumentsShape, *, query_length: int) -> list[BlockCost]:
-        """What documents add to a query's blocks: their encoder's, and a decoder over all."""
+        """Costs that documents add to a query: encoding them, and a decoder over all segments."""
         bert, count = self.bert, memory.per_query
         embed, attention = bert.embed_dim, bert.num_heads * bert.head_dim
         encoded = memory.dim == 0
@@ -103,11 +103,11 @@ class BertFusionConfig(DualEncoderConfig):
         return documents + [BlockCost(flops, kept, 0)] * self.decoder_layers
 
     def make_tower(self, frozen_blocks: int = 0) -> BertFusionTower:
-        """BERT and the decoder over its states."""
+        """BERT with the decoder over its states."""
         return BertFusionTower(self.bert, self.experts, frozen_blocks, decoder=self.decoder)
 
     def initial_params(self, params: Params) -> Params:
-        """Copied or independent towers; passages have no decoder of their own."""
+        """Copied or independent towers; the passage tower has no decoder."""
         if self.towers is Towers.TIED:
             return params
         towers = dict(super().initial_params(params))
@@ -118,7 +118,7 @@ class BertFusionConfig(DualEncoderConfig):
     def embed(
         self, tower: Any, tokens: Tokens | States | Augmented, *, role: Role, train: bool
     ) -> Encoded:
-        """Pools what BERT makes of texts, and adds to queries what the decoder reads."""
+        """Pools BERT's states, and adds the decoder's output to the embeddings of queries."""
         if role is Role.PASSAGE:
             return super().embed(tower, tokens, role=role, train=train)
         encode = functools.partial(tower, train=train, output=EncoderOutput.ALL_TOKENS)
@@ -131,7 +131,7 @@ class BertFusionConfig(DualEncoderConfig):
                 documents = _one_state_each(tokens)
             else:
                 texts = tokens.flat_documents
-                # A memory's documents are passages: Det-R runs these experts.
+                # Documents are passages, so Det-R runs the passages' experts.
                 hidden, _ = encode(texts, role=Role.PASSAGE)
                 documents = States(hidden, texts.mask)
             joined = join_segments(joined, documents, jnp.asarray(tokens.present))
@@ -140,19 +140,19 @@ class BertFusionConfig(DualEncoderConfig):
 
 
 def _one_state_each(texts: Augmented) -> States:
-    """Documents' embeddings as texts of one token."""
+    """The documents' embeddings, as texts of one token each."""
     vectors = jnp.asarray(texts.documents)
     flat = vectors.reshape(-1, 1, vectors.shape[-1])
     return States(flat, jnp.ones(flat.shape[:2], bool))
 
 
 class BertFusionTower(BertEncoder):
-    """BERT, and over its states the decoder `fusion`, which the first query makes."""
+    """BERT with a decoder `fusion` over its states, whose parameters `init` with a query draws."""
 
     decoder: T5Config = T5Config()
 
     def setup(self) -> None:
-        """Makes the decoder; T5's own states come normalised, BERT's are normalised here."""
+        """Creates the decoder and a norm of its inputs: T5 normalises its states, BERT does not."""
         self.fusion = Decoder(self.decoder)
         self.fusion_norm = RmsNorm(self.decoder.rms_norm_epsilon)
         shape = (self.decoder.embed_dim, self.decoder.embed_dim)
@@ -161,7 +161,7 @@ class BertFusionTower(BertEncoder):
     def fuse(
         self, pooled: Float[Array, "batch embed"], states: States, *, train: bool
     ) -> Float[Array, "batch embed"]:
-        """What the decoder adds to a pooled query, float32."""
+        """The vector that is added to a pooled query, float32."""
         dtype = self.decoder.dtype
         normalised = self.fusion_norm(jnp.asarray(states.hidden).astype(dtype))
         mask = jnp.asarray(states.mask)

@@ -46,12 +46,12 @@ def to_json(config: ModelConfig) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-# What the embedding of a passage does not depend on.
+# Fields that do not affect the embedding of a passage.
 _OF_QUERIES = ("towers", "query_tasks", "tower_init", "decoder_layers", "documents")
 
 
 def passage_json(config: ModelConfig) -> str:
-    """What a configuration says of passages; equal for a model and its fusion with documents."""
+    """The settings that passage embeddings depend on; fusing documents does not change them."""
     fields = {name: v for name, v in to_plain(config).items() if name not in _OF_QUERIES}
     return json.dumps({"kind": config.kind.removesuffix("_fusion"), **fields}, sort_keys=True)
 
@@ -74,7 +74,7 @@ def from_json(text: str, *, where: str = "model.json") -> ModelConfig:
             f"not JSON: {error.msg}", where=f"{where}:{error.lineno}", expected="a JSON object"
         ) from error
     except (ValueError, RecursionError) as error:
-        # Numbers of thousands of digits, and nesting as deep.
+        # Numbers of thousands of digits, and nesting thousands of levels deep.
         raise ConfigError(f"not JSON: {error}", where=where, expected="a JSON object") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{type(value).__name__}", where=where, expected="a JSON object")

@@ -44,7 +44,8 @@ class Dropout(nn.Module):
         words = jax.random.key_data(self.make_rng("dropout")).ravel()[:_WORDS]
         shard = current_shard()
         if shard is not None:
-            # `kept` adds the first word to each spread position: so they are the whole batch's.
+            # `kept` adds the first word to each position: moving it counts positions from the start
+            # of the whole batch.
             words = words.at[0].add(shard.first_position(x.size) * np.uint32(_SPREAD))
         return drop(x, words, rate=self.rate)
 

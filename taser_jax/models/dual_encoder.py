@@ -30,7 +30,7 @@ Params: TypeAlias = PyTree
 
 
 class Towers(enum.Enum):
-    """One encoder for both roles (TASER, Shared) or one for each (DPR)."""
+    """One encoder for both roles (TASER, Shared), or one for each (DPR)."""
 
     TIED = "tied"
     SEPARATE = "separate"
@@ -49,14 +49,14 @@ class TowerInit(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A model in words, for its card.
+    """A model described in words, for its model card.
 
     Attributes:
         title: its common name, such as "DPR".
         embedding: a sentence about the embedding.
         first_token: the token before a text's tokens, with a space.
         last_token: the token after them, with a space.
-        facts: (name, value) pairs that model.json does not have.
+        facts: (name, value) pairs that are not in model.json.
     """
 
     title: str
@@ -73,7 +73,7 @@ class ModelConfig(abc.ABC):
 
     Attributes:
         kind: name of the class in model.json.
-        fuses: whether queries may bring documents.
+        fuses: whether queries may come with documents.
         towers: one encoder for both roles, or one each.
         query_tasks: tasks with their own query tower (TACO-DR's QSpec); empty for one tower for
             all queries. Needs separate towers; passages have one tower for all tasks.
@@ -92,7 +92,7 @@ class ModelConfig(abc.ABC):
         """Checks the towers.
 
         Raises:
-            ConfigError: tasks of query towers with equal names, or with a tied tower.
+            ConfigError: `query_tasks` that repeat a name, or that are given with tied towers.
         """
         where = type(self).__name__
         if self.query_tasks and self.towers is Towers.TIED:
@@ -139,7 +139,7 @@ class ModelConfig(abc.ABC):
         """Costs of each block for one text of `length` tokens."""
 
     def memory_costs(self, memory: DocumentsShape, *, query_length: int) -> list[BlockCost]:
-        """What a query's documents add to its blocks.
+        """Costs that a query's documents add to those of its own blocks.
 
         Raises:
             ConfigError: the model cannot take documents.
@@ -148,7 +148,7 @@ class ModelConfig(abc.ABC):
         raise self.no_fusion()
 
     def documents_shape(self, per_query: int, length: int) -> DocumentsShape:
-        """What queries with documents of `length` tokens bring.
+        """The shape of the documents of queries that have `per_query` of them.
 
         Raises:
             ConfigError: the model cannot take documents.
@@ -157,7 +157,7 @@ class ModelConfig(abc.ABC):
         raise self.no_fusion()
 
     def no_fusion(self) -> ConfigError:
-        """The error of a model that is given documents and cannot take them."""
+        """The error to raise if a model that does not fuse is given documents."""
         return ConfigError(
             "queries with documents of a memory",
             where=type(self).__name__,
@@ -171,14 +171,14 @@ class ModelConfig(abc.ABC):
 
     @abc.abstractmethod
     def make_tower(self, frozen_blocks: int = 0) -> nn.Module:
-        """One tower, whose texts `embed` encodes; its first blocks are frozen."""
+        """One tower, for `embed`; its first `frozen_blocks` blocks are frozen."""
 
     @abc.abstractmethod
     def frozen_parameters(self, blocks: int) -> str:
-        """Regular expression of the parameters that `blocks` frozen blocks contain."""
+        """Regular expression of the parameters that are frozen with the first `blocks` blocks."""
 
     def frozen_settings(self, blocks: int) -> tuple[object, ...]:
-        """The settings, besides parameters, that decide what so many frozen blocks compute."""
+        """The settings, besides parameters, that the output of the frozen blocks depends on."""
         del blocks
         return (self.transformer,)
 
@@ -190,10 +190,10 @@ class ModelConfig(abc.ABC):
     def embed(
         self, tower: Any, tokens: Tokens | States | Augmented, *, role: Role, train: bool
     ) -> Encoded:
-        """Encodes texts of one role by a tower that `make_tower` made."""
+        """Encodes texts of one role with a tower from `make_tower`."""
 
     def initial_params(self, params: Params) -> Params:
-        """The initial parameters, given each tower's draw: copies, or the draws themselves."""
+        """The initial parameters, from one draw per tower: all draws, or copies of the first."""
         if self.tower_init is TowerInit.COPIED:
             return dict.fromkeys(self.tower_names, params[self.tower_names[0]])
         return params
@@ -264,7 +264,8 @@ class ModelConfig(abc.ABC):
         Args:
             shape: the batch.
             frozen_blocks: number of first blocks, which have no backward pass.
-            has_states: whether they have no forward pass either: their output is read from disk.
+            has_states: whether their output is read from disk, so that they have no forward pass
+                either.
         """
         flops = 3 * self._score_flops(shape)
         for size, length in shape.sides:
@@ -282,7 +283,7 @@ class ModelConfig(abc.ABC):
     def activation_bytes(self, shape: BatchShape, *, batch_devices: int = 1) -> int:
         """Bytes of activations per device at the peak of a training step.
 
-        This is an estimate for "does it fit", not a measurement: XLA fuses some activations away
+        This estimates whether a step fits and is not a measurement: XLA fuses some activations away
         and needs scratch memory. Under `Remat.BLOCK` each block stores only its input, and one
         block is recomputed at a time. The compiler's figure is
         `jax.jit(step).lower(...).compile().memory_analysis()`.
@@ -309,9 +310,9 @@ class ModelConfig(abc.ABC):
 class DualEncoder(nn.Module):
     """Maps queries and passages to embeddings, whose dot products are the scores.
 
-    Parameters are under `encoder` (tied), or `query_encoder` or `query_encoder_<task>`, and
-    `passage_encoder`. With `frozen_blocks`, embeddings and so many first blocks of each tower run
-    as at inference, without gradients; texts may then be given as `States`.
+    Parameters are under `encoder` (tied), or under `query_encoder` or `query_encoder_<task>`, and
+    `passage_encoder`. The embeddings and the first `frozen_blocks` blocks of each tower run as at
+    inference, without gradients; texts may then be given as `States`.
 
     Example:
         >>> encoded = model.apply(
@@ -323,7 +324,7 @@ class DualEncoder(nn.Module):
     frozen_blocks: int = 0
 
     def setup(self) -> None:
-        """Makes the towers."""
+        """Creates the towers."""
         for name in self.config.tower_names:
             setattr(self, name, self.config.make_tower(self.frozen_blocks))
 
@@ -335,7 +336,7 @@ class DualEncoder(nn.Module):
     def __call__(
         self, queries: Tokens, passages: Tokens, *, train: bool = False
     ) -> tuple[Encoded, Encoded]:
-        """Encodes both roles; `init` calls this. Queries are treated as of the first task."""
+        """Encodes both roles; `init` calls this. Queries count as those of the first task."""
         tasks = self.config.query_tasks or (None,)
         if self.is_initializing() and self.config.tower_init is TowerInit.INDEPENDENT:
             for task in tasks[1:]:
@@ -346,7 +347,7 @@ class DualEncoder(nn.Module):
         )
 
     def states(self, tokens: Tokens, *, role: Role, task: str | None = None) -> States:
-        """The frozen blocks' output for texts of one role; `encode` takes it in their place."""
+        """The frozen blocks' output for texts of one role, an input that `encode` accepts too."""
         tower = getattr(self, self.config.tower_name(role, task))
         return States(self.config.frozen_states(tower, tokens, role=role), tokens.mask)
 
@@ -361,9 +362,9 @@ class DualEncoder(nn.Module):
         """Encodes texts of one role.
 
         Args:
-            tokens: ids and mask [batch, length], states of the frozen blocks, or the embeddings of
-                a frozen tower, which are the result; queries also with the documents of a memory,
-                where the model fuses them.
+            tokens: ids and mask [batch, length]; or states of the frozen blocks; or the embeddings
+                of a frozen tower, which are returned as they are; or, if the model fuses documents,
+                queries with the documents of a memory.
             role: selects the tower, and Det-R's expert, during tracing.
             task: the task's name; selects the query tower if tasks have their own.
             train: True enables dropout and routing draws, from the rngs "dropout" and "routing".

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from taser_jax.errors import ConfigError
 
-Params = Any
-"""{"layers_0": {"kernel": [in, out], "bias": [out]}, ...}; of members with a leading axis."""
+Params: TypeAlias = PyTree
+"""{"layers_0": {"kernel": [in, out], "bias": [out]}, ...}; members add a leading axis."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class EnsembleConfig:
     Attributes:
         members: networks that differ in initialisation, order of queries and sub-batches.
         hidden_dims: widths of the hidden layers, each followed by a ReLU. The released code has
-            two of 512; one is the paper's "2-layer" to the letter.
+            two of 512; the paper's "2-layer" network, taken literally, has one.
     """
 
     members: int = 20
@@ -39,7 +39,7 @@ class EnsembleConfig:
             )
 
     def layer_dims(self, dim: int) -> tuple[tuple[int, int], ...]:
-        """(inputs, outputs) of each layer, from and to embeddings of `dim` numbers."""
+        """(inputs, outputs) of each layer, for embeddings of `dim` numbers."""
         return tuple(itertools.pairwise((dim, *self.hidden_dims, dim)))
 
     def parameters(self, dim: int) -> int:

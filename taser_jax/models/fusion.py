@@ -15,13 +15,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from taser_jax.batch import Augmented, Role, States, Tokens
+from taser_jax.models.dual_encoder import Params
 from taser_jax.models.t5_layers import ATTENTION
-
-Params = Any
 
 
 class DocumentInput(enum.Enum):
-    """What of a document is encoded: its text alone (MoMA), or the question before it (FiD)."""
+    """The encoder's input for a document: its text alone (MoMA), or preceded by the query (FiD)."""
 
     ALONE = "alone"
     WITH_QUERY = "with_query"
@@ -30,11 +29,11 @@ class DocumentInput(enum.Enum):
 class FidAttention(enum.Enum):
     """How the decoder's attention to a document becomes one number.
 
-    SUM: probabilities summed over layers, heads and the document's tokens (MoMA, equation 9); long
-        documents can have more.
-    MEAN: that sum divided by the document's tokens.
-    SCORES: scores before the softmax, averaged over layers, heads and the document's tokens, as in
-        FiD's released code; without padding, whose scores are those of no token.
+    SUM: probabilities summed over layers, heads and the document's tokens (MoMA, equation 9); this
+        favours long documents.
+    MEAN: that sum divided by the number of the document's tokens.
+    SCORES: scores before the softmax, averaged over layers, heads and the document's real tokens,
+        as in FiD's released code.
     """
 
     SUM = "sum"
@@ -85,16 +84,17 @@ def segment_attention(
     Example:
         One layer and head, exp(scores) 2 at a query's token, 2, 2, 2 at a document's and 4 at
         another's: SUM gives 1/6, 1/2, 1/3. SCORES gives ln 2 = 0.693 and ln 4 = 1.386 for the
-        documents, whose order it turns.
+        documents, which reverses their order.
 
     Args:
-        scores: of the cross-attention, masked, before the softmax, without dropout.
+        scores: scores of the cross-attention, masked, before softmax and dropout.
         query_length: positions of the query.
         documents: K.
         kind: the measure.
 
     Returns:
-        For SUM, layers·heads over all segments; absent documents have 0, and -inf for SCORES.
+        One number per segment; SUM's add up to layers·heads. Absent documents have 0, or -inf for
+        SCORES.
 
     Source: equation 9 of the paper.
     """

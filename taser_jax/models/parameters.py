@@ -67,7 +67,7 @@ def _boxed_params(
 
 @functools.lru_cache(maxsize=8)
 def _abstract_boxed_params(model: DualEncoder) -> Params:
-    # Tracing BERT-base takes a second, and a command asks for its shapes several times.
+    # Tracing BERT-base takes a second, and commands ask for its shapes several times.
     return jax.eval_shape(lambda: _boxed_params(model, jax.random.key(0), _ANY_LENGTH, _ANY_LENGTH))
 
 

@@ -1,4 +1,4 @@
-"""Which expert an input goes to: Det-R, Seq-R and Tok-R, and the statistics of learned routing."""
+"""The expert of each input: Det-R, Seq-R and Tok-R, and the statistics of learned routing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Routing(enum.Enum):
 
 
 class RouterInput(enum.Enum):
-    """What a learned router reads: the feed-forward's input (paper), or the block's (its code)."""
+    """A learned router's input: that of the feed-forward (paper) or of the block (its code)."""
 
     FFN_INPUT = "ffn_input"
     BLOCK_INPUT = "block_input"
@@ -70,10 +70,11 @@ class GateSharing(enum.Enum):
 class GateGradient(enum.Enum):
     """The estimator of the router's gradient: through which gate entries the loss reaches it.
 
-    Both have one-hot gates, y = softmax((A·u + c + noise)/τ) and a_e = ⟨∂L/∂output, FFN_e(u)⟩, the
-    gain in L from a larger gate e. ALL_EXPERTS is Equation 3's: the straight-through Gumbel-softmax
-    of Jang et al. (2016), ∂L/∂logit_k = y_k·(a_k − Σ_e y_e·a_e)/τ. It compares the experts' outputs
-    and is zero where they are equal, as they start: the loss does not depend on the choice there.
+    In both, gates are one-hot, y = softmax((A·u + c + noise)/τ), and a_e = ⟨∂L/∂output, FFN_e(u)⟩
+    is the gain in L from a larger gate e. ALL_EXPERTS is Equation 3's: the straight-through
+    Gumbel-softmax of Jang et al. (2016), ∂L/∂logit_k = y_k·(a_k − Σ_e y_e·a_e)/τ. It compares the
+    experts' outputs and is zero while they are equal, as at the start, where the loss does not
+    depend on the choice.
     CHOSEN_EXPERT leaves out the experts that were not chosen (a_e = 0 for them): a router learns to
     prefer an expert whose output should grow, even if all experts are the same.
     """
@@ -94,7 +95,7 @@ class ExpertConfig:
         num_experts: I; 1 means no specialised block at all (Shared).
         shared_per_specialized: T; one specialised block follows every T shared ones.
         pattern: a released pattern (`PATTERNS`) in place of T.
-        blocks: the specialised blocks themselves, 1-based, in place of both.
+        blocks: the specialised blocks, 1-based, in place of T and pattern.
         routing: Det-R, Seq-R or Tok-R.
         router_input: the states that a learned router reads.
         sequence_summary: which of a sequence's states Seq-R's router reads.
@@ -169,12 +170,12 @@ class ExpertConfig:
 
     @property
     def learned(self) -> bool:
-        """Whether there is a router to learn."""
+        """Whether routing is learned."""
         return self.num_experts > 1 and self.routing is not Routing.DETERMINISTIC
 
     @property
     def reads_every_token(self) -> bool:
-        """Whether a router needs the states of all tokens."""
+        """Whether a router reads the states of all tokens."""
         by_mean = self.sequence_summary is SequenceSummary.MEAN
         return self.learned and (self.routing is Routing.TOKEN or by_mean)
 

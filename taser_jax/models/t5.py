@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.tree_util import KeyPath
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from taser_jax.batch import Augmented, States, Tokens
 from taser_jax.errors import check_fields
 from taser_jax.models.bert import Table
 from taser_jax.models.dropout import Dropout
+from taser_jax.models.dual_encoder import Params
 from taser_jax.models.layers import split_over_batch
 from taser_jax.models.t5_layers import (
     MLP_ACTIVATIONS,
@@ -29,8 +29,6 @@ from taser_jax.models.t5_layers import (
 )
 from taser_jax.models.transformer import DTYPES, Remat, TransformerConfig
 
-Params: TypeAlias = PyTree
-
 # T5 starts its decoder with the padding token.
 DECODER_START_ID = 0
 _FEED_FORWARDS = (("relu",), ("gelu", "linear"))
@@ -42,8 +40,9 @@ class T5Initialization(enum.Enum):
     RESCALED divides token embeddings and every attention's `out` by 100, and the feed-forward's
     `wi` and `wo` by 10 (of T5 1.1 `wi_1`, not the gate `wi_0`, which is inside a GELU). The
     residual stream is then a hundredth everywhere, and RMSNorm cancels this: the outputs are equal
-    up to its ε. It was made for float16. At an equal Adam learning rate these parameters move 100
-    or 10 times as fast relative to their size; TACO-DR was trained so (`t5-base-scaled`).
+    up to its ε. It was designed for float16. At an equal Adam learning rate these parameters move
+    100 or 10 times as fast relative to their size; TACO-DR was trained this way
+    (`t5-base-scaled`).
     """
 
     STANDARD = "standard"
@@ -51,7 +50,7 @@ class T5Initialization(enum.Enum):
 
 
 class PositionBias(enum.Enum):
-    """Whether a stack's blocks share one table of relative positions or have one each (umT5)."""
+    """Whether a stack's blocks share a table of relative positions or have one each (umT5)."""
 
     SHARED = "shared"
     PER_LAYER = "per_layer"
@@ -138,11 +137,11 @@ class T5Config(TransformerConfig):
 
 
 def rescale(params: Params, initialization: T5Initialization) -> Params:
-    """Rescales the parameters of a STANDARD T5, whole or in towers, for `initialization`."""
+    """Rescales the parameters of a STANDARD T5, or of towers of it, to `initialization`."""
     if initialization is T5Initialization.STANDARD:
         return params
 
-    def divide(path: KeyPath, leaf: Any) -> Any:
+    def divide(path: KeyPath, leaf: ArrayLike) -> ArrayLike:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         for pattern, divisor in _DIVISORS:
             if pattern.search(name):
@@ -165,7 +164,7 @@ class EncoderLayer(nn.Module):
         mask: Bool[Array, "batch length"],
         position_bias: Float[Array, "heads length length"] | None,
     ) -> Float[Array, "batch length embed"]:
-        """Applies the block; without a `position_bias` it has its own."""
+        """Applies the block; if `position_bias` is None, the block has a table of its own."""
         config = self.config
         if position_bias is None:
             position_bias = _relative_positions(config)(hidden.shape[1])
@@ -308,7 +307,7 @@ class T5(nn.Module):
     frozen_blocks: int = 0
 
     def setup(self) -> None:
-        """Makes table and stacks."""
+        """Creates the token table and the stacks."""
         config = self.config
         self.token_embedder = Table(
             config.vocab_size, config.embed_dim, "vocab", nn.initializers.normal(1.0)
@@ -352,7 +351,7 @@ class T5(nn.Module):
         *,
         train: bool = False,
     ) -> Float[Array, "batch embed"]:
-        """The decoder's output for the start token, given what it attends to."""
+        """The decoder's output for the start token, given the states that it attends to."""
         start = jnp.full(encoded.shape[:1], DECODER_START_ID, jnp.int32)
         return self.decoder(self._embed(start), encoded, mask, train=train)
 

@@ -28,7 +28,7 @@ from taser_jax.models.transformer import BlockCost, Remat, layer_names
 
 
 class T5Embedding(enum.Enum):
-    """The output of T5 that is a text's embedding.
+    """Which output of T5 is the embedding.
 
     FIRST_DECODER_OUTPUT is ST5-EncDec (Ni et al., 2022), TACO-DR's encoder: the decoder's output
     for its start token. ENCODER_MEAN is the mean of the encoder's states over real tokens, as
@@ -52,10 +52,10 @@ class T5DualEncoderConfig(ModelConfig):
         towers: one for both roles, or one for each.
         query_tasks: tasks with their own query tower (TACO-DR's QSpec); empty for one tower for
             all queries. Needs separate towers; passages have one tower for all tasks.
-        embedding: the output that is used.
+        embedding: which output is the embedding.
         projection_dim: output width of a linear map without bias; None for no map.
-        normalization: of embeddings.
-        tower_init: how several towers start; without effect on one.
+        normalization: normalisation of embeddings.
+        tower_init: initial weights of several towers; no effect with one.
     """
 
     kind: ClassVar[str] = "t5"
@@ -165,21 +165,21 @@ class T5DualEncoderConfig(ModelConfig):
         )
 
     def frozen_parameters(self, blocks: int) -> str:
-        """Regular expression of the paths of tokens' embeddings, position biases and first blocks.
+        """Regular expression of the paths of token embeddings, position biases and first blocks.
 
-        The decoder's start token has one of the embeddings.
+        The embeddings include that of the decoder's start token.
         """
         return rf"[^/]+/(token_embedder|encoder/(relpos_bias|{layer_names(blocks)}))/.*"
 
     def frozen_states(self, tower: T5Tower, tokens: Tokens, *, role: Role) -> jax.Array:
-        """The output of T5's frozen blocks; both roles run alike."""
+        """The output of T5's frozen blocks; the role makes no difference."""
         del role
         return tower.frozen_states(tokens)
 
     def embed(
         self, tower: T5Tower, tokens: Tokens | States | Augmented, *, role: Role, train: bool
     ) -> Encoded:
-        """Embeddings; both roles run alike."""
+        """Embeddings; the role makes no difference."""
         del role
         return Encoded(tower(tokens, train=train), None)
 
@@ -191,14 +191,14 @@ class T5DualEncoderConfig(ModelConfig):
 
 
 class T5Tower(T5):
-    """T5, its pooling and the projection, which is `projection_layer/kernel`."""
+    """T5, its pooling, and the projection (`projection_layer/kernel`)."""
 
     embedding: T5Embedding = T5Embedding.FIRST_DECODER_OUTPUT
     projection_dim: int | None = None
     normalization: Normalization = Normalization.NONE
 
     def setup(self) -> None:
-        """Makes T5 and the projection."""
+        """Creates T5 and the projection."""
         super().setup()
         if self.projection_dim is not None:
             shape = (self.config.embed_dim, self.projection_dim)

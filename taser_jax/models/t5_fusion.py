@@ -17,19 +17,20 @@ from taser_jax.models.transformer import BlockCost
 
 @dataclasses.dataclass(frozen=True)
 class T5FusionConfig(T5DualEncoderConfig):
-    """A T5 dual encoder whose queries may bring documents from a memory.
+    """A T5 dual encoder whose queries may come with documents from a memory.
 
         q^a = Dec(Enc(q), Enc(d₁), …, Enc(d_K)),   d = Dec(Enc(d))
 
-    Segments are encoded apart, and cross-attention knows no order among them. Passages, and queries
-    without documents, are encoded as by ST5-EncDec. The paper prepends a [CLS] to the encoder's
-    input and reads it at the decoder; T5 has none, and the decoder's start token is read here.
+    Segments are encoded separately, and cross-attention sees no order among them. Passages, and
+    queries without documents, are encoded as by ST5-EncDec. The paper prepends a [CLS] to the
+    encoder's input and reads it at the decoder; T5 has no such token, so the embedding is the
+    output for the decoder's start token.
 
     Attributes:
-        documents: what of a document is encoded.
+        documents: the encoder's input for a document.
 
-    Source: equations 2, 5 and 6 of the paper; whether both roles share a tower is unstated there,
-        and they do here by default.
+    Source: equations 2, 5 and 6 of the paper, which does not say whether both roles share a tower;
+        here they do by default.
     """
 
     kind: ClassVar[str] = "t5_fusion"
@@ -47,11 +48,11 @@ class T5FusionConfig(T5DualEncoderConfig):
             )
 
     def documents_shape(self, per_query: int, length: int) -> DocumentsShape:
-        """Tokens of the documents."""
+        """The shape of documents as tokens."""
         return DocumentsShape(per_query, length)
 
     def memory_costs(self, memory: DocumentsShape, *, query_length: int) -> list[BlockCost]:
-        """What documents add to a query's blocks: their encoder's, and longer cross-attention."""
+        """Costs that documents add to a query: encoding them, and longer cross-attention."""
         t5 = self.t5
         own = query_length if self.documents is DocumentInput.WITH_QUERY else 0
         length = memory.length + own
@@ -62,19 +63,18 @@ class T5FusionConfig(T5DualEncoderConfig):
 
     def make_tower(self, frozen_blocks: int = 0) -> T5FusionTower:
         """T5, which encodes documents too, and the projection."""
-        plain = super().make_tower(frozen_blocks)
         return T5FusionTower(
-            plain.config,
+            self.t5,
             frozen_blocks,
-            embedding=plain.embedding,
-            projection_dim=plain.projection_dim,
-            normalization=plain.normalization,
+            embedding=self.embedding,
+            projection_dim=self.projection_dim,
+            normalization=self.normalization,
             documents=self.documents,
         )
 
 
 class T5FusionTower(T5Tower):
-    """T5 whose decoder attends to a query and its documents; parameters are those of `T5Tower`."""
+    """T5 whose decoder attends to a query and its documents; it has the parameters of `T5Tower`."""
 
     documents: DocumentInput = DocumentInput.ALONE
 

@@ -127,8 +127,8 @@ class RelativePositionBias(nn.Module):
             max_distance=self.max_distance,
         )
         by_distance = jnp.take(table, buckets, axis=1)
-        # Rows of a period one longer than the row shift by one each: all [length, length] of them
-        # without an index, whose gradient would be a scatter.
+        # Repeating a vector with a period one longer than the rows shifts each row by one. This
+        # gives all rows without an index, whose gradient would be a scatter.
         period = jnp.pad(by_distance, ((0, 0), (0, 1)))
         rows = jnp.tile(period, (1, length))[:, : length * (2 * length - 1)]
         return rows.reshape(self.num_heads, length, 2 * length - 1)[:, :, length - 1 :]
@@ -144,7 +144,7 @@ def _query_init(head_dim: int) -> Initializer:
 
 
 class _Projections(nn.Module):
-    """The four kernels of an attention, and the dropout, shared by all kinds.
+    """The four kernels and the dropout that all kinds of attention have.
 
     T5 does not divide scores by √kv; the query's initialiser includes the factor.
     """
@@ -240,7 +240,7 @@ class FirstCrossAttention(_Projections):
         query = jnp.einsum("be,ehd->bhd", hidden, query_kernel)
         query = jnp.einsum("bhd,ehd->bhe", query, key_kernel)
         scores = masked_scores(float32_einsum("bhe,ble->bhl", query, encoded), mask)
-        # Kept only where the caller asks for this collection, as MoMA's FidAtt does.
+        # Stored only if the caller asks for this collection, as MoMA's FidAtt does.
         self.sow(ATTENTION, "scores", scores)
         probabilities = jax.nn.softmax(scores, axis=-1)
         probabilities = self._dropout(probabilities).astype(dtype)

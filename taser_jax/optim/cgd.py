@@ -1,4 +1,4 @@
-"""CGD (common gradient descent): tasks whose gradient helps the others weigh more."""
+"""CGD (common gradient descent): tasks whose gradients help the others get larger weights."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from taser_jax.optim.task_gradients import (
     Report,
     check_task_gradients,
     check_tasks,
-    combine,
     entropy,
     gram_matrix,
-    weighted_sum,
+    weighted_gradients,
 )
 
 
@@ -33,11 +32,11 @@ class CgdConfig:
         loss_exponent: power of both losses in the common gain; 0.25 in TACO-DR's scripts, 0.5 in
             CGD's paper, where it stands for the gradients' sizes.
         temperature: τ, the inverse of the weights' step size; 100 in TACO-DR's scripts.
-        weight_floor: smallest weight; the official code has 1e-5. Like there, clamped weights are
-            not normalised again, but the next step's are.
+        weight_floor: smallest weight; 1e-5 in the official code. As there, clamped weights are not
+            normalised again until the next step.
         size_adjustment: C of the official code: a gain for task j counts in proportion to
-            exp(C/√n_j), and weights start from these shares, so that small tasks are not drowned.
-            0, as in TACO-DR, counts all alike.
+            exp(C/√n_j), and weights start from these shares, so that small tasks are not drowned
+            out. With 0, as in TACO-DR, all tasks count the same.
         task_sizes: n, the training queries of each task by name; needed if C is not 0.
     """
 
@@ -83,7 +82,7 @@ def cgd(
     Args:
         config: exponent, temperature, floor, adjustment for sizes.
         tasks: names, in the order of the task axis.
-        trainable: tree of bool; frozen parameters have no part in the cosines.
+        trainable: tree of bool; the cosines exclude frozen parameters.
 
     Source: Piratla et al. 2022, "Focus on the Common Good: Group Distributional Robustness
     Follows", Algorithm 1, with cosines over all parameters; sizes as in its official code.
@@ -120,12 +119,7 @@ def cgd(
         if config.weight_floor:
             log_weights = jnp.maximum(log_weights, math.log(config.weight_floor))
         weights = jnp.exp(log_weights)
-        combined = combine(
-            lambda gradients: weighted_sum(weights, gradients),
-            updates,
-            params,
-            trainable=trainable,
-        )
+        combined = weighted_gradients(weights, updates, params, trainable=trainable)
         report = Report(weights, {"task_entropy": entropy(weights)})
         return combined, CgdState(log_weights, report)
 

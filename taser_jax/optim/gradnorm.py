@@ -1,4 +1,4 @@
-"""GradNorm: loss weights are trained so that all tasks learn at the same pace."""
+"""GradNorm: trains the tasks' loss weights so that all tasks learn at the same pace."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from taser_jax.optim.task_gradients import (
     Report,
     check_task_gradients,
     check_tasks,
-    combine,
     entropy,
     keep_trainable,
     squared_norms,
-    weighted_sum,
+    weighted_gradients,
 )
 
 _SMALLEST_LOSS = 1e-6
@@ -31,13 +30,13 @@ _SMALLEST_LOSS = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class GradNormConfig:
-    """GradNorm as in Chen et al.; TACO-DR's paper gives no numbers.
+    """GradNorm as in Chen et al.; TACO-DR's paper does not give its settings.
 
     Attributes:
         alpha: how strongly slow tasks are favoured; 1.5 in the paper's experiments on NYUv2.
         learning_rate: of the weights' own Adam; 0.025 in the paper.
-        layers: regular expression over parameter paths; norms are taken over these (the paper takes
-            the last shared layer, to save time). None is all trainable parameters.
+        layers: regular expression of the paths of the parameters whose gradient norms are used (the
+            paper uses the last shared layer, to save time). None uses all trainable parameters.
     """
 
     alpha: float = 1.5
@@ -59,7 +58,7 @@ class GradNormState(NamedTuple):
         weights: w, one per task; their sum is the number of tasks.
         first_losses: the losses of the first step.
         inner: state of the weights' Adam.
-        report: the weights the last step used.
+        report: the weights that the last step used.
     """
 
     step: Array
@@ -75,21 +74,21 @@ def gradnorm(
     """The combiner Σ_t w_t·g_t with weights trained on the tasks' gradient norms.
 
     With G_t = ‖w_t·g_t‖ over the chosen parameters, Ḡ their mean over tasks, and
-    r_t = (ℓ_t/ℓ_t(0)) / (its mean over tasks), the weights descend Σ_t |G_t − Ḡ·r_t^α|, whose
-    second part counts as a constant: its gradient for w_t is sign(G_t − Ḡ·r_t^α)·‖g_t‖. An Adam of
-    their own takes the step, then they are scaled to add up to T. A step uses the weights of the
+    r_t = (ℓ_t/ℓ_t(0)) / (its mean over tasks), the weights minimise Σ_t |G_t − Ḡ·r_t^α| by gradient
+    descent, with Ḡ·r_t^α held constant: the gradient for w_t is sign(G_t − Ḡ·r_t^α)·‖g_t‖. They
+    have an Adam of their own and are then scaled to add up to T. A step uses the weights of the
     step before. A weight that would fall below 0 becomes 0, and its own gradient can raise it
-    again; if all would, all stay as they are. Losses below 1e-6 count as 1e-6 in r, since a first
-    loss of 0 would be a divisor.
+    again; if all weights would, none changes. Losses below 1e-6 count as 1e-6 in r, because the
+    first loss is a divisor.
 
     Example:
         ‖g‖ = (4, 2), w = (1, 1), ℓ = ℓ(0): r = (1, 1), Ḡ = 3, gradients of w (+4, −2). Adam's first
         step moves each by its rate, 0.025: (0.975, 1.025), which add up to 2 already.
 
     Args:
-        config: numbers and the layers the norms are taken over.
+        config: numbers, and the parameters whose norms are used.
         tasks: names, in the order of the task axis.
-        trainable: tree of bool; frozen parameters have no part in the norms.
+        trainable: tree of bool; the norms exclude frozen parameters.
 
     Raises:
         ConfigError: (from `init` and `update`) `layers` matches no trainable parameter.
@@ -123,7 +122,7 @@ def gradnorm(
         del extra
         check_task_gradients(updates, params, losses, tasks, trainable)
         norms = jnp.sqrt(squared_norms(_chosen(keep_trainable(updates, trainable), config.layers)))
-        # Exact zeros happen: scores far apart saturate a softmax. A regulariser may go below.
+        # A loss can be exactly 0, where a softmax saturates, and below 0 with a regulariser.
         losses = jnp.maximum(losses, _SMALLEST_LOSS)
         first_losses = jnp.where(state.step == 0, losses, state.first_losses)
         paces = losses / first_losses
@@ -135,14 +134,9 @@ def gradnorm(
         weights = jnp.maximum(state.weights + steps, 0.0)
         whole = jnp.sum(weights)
         scaled = weights * num_tasks / jnp.where(whole > 0, whole, 1.0)
-        # With all at 0 no slope would ever raise one again.
+        # If all were 0, no gradient could raise one again.
         weights = jnp.where(whole > 0, scaled, state.weights)
-        combined = combine(
-            lambda gradients: weighted_sum(state.weights, gradients),
-            updates,
-            params,
-            trainable=trainable,
-        )
+        combined = weighted_gradients(state.weights, updates, params, trainable=trainable)
         report = Report(state.weights, {"task_entropy": entropy(state.weights)})
         new_state = GradNormState(state.step + 1, weights, first_losses, inner_state, report)
         return combined, new_state
@@ -151,7 +145,7 @@ def gradnorm(
 
 
 def _chosen(tree: PyTree, layers: str | None) -> list[PyTree]:
-    """Leaves whose path the expression matches as a whole."""
+    """Leaves whose whole path the expression matches."""
     paths = jax.tree_util.tree_leaves_with_path(tree)
     try:
         kept = [

@@ -78,8 +78,7 @@ def layer_depths(params: PyTree) -> tuple[tuple[str, int], ...]:
         (gate, round(2 * num_layers / 3)),
         (above, num_layers + 2),
     ]
-    paths = parameter_paths(params)
-    return tuple(rule for rule in rules if any(re.fullmatch(rule[0], path) for path in paths))
+    return _matching(rules, params)
 
 
 def t5_layer_depths(params: PyTree) -> tuple[tuple[str, int], ...]:
@@ -108,12 +107,17 @@ def t5_layer_depths(params: PyTree) -> tuple[tuple[str, int], ...]:
         *((rf"(?:.*/)?encoder/layers_{i}/.*", i + 1) for i in range(num_encoder)),
         *((rf"(?:.*/)?decoder/layers_{j}/.*", num_encoder + j + 1) for j in range(num_decoder)),
     ]
+    return _matching(rules, params)
+
+
+def _matching(rules: Rules[int], params: PyTree) -> tuple[tuple[str, int], ...]:
+    """The rules that match a parameter."""
     paths = parameter_paths(params)
     return tuple(rule for rule in rules if any(re.fullmatch(rule[0], path) for path in paths))
 
 
 def _count_t5_layers(params: PyTree) -> tuple[int, int]:
-    """Layers of the encoder and of the decoder; every tower has as many."""
+    """Numbers of layers of the encoder and of the decoder, which all towers share."""
     paths = parameter_paths(params)
     counts = [
         1 + max((int(match[1]) for path in paths if (match := layer.fullmatch(path))), default=-1)

@@ -30,7 +30,7 @@ _MAGNITUDE = 0x7FFFFFFF
 
 
 class MedianOver(enum.Enum):
-    """Which entries count: all of them (the paper), or those that are not zero."""
+    """The entries that the median is taken over: all (the paper), or those that are not zero."""
 
     ALL = "all"
     NONZERO = "nonzero"
@@ -70,9 +70,9 @@ def lower_median(
 
     Args:
         values: arrays with a leading task axis.
-        factors: arrays without it, multiplied in.
-        guess: bit patterns to search around; 0 for no guess. None is 0 for every task.
-        over: which entries count. A task without any has median 0.
+        factors: arrays without the task axis, multiplied in.
+        guess: bit patterns to search around; 0 means no guess, and None means 0 for every task.
+        over: which entries count. The median of a task without any is 0.
         shardings: of the arrays without their task axis, which no device splits; on one mesh.
 
     Returns:
@@ -113,7 +113,7 @@ def lower_median(
 def _counts(
     values: Leaves, factors: Leaves, thresholds: jax.Array
 ) -> UInt32[Array, "task thresholds"]:
-    """Of all arrays together."""
+    """Counts over all arrays together."""
     (products,) = values
     for leaves in factors:
         products = [leaf * factor for leaf, factor in zip(products, leaves, strict=True)]

@@ -1,4 +1,4 @@
-"""Whether T-SAGE's median over all parameters can differ from 0."""
+"""Checks before training whether T-SAGE's median over all parameters can be above 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOKEN_TABLE = re.compile(r"(?:.*/)?(?:embeddings/token|token_embedder)/embeddin
 def check_median(
     params: PyTree, *, tokens: Mapping[str, int], trainable: PyTree[bool] | None = None
 ) -> None:
-    """Rejects a median over all parameters that is 0 for any batch: too few have a gradient.
+    """Rejects batches so small that the median over all parameters would always be 0.
 
     A batch of n tokens touches at most n rows of the token table, so at least (V − n)·d of the P
     trained parameters have no gradient; where that is more than half of them the lower median is 0.
@@ -33,14 +33,14 @@ def check_median(
         trainable: tree of bool shaped as the parameters; None trains all.
 
     Raises:
-        ConfigError: such a task.
+        ConfigError: naming the first such task.
     """
     kept = keep_trainable(params, trainable)
     leaves = jax.tree_util.tree_leaves_with_path(kept)
     total = sum(leaf.size for _, leaf in leaves)
     tables = [leaf for path, leaf in leaves if _TOKEN_TABLE.fullmatch(parameter_path(path))]
     for task, number in tokens.items():
-        # One row more is a T5 decoder's start.
+        # One more row is that of a T5 decoder's start token.
         untouched = sum(max(leaf.shape[0] - number - 1, 0) * leaf.shape[1] for leaf in tables)
         if untouched > (total - 1) // 2:
             raise ConfigError(

@@ -42,7 +42,7 @@ class NaiveConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MultitaskConfig:
-    """The combiner of a multi-task run, and the options of each; only the chosen one's matter.
+    """The combiner of a multi-task run, with options for each; those of the others have no effect.
 
     Attributes:
         combiner: which one.
@@ -80,7 +80,7 @@ def build_combiner(
         `update(task_grads, state, params, *, losses, key)`; see `task_gradients`.
 
     Raises:
-        ConfigError: the naive sum, which reads no task's gradients.
+        ConfigError: the combiner is the naive sum, which needs no task's gradients.
     """
     match Combiner(config.combiner):
         case Combiner.NAIVE:

@@ -1,4 +1,4 @@
-"""From an `OptimizerConfig` to an optax chain: clip, AdamW, per-parameter rates, freezing."""
+"""Builds an optax chain from an `OptimizerConfig`: clip, AdamW, per-parameter rates, freezing."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class OptimizerConfig:
         epsilon: added to the root of the second moment.
         weight_decay: decoupled decay of everything but biases and layer-norm scales.
         clip_norm: global gradient norm above which gradients are scaled down; None clips nothing.
-            DPR and TASER clip a gradient that is 1/W of the global one on W devices (they
-            average a loss that already is global): 2.0·W here is 2.0 there.
+            On W devices DPR and TASER clip a gradient that is 1/W of the global one (they average
+            a loss that is global already): their 2.0 is 2.0·W here.
         layer_decay: TASER's is 0.8; None turns it off.
         layer_depths: table of depths for layer decay; None is `layer_decay.layer_depths`.
         expert_learning_rate_factor: multiplies the rate of expert parameters (`moe_factor`).

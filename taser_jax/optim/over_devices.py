@@ -32,8 +32,8 @@ def total(
         parts of both, and one all-reduce adds up the results.
 
     Args:
-        function: called as `function(stacked, plain, *shared)` with the lists of those parameters
-            that are split alike; its results add up over parameters and over parts of them.
+        function: called as `function(stacked, plain, *shared)` with lists of parameters that are
+            split over the same axes; its results add up over parameters and over parts of them.
         stacked: lists of arrays [task, ...], one array per parameter.
         plain: lists of arrays without the task axis.
         shared: arrays replicated on all devices.

@@ -1,4 +1,4 @@
-"""PCGrad: each task's gradient loses its component against another task's."""
+"""PCGrad: removes from each task's gradient the components that conflict with other tasks'."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from taser_jax.optim.task_gradients import (
     Report,
     check_task_gradients,
     check_tasks,
-    combine,
     gram_matrix,
-    weighted_sum,
+    weighted_gradients,
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class PCGradConfig:
-    """Projecting conflicting gradients.
+    """How projected gradients are combined.
 
     Attributes:
         reduction: SUM is the paper's; MEAN divides by the number of tasks, as TACO-DR's code does.
@@ -58,7 +57,7 @@ def pcgrad(
     Args:
         config: sum or mean.
         tasks: names, in the order of the task axis.
-        trainable: tree of bool; frozen parameters have no part in dot products.
+        trainable: tree of bool; dot products exclude frozen parameters.
 
     Source: Yu et al. 2020, "Gradient Surgery for Multi-Task Learning", Algorithm 1.
     """
@@ -84,12 +83,7 @@ def pcgrad(
         products = gram_matrix(check_task_gradients(updates, params, losses, tasks, trainable))
         factors = projected(products, visiting_orders(key, num_tasks))
         weights = scale * jnp.sum(factors, axis=0)
-        combined = combine(
-            lambda gradients: weighted_sum(weights, gradients),
-            updates,
-            params,
-            trainable=trainable,
-        )
+        combined = weighted_gradients(weights, updates, params, trainable=trainable)
         pairs = max(1, num_tasks * (num_tasks - 1))
         conflicts = jnp.sum(products < 0).astype(jnp.float32) / pairs
         return combined, PCGradState(Report(weights, {"conflicts": conflicts}))
@@ -98,7 +92,7 @@ def pcgrad(
 
 
 def visiting_orders(key: jax.Array, num_tasks: int) -> Int[Array, "task visit"]:
-    """For each task the others in random order; the task itself, visited last, is left alone."""
+    """For each task the others in random order; the task itself comes last and has no effect."""
     draws = jax.random.uniform(key, (num_tasks, num_tasks))
     return jnp.argsort(draws + 2.0 * jnp.eye(num_tasks), axis=1)
 

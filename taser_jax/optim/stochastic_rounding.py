@@ -1,4 +1,4 @@
-"""Stochastic rounding to bfloat16, which on average keeps changes of less than half a bit."""
+"""Stochastic rounding to bfloat16, which keeps changes below half a bit on average."""
 
 from __future__ import annotations
 

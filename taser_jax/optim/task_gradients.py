@@ -1,4 +1,4 @@
-"""What multi-task combiners share: gradients with a leading task axis, trainable leaves, reports.
+"""Shared by multi-task combiners: gradients with a leading task axis, trainable leaves, reports.
 
 A combiner is an `optax.GradientTransformationExtraArgs` with
 `update(task_grads, state, params, *, losses, key)`: each leaf of `task_grads` is a parameter's
@@ -9,6 +9,7 @@ first link of the chain, so clipping, Adam and weight decay see one gradient.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ class Reduction(enum.Enum):
 
 
 class Report(NamedTuple):
-    """What a combiner reports on its last step; part of its state, so that the step can log it.
+    """A combiner's report on its last step; part of its state, so that the step can log it.
 
     Attributes:
         weights: the mean factor of each task's gradient.
@@ -57,7 +58,7 @@ def check_tasks(tasks: Sequence[str]) -> tuple[str, ...]:
     """The tasks as a tuple, in the order of the task axis.
 
     Raises:
-        ConfigError: none, or one twice.
+        ConfigError: there is no task, or one is named twice.
     """
     if not tasks or len(set(tasks)) != len(tasks):
         raise ConfigError(
@@ -214,7 +215,7 @@ def squared_norms(leaves: Sequence[Float[Array, "task ..."]]) -> Float[Array, " 
     return jnp.sum(jnp.stack(parts), axis=0)
 
 
-def weighted_sum(
+def _weighted_sum(
     weights: Float[Array, " task"], gradients: Float[Array, "task *shape"]
 ) -> Float[Array, "*shape"]:
     """Σ_t w_t·g_t, written out: a product with so short an axis would not be fused."""
@@ -222,6 +223,18 @@ def weighted_sum(
     for task in range(1, len(gradients)):
         total = total + weights[task] * gradients[task]
     return total
+
+
+def weighted_gradients(
+    weights: Float[Array, " task"],
+    task_grads: PyTree,
+    params: PyTree,
+    *,
+    trainable: PyTree[bool] | None,
+) -> PyTree:
+    """One gradient tree, Σ_t w_t·g_t of each trainable leaf; 0 for frozen ones."""
+    function = functools.partial(_weighted_sum, weights)
+    return combine(function, task_grads, params, trainable=trainable)
 
 
 def entropy(weights: Float[Array, " task"]) -> Float[Array, ""]:

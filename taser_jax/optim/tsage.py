@@ -44,8 +44,8 @@ _SHARE = 64
 _REPORTED = 24
 _WHOLE = 1 << 20
 _LARGE = 1 << 13
-"""Reported means of models of `_WHOLE` entries and more are over one of `_SHARE` rows of about
-`_REPORTED` parameters of `_LARGE` entries and more."""
+"""For models with `_WHOLE` or more entries, reported means are over every `_SHARE`-th row of about
+`_REPORTED` parameters with `_LARGE` or more entries."""
 
 
 class TSageState(NamedTuple):
@@ -54,10 +54,10 @@ class TSageState(NamedTuple):
     Attributes:
         step: steps done.
         average: task -> moving average of its normalised sensitivities, shaped as the trainable
-            parameters. Arrays of their own let a step write them, and the combined gradient, in one
-            pass.
+            parameters. Separate arrays per task let a step write them and the combined gradient in
+            one pass.
         median_bits: the last medians' bit patterns, where the next search starts.
-        report: of the last step: mean weights and `task_entropy` (nats), of large models over a
+        report: of the last step: mean weights and `task_entropy` (nats), for large models over a
             sample of their entries; `median_passes`; `median/<task>`.
     """
 
@@ -68,7 +68,7 @@ class TSageState(NamedTuple):
 
 
 class _Weighing(NamedTuple):
-    """The numbers of a step by which every parameter's gradients are weighed.
+    """The numbers that a step weights every parameter's gradients with.
 
     Attributes:
         inverse_median: 1 over the median sensitivity.
@@ -112,8 +112,8 @@ def tsage(
         config: numbers and options; each option says what it does to the step.
         tasks: names, in the order of the task axis.
         total_steps: steps of the run, for the burn-in.
-        trainable: tree of bool shaped as the parameters; frozen ones have no average and no part in
-            the median. None trains all.
+        trainable: tree of bool shaped as the parameters; frozen ones have no average and do not
+            count in the median. None trains all.
 
     Returns:
         The combiner; `key` is used where the average is stored in bfloat16. `squared_norms` of the

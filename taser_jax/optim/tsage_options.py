@@ -1,4 +1,4 @@
-"""Options of T-SAGE, and what each does to a step."""
+"""Options of T-SAGE, and how each changes a step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from taser_jax.optim.median import MedianOver
 class TemperatureSchedule(enum.Enum):
     """The softmax temperature over ANCE episodes, counted from 0.
 
-    CONSTANT is τ = `temperature` in each. ANNEALED is the paper's Table 6: τ = 64·0.5^(a − 4) in
-    episode a from the fourth on, infinite before. INFINITE weighs all tasks alike.
+    CONSTANT: τ = `temperature` in every episode. ANNEALED, the paper's Table 6: τ = 64·0.5^(a − 4)
+    in episodes a ≥ 4, and infinite before. INFINITE: all tasks have equal weights.
     """
 
     CONSTANT = "constant"
@@ -25,9 +25,9 @@ class TemperatureSchedule(enum.Enum):
 class BurnInScale(enum.Enum):
     """The weight of every task before the sensitivities are used.
 
-    MEAN is 1/T, a softmax of infinite temperature: the step keeps its size as burn-in ends. SUM is
-    1, as in the released code: gradients are T times larger during burn-in, so that Adam's second
-    moment lags behind, and clipping bites more, around its end.
+    MEAN is 1/T, a softmax of infinite temperature: steps keep their size when burn-in ends. SUM is
+    1, as in the released code: gradients are T times larger during burn-in, so clipping cuts more
+    of them, and Adam's second moment is too large for a while after its end.
     """
 
     MEAN = "mean"
@@ -35,11 +35,11 @@ class BurnInScale(enum.Enum):
 
 
 class CombinedScale(enum.Enum):
-    """What multiplies the weighted sum, in burn-in too.
+    """The factor of the weighted sum, during burn-in too.
 
-    ONE is Algorithm 1 and Equation 8: Σ_t u_t·g_t with Σ_t u_t = 1. PER_TASK is the released code's
-    1/T more. Adam hides a constant factor but for its epsilon; clipping by global norm does not: at
-    the same clip norm gradients T times smaller are clipped less.
+    ONE is Algorithm 1 and Equation 8: Σ_t u_t·g_t with Σ_t u_t = 1. PER_TASK multiplies by 1/T, as
+    in the released code. Adam cancels a constant factor except for its epsilon, but clipping by
+    global norm does not: at the same clip norm, gradients T times smaller are clipped less often.
     """
 
     ONE = "one"
@@ -49,9 +49,9 @@ class CombinedScale(enum.Enum):
 class BiasCorrection(enum.Enum):
     """Whether the moving average is divided by 1 − β^k after k steps.
 
-    NONE is Algorithm 1 and the released code: the average starts at 0, has reached 0.20 of its size
-    after 221 steps at β = 0.999, and acts there like a five times higher temperature. ADAM divides:
-    the temperature means the same in all steps.
+    NONE is Algorithm 1 and the released code: the average starts at 0. At β = 0.999 it is 0.20 of
+    its final size after 221 steps, which acts like a temperature five times as high. ADAM divides,
+    so that the temperature has the same effect in all steps.
     """
 
     NONE = "none"
@@ -61,8 +61,8 @@ class BiasCorrection(enum.Enum):
 class AverageDtype(enum.Enum):
     """How the moving average is stored.
 
-    BFLOAT16 halves its memory. It is rounded at random: to the nearest, a 0.1% change (1 − β)
-    would always round away.
+    BFLOAT16 halves its memory. It is rounded stochastically: rounding to the nearest would undo
+    every change of 0.1% (1 − β).
     """
 
     FLOAT32 = "float32"
@@ -74,18 +74,20 @@ class TSageConfig:
     """T-SAGE as in the paper's Algorithm 1, with absolute values (its Equation 9).
 
     Attributes:
-        beta: share of the old moving average that is kept. (Equation 11 has β and 1 − β the other
-            way round; Table 4, where 0.999 is best and 0 means no momentum, fits this.)
+        beta: share of the old moving average that is kept. (Equation 11 swaps β and 1 − β, but
+            Table 4, where 0.999 is best and 0 means no momentum, fits this reading.)
         temperature: τ of the softmax over tasks.
         temperature_schedule: whether τ depends on the episode.
-        episode: the ANCE episode of this training, from 0.
-        burn_in_share: share of the run's steps with equal weights; the average is updated then too.
+        episode: the ANCE episode of this training, counted from 0.
+        burn_in_share: share of the run's steps with equal weights; the average is updated in them
+            too.
         burn_in_scale: value of these weights.
         combined_scale: factor of the combined gradient.
-        bias_correction: of the moving average.
+        bias_correction: bias correction of the moving average.
         average_dtype: how the moving average is stored.
-        median_over: which entries the median is of. `NONZERO` is not in the paper; it is for small
-            models, most of whose parameters are rows of the vocabulary that a batch does not touch.
+        median_over: the entries that the median is taken over. `NONZERO` is not in the paper; it is
+            for small models, most of whose parameters are vocabulary rows that a batch does not
+            touch.
         median_epsilon: added to the median, as in the released code.
     """
 
@@ -114,7 +116,7 @@ class TSageConfig:
 
 
 def temperature_of(config: TSageConfig) -> float:
-    """τ of the configured episode; `math.inf` where all tasks weigh the same.
+    """τ of the configured episode; `math.inf` if all tasks have equal weights.
 
     Example:
         ANNEALED: episodes 3, 4, 5, 6 -> inf, 64, 32, 16.

@@ -21,7 +21,7 @@ Loss = Callable[..., tuple[jax.Array, StepMetrics]]
 """`loss(params, batch, *, step, task=None, queue=None) -> (loss, metrics)`."""
 
 PASSAGES = "passages"
-"""With a queue, the name among the metrics of the passages' embeddings, which it takes next."""
+"""Key of the batch's passage embeddings in the metrics, for the queue; only there with a queue."""
 
 
 @runtime_checkable
@@ -29,7 +29,7 @@ class Encoder(Protocol):
     """A Flax module with a method `encode(tokens, role=, task=, train=) -> Encoded`.
 
     Attributes:
-        query_tasks: tasks whose queries it encodes apart; empty where all tasks run alike.
+        query_tasks: tasks whose queries have a tower of their own; empty if all share one.
     """
 
     @property
@@ -64,7 +64,7 @@ def make_loss(
 
     Raises:
         ConfigError: (from the returned function) `num_chunks` does not divide the batch, or the
-            objective needs what the model does not have.
+            objective needs something that the model or the batch lacks.
     """
     objective = objective or ObjectiveConfig()
 

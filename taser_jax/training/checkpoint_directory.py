@@ -1,4 +1,4 @@
-"""One saved checkpoint: whether its files are whole, what it holds, and reading it back."""
+"""One saved checkpoint: checks that it is complete, lists its parameters and restores it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 from taser_jax import checksums
 from taser_jax.artifacts import is_remote
 from taser_jax.errors import ConfigError, DataError
+from taser_jax.optim.parameter_rules import parameter_path
 from taser_jax.progress import logger
 from taser_jax.training.state import TrainState
 
@@ -27,7 +28,7 @@ _STATE_FILES = ("_METADATA", "manifest.ocdbt")
 
 
 def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
-    """Orbax wants absolute paths; the address of a bucket is one, and resolving would break it."""
+    """The absolute path that Orbax requires; a bucket's address already is one."""
     place = epath.Path(path)
     return place if is_remote(place) else place.resolve()
 
@@ -60,18 +61,18 @@ def check_whole(checkpoint: str | os.PathLike[str]) -> None:
 
 
 def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
-    """Renames damaged checkpoints, from the newest to the newest whole one, and says so.
+    """Renames damaged checkpoints that are newer than the newest whole one, and warns of each.
 
-    A run that goes on from the whole one repeats the steps in between, to the same bits.
+    A run that resumes from the whole one repeats the steps in between, to the same bits.
 
     Args:
-        model_dir: with checkpoints in it.
+        model_dir: the directory with the checkpoints.
 
     Returns:
         The new paths.
 
     Raises:
-        DataError: there are checkpoints, and none of them is whole; nothing was renamed.
+        DataError: all checkpoints are damaged; none was renamed.
     """
     directory = absolute_path(model_dir)
     damaged: list[tuple[epath.Path, DataError]] = []
@@ -148,7 +149,7 @@ def restore_params_from(checkpoint: str | os.PathLike[str], *, abstract_params: 
 def restore_state_from(
     checkpoint: str | os.PathLike[str], *, abstract_state: TrainState
 ) -> TrainState:
-    """Restores the training state of one `checkpoint_N` directory, to train on with other data.
+    """Restores the training state of one `checkpoint_N` directory, to continue with other data.
 
     Args:
         checkpoint: the directory.
@@ -175,14 +176,13 @@ def restore_state_from(
 
 def _check_same_tree(saved: PyTree, expected: PyTree, *, where: str) -> None:
     """Raises naming the first parameter that is missing, surplus or of another shape."""
-    found = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(saved)
-    }
-    wanted = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(expected)
-    }
+    found, wanted = (
+        {
+            parameter_path(path): tuple(leaf.shape)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (saved, expected)
+    )
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
             raise ConfigError(
@@ -194,6 +194,6 @@ def _check_same_tree(saved: PyTree, expected: PyTree, *, where: str) -> None:
 
 
 def state_dict(state: TrainState) -> dict[str, Any]:
-    """The fields of a state that are saved: those that are not None."""
+    """The fields of a state that are saved, which are those that are not None."""
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     return {name: value for name, value in fields.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Orbax checkpoints: atomic, asynchronous; the last, the best and the pinned are kept."""
+"""Orbax checkpoints, atomic and asynchronous; keeps the latest, the best and the pinned ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from taser_jax.training.checkpoint_directory import (
 )
 from taser_jax.training.state import TrainState
 
-# An eighth of the time to start, and dry runs need none of it.
+# Importing Orbax is an eighth of the time to start, and dry runs do not need it.
 with epy.lazy_imports():
     import orbax.checkpoint as ocp
     from orbax.checkpoint import checkpoint_managers
@@ -52,7 +52,7 @@ class Selection(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """What is kept.
+    """Which checkpoints are kept.
 
     Attributes:
         keep_latest: number of newest checkpoints kept.
@@ -118,8 +118,8 @@ def _storage_errors(directory: epath.Path) -> Iterator[None]:
 
 def _error_number(error: Exception) -> int | None:
     """The operating system's error number; TensorStore hides it in a ValueError's text."""
-    told = re.search(r"os_error_code='(\d+)'", str(error))
-    return int(told.group(1)) if told else getattr(error, "errno", None)
+    found = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(found.group(1)) if found else getattr(error, "errno", None)
 
 
 class Checkpoints:
@@ -130,7 +130,7 @@ class Checkpoints:
 
     Args:
         model_dir: local directory or gs:// address; checkpoints lie in it as `checkpoint_N/`.
-        config: what is kept.
+        config: which checkpoints are kept.
         unchecked: facts that may differ from those a checkpoint was saved with.
     """
 
@@ -238,7 +238,7 @@ class Checkpoints:
             self._seal()
 
     def _seal(self) -> None:
-        """Records the checksums of what this process has saved, on the host that publishes it."""
+        """Records checksums of the checkpoints that this process saved; only host 0 does."""
         while self._unsealed:
             path = self._directory / f"{PREFIX}_{self._unsealed.pop()}"
             if jax.process_index() == 0 and not is_remote(path) and path.exists():

@@ -1,4 +1,4 @@
-"""What a student learns from a teacher's scores: KL divergence, margin-MSE, and guided masks."""
+"""Learning from a teacher's scores: KL divergence, margin-MSE, and guided masks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from taser_jax.errors import ConfigError, check_fields
 
 T = TypeVar("T")
 
-# Takes no part in a softmax; unlike -inf, differences of two stay finite.
+# Has no weight in a softmax; unlike -inf, two of them have a finite difference.
 _LEFT_OUT = -1e30
 
 
 class TeacherInput(enum.Enum):
     """The teacher's data that a batch must contain.
 
-    SCORES: of each query's positive and hard negatives, from the negatives' files.
-    EMBEDDINGS: of its queries and passages, which score every pair.
+    SCORES: scores of each query's positive and hard negatives, from the negatives' files.
+    EMBEDDINGS: embeddings of queries and passages, which score every pair.
     """
 
     SCORES = "scores"

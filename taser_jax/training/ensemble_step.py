@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,8 @@ from taser_jax.training.step import apply_gradients
 
 MEMBER = "member"
 
-Apply = Callable[[Params, Any], Any]
-"""(parameters of one member, query embeddings [queries, dim]) -> its own, [queries, dim]."""
+Apply = Callable[[Params, jax.Array], jax.Array]
+"""(a member's parameters, query embeddings [queries, dim]) -> its embeddings, [queries, dim]."""
 
 
 # As in `batch`: JAX also builds this tree with leaves that are no arrays.
@@ -32,7 +32,7 @@ Apply = Callable[[Params, Any], Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EnsembleBatch:
-    """Each member's batch of one step, as vectors of the specialist; of one member without axis.
+    """Every member's batch of one step, as the specialist's embeddings; `vmap` removes axis 0.
 
     Attributes:
         queries: query embeddings. [members, batch, dim]
@@ -49,14 +49,14 @@ class EnsembleBatch:
 
 @dataclasses.dataclass(frozen=True)
 class MemberPlacement:
-    """Members split over devices: each device holds equally many and computes them alone.
+    """Members split over devices: each device holds equally many and computes them by itself.
 
-    If the devices do not divide the members, additional members are trained and dropped: no member
-    depends on the number of members, and none is copied.
+    If the number of devices does not divide that of the members, additional members are trained and
+    dropped. No member depends on how many there are, and none is copied.
 
     Attributes:
         mesh: devices along the axis "member".
-        members: of the ensemble.
+        members: number of members of the ensemble.
     """
 
     mesh: Mesh
@@ -64,27 +64,27 @@ class MemberPlacement:
 
     @classmethod
     def over(cls, devices: list[jax.Device], members: int) -> MemberPlacement:
-        """On these devices, at most one for each member."""
+        """A placement on these devices, of which at most one per member is used."""
         return cls(Mesh(np.array(devices[: max(1, members)]), (MEMBER,)), members)
 
     @property
     def padded(self) -> int:
-        """Members that are trained: a multiple of the devices."""
+        """Number of members that are trained: a multiple of the number of devices."""
         return -(-self.members // self.mesh.size) * self.mesh.size
 
     @property
     def split(self) -> NamedSharding:
-        """First axis over the devices."""
+        """Sharding that splits the first axis over the devices."""
         return NamedSharding(self.mesh, PartitionSpec(MEMBER))
 
     @property
     def replicated(self) -> NamedSharding:
-        """A copy on each device."""
+        """Sharding with a copy on each device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def state(self) -> TrainState:
-        """Shardings of a state: all but the step is split; a prefix of its tree."""
+        """Shardings of a state, as a prefix of its tree: everything but the step is split."""
         split = self.split
         skipped = SkippedSteps(split, split)
         return TrainState(self.replicated, params=split, opt_state=split, skipped=skipped)
@@ -147,7 +147,7 @@ def make_ensemble_step(
 
     def member(state: TrainState, batch: EnsembleBatch) -> tuple[TrainState, StepMetrics]:
         def loss_fn(params: Params) -> tuple[jax.Array, StepMetrics]:
-            found = _loss(apply(params, batch.queries), batch)
+            found = _loss(apply(params, jnp.asarray(batch.queries)), batch)
             metrics = {"loss": found.loss, "nll": found.loss, "accuracy": found.accuracy}
             return found.loss, metrics
 
@@ -179,15 +179,15 @@ def make_ensemble_step(
 def make_ensemble_eval(
     apply: Apply, members: int
 ) -> Callable[[Params, EnsembleBatch], Float[Array, " members"]]:
-    """The jitted loss of every member on one batch, the same for all.
+    """The jitted loss of every member on one and the same batch.
 
     Args:
         apply: one member.
-        members: of the ensemble; further ones are left out.
+        members: number of members of the ensemble; additional ones are left out.
     """
 
     def member(params: Params, batch: EnsembleBatch) -> jax.Array:
-        return _loss(apply(params, batch.queries), batch).loss
+        return _loss(apply(params, jnp.asarray(batch.queries)), batch).loss
 
     return jax.jit(
         lambda params, batch: jax.vmap(member, in_axes=(0, None))(params, batch)[:members]
@@ -195,7 +195,7 @@ def make_ensemble_eval(
 
 
 def _loss(embeddings: jax.Array, batch: EnsembleBatch) -> ContrastiveLoss:
-    """Of one member on its batch."""
+    """The contrastive loss of one member on its batch."""
     return contrastive_loss(
         embeddings,
         jnp.asarray(batch.passages),

@@ -1,4 +1,4 @@
-"""Whether the time between SIGTERM and the end of a job is enough for a checkpoint."""
+"""Checks that the time between SIGTERM and the end of a job is enough for a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ logger = logging.getLogger("taser")
 class GraceWatch:
     """Measures the first save of a run, and warns where SIGTERM would leave too little time.
 
-    Between SIGTERM and the end of the save lie what training is doing at that moment, a step or a
-    validation, and the save:
+    After SIGTERM, training completes the step or validation in progress and then saves:
 
         needed = max(step, longest validation) + save
 
@@ -33,7 +32,7 @@ class GraceWatch:
 
     @classmethod
     def from_environment(cls) -> GraceWatch:
-        """What the launcher grants, by the variable TASER_GRACE_SECONDS.
+        """A watch for the time that the launcher grants in the variable TASER_GRACE_SECONDS.
 
         Raises:
             ConfigError: it is not a number of seconds.
@@ -63,7 +62,7 @@ class GraceWatch:
 
     @contextlib.contextmanager
     def saving(self, wait: Callable[[], None], *, step: float) -> Iterator[None]:
-        """Measures the save that the `with` starts, if it is the first one.
+        """Measures the save that is started inside the `with`, if it is the run's first.
 
         Args:
             wait: waits for the end of the save.

@@ -29,9 +29,9 @@ def encode_in_chunks(
     Learning Batch Size under Memory Limited Setup", section 3). The price is a second forward
     pass. Differentiate the caller's loss as usual.
 
-    Chunk c holds rows c, c + num_chunks, c + 2·num_chunks, ...: of a batch split over devices in
-    contiguous runs every device then gives 1/num_chunks of its own rows to each chunk, and
-    nothing moves between devices. Rows come back in their own order.
+    Chunk c holds rows c, c + num_chunks, c + 2·num_chunks, ... If a batch is split over devices in
+    contiguous runs, every device then gives 1/num_chunks of its own rows to each chunk, and nothing
+    moves between devices. Rows are returned in their original order.
 
     Example:
         6 rows, num_chunks=2: chunk 0 encodes rows 0, 2, 4 and chunk 1 rows 1, 3, 5.

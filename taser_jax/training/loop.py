@@ -52,10 +52,10 @@ class Batches(Protocol[BatchT_co]):
 
 @dataclasses.dataclass(frozen=True)
 class LoopConfig:
-    """Training length; validation, checkpoint and logging periods; when to give up.
+    """Training length; validation, checkpoint and logging periods; limits that end a run early.
 
     Attributes:
-        train_steps: optimiser steps of this run, all restarts together.
+        train_steps: optimiser steps of this run, over all restarts.
         evaluation_period: steps between validations; 0 validates at the end only.
         checkpoint_period: steps between checkpoints; 0 saves with each validation only.
         log_period: steps between lines in the metrics files.
@@ -98,10 +98,10 @@ class LoopConfig:
         return self.validates_after(step) or _divides(self.checkpoint_period, step)
 
     def check_done(self, step: int) -> None:
-        """Refuses a length below the steps that are done.
+        """Refuses a training length below the number of steps that are done.
 
         Raises:
-            ConfigError: naming both.
+            ConfigError: naming both numbers.
         """
         if step > self.train_steps:
             raise ConfigError(
@@ -145,7 +145,7 @@ def train(
     keys depend on the step alone, and a checkpoint is either complete or absent.
 
     Args:
-        state: the initial state, which may have steps behind it; its buffers are donated.
+        state: the initial state, at any step; its buffers are donated.
         train_step: jitted, (state, batch) -> (state, metrics); see `training.step`.
         batches: batches by step.
         checkpoints: where states are saved and found.
@@ -229,7 +229,7 @@ def train(
                 began = time.monotonic()
                 checkpoints.save(state, step=step, about=about)
                 checkpoints.wait()
-                # Whoever preempts a job grants it a time, which this should stay well below.
+                # A preempted job is granted a limited time, which this should stay well below.
                 took = f"in {time.monotonic() - began:.0f} s"
                 raise stop.error(f"saved after step {step} of {config.train_steps} {took}")
     return TrainResult(state=state, validation=validation, steps_per_second=meter.mean_rate)
@@ -248,7 +248,7 @@ def _first_step(state: TrainState, checkpoints: Checkpoints, config: LoopConfig)
 
 
 class _Best:
-    """The best validation so far, of earlier processes too, as checkpoints remember it."""
+    """The best validation so far, including those that checkpoints record of earlier processes."""
 
     def __init__(self, config: LoopConfig, checkpoints: Checkpoints) -> None:
         self._config = config
@@ -259,18 +259,18 @@ class _Best:
             self._add(step, checkpoints.metrics(step))
 
     def _add(self, step: int, validation: Mapping[str, float]) -> None:
-        """Notes one validation; of equal ones the later counts, as among checkpoints."""
+        """Records one validation; of equal ones the latest counts, as it does for checkpoints."""
         ranking = self._checkpoints.ranking(validation)
         if ranking >= self._ranking:
             self._step, self._ranking = step, ranking
 
     def is_long_ago(self, step: int) -> bool:
-        """Whether patience is at its end after `step`."""
+        """Whether patience has run out after `step`."""
         allowed = self._config.patience * self._config.evaluation_period
         return allowed > 0 and step - self._step >= allowed
 
     def ends_training(self, step: int, validation: Mapping[str, float]) -> bool:
-        """Notes the validation after `step`; whether training ends before its last step."""
+        """Records the validation after `step`; returns whether training ends early."""
         self._add(step, validation)
         ends = step < self._config.train_steps and self.is_long_ago(step)
         if ends:

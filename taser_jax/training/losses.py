@@ -127,8 +127,8 @@ def passage_to_query_loss(
     Args:
         logits: similarities of all pairs of the global batch.
         positive_index: column of each query's positive.
-        ignore: True where a passage is no negative of a query: neither is the query the passage's.
-            A True at a query's own positive has no effect.
+        ignore: True where a passage is no negative of a query; the query is then no negative of
+            the passage either. A True at a query's own positive has no effect.
 
     Returns:
         One loss for each query's positive.
@@ -136,7 +136,8 @@ def passage_to_query_loss(
     columns = jnp.arange(logits.shape[1], dtype=positive_index.dtype)
     is_positive = columns[None, :] == positive_index[:, None]
     if ignore is not None:
-        # Not in columns of hard negatives: one that all ignore would have the gradient 0 · inf.
+        # Columns of hard negatives are left as they are: the gradient of one that every query
+        # ignores would be 0 · inf.
         ignore = ignore & ~is_positive & is_positive.any(axis=0)
         logits = jnp.where(ignore, -jnp.inf, logits)
     total = jax.nn.logsumexp(logits, axis=0)

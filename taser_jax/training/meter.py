@@ -16,9 +16,9 @@ class StepCost:
     """What one step costs, to turn its time into rates.
 
     Attributes:
-        flops: matrix-product FLOPs of a step's forward and backward pass, from its batches.
-        positions: tokens of a step, padding included, from its batches; None if they are vectors.
-            The step then reports `tokens` as a metric, those without padding.
+        flops: batches -> matrix-product FLOPs of a step's forward and backward pass.
+        positions: batches -> tokens of a step, padding included; None if batches hold vectors. If
+            it is given, the step reports the tokens without padding as the metric `tokens`.
         peak_flops: peak FLOP/s of all devices together; None where the chip is unknown.
     """
 
@@ -39,7 +39,7 @@ class Meter:
         self._total_seconds = 0.0
 
     def tick(self, batches: Any, metrics: Mapping[str, jax.Array]) -> None:
-        """One step was dispatched; the first, which compiles, only starts the clock."""
+        """Counts one dispatched step; the first, which compiles, only starts the clock."""
         if self._started is None:
             self._started = time.monotonic()
             return
@@ -55,7 +55,7 @@ class Meter:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Time spent inside does not count as training."""
+        """Excludes the time spent inside the `with`."""
         start = time.monotonic()
         yield
         self._paused += time.monotonic() - start

@@ -1,4 +1,4 @@
-"""What is minimised: pure functions of a batch's encodings."""
+"""The training objective, a pure function of a batch's encodings."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Objective(Protocol):
 
 
 class SoftmaxOver(enum.Enum):
-    """The softmax that the positive is part of.
+    """The softmaxes of the contrastive loss.
 
-    PASSAGES: of each query over the passages (DPR).
-    BOTH: the mean of that loss and of each positive's over the queries (symmetric, CLIP).
+    PASSAGES: for each query, over the passages (DPR).
+    BOTH: the mean of that loss and of the loss of each positive over the queries (symmetric, CLIP).
     """
 
     PASSAGES = "passages"
@@ -68,15 +68,15 @@ class ObjectiveConfig:
     Attributes:
         temperature: divides the similarities.
         regularizer: of learned routing; None adds nothing.
-        label_weight: of the cross entropy on labels; 0 learns from the teacher alone.
+        label_weight: weight of the cross entropy on labels; 0 learns only from the teacher.
         softmax_over: passages, or passages and queries.
         distillation: moves scores towards a teacher's; None without a teacher.
-        guide: leaves out of the cross entropy what a teacher scores above the positive; None keeps
-            all passages of the batch.
+        guide: removes passages that a teacher scores above the positive from the cross entropy;
+            None keeps all passages of the batch.
         matryoshka_dims: the loss is summed over embeddings truncated to these numbers of dimensions
             (Matryoshka representation learning, Kusupati et al. 2022, arXiv 2205.13147, equation
             1 with weights 1); name the whole dimension too. None: the whole embedding.
-        normalization: of cut embeddings; `for_model` sets the model's.
+        normalization: normalisation of truncated embeddings; `for_model` sets the model's.
     """
 
     temperature: float = 1.0
@@ -118,11 +118,11 @@ class ObjectiveConfig:
         return frozenset(found if self.guide is None else found | {TeacherInput.EMBEDDINGS})
 
     def for_model(self, *, dim: int, normalization: Normalization) -> ObjectiveConfig:
-        """The objective with the model's normalisation for cut embeddings.
+        """The objective with the model's normalisation for truncated embeddings.
 
         Args:
-            dim: of the model's embeddings.
-            normalization: of the model's embeddings.
+            dim: width of the model's embeddings.
+            normalization: normalisation of the model's embeddings.
 
         Raises:
             ConfigError: a Matryoshka dimension above the model's.
@@ -147,16 +147,16 @@ class ObjectiveConfig:
             batch: marks positives and passages that are no negatives; may have a teacher's scores.
 
         Returns:
-            The loss, and of the whole embeddings `nll`, `accuracy`, `mean_rank`, `mrr`; with
+            The loss, and for the whole embeddings `nll`, `accuracy`, `mean_rank`, `mrr`; with
             Matryoshka dimensions `nll/dim_<d>`; with both softmaxes `nll_of_queries`; with a
-            teacher `distillation`; with a guide `guided_out`, passages left out per query; where
-            the model routes by learning, `routing/entropy` (per input),
+            teacher `distillation`; with a guide `guided_out`, passages removed per query; with
+            learned routing `routing/entropy` (per input),
             `routing/mutual_information`, `routing/logit_offset`, `routing/logit_spread` and
             `routing/<side>/expert_<i>_share`; `regularization` where it is on.
 
         Raises:
             ConfigError: a regulariser is set and the model has no learned routing, or the batch
-                does not bring what is read of a teacher.
+                lacks the teacher's data that the objective reads.
         """
         ignore = jnp.asarray(batch.ignore)
         guided: StepMetrics = {}
@@ -198,7 +198,7 @@ class ObjectiveConfig:
         ignore: Bool[Array, "queries passages"],
         dim: int,
     ) -> tuple[jax.Array, StepMetrics]:
-        """Labels' and teacher's terms of embeddings cut to `dim` dimensions."""
+        """The labels' and the teacher's terms for embeddings truncated to `dim` dimensions."""
         if dim < queries.shape[1]:
             queries, passages = (
                 normalize(side[:, :dim], self.normalization) for side in (queries, passages)

@@ -10,6 +10,8 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
+from taser_jax.optim.parameter_rules import parameter_path
+
 _ADAM_MOMENTS = 2
 _GIB = 2**30
 
@@ -58,7 +60,7 @@ class MemoryEstimate:
         parameters: the device's part of the parameters.
         gradients: the same shapes again.
         optimizer: Adam's two moments.
-        activations: as given by the caller; an estimate.
+        activations: the caller's estimate.
     """
 
     parameters: int
@@ -107,7 +109,7 @@ def _by_path(tree: PyTree) -> dict[str, Any]:
     leaves = jax.tree_util.tree_leaves_with_path(
         tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec | NamedSharding)
     )
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    return {parameter_path(path): leaf for path, leaf in leaves}
 
 
 def _spec_text(spec: PartitionSpec) -> str:

@@ -1,4 +1,4 @@
-"""A queue of passages: those of the last steps are further negatives."""
+"""A queue of the passages of the last steps, which serve as additional negatives."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class QueueSize:
     """Sizes of a queue.
 
     Attributes:
-        steps: how many steps' passages it holds.
-        passages: of each step.
-        dim: of their embeddings.
+        steps: number of steps whose passages it holds.
+        passages: number of passages of each step.
+        dim: width of their embeddings.
     """
 
     steps: int
@@ -59,7 +59,7 @@ class PassageQueue(NamedTuple):
     def ignored(
         self, ignore: Bool[Array, "queries all_passages"]
     ) -> Bool[Array, "queries all_passages"]:
-        """`ignore` of the batch's and the queue's passages, with the empty places left out."""
+        """`ignore`, with the passages of the queue's empty places ignored too."""
         steps, passages, _ = self.embeddings.shape
         empty = jnp.repeat(~self.filled, passages, total_repeat_length=steps * passages)
         in_batch = jnp.zeros(ignore.shape[1] - len(empty), bool)
@@ -72,7 +72,7 @@ class PassageQueue(NamedTuple):
         step: Int[Array, ""],
         is_taken: Bool[Array, ""],
     ) -> PassageQueue:
-        """The queue after a step; the passages of a step that was skipped are left out."""
+        """The queue after a step; a skipped step leaves its place empty."""
         place = step % len(self.filled)
         kept = jnp.where(is_taken, jax.lax.stop_gradient(passages), 0.0)
         return PassageQueue(

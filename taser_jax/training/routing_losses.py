@@ -1,4 +1,4 @@
-"""How evenly and how surely experts are chosen, as a regulariser."""
+"""A regulariser of how evenly and how confidently experts are chosen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taser_jax.expert_use import (
 
 
 class RoutingMeasure(enum.Enum):
-    """What is raised or lowered, in nats; P(· | x) is a router's choice for input x.
+    """The regularised measure, in nats; P(· | x) is a router's distribution for input x.
 
     PER_INPUT: H(P(· | x)) of each input, then the mean over inputs: how undecided the router is.
     BATCH_MARGINAL: H(mean_x P(· | x)) of each role: how evenly the role uses the experts.
@@ -43,9 +43,9 @@ class RoutingRegularizer:
     """The term ∓weight·M that is added to the contrastive loss.
 
     TASER's appendix A writes L = L_sim + β·L_ent with L_ent = −Σ P log P and β = 0.01. Read
-    literally that lowers entropy, against its stated purpose of avoiding collapse; the released
+    literally, that lowers entropy, against its stated purpose of avoiding collapse; the released
     code adds +Σ P log P, which raises it. The default follows the purpose; `MINIMIZE` is the
-    formula to the letter.
+    literal formula.
 
     Attributes:
         kind: M; the paper's is the per-input entropy.

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from taser_jax.errors import DataError, NonFiniteLossError, TaserError
+from taser_jax.optim.parameter_rules import parameter_path
 from taser_jax.optim.tsage import MEDIAN
 from taser_jax.progress import logger
 
@@ -23,7 +24,7 @@ class SkipWatch:
 
     Args:
         allowed: the number of skipped steps in a row that is an error.
-        describe: step -> its task and queries, for messages; raises where its tokens are at fault.
+        describe: step -> its task and queries, for messages; raises if its tokens are at fault.
         params: the current parameters.
 
     Attributes:
@@ -37,12 +38,12 @@ class SkipWatch:
         self.pending: tuple[int, Mapping[str, jax.Array]] | None = None
 
     def check(self) -> None:
-        """Warns of a step that was skipped.
+        """Warns if the pending step was skipped.
 
         Raises:
-            NonFiniteLossError: it is one too many, with a loss or gradient that is not finite; or
-                the parameters are not finite, which no later step can mend.
-            DataError: it is one too many, with a median of 0; or its tokens are at fault.
+            NonFiniteLossError: it was one too many, and its loss or gradient is not finite; or the
+                parameters are not finite, which no later step can repair.
+            DataError: it was one too many, and a median is 0; or its tokens are at fault.
         """
         if self.pending is None:
             return
@@ -65,13 +66,13 @@ class SkipWatch:
 
 
 def _check_params(params: PyTree, *, where: str) -> None:
-    """Skipped steps change no parameter, so one that is not finite was loaded or begun so.
+    """Checks that parameters are finite: skipped steps change none, so they started that way.
 
     Raises:
         NonFiniteLossError: naming such parameters.
     """
     bad = [
-        jax.tree_util.keystr(path, simple=True, separator="/")
+        parameter_path(path)
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
         if not jnp.isfinite(leaf).all()
     ]

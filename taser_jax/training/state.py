@@ -24,7 +24,7 @@ class SkippedSteps(NamedTuple):
     """Counts of steps that changed no parameter (`step.apply_gradients`); int32 scalars.
 
     Attributes:
-        in_a_row: those since the last step that did.
+        in_a_row: those since the last step that changed them.
         total: all of them.
     """
 
@@ -39,19 +39,19 @@ def _none_skipped() -> SkippedSteps:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What a checkpoint holds and a step turns into the next.
+    """The training state, which checkpoints save and steps update.
 
-    The fields are trees because shardings and abstract arrays are carried in this shape, too.
+    The fields are trees because shardings and abstract arrays have this structure, too.
 
     Attributes:
         step: steps done so far, skipped ones included, int32 scalar.
         params: float32 parameters.
         opt_state: state of the optax chain.
-        skipped: steps that changed neither of the two.
+        skipped: counts of the steps that changed neither parameters nor optimiser state.
         queue: `PassageQueue` of the last steps; None without a queue.
     """
 
-    step: Any
+    step: PyTree
     params: PyTree
     opt_state: PyTree
     skipped: SkippedSteps = dataclasses.field(default_factory=_none_skipped)
@@ -77,7 +77,7 @@ def init_state(
         key: key of the initial weights.
         param_shardings: tree of `NamedSharding` shaped as the parameters; None keeps everything
             on the default device.
-        queue: of passages of the last steps; None without.
+        queue: sizes of the queue of passages; None without a queue.
 
     Returns:
         The state at step 0.

@@ -73,7 +73,7 @@ class TrainStep:
 
     @property
     def compilations(self) -> int:
-        """How many programs were compiled: one for each shape of a step's batches."""
+        """Number of compiled programs: one for each shape of a step's batches."""
         return self._jitted._cache_size()
 
     def _split(
@@ -112,7 +112,7 @@ def make_train_step(
     are in memory. The result equals that of separate passes over the tasks.
 
     Dropout and routing draws are functions of (seed, side, `state.step`), and of the task's name
-    where `tasks` are given. A step that cannot be taken is skipped: see `apply_gradients`.
+    where `tasks` are given. Steps that cannot be taken are skipped: see `apply_gradients`.
 
     Args:
         model: the dual encoder.
@@ -122,15 +122,15 @@ def make_train_step(
         tasks: names of the tasks that every step has a batch of, in the order of the task axis.
             None: a step has a batch of one task, which may change from step to step.
         gradients: of `tasks`: with a task axis, or summed.
-        objective: what is minimised; None is `ObjectiveConfig()`.
-        num_chunks: number of chunks in which the queries, and the passages, of each batch are
-            encoded (`grad_cache`).
+        objective: the loss to minimise; None is `ObjectiveConfig()`.
+        num_chunks: number of chunks that the queries, and the passages, of each batch are encoded
+            in (`grad_cache`).
         seed: the run's seed.
         schedule: step -> learning rate; for the metric only.
         trainable: tree of bool shaped as the parameters; where False no gradient is computed.
-        state_shardings: where the new state lives; task gradients are then kept as the parameters
-            are, [tasks, ...] by (None, ...). None leaves it to the compiler, which on a mesh may
-            choose another sharding than the input's, and then compiles a second time.
+        state_shardings: shardings of the new state; task gradients [tasks, ...] then have the
+            parameters' with an unsharded first axis. None leaves them to the compiler, which on a
+            mesh may choose another sharding than the input's, and then compiles a second time.
 
     Returns:
         The step. Metrics: `loss`, `tokens` (padding left out), those of `apply_gradients`, and
@@ -157,7 +157,7 @@ def make_train_step(
         found: list[_TaskResult] = []
         zero = jnp.zeros((), jnp.int32)
         for place, (loss_fn, batch, name) in enumerate(zip(loss_fns, batches, names, strict=True)):
-            # Dropout masks depend on the step alone: this makes them wait, too.
+            # Dropout masks depend on nothing but the step: this makes them wait, too.
             loss = functools.partial(
                 loss_fn,
                 batch=_after(zero, batch),

@@ -21,7 +21,7 @@ class Stop:
     """A signal that asks training to save and stop.
 
     Attributes:
-        error: raised once all is saved.
+        error: raised once everything is saved.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class Stop:
         return self._asked.is_set()
 
     def terminate(self, number: int, frame: FrameType | None) -> None:
-        """SIGTERM: whoever sent it is to run the command again."""
+        """SIGTERM: training saves and stops; rerunning the command resumes it."""
         self._asked.set()
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
-        """SIGINT, Ctrl-C: the first one waits for the step and the save, the second for nothing."""
+        """SIGINT, Ctrl-C: the first stops after the step and a save, the second at once."""
         if self.is_asked():
             raise KeyboardInterrupt
         self.error = KeyboardInterrupt
@@ -54,7 +54,7 @@ def agree_to_stop(stop: Stop, step: int) -> bool:
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[Stop]:
-    """Catches SIGTERM and SIGINT while the loop runs; signals reach the main thread only.
+    """Catches SIGTERM and SIGINT while the loop runs; only the main thread receives signals.
 
     On several hosts JAX itself catches SIGTERM, and SIGINT stops at once.
     """

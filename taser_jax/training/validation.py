@@ -31,7 +31,7 @@ class RowLists(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PoolConfig:
-    """Which passages the gold of each question is ranked against.
+    """The passages that the gold of each question is ranked against.
 
     Attributes:
         max_queries: maximum number of questions, drawn by `seed` if there are more.
@@ -98,7 +98,7 @@ def select_pool(
     As in DPR, the pool holds each question's gold, its first hard negatives and other passages;
     the other ones are random rows of the collection. Unlike DPR's, it is one pool whatever
     the number of devices (DPR pools per process, so its numbers depend on how many there are), and
-    a passage that several questions bring is in it once.
+    a passage that several questions contribute is in it once.
 
     Example:
         positives [[4], [1, 9]], hard negatives [[7], [4]], no others: passages 1, 4, 7 (row 9 is
