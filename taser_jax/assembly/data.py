@@ -102,6 +102,46 @@ def names_in_store(store: TokenStore, names: Sequence[str]) -> list[str]:
     return [name if name in store.tasks else registered.get(name, name) for name in names]
 
 
+def query_sets(
+    store: TokenStore,
+    tasks: Sequence[str] | None,
+    splits: Sequence[str] | None,
+    *,
+    splits_setting: str,
+) -> list[TokenizedQueries]:
+    """The token store's query sets of these tasks and splits, without empty ones.
+
+    Args:
+        store: the token store.
+        tasks: tasks wanted, by their names in the store or in SeqIO's registry; None means all.
+        splits: splits wanted; None means all.
+        splits_setting: the setting that names the splits, for messages.
+
+    Raises:
+        ConfigError: a task or split that the token store does not have.
+    """
+    known = store.tasks
+    tasks = None if tasks is None else names_in_store(store, tasks)
+    for what, asked, there, setting in (
+        ("task", tasks, list(known), "TASKS"),
+        ("split", splits, sorted({s for found in known.values() for s in found}), splits_setting),
+    ):
+        unknown = [name for name in asked or () if name not in there]
+        if unknown:
+            raise ConfigError(
+                f"no {what} {unknown[0]!r}",
+                where=str(store.directory),
+                expected=f"some of {', '.join(there) or '(the store has no queries)'}",
+                fix=f"tokenize it, or correct {setting}",
+            )
+    chosen = [
+        store.queries(entry.task, entry.split)
+        for entry in store.metadata.queries
+        if (tasks is None or entry.task in tasks) and (splits is None or entry.split in splits)
+    ]
+    return [queries for queries in chosen if len(queries)]
+
+
 def _teacher_scores(
     queries: TokenizedQueries, lines: Sequence[Sequence[QueryNegatives]], where: str
 ) -> TeacherScores | None:

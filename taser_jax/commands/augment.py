@@ -11,6 +11,7 @@ import numpy as np
 from taser_jax.artifacts import require_equal
 from taser_jax.assembly.attention import gold_documents
 from taser_jax.assembly.augmentation import read_lookup, write_lookup
+from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model
 from taser_jax.assembly.shared_embeddings import tower_fingerprints
 from taser_jax.batch import Role
@@ -70,7 +71,7 @@ def augment(
         Queries, by task and split; 0 where they were reused.
 
     Raises:
-        ConfigError: k below 1 or above the mixture, or an unknown memory.
+        ConfigError: k below 1 or above the mixture, or an unknown memory, task or split.
         FingerprintError: the mixture was encoded by another passage tower or vocabulary.
     """
     store, mixture = TokenStore.open(token_store), Mixture.open(memory_dir)
@@ -89,38 +90,27 @@ def augment(
     embeddings = JoinedEmbeddings(mixture)
     searcher = ExactSearcher(_Subset(embeddings, searched), devices=search_devices())
     counts = {}
-    for entry in store.metadata.queries:
-        if (tasks is not None and entry.task not in tasks) or (
-            splits is not None and entry.split not in splits
-        ):
-            continue
-        queries = store.queries(entry.task, entry.split)
+    for queries in query_sets(store, tasks, splits, splits_setting="augment.splits"):
+        task, split = queries.task, queries.split
         prints = {
             **embeddings.fingerprints,
             "queries": queries.fingerprint,
             "query_model": model.fingerprint,
             "settings": json.dumps([k, sorted(excluded), without_gold_of]),
         }
-        name = f"{entry.task} {entry.split}"
+        name = f"{task} {split}"
         counts[name] = 0
         if _is_done(output_dir, queries, prints):
             logger.info("%s: looked up before", name)
             continue
         with phase(f"augment {name}"):
             own = None
-            if without_gold_of is not None and entry.split == "train":
+            if without_gold_of is not None and split == "train":
                 own = gold_documents(mixture, without_gold_of, queries.positives)
             lookup = _look_up(model, queries, searcher, searched, k=k, own=own, config=config)
-        write_lookup(
-            output_dir,
-            entry.task,
-            entry.split,
-            lookup,
-            memory_dir=memory_dir,
-            fingerprints=prints,
-        )
+        write_lookup(output_dir, task, split, lookup, memory_dir=memory_dir, fingerprints=prints)
         if data_dir is not None:
-            _write_run(output_dir, entry.task, entry.split, lookup, mixture, data_dir)
+            _write_run(output_dir, task, split, lookup, mixture, data_dir)
         counts[name] = len(queries)
     return counts
 

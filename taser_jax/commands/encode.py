@@ -10,7 +10,7 @@ import jax
 from taser_jax.assembly.attention import document_attention
 from taser_jax.assembly.augmentation import Augmentation, read_lookup
 from taser_jax.assembly.cached_states import cached_states
-from taser_jax.assembly.data import names_in_store
+from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model, read_facts
 from taser_jax.assembly.shared_embeddings import add_missing, tower_fingerprints
 from taser_jax.batch import Role
@@ -74,12 +74,20 @@ def encode(
         Fingerprints of model, collection, vocabulary and the passages' tokens.
 
     Raises:
-        ConfigError: a task or split that the token store does not have.
+        ConfigError: a task or split that the token store does not have, or cached states of queries
+            that are fused with documents.
         FingerprintError: the tokens are of another vocabulary than the model's, or the directory
             holds embeddings of another model, collection or token store.
     """
     store = TokenStore.open(token_store)
-    queries = _queries(store, tasks, query_splits)
+    if augmentation_dir and states_dir:
+        raise ConfigError(
+            "queries with documents, and cached states, which are of the queries alone",
+            where="AUGMENTATION_DIR and encode.states_dir",
+            expected="one of the two",
+            fix="drop encode.states_dir",
+        )
+    queries = query_sets(store, tasks, query_splits, splits_setting="encode.query_splits")
     model = load_model(model_dir, step=step)
     check_vocabulary(model, store)
     fingerprints = {
@@ -161,33 +169,6 @@ def _keep_attention(
         document_attention(model, texts, task=queries.task, config=config),
         fingerprints={name: prints[name] for name in ("model", "vocabulary", "mixture")},
     )
-
-
-def _queries(
-    store: TokenStore, tasks: Sequence[str] | None, splits: Sequence[str] | None
-) -> list[TokenizedQueries]:
-    """Query sets of the token store for these tasks and splits."""
-    known = store.tasks
-    tasks = None if tasks is None else names_in_store(store, tasks)
-    for what, asked, there in (
-        ("task", tasks, list(known)),
-        ("split", splits, sorted({split for found in known.values() for split in found})),
-    ):
-        unknown = [name for name in asked or () if name not in there]
-        if unknown:
-            raise ConfigError(
-                f"no {what} {unknown[0]!r}",
-                where=str(store.directory),
-                expected=f"some of {', '.join(there) or '(the store has no queries)'}",
-                fix="tokenize it, or correct "
-                + ("TASKS" if what == "task" else "encode.query_splits"),
-            )
-    chosen = [
-        store.queries(entry.task, entry.split)
-        for entry in store.metadata.queries
-        if (tasks is None or entry.task in tasks) and (splits is None or entry.split in splits)
-    ]
-    return [queries for queries in chosen if len(queries)]
 
 
 CONFIGURABLES = (EncodeConfig,)

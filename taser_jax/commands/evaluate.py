@@ -86,6 +86,12 @@ class EvaluationConfig:
     page_only_tasks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.measures:
+            raise ConfigError(
+                "no measure",
+                where="EvaluationConfig.measures",
+                expected="one or more, such as R@20, MRR@10 or nDCG@10",
+            )
         has_pages = any(map(is_page_measure, self.measures))
         if self.page_only_tasks and not (self.judge is Judge.KILT and has_pages):
             raise ConfigError(

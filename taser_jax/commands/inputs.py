@@ -1,4 +1,4 @@
-"""Helpers of several commands: paths of a task's files, opening its queries."""
+"""What several commands share: tasks of a collection, run files, pages and titles, devices."""
 
 from __future__ import annotations
 

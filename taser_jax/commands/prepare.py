@@ -18,9 +18,11 @@ from taser_jax.data.prepare.kilt_options import KiltOptions
 from taser_jax.data.prepare.merged import BeirFolder, KiltFiles, MergeOptions
 from taser_jax.data.prepare.questions import PrepareOptions, QuestionFiles
 from taser_jax.data.prepare.receipts import PreparedCollection, without_positive_file
+from taser_jax.errors import ConfigError
 from taser_jax.locks import one_writer
 from taser_jax.progress import logger, phase
 from taser_jax.pydocs.build import build_pydocs
+from taser_jax.pydocs.tasks import TASKS
 from taser_jax.records import Query
 
 
@@ -46,24 +48,33 @@ def prepare_pydocs(
 
     Returns:
         The fingerprint of the passages.
+
+    Raises:
+        ConfigError: an unknown task.
     """
+    if unknown := sorted(set(tasks or ()) - set(TASKS)):
+        raise ConfigError(
+            f"no task {', '.join(unknown)}",
+            where="TASKS",
+            expected=f"some of {', '.join(TASKS)}",
+            fix="correct the name",
+        )
     with one_writer(collection_directory(data_dir, collection)):
         with phase("build pydocs"):
             built = build_pydocs(packages)
+        wanted = {task: built.queries[task] for task in TASKS if tasks is None or task in tasks}
         if train_queries is not None:
-            for splits in built.queries.values():
+            for splits in wanted.values():
                 splits["train"] = drawn_by_hash(splits["train"], train_queries)
         store = write_collection(data_dir, collection, built.passages)
-        for task, splits in built.queries.items():
-            if tasks is not None and task not in tasks:
-                continue
+        for task, splits in wanted.items():
             for split, queries in splits.items():
                 if queries:
                     write_queries(data_dir, collection, task, split, queries)
     versions = ", ".join(f"{name} {version}" for name, version in built.versions.items())
     logger.info("pydocs: %s passages, checksum %s", f"{len(store):,}", built.checksum)
     logger.info("pydocs: text of %s", versions)
-    for task, splits in built.queries.items():
+    for task, splits in wanted.items():
         counts = ", ".join(f"{split} {len(queries):,}" for split, queries in splits.items())
         logger.info("pydocs: task %s: %s", task, counts)
     return store.fingerprint

@@ -192,6 +192,8 @@ def _lengths(project: Project, given: Mapping[str, int]) -> dict[str, FittedLeng
 def _measure(project: Project, sides: Mapping[str, FittedLength], batch_size: int) -> Costs:
     """Costs from a few steps of the first system."""
     directory = project.root / "measured"
+    # What a killed run left would be resumed, with fewer steps to time or none.
+    shutil.rmtree(directory, ignore_errors=True)
     start = time.monotonic()
     summary = project.run(
         "train",

@@ -143,7 +143,10 @@ class RetrievalStages:
                 output_dir=embeddings_dir,
                 **documents,
                 config=setting.encode,
-                states_dir=training.states_dir if frozen else None,
+                # Cached states are of the queries alone.
+                states_dir=training.states_dir
+                if frozen and "augmentation_dir" not in documents
+                else None,
                 frozen_blocks=frozen,
                 states_dtype=training.states_dtype,
                 tasks=setting.tasks,

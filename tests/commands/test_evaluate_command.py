@@ -280,6 +280,8 @@ def test_refusals(capitals: Capitals, runs_dir: pathlib.Path, tmp_path: pathlib.
         *gin("EvaluationConfig", measures=["Recal@5"]),
     )
     assert "Recal@5" in message
+    message = refused(capsys, *given, *output, *gin("EvaluationConfig", measures=[]))
+    assert "EvaluationConfig.measures: no measure" in message
     (tmp_path / "file").write_text("")
     message = refused(
         capsys, *given, *gin(EVAL_OUTPUT_DIR=tmp_path / "file" / "out", TASKS=["rivers"])

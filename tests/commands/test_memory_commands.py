@@ -227,6 +227,13 @@ def test_what_cannot_be_plugged_in(copied, tmp_path):
             augment(**options, k=k)
     with pytest.raises(ConfigError, match="no memory mesh"):
         augment(**options, excluded=["mesh"])
+    with pytest.raises(ConfigError, match=r"(?s)no task 'third'.*some of first, second"):
+        augment(**options, tasks=["third"])
+    with pytest.raises(ConfigError, match=r"(?s)no split 'test'.*train, val.*augment.splits"):
+        augment(**options, splits=["test"])
+    encoded = {name: options[name] for name in ("model_dir", "token_store", "output_dir")}
+    with pytest.raises(ConfigError, match="queries with documents, and cached states"):
+        encode(**encoded, augmentation_dir=str(tmp_path / "d"), states_dir=str(tmp_path / "s"))
     augment(**options, k=4)
     # A mixture that changed since.
     memory_remove(name="more", memory_dir=directory)

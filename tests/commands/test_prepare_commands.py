@@ -101,6 +101,14 @@ def test_only_the_tasks_asked_for_are_prepared(small_world: SmallWorld):
     assert sorted(list_tasks(small_world.data_dir, "small")) == sorted(TASKS)
 
 
+def test_a_misspelled_task_of_pydocs_is_refused(tmp_path: pathlib.Path, capsys):
+    message = refused(
+        capsys, "prepare", "pydocs", *gin(DATA_DIR=tmp_path / "data", TASKS=["code", "sumary"])
+    )
+    assert "no task sumary" in message
+    assert "some of summary, parameter" in message
+
+
 def test_vocabulary_and_token_store(small_world: SmallWorld):
     vocabulary = load_vocabulary(small_world.root / "vocabulary")
     store = TokenStore.open(small_world.token_store)

@@ -7,14 +7,17 @@ import pathlib
 import random
 
 import pytest
+import tiny_training
 from bert_checkpoints import write_with_vocabulary
 from small_world import refused, succeed
 
 from taser_jax import Retriever
+from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import QuerySet, list_tasks
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.workflows import compare as workflow
 from taser_jax.workflows import taser
+from taser_jax.workflows.compare_plan import FittedLength
 from taser_jax.workflows.stages import Stages
 
 WORDS = ("river", "sea", "hill", "lake", "moor", "wood", "cliff", "marsh", "field", "shore")
@@ -183,3 +186,22 @@ def test_bad_arguments(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str
     message = refused(capsys, "compare", folder, output)
     assert "task hills has no train split" in message
     assert "different names" in refused(capsys, "compare", folder, folder, f"{output}2")
+
+
+def test_a_killed_measurement_begins_again(tmp_path: pathlib.Path, monkeypatch):
+    left = tmp_path / "measured" / "checkpoint_20"
+    left.mkdir(parents=True)
+
+    class Fake:
+        root, pretrained, systems, passages = tmp_path, None, ["taser"], range(10)
+
+        def run(self, *_: object) -> TrainSummary:
+            assert not left.exists()
+            left.mkdir(parents=True)
+            return TrainSummary(1, {}, steps_per_second=4.0, seconds=5.0)
+
+    monkeypatch.setattr(workflow, "read_model_config", lambda _: tiny_training.model_config())
+    length = FittedLength(tokens=8, cut=0.0, mean=8.0, median=8)
+    costs = workflow._measure(Fake(), {"query": length, "passage": length}, 8)
+    assert costs.step_seconds == 0.25
+    assert not left.exists()
