@@ -1,5 +1,5 @@
-# Sourced by the launch scripts: parses and checks --name=value arguments, and runs commands that --dry_run prints.
-# The script that sources it defines `usage`.
+# Sourced by the launch scripts: parses and checks --name=value arguments; runs commands or, with --dry_run, prints
+# them. The script that sources it defines `usage`.
 # shellcheck shell=bash disable=SC2154  # slices is set by the script
 
 fail() {
@@ -10,8 +10,8 @@ fail() {
 }
 
 # parse_arguments "options with a value" "switches" "$@": sets a variable for each, and the array
-# `rest` to what follows `--`. A value must follow `=`. Values of --data_disk, which may be repeated, go to
-# the array `data_disks`; words between --gcloud, --xpk or --slurm and `--` to `passed`.
+# `rest` to the words after `--`. A value must follow `=`. Values of --data_disk, which may be repeated, go to
+# the array `data_disks`; words between --gcloud, --xpk or --slurm and `--` go to `passed`.
 parse_arguments() {
   # Underscores: a plain name would hide the script's variable of that name.
   local _options=" $1 " _switches=" $2 dry_run " _word _key
@@ -85,13 +85,13 @@ step() {
   fi
 }
 
-# Checks a `taser` command line, which must not have --multihost: the launchers add it.
+# Requires a `taser` command line without --multihost, which the launchers add.
 require_taser_command() {
   [ ${#rest[@]} -gt 0 ] || fail "no command; for example: -- train --gin_file=runs/taser_base.gin"
   [[ " ${rest[*]} " != *" --multihost "* ]] || fail "leave out --multihost; it is added"
 }
 
-# Where hosts share nothing but a bucket.
+# For launchers whose hosts share nothing but a bucket.
 warn_of_lost_results() {
   local word
   for word in "${rest[@]}"; do
@@ -104,14 +104,14 @@ warn_of_lost_results() {
   done
 }
 
-# Several slices are replicas of the mesh, unless the command says otherwise.
+# Makes several slices replicas of the mesh, unless the command sets another axis.
 add_mesh_replica() {
   if ((slices > 1)) && [ "${rest[0]}" = train ] && ! grep -qE 'MESH_REPLICA|across_slices' <<<"${rest[*]}"; then
     rest+=("--gin.MESH_REPLICA=$slices")
   fi
 }
 
-# Words as one string, which a remote shell splits into the same words.
+# Prints words as one string that a remote shell splits into the same words.
 quoted() {
   printf '%q ' "$@"
 }

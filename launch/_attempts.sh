@@ -1,10 +1,10 @@
-# Sourced by the launchers that reach hosts themselves: installation there, running, and the outcome of an attempt.
+# Sourced by the launchers that connect to hosts: installs, runs, and decides the outcome of an attempt.
 # shellcheck shell=bash disable=SC2154  # options are set by parse_arguments
 #
-# An attempt has finished (0), should be repeated (75: preempted, a host lost, no capacity) or has failed
-# (anything else: stop). The launcher defines
+# The outcome is 0 (finished), 75 (repeat: preempted, a host lost, no capacity) or another status (failed: stop).
+# The launcher defines
 #   send_to NODE FILE NAME   copies a file to the home folder of every host of NODE
-#   connect NODE COMMAND     runs a shell command on every host of NODE; 255: the connection failed
+#   connect NODE COMMAND     runs a shell command on every host of NODE; status 255: the connection failed
 #   variables_of NODE        prints assignments for its shell
 #   is_there                 whether the hosts still exist
 
@@ -32,8 +32,8 @@ prepare() {
     reached=yes
     return 0
   fi
-  # gcloud has tried ten times to connect. Hosts that were reached before may be starting; if none
-  # ever was, a key or a firewall is the cause.
+  # gcloud has tried ten times to connect. Hosts that were reached before may be starting; otherwise a key or a
+  # firewall is the likely cause.
   if [ -n "$reached" ] && ((code == 255)); then return 75; fi
   after_failure "$code"
 }
@@ -54,7 +54,7 @@ fetch_on() {
   connect "$1" "cd taser_jax && .venv/bin/python launch/_fetch.py $(quoted "$data" data)"
 }
 
-# Runs the command on every host of $1; their output goes to the terminal and to $2.
+# Runs the command on every host of $1, with output to the terminal and to $2.
 run_on() {
   local words code=0
   words="$(variables_of "$1")bash taser_jax/launch/_host.sh $(quoted "${rest[@]}")"
@@ -87,8 +87,8 @@ run_all() {
   [ -n "$dry_run" ] || after_failure "$(outcome "${logs[@]}")"
 }
 
-# outcome LOG...: prints the exit status of an attempt. One lost host takes the others down with other
-# statuses, so the order is: a problem to fix (2); a host told to stop (75) or lost (ssh's 255); a job that
+# outcome LOG...: prints the exit status of an attempt. When one host is lost, the others fail with various
+# statuses, so the order is: a problem to fix (2); a host that was preempted (75) or lost (ssh's 255); a job that
 # did not start, so that no host reports a status (ssh's or the shell's); any other failure.
 outcome() {
   local statuses transport
@@ -110,8 +110,8 @@ outcome() {
   fi
 }
 
-# after_failure STATUS: the attempt's status, given that of a step. When the TPU is gone, hosts fail with
-# arbitrary statuses.
+# after_failure STATUS: the attempt's status after a step that ended with STATUS. When the TPU is gone, hosts fail
+# with arbitrary statuses.
 after_failure() {
   case "$1" in
     0 | 2 | 75) return "$1" ;;
@@ -119,7 +119,7 @@ after_failure() {
   esac
 }
 
-# Runs `attempt`, and repeats it while it returns 75, at most `retries` times.
+# Runs `attempt`, and repeats it at most `retries` times while it returns 75.
 with_retries() {
   local number status
   for ((number = 1; ; number++)); do

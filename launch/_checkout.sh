@@ -1,4 +1,4 @@
-# Sourced by the launchers for other machines: packs the files of this checkout that are sent there.
+# Sourced by the launchers: packs the files of this checkout that other machines need.
 # shellcheck shell=bash disable=SC2034,SC2154  # dry_run is set by parse_arguments, `scratch` used by the script
 
 # Sets `scratch`, a directory that is deleted when the script ends.

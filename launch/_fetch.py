@@ -22,9 +22,9 @@ SMALL = 1 << 20
 def fetch(source: str, target: str) -> int:
     """Copies missing and possibly changed files; returns their number.
 
-    A file is copied again if it is small, of another size or older than its source, and so is
-    everything in a directory whose `metadata.json` has changed: arrays made again often have the
-    same size.
+    A file is copied again if it is small, has another size or is older than its source. If a
+    directory's `metadata.json` has changed, everything in it is copied, since arrays made again
+    often have the same size.
 
     Raises:
         DataError: the directory does not exist, or this host may not read it.
@@ -42,7 +42,7 @@ def fetch(source: str, target: str) -> int:
 
 
 def _fetch_directory(source: epath.Path, target: pathlib.Path, *, since: int) -> int:
-    """Copies a directory; what was copied before `since` (nanoseconds) is out of date."""
+    """Copies a directory; files copied before `since` (nanoseconds) are out of date."""
     target.mkdir(parents=True, exist_ok=True)
     paths = sorted(source.iterdir())
     described = any(path.name == METADATA for path in paths)
@@ -54,7 +54,7 @@ def _fetch_directory(source: epath.Path, target: pathlib.Path, *, since: int) ->
         if path.is_dir():
             copied += _fetch_directory(path, place, since=since)
         elif path.name != METADATA and not _is_current(path, place, since):
-            # An interrupted copy has another name, and is made again.
+            # Under another name until complete: an interrupted copy is made again.
             path.copy(_partial(place), overwrite=True)
             os.replace(_partial(place), place)
             copied += 1
@@ -65,10 +65,10 @@ def _fetch_directory(source: epath.Path, target: pathlib.Path, *, since: int) ->
 
 
 def _begin(source: epath.Path, place: pathlib.Path) -> int:
-    """When the copying of what this metadata describes began, now or earlier, in nanoseconds.
+    """The time at which copying the directory of this metadata began, in nanoseconds.
 
-    That is the modification time of the metadata's copy. The copy gets its name last: a directory
-    without metadata is unfinished.
+    That is the modification time of the metadata's copy, from this run or an earlier one. The copy
+    gets its name last: a directory without metadata is unfinished.
     """
     content = source.read_bytes()
     for begun in (place, _partial(place)):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs on each host of a pod, in the checkout: kills the process of an earlier attempt (it would hold the
-# chips), runs taser, and prints its exit status for the launcher, which reads the output of all hosts.
+# Runs on each host of a pod, in the checkout: kills the process of an earlier attempt, which would hold the
+# chips, runs taser, and prints its exit status for the launcher, which reads the output of all hosts.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 

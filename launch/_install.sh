@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs on each host of a pod, in the checkout: makes .venv with Python 3.12 and the locked versions, so that every
-# host and every restart has the same. Installs again only if the files that decide it have changed.
+# Runs on each host of a pod, in the checkout: makes .venv with Python 3.12 and the locked versions, the same on every
+# host and after every restart. Installs again only if a file that determines the versions has changed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,9 +1,8 @@
-# Sourced by the TPU launchers: requests to gcloud, and what is still billed at the end.
+# Sourced by the TPU launchers: requests to gcloud, and the last line, which says what is still billed.
 # shellcheck shell=bash disable=SC2034,SC2154  # options are set by parse_arguments, results are for _attempts.sh
 #
-# The launcher defines `resource` (kind and name of what it creates, flags that delete it),
-# `label` (where that has the launcher's label), `look`, which sets `state`, and `is_there`: whether its TPU still
-# exists.
+# The launcher defines `resource` (kind and name of what it creates, flags that delete it), `label` (the field with
+# the launcher's label), `look`, which sets `state`, and `is_there`: whether its TPU still exists.
 
 state=''
 
@@ -28,12 +27,12 @@ delete_command() {
   echo "${words% }"
 }
 
-# Checks that it was created by this launcher, for this user.
+# Whether this launcher created the resource, for this user.
 is_ours() {
   [ "$(gcloud_tpu "${resource[0]}" describe "$name" "--format=value($label)" 2>/dev/null)" = "$launched_by" ]
 }
 
-# farewell STATUS: deletes what --delete names, and says as the last line whether something is still billed.
+# farewell STATUS: deletes the TPU if --delete asks for it, and prints as the last line whether it is still billed.
 farewell() {
   local wanted='' what="TPU $name" by_hand
   by_hand="$(delete_command)"
@@ -66,7 +65,7 @@ farewell() {
   echo "$what${kept:+ ($kept)}: $by_hand" >&2
 }
 
-# Prints the plan, and has `farewell` said however the script ends.
+# Prints the plan, and makes `farewell` run however the script ends.
 begin() {
   print_plan "$1"
   use_scratch
@@ -76,8 +75,7 @@ begin() {
   trap 'farewell $? || true; rm -rf "$scratch"' EXIT
 }
 
-# request WORDS...: makes gcloud change something. Returns 75 if it may succeed later, 2 if it is
-# refused.
+# request WORDS...: asks gcloud for a change. Returns 75 if it may succeed later, 2 if it is refused.
 request() {
   if [ -n "$dry_run" ]; then
     gcloud_tpu "$@"
@@ -86,8 +84,8 @@ request() {
   { gcloud_tpu "$@" 2>&1 >&3 | tee "$scratch/said" >&2; } 3>&1 || refused "$scratch/said"
 }
 
-# quota_exceeded FILE: whether gcloud said so; names the quota. Only a person can raise it, unlike one for requests
-# per minute, which has other words.
+# quota_exceeded FILE: whether gcloud reported this; prints the quota. Only a person can raise it. (Quotas of requests
+# per minute are reported in other words.)
 quota_exceeded() {
   local exceeded
   exceeded="$(grep -oEm1 "Quota( limit)? '[^']+' (has been exceeded|exhausted)[^\"]*" "$1")" || return
@@ -95,7 +93,7 @@ quota_exceeded() {
   echo "  fix: ask for more of it, or take another --zone, --type or price (--spot has quotas of its own)" >&2
 }
 
-# refused FILE: 75 if what gcloud said may pass by itself, 2 if somebody must act.
+# refused FILE: 75 if gcloud's error may be temporary, 2 if somebody must act.
 refused() {
   local capacity='RESOURCE_EXHAUSTED|[Nn]o more capacity|[Ii]nsufficient( [a-z]+)? capacity|STOCKOUT'
   local service='UNAVAILABLE|INTERNAL|[Ii]nternal error|DEADLINE_EXCEEDED|ABORTED'
@@ -127,7 +125,7 @@ look_at() {
   fi
 }
 
-# What launch/_attempts.sh needs; all hosts of a TPU VM are one connection.
+# Functions that launch/_attempts.sh needs; one connection reaches all hosts of a TPU VM.
 send_to() {
   gcloud_tpu tpu-vm scp "$2" "$1:$3" --worker=all
 }

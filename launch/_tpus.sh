@@ -1,11 +1,11 @@
-# Sourced by the TPU launchers: kinds of TPU, the launchers' common options, and what they will do.
+# Sourced by the TPU launchers: kinds of TPU, the launchers' common options, and the plan that they print.
 # shellcheck shell=bash disable=SC2034,SC2154  # options are set by parse_arguments; results are the script's
 #
 # Sources of the table, read in November 2026: cloud.google.com/tpu/docs/runtimes (runtimes for JAX), .../docs/v4
 # and .../docs/v5p (types count TensorCores), .../docs/v5e and .../docs/v6e (types count chips), .../docs/quota.
 # TPU7x: "you must use Google Kubernetes Engine", .../docs/queued-resources.
 
-# A line per kind: prefix of the type, cores of a chip, runtime, prefix of its quotas' ids.
+# Per kind: prefix of the type, cores per chip, runtime, prefix of its quotas' ids.
 TPUS='
 v2        2 tpu-ubuntu2204-base TPUV2
 v3        2 tpu-ubuntu2204-base TPUV3
@@ -26,34 +26,34 @@ launched_by="taser_jax-${launched_by:0:40}"
 
 pod_usage() {
   cat <<'USAGE'
-  --version=VERSION    runtime of a TPU that is created (by its type: the table in launch/_tpus.sh)
-  --delete=WHEN        when the launcher deletes what it has created: success (the command has finished), always
-                       (also after a failure and Ctrl-C), or never. Default: success if a --gin.NAME=gs://... takes
-                       the results to a bucket, otherwise never. A TPU that others made is left alone
+  --version=VERSION    runtime of a new TPU (default: by its type, the table in launch/_tpus.sh)
+  --delete=WHEN        when to delete a TPU that the launcher created: success (after the command has finished),
+                       always (also after a failure and Ctrl-C), or never. Default: success if a --gin.NAME=gs://...
+                       takes the results to a bucket, otherwise never
   --data=gs://PLACE    copied to the folder `data` of each host before the first step, for example a
                        token store: --gin.TOKEN_STORE=data
-  --setup=COMMAND      for the shell of each host, before the run: for example to mount a data disk
-  --skip_install       the hosts have this checkout already
-  --retries=N          attempts after a preemption, or while there is no capacity (100); 0: none
+  --setup=COMMAND      shell command for each host before the run, for example to mount a data disk
+  --skip_install       use the checkout that the hosts have already
+  --retries=N          new attempts after a preemption, or while there is no capacity (100)
   --retry_seconds=N    pause before each, and between checks of a TPU that is starting (60)
   --dry_run            print the plan and the commands, run nothing
 
-  A TPU that is created, the price first:
+  Options of a new TPU:
   --spot               cheaper; may be preempted at any time
-  --reserved           from the project's reservations
-  --reservation=NAME   from this reservation
+  --reserved           uses the project's reservations
+  --reservation=NAME   uses this reservation
   --network=NETWORK --subnetwork=SUBNETWORK
-  --internal_ip        without external addresses (installing needs Cloud NAT). ssh then goes to internal addresses
+  --internal_ip        no external addresses; ssh uses internal ones, and installing needs Cloud NAT
   --iap                ssh through Identity-Aware Proxy
-  --service_account=EMAIL   what the hosts act as, for example to read a bucket
+  --service_account=EMAIL   account of the hosts, for example to read a bucket
   --labels=KEY=VALUE,...
   --data_disk=source=DISK,mode=read-only   attached, not mounted (see --setup); may be repeated
-  --gcloud FLAGS...    for gcloud's create command, up to --: --gcloud --tags=tpu --
+  --gcloud FLAGS...    flags for gcloud's create command, up to --: --gcloud --tags=tpu --
 USAGE
 }
 
-# Checks the common options, and sets what depends on several of them. Older shells take an empty array for
-# an unset variable, hence ${array[@]+...}.
+# Checks the common options, and sets variables that depend on several of them. Older shells treat an empty array as
+# unset, hence ${array[@]+...}.
 check_pod_options() {
   local label
   require_number 0 retries
@@ -102,7 +102,7 @@ check_pod_options() {
   )
 }
 
-# Sets `delete`, and `kept`: why nothing is deleted although the command succeeds.
+# Sets `delete`, and `kept`: the reason why nothing is deleted even on success.
 check_deletion() {
   case "$delete" in
     always | success) ;;
@@ -140,7 +140,7 @@ read_type() {
     fail "--type is '$type'; known are$(awk 'NF { printf " %s-N", $1 }' <<<"$TPUS"). For another, give --version=RUNTIME"
 }
 
-# print_plan COUNT: what the launcher will do, as comments of the commands that --dry_run prints.
+# print_plan COUNT: prints what the launcher will do, as comments before the commands that --dry_run prints.
 print_plan() {
   local what="$1 TPU slice" class=''
   if [ -z "$type" ]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs taser as a workload on a GKE cluster made by xpk: builds one image, which all hosts and all restarts use.
+# Runs taser as a workload on a GKE cluster made by xpk. Builds one image, which all hosts and all restarts use.
 # After a preemption the cluster restarts the workload, and taser resumes from MODEL_DIR.
 set -euo pipefail
 
@@ -14,18 +14,18 @@ usage: launch/gke_xpk.sh --cluster=CLUSTER --workload=NAME --type=TYPE --image=I
   --cluster=CLUSTER    made by `xpk cluster create`
   --workload=NAME      up to 40 lower-case letters, digits and dashes; a new one for each run
   --type=TYPE          TPU type of one slice: v5litepod-64, tpu7x-8
-  --image=IMAGE        built from this checkout by launch/Dockerfile, and pushed
-  --skip_build         the registry has the image already
-  --slices=N           slices (1)
+  --image=IMAGE        image to build from this checkout (launch/Dockerfile) and push
+  --skip_build         use the image that is in the registry already
+  --slices=N           number of slices (1)
   --zone=ZONE          the cluster's zone (xpk's own setting)
   --project=PROJECT    its project (gcloud's own setting)
   --data=gs://PLACE    copied to the folder `data` of each host before the first step, for example a
-                       token store: --gin.TOKEN_STORE=data. Pods are made anew, so each restart copies it again
-  --retries=N          restarts after a preemption (100); 0: none
-  --grace_seconds=N    time between SIGTERM and the end of a pod, in which taser finishes a step and saves (300); training
-                       warns after its first save if that needs longer
+                       token store: --gin.TOKEN_STORE=data. Each restart copies it again, since its pods are new
+  --retries=N          restarts after a preemption (100)
+  --grace_seconds=N    time between SIGTERM and the end of a pod, for taser to finish a step and save (300); training
+                       warns after its first save if it needs longer
   --dry_run            print the plan and the commands, run nothing
-  --xpk FLAGS...       for `xpk workload create`, up to --: --xpk --spot --storage=tokens --
+  --xpk FLAGS...       flags for `xpk workload create`, up to --: --xpk --spot --storage=tokens --
   COMMAND              a taser command; the launcher adds --multihost and, to `train`,
                        --gin.MESH_REPLICA=N as launch/tpu_multislice.sh does
 USAGE
@@ -40,7 +40,7 @@ parse_arguments "cluster workload type image slices zone project data retries gr
 require cluster workload type image
 require_number 1 slices grace_seconds
 require_number 0 retries
-# Longer names are refused by xpk, after the image has been built.
+# xpk refuses longer names, but only after the image has been built.
 if ! [[ "$workload" =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] || ((${#workload} > 40)); then
   fail "--workload is '$workload', expected up to 40 lower-case letters, digits and dashes"
 fi
@@ -65,7 +65,7 @@ if [ -z "$skip_build" ]; then
   step docker build --platform=linux/amd64 "--file=$scratch/taser_jax/launch/Dockerfile" "--tag=$image" "$scratch/taser_jax"
   step docker push "$image"
 fi
-# A shell that does not find a program ends with 127, for which xpk would restart it: it is looked for first.
+# A missing program would end the shell with 127, for which xpk would restart it: checks for it first.
 container=/taser_jax/launch/_container.sh
 words="test -e $container || exit 2; exec env TASER_GRACE_SECONDS=$grace_seconds bash $container $(quoted "$data" "${rest[@]}" --multihost)"
 # taser compares the grace period with the time that its first save takes.

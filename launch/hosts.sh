@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs taser on a list of machines that ssh reaches: copies and installs this checkout, and runs. When a machine is lost
+# Copies and installs this checkout on a list of machines that ssh reaches, and runs taser there. When a machine is lost
 # or stopped it starts over, and taser resumes from MODEL_DIR.
 set -euo pipefail
 
@@ -10,13 +10,13 @@ usage: launch/hosts.sh --hosts=HOST,HOST,... [options] -- COMMAND [FLAGS...]
   launch/hosts.sh --hosts=a.example.org,b.example.org --extra=cuda --data=gs://BUCKET/tokens -- \
     train --gin_file=runs/taser_base.gin --gin.MODEL_DIR=/shared/taser --gin.TOKEN_STORE=data
 
-  --hosts=HOST,...     as ssh knows them; the first is host 0, which the others must reach
-  --port=N             of host 0, for JAX's coordinator (8476)
-  --extra=EXTRA        what is installed besides the package: cuda, tpu (nothing)
+  --hosts=HOST,...     names for ssh; the first is host 0, which the others must reach
+  --port=N             port of host 0 for JAX's coordinator (8476)
+  --extra=EXTRA        the package's extra to install: cuda or tpu (none)
   --data=PLACE         a directory or gs://PLACE that each host copies to the folder `data` before the first step
-  --setup=COMMAND      for the shell of each host, before the run
-  --skip_install       the hosts have this checkout, in ~/taser_jax, already
-  --retries=N          attempts after a host was lost (100); 0: none
+  --setup=COMMAND      shell command for each host before the run
+  --skip_install       use the checkout that the hosts have already, in ~/taser_jax
+  --retries=N          new attempts after a host was lost (100)
   --retry_seconds=N    pause before each (60)
   --dry_run            print the plan and the commands, run nothing
   COMMAND              a taser command; the launcher adds --multihost
@@ -54,7 +54,7 @@ connect() {
   remote "$1" "$2"
 }
 
-# JAX finds the coordinator and the number of this host in them.
+# JAX reads the coordinator and the number of this host from these.
 variables_of() {
   local number
   for ((number = 0; number < ${#nodes[@]}; number++)); do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains a small TASER on eight fake devices of this machine, to try out meshes and configurations for a
-# pod. The data are the built-in collection's, prepared on the first run.
+# Trains a small TASER on the built-in collection and eight fake devices of this machine, to try out meshes and
+# configurations for a pod. The first run prepares the data.
 set -euo pipefail
 
 usage() {
@@ -21,7 +21,7 @@ directory=runs/local devices=8 steps=20 dry_run=
 parse_arguments "directory devices steps" "" "$@"
 require_number 1 devices steps
 
-# A dry run looks for finished steps where a real run does.
+# In a dry run too, so that it finds the same finished steps as a real run.
 cd "$root"
 step cd "$root"
 step . launch/_environment.sh

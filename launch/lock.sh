@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes launch/requirements-tpu.txt, what hosts of a pod and images install: the versions that the tests' .venv has,
-# for Python 3.12 on Linux, with hashes. Run it after setup.py or .venv has changed.
+# Writes launch/requirements-tpu.txt, which pod hosts and images install: the versions of the tests' .venv, for
+# Python 3.12 on Linux, with hashes. Run it after setup.py or .venv has changed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 command -v uv >/dev/null || {

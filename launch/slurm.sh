@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs taser on a Slurm cluster, one process for each node, from this checkout on a shared file system. JAX finds its
-# coordinator in Slurm's variables. After a preemption it asks for nodes again, and taser resumes from MODEL_DIR.
+# Runs taser on a Slurm cluster, one process per node, from this checkout on a shared file system. JAX finds its
+# coordinator in Slurm's variables. After a preemption it requests nodes again, and taser resumes from MODEL_DIR.
 set -euo pipefail
 
 usage() {
@@ -10,14 +10,14 @@ usage: launch/slurm.sh --nodes=N [options] -- COMMAND [FLAGS...]
   launch/slurm.sh --nodes=4 --slurm --partition=gpu --gpus-per-node=8 --time=24:00:00 -- \
     train --gin_file=runs/taser_base.gin --gin.MODEL_DIR=/shared/taser --gin.TOKEN_STORE=/shared/tokens
 
-  --nodes=N            machines; inside an allocation (sbatch, salloc) those of this step
-  --retries=N          attempts after a preemption or a lost node (100); 0: none
+  --nodes=N            number of nodes; inside an allocation (sbatch, salloc) those of this step
+  --retries=N          new attempts after a preemption or a lost node (100)
   --retry_seconds=N    pause before each (60)
   --dry_run            print the plan and the command, run nothing
-  --slurm FLAGS...     for srun, up to --: --slurm --partition=gpu --gpus-per-node=8 --
+  --slurm FLAGS...     flags for srun, up to --: --slurm --partition=gpu --gpus-per-node=8 --
   COMMAND              a taser command; the launcher adds --multihost
 
-The checkout's .venv must exist, for example by: . launch/_environment.sh; use_environment '[cuda]'
+The checkout needs a .venv, for example from: . launch/_environment.sh; use_environment '[cuda]'
 Exit statuses are those of launch/tpu_vm.sh.
 USAGE
 }
@@ -34,12 +34,12 @@ require_number 0 retries
 require_taser_command
 require_program srun "run this on a node of the Slurm cluster"
 
-# Slurm names the nodes it has lost or taken back.
+# Slurm reports the nodes that it has lost or taken back.
 is_there() {
   ! grep -qiE 'node[ _]fail|preempt|CANCELLED|allocation .*revoked' "$scratch/log"
 }
 
-# A process that fails takes the others down, so that nobody waits for it. The status of each is printed for `outcome`.
+# A process that fails ends the others, so that none waits for it. Each prints its status for `outcome`.
 attempt() {
   local code=0 words
   # shellcheck disable=SC2016  # for the shell of each node

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Lint, types and tests without those marked slow; with --all the slow ones and the documentation site; with
-# --release also the recipes of the benchmarks, from pretrained weights to their tables.
+# Runs lint, type checks and all tests but those marked slow. --all adds the slow ones and builds the
+# documentation site; --release also runs the benchmarks' recipes, from pretrained weights to their tables.
 #
 # usage: launch/test.sh [--all | --release] [ARGUMENTS OF PYTEST]     for example: launch/test.sh -k routing
 set -euo pipefail
@@ -21,6 +21,6 @@ if "$site"; then ./docs/build.sh; fi
 ruff check .
 ruff format --check .
 mypy
-# A file stays in one process, which keeps its programs; tests/file_times.py starts with the longest.
+# Each file stays in one process, which keeps its compiled programs; tests/file_times.py orders files, longest first.
 exec pytest -q --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15 -rs \
   "${selection[@]}" "${arguments[@]}"

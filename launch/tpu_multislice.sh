@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs taser on several TPU slices: requests them as one queued resource, waits for them, installs on every
-# host of every slice, runs, and requests them again after a preemption.
+# Runs taser on several TPU slices: requests them as one queued resource, waits for them, installs this checkout on
+# every host of every slice, and runs. After a preemption it requests them again.
 set -euo pipefail
 
 usage() {
@@ -13,9 +13,9 @@ usage: launch/tpu_multislice.sh --name=NAME --zone=ZONE --type=TYPE --slices=N [
   --name=NAME          the queued resource; slices are NAME-0, NAME-1, ...
   --zone=ZONE          its zone
   --project=PROJECT    its project (gcloud's own setting)
-  --type=TYPE          of one slice: v4-32, v5litepod-64
-  --slices=N           their number: 2 or more; 1 with --max_run_duration
-  --max_run_duration=TIME   flex-start: waits for capacity, and is ended after this time, for example 10h
+  --type=TYPE          type of one slice: v4-32, v5litepod-64
+  --slices=N           number of slices: 2 or more; 1 with --max_run_duration
+  --max_run_duration=TIME   flex-start: waits for capacity, and ends after this time, for example 10h
 USAGE
   pod_usage
   cat <<'USAGE'
@@ -58,7 +58,7 @@ is_there() {
   look && [ "$state" = ACTIVE ]
 }
 
-# Waits for the slices, however long the queue. Requests them if nobody has, and again if they were taken
+# Waits for the slices, however long the queue. Requests them if they do not exist, and again if they were taken
 # away.
 make_ready() {
   local former='' renewed=''

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs taser on one TPU VM or on all hosts of a pod slice: creates the TPU if --type is given, copies and
-# installs this checkout, and runs. After a preemption it starts over, and taser resumes from MODEL_DIR.
+# Runs taser on one TPU VM or on all hosts of a pod slice. Creates the TPU if --type is given, copies and installs this
+# checkout, and runs. After a preemption it starts over, and taser resumes from MODEL_DIR.
 set -euo pipefail
 
 usage() {
@@ -13,19 +13,19 @@ usage: launch/tpu_vm.sh --name=NAME --zone=ZONE [options] -- COMMAND [FLAGS...]
   --name=NAME          the TPU VM
   --zone=ZONE          its zone
   --project=PROJECT    its project (gcloud's own setting)
-  --type=TYPE          creates the TPU if it does not exist, and again after a preemption: v4-32, v5litepod-16
+  --type=TYPE          create the TPU if it does not exist, and again after a preemption: v4-32, v5litepod-16
 USAGE
   pod_usage
   cat <<'USAGE'
 
   COMMAND              a taser command; the launcher adds --multihost
 
-Only a TPU that was preempted or terminated is deleted and created again. Flex-start: launch/tpu_multislice.sh
-with --slices=1.
+Only a TPU that was preempted or terminated is deleted and created again. For flex-start use
+launch/tpu_multislice.sh with --slices=1.
 
-Exits with 0 (finished), 2 (a problem that the message names), 75 (preempted or no capacity, and no
-retries left), or the status with which installation, copying data or taser failed. The last line says
-whether the TPU still runs.
+Exits with 0 (finished), 2 (a problem to fix; see the message), 75 (preempted or no capacity, and no retries
+left), or the status with which installation, copying data or taser failed. The last line says whether the TPU
+still runs.
 USAGE
 }
 
