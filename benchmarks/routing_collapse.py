@@ -142,7 +142,7 @@ def routing_of(
         queries = store.queries(task, split)
         gold = [int(queries.positives[i][0]) for i in range(len(queries))]
         texts[Role.QUERY] += _blocks(queries.tokens, np.arange(len(queries)))
-        texts[Role.PASSAGE] += _blocks(store.passage_tokens, np.unique(gold))
+        texts[Role.PASSAGE] += _blocks(store.passages.tokens, np.unique(gold))
 
     def statistics(role: Role) -> RoutingStatistics:
         @jax.jit

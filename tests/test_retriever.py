@@ -50,7 +50,7 @@ def test_texts_are_encoded_as_the_token_store_has_them(
     tokens = TokenStore.open(small_world.token_store)
     passages = PassageStore.open(parts.data_dir, parts.collection)
     rows = np.array([0, 3, len(tokens) - 1])
-    of_tokens = trained.model.encode_fn(Role.PASSAGE)(tokens.passage_tokens(rows))
+    of_tokens = trained.model.encode_fn(Role.PASSAGE)(tokens.passages.tokens(rows))
     of_texts = trained.encode_passages(passages.get_many(rows.tolist()))
     np.testing.assert_allclose(of_texts, of_tokens, atol=1e-5)
 

@@ -131,7 +131,7 @@ def numbered_lines(path: FilePath) -> Iterator[tuple[int, str]]:
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Lines, of which no more is read than one byte beyond the limit."""
+    """Lines; at most one byte more than the limit is read of each."""
     if not isinstance(stream, io.BufferedIOBase):
         # TensorFlow's files on buckets read whole lines only.
         yield from stream
@@ -252,7 +252,7 @@ def _as_object(path: FilePath, line: int, value: Any) -> dict[str, Any]:
 
 
 def _malformed_json(path: FilePath, line: int, error: Exception) -> DataError:
-    # Others: numbers of thousands of digits, and nesting as deep.
+    # Other errors come from numbers of thousands of digits and nesting thousands of levels deep.
     found = str(error)
     if isinstance(error, json.JSONDecodeError):
         found = f"{error.msg} (column {error.colno})"

@@ -25,6 +25,11 @@ def text_hash(text: str) -> int:
     return int.from_bytes(digest, "little")
 
 
+def hash_share(text: str) -> float:
+    """A text's hash as a number from 0 to below 1, for draws that are equal on every machine."""
+    return text_hash(text) / float(1 << 64)
+
+
 def normalized_content(title: str, text: str) -> str:
     """Title and text in the form compared between files: NFC, runs of white space as one space.
 

@@ -1,11 +1,11 @@
-"""A mixture of memories: collections that queries are augmented from, one after another as one.
+"""A mixture of memories: several collections of documents, to augment queries with, as one.
 
-    <memory_dir>/memories.json          which memories, and the model that encodes them
-    <memory_dir>/parts/<hash>/          embeddings, with the hash of each document's tokens; or
-                                        elsewhere, for mixtures of one passage tower to share
+    <memory_dir>/memories.json          the memories, and the model that encodes them
+    <memory_dir>/parts/<hash>/          embeddings, with the hash of each document's tokens;
+                                        mixtures with the same passage tower may share a directory
 
-A document's row in the mixture counts the memories in their order. Equal texts of several memories
-are one document, the first's. `retrieval.joined` reads the embeddings.
+Rows of a mixture number the documents of its memories, one memory after another. Texts that occur
+in several memories are one document, that of the first. `retrieval.joined` reads the embeddings.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import functools
 import hashlib
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -46,11 +45,11 @@ class Memory:
     """One memory of a mixture.
 
     Attributes:
-        name: its name there.
+        name: its name in the mixture.
         token_store: directory of its tokens.
         collection: its collection, for ids and texts.
         passages: fingerprint of its tokens.
-        documents: how many.
+        documents: number of its documents.
     """
 
     name: str
@@ -62,12 +61,12 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What `memories.json` says.
+    """The content of `memories.json`.
 
     Attributes:
-        fingerprints: of the model's passage tower and of the vocabulary.
-        memories: in the order of their rows.
-        embeddings_dir: where the passage tower's embeddings are, by text.
+        fingerprints: those of the model's passage tower and of the vocabulary.
+        memories: the memories in the order of their rows.
+        embeddings_dir: directory of the passage tower's embeddings, by text.
     """
 
     fingerprints: Mapping[str, str]
@@ -76,14 +75,14 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Of the documents, whoever encodes them."""
+        """Fingerprint of the documents, whichever model encodes them."""
         return fingerprint_json([[one.name, one.passages] for one in self.memories])
 
     def without(self, name: str) -> Manifest:
         """The mixture without a memory.
 
         Raises:
-            ConfigError: there is none of this name.
+            ConfigError: there is no memory of this name.
         """
         names = [one.name for one in self.memories]
         if name not in names:
@@ -99,7 +98,7 @@ class Manifest:
 
 
 def read_manifest(memory_dir: FilePath) -> Manifest | None:
-    """The mixture of a directory; None where none was begun."""
+    """The manifest of a directory; None if it has none."""
     path = pathlib.Path(memory_dir) / MANIFEST
     value = read_json(path, absent={})
     if not value:
@@ -175,10 +174,10 @@ class Mixture:
 
     @classmethod
     def open(cls, memory_dir: FilePath) -> Mixture:
-        """The mixture of a directory.
+        """Opens the mixture of a directory.
 
         Raises:
-            DataError: there is none.
+            DataError: the directory has none.
         """
         manifest = read_manifest(memory_dir)
         if manifest is None:
@@ -195,12 +194,12 @@ class Mixture:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Of the passage tower, the vocabulary and the documents."""
+        """Fingerprints of the passage tower, the vocabulary and the documents."""
         return {**self.manifest.fingerprints, "mixture": self.manifest.fingerprint}
 
     @property
     def names(self) -> list[str]:
-        """The memories."""
+        """Names of the memories."""
         return [one.name for one in self.manifest.memories]
 
     @property
@@ -216,13 +215,13 @@ class Mixture:
     def places(
         self, rows: Int[np.ndarray, " rows"]
     ) -> tuple[Int[np.ndarray, " rows"], Int[np.ndarray, " rows"]]:
-        """Memory of each document, by number, and its row there."""
+        """The number of each document's memory, and its row in that memory."""
         texts = self._texts[rows]
         memory = np.searchsorted(self._starts, texts, side="right") - 1
         return memory, texts - self._starts[memory]
 
     def documents_of(self, name: str) -> Int[np.ndarray, " texts"]:
-        """The document of each text of a memory."""
+        """The row in the mixture of each text of a memory."""
         number = self.names.index(name)
         return self._document[self._starts[number] : self._starts[number + 1]]
 
@@ -240,11 +239,11 @@ class Mixture:
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-    """The documents that a memory gave for the queries of one split.
+    """The documents that were retrieved for the queries of one split.
 
     Attributes:
         query_ids: one per line.
-        rows: of the mixture, best first, -1 where there is none. [queries, K]
+        rows: rows of the mixture, best first, -1 for none. [queries, K]
         scores: parallel to the rows.
     """
 
@@ -256,7 +255,7 @@ class Lookup:
         """The lines of some queries, in their order.
 
         Raises:
-            DataError: a query that was not looked up.
+            DataError: no documents were retrieved for a query.
         """
         line = {query_id: number for number, query_id in enumerate(self.query_ids)}
         unknown = [query_id for query_id in query_ids if query_id not in line]
@@ -277,13 +276,13 @@ class AugmentedTexts:
 
     Attributes:
         queries: the queries.
-        rows: the documents of each, -1 where there is none. [queries, K]
-        documents: row -> document, as tokens or, for late fusion, as an embedding.
+        rows: rows of each query's documents, -1 for none. [queries, K]
+        documents: rows -> documents, as tokens or, for late fusion, as embeddings.
     """
 
     queries: Texts
     rows: Int[np.ndarray, "queries documents"]
-    documents: Any
+    documents: Callable[[Int[np.ndarray, " rows"]], Tokens | np.ndarray]
 
     @property
     def lengths(self) -> Int[np.ndarray, " queries"]:

@@ -20,20 +20,20 @@ from taser_jax.errors import ConfigError
 
 # Added to the variance of each observation: two equal points would make the matrix singular.
 _NOISE = 1e-6
-# By how much a point is to be better than the best one (scikit-optimize's ξ).
+# The least improvement over the best point that is sought (scikit-optimize's ξ).
 _MARGIN = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class BayesianConfig:
-    """How weights are searched for.
+    """Settings of the search for weights.
 
     Attributes:
-        evaluations: weights that are tried for each query, the first ones included.
-        initial: random weights that are tried before the Gaussian process chooses.
-        candidates: weights among which expected improvement chooses, in each step.
-        length_scales: of the Matérn kernel; each step takes the most likely one.
-        seed: of all draws.
+        evaluations: number of weights tried for each query, initial ones included.
+        initial: number of random weights tried before the Gaussian process chooses.
+        candidates: number of weights among which expected improvement chooses in each step.
+        length_scales: length scales of the Matérn kernel; each step takes the most likely one.
+        seed: seed of all draws.
     """
 
     evaluations: int = 50
@@ -67,18 +67,18 @@ def best_weights(
     first: int = 0,
     config: BayesianConfig | None = None,
 ) -> Float[np.ndarray, "queries lists"]:
-    """Weights on the simplex under which each query's first hit is as high as was found.
+    """The weights found, on the simplex, that rank each query's first hit highest.
 
     Args:
-        scores: of each candidate passage in each list.
+        scores: score of each candidate passage in each list.
         exists: whether there is a candidate.
-        hits: whether it is right.
+        hits: whether it is relevant.
         start: the weights that are tried first; they win ties.
-        first: number of the first query, on which its draws depend.
-        config: the search.
+        first: number of the first query; draws depend on a query's number.
+        config: settings of the search.
 
     Returns:
-        Each query's weights; `start` where no candidate is right.
+        Each query's weights; `start` where no candidate is relevant.
     """
     config = config or BayesianConfig()
     numbers, start = np.arange(first, first + len(scores)), np.asarray(start, np.float32)
@@ -202,7 +202,7 @@ def _proposed(
     count: Array,
     config: BayesianConfig,
 ) -> Float[Array, " lists"]:
-    """The candidate of the highest expected improvement: half of them near the best weights."""
+    """The candidate with the highest expected improvement; half are drawn near the best weights."""
     is_known = jnp.arange(len(values)) < count
     best = jnp.where(is_known, values, -jnp.inf).argmax()
     wide, share = jax.random.split(key)

@@ -33,7 +33,7 @@ _FIELDS = {
 # Fewer queries are answered before a progress bar could be drawn.
 _SHOWN = 1000
 _WORD = re.compile(r"\w+")
-# With a typewriter's, a typographer's or a full-width apostrophe, as in Lucene.
+# With a straight, curly or full-width apostrophe, as in Lucene.
 _POSSESSIVE = re.compile(r"(?<=\w)['\u2019\uff07]s\b")
 
 
@@ -72,7 +72,7 @@ class Bm25Config:
         b: strength of length normalisation, 0 to 1.
         stemming: PORTER is that of Lucene's English analyser.
         stopwords: words to ignore.
-        possessives: whether 's is a word.
+        possessives: treatment of a possessive 's.
     """
 
     k1: float = 0.9

@@ -35,7 +35,7 @@ class ConfidenceConfig:
     """How confidences are computed.
 
     Attributes:
-        k: passages of the specialist's own list that the members' softmaxes are over.
+        k: number of passages of the specialist's own list that the members' softmaxes are over.
         epsilon: added to every probability inside the logarithms; the released code has 1e-6.
         block_bytes: memory for the candidates' vectors of one block of queries. Larger blocks are
             slower on CPUs: the system hands out such arrays as new, unmapped pages each time.
@@ -144,9 +144,9 @@ def query_confidence(
         embed: the ensemble.
         queries: the specialist's query embeddings.
         passages: its passage embeddings.
-        result: its list of each query, `config.k` deep at least.
-        members: members of the ensemble.
-        temperatures: candidates of calibration, or the one in use.
+        result: its list for each query, at least `config.k` deep.
+        members: number of members of the ensemble.
+        temperatures: candidates for calibration, or the one in use.
         config: k, ε, memory.
 
     Raises:
@@ -195,10 +195,10 @@ def query_confidence(
 
 
 def check_temperatures(temperatures: Sequence[float]) -> None:
-    """Refuses an empty grid and temperatures that are not positive.
+    """Refuses an empty grid, and temperatures that are not positive.
 
     Raises:
-        ConfigError: naming them.
+        ConfigError: naming the temperatures.
     """
     if not len(temperatures) or not all(0 < one < math.inf for one in temperatures):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Encoding token arrays into row-aligned embedding shards, resumable, without computing padding."""
+"""Encodes token arrays into row-aligned embedding shards: resumable, with little padding."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Embeddings:
         KIND: its kind in metadata.json.
         directory: its directory.
         metadata: content of metadata.json.
-        fingerprints: of the model, collection and vocabulary it was made from.
+        fingerprints: fingerprints of the model, collection and vocabulary it was made from.
         shape: (texts, dimensions).
     """
 
@@ -73,7 +73,7 @@ class Embeddings:
         self._dtype = EmbeddingDtype(self.metadata["dtype"])
         count = -(-self.shape[0] // self.metadata["shard_rows"])
         if count > sum(1 for _ in self.directory.iterdir()):
-            # Far too many to name, perhaps.
+            # There may be far too many to name.
             raise DataError(
                 f"{self.shape[0]:,} rows in {count:,} shards, which are not all here",
                 where=f"{self.directory / artifacts.METADATA}, fields 'num_rows' and 'shard_rows'",
@@ -168,8 +168,9 @@ def encode_texts(
         config: sizes of batches and shards.
         process_index: which process this is.
         process_count: how many share the work.
-        attached: file name -> JSON value; written beside the shards.
-        normalization: the model's, recorded for truncating the embeddings later; None: unknown.
+        attached: file name -> JSON value, to write beside the shards.
+        normalization: the model's normalisation, recorded so that the embeddings can be truncated
+            later; None if unknown.
 
     Returns:
         Whether all shards are finished; False while other processes have some left. The last
@@ -244,7 +245,7 @@ def _speed(tokens: int, computed: int, seconds: float) -> dict[str, int | float]
     return {
         "tokens": tokens,
         "computed_positions": computed,
-        # Texts that come embedded compute nothing.
+        # For texts that are embeddings already, nothing is computed.
         "padding": round(1 - tokens / computed, 4) if computed else 0.0,
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),

@@ -1,4 +1,4 @@
-"""Sizes of the batches and shards in which texts are encoded, and the type of what is stored."""
+"""Sizes of the batches and shards in which texts are encoded, and the dtype of embeddings."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class EncodeConfig:
         batch_tokens: tokens of one batch, padding included: a bucket of length l has batches of
             batch_tokens // l texts, so every bucket fills the device equally. None means 2,048 on
             a CPU, whose caches should hold a batch, and 16,384 elsewhere.
-        batch_multiple: batch sizes are multiples of this, at least; the number of devices.
+        batch_multiple: batch sizes are multiples of this, and at least this: the number of devices.
         length_multiple: batches are padded to multiples of this many tokens. At most
             max length / length_multiple shapes are compiled.
         shard_rows: texts per shard; a killed run loses at most one shard's work.
-        dtype: of the stored embeddings.
+        dtype: dtype of the stored embeddings.
     """
 
     batch_tokens: int | None = None
@@ -59,7 +59,7 @@ class EncodeConfig:
         )
 
     def batch_size(self, length: int, *, platform: str | None = None) -> int:
-        """Texts of a batch of the bucket of `length` tokens.
+        """Number of texts in a batch of the bucket of `length` tokens.
 
         Example:
             >>> EncodeConfig(batch_tokens=1000, batch_multiple=8).batch_size(64)

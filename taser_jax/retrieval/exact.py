@@ -102,7 +102,7 @@ class ExactSearcher:
         best = [jax.device_put(nothing, replicated) for _ in starts]
         limit = np.int32(self._embeddings.shape[0])
         total = self._num_blocks * len(starts)
-        # A single block is answered before a bar could be drawn.
+        # A single block is done before a bar could be drawn.
         shown = bar("exact search", total=total, unit="block") if total > 1 else None
         with shown or contextlib.nullcontext():
             for block in range(self._num_blocks):

@@ -20,11 +20,11 @@ ScoreRows = Callable[[Int[np.ndarray, " lines"], Int[np.ndarray, "lines rows"]],
 
 
 class ScoreNormalization(enum.Enum):
-    """What happens to each query's lists of scores before they are added.
+    """How each query's lists of scores are normalised before they are added.
 
-    NONE: missing scores become the list's minimum, nothing else (TASER, appendix D; Ma et al. as
-    of April 2021; DPR-MUF). MIN_MAX: afterwards (s - (min + max)/2) / (max - min), 0 where
-    max = min (Pyserini's --normalization, since August 2021).
+    NONE: missing scores become the list's minimum, and nothing else changes (TASER, appendix D; Ma
+    et al. as of April 2021; DPR-MUF). MIN_MAX: after that, (s - (min + max)/2) / (max - min), or 0
+    where max = min (Pyserini's --normalization, since August 2021).
     """
 
     NONE = "none"
@@ -104,7 +104,7 @@ def weights_of(
         Confidences (.9, .3) are weights (.75, .25); with γ = 2 (.9, .1).
 
     Args:
-        confidence: w of each specialist, 0 to 1; 0 for one without results.
+        confidence: w of each specialist, 0 to 1; 0 for a specialist without results.
         config: weighting and γ.
 
     Raises:
@@ -147,15 +147,16 @@ def fuse_runs(
     Args:
         runs: one list per specialist; the same queries, in any order.
         weights: in the order of the first run's queries and of `runs`.
-        config: depth, k, and what absent passages score.
-        exact: for `Absent.EXACT`, what scores the passages a list lacks, one per run; lines are
-            those of the first run.
+        config: depth, k, and the scores of absent passages.
+        exact: for `Absent.EXACT`, one function per run that scores the passages its list lacks;
+            lines are those of the first run.
 
     Returns:
         A run in the order of the first run's queries. Equal scores are ordered by row.
 
     Raises:
-        ConfigError: no run, other weights than runs, or exact scores without their functions.
+        ConfigError: no run, a number of weights that differs from that of runs, or `Absent.EXACT`
+            without functions.
         DataError: the runs are not of the same queries.
 
     Source: DPR-MUF (Li et al., Findings of EMNLP 2021), equation 6 and section 4.2; an empty list
@@ -204,11 +205,11 @@ def candidate_scores(
     Args:
         lists: one per specialist; line i of each belongs to query i.
         lines: the queries.
-        config: depth, normalisation and what absent passages score.
+        config: depth, normalisation and the scores of absent passages.
         exact: as for `fuse_runs`.
 
     Returns:
-        Rows of passages, -1 for none, some of them twice; and their scores.
+        Rows of passages, which may repeat, with -1 for none; and their scores.
     """
     best = [top_k(one.rows[lines], one.scores[lines], config.depth) for one in lists]
     candidates = np.concatenate([one.rows for one in best], axis=1)

@@ -14,14 +14,14 @@ from taser_jax.records import DevelopmentSets
 from taser_jax.retrieval.fusion import FusionConfig, ScoreNormalization, fuse_runs
 from taser_jax.retrieval.runs import Run
 
-# Candidates for α where both lists' scores range as widely.
+# Candidates for α if the scores of both lists have the same range.
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0)
 # Cosines in bfloat16 are rounded to 8 bits.
 _LARGEST_COSINE = 1.01
 
 
 class ChosenFor(enum.Enum):
-    """What one α is for: all tasks (the paper), or each task by its own development queries."""
+    """Whether all tasks share one α (the paper), or each has one from its development queries."""
 
     ALL_TASKS = "all_tasks"
     EACH_TASK = "each_task"
@@ -33,8 +33,8 @@ class HybridConfig:
 
     Attributes:
         depth: results used from each list (the paper's K').
-        normalization: of each list's scores; None is MIN_MAX if the dense ones are cosines, which
-            are small beside BM25's, and else NONE.
+        normalization: normalisation of each list's scores; None means MIN_MAX if the dense ones are
+            cosines, which are small compared with BM25's scores, and NONE otherwise.
         alphas: candidates for α, the weight of the sparse scores; None takes 0.1 to 3.0 times the
             width of the dense scores over that of the sparse ones.
         tasks: tasks whose development queries choose α; empty means all.
@@ -66,18 +66,18 @@ class HybridConfig:
 
 
 def settle(config: HybridConfig, lists: Sequence[tuple[Run, Run]]) -> HybridConfig:
-    """Decides what the configuration leaves to the scores: normalisation and candidates for α.
+    """Fills in what the configuration derives from the scores: normalisation, candidates for α.
 
     Example:
         Dense scores from -0.2 to 0.9 are cosines: MIN_MAX, and α from 0.1 to 3.0. If they range
         over 20 per query and BM25's over 10, α is one of 0.2, 0.4, ... 6.0.
 
     Args:
-        config: its depth is how far down the lists scores are looked at.
+        config: its `depth` limits the ranks whose scores count.
         lists: dense and sparse run of each set.
 
     Returns:
-        The configuration, with nothing left open.
+        The configuration, complete.
     """
     normalization, alphas = config.normalization, config.alphas
     if normalization is None:
@@ -147,7 +147,7 @@ def fuse(
         sparse: BM25's run; the same queries, in any order.
         alpha: weight of the sparse scores.
         k: results to keep.
-        config: depth and normalisation; left open, these two runs decide it.
+        config: depth and normalisation; None derives the normalisation from these two runs.
 
     Returns:
         A run in the order of `dense`'s queries.
@@ -173,8 +173,8 @@ def choose_alpha(
     Args:
         sets: development data.
         k: results the fused runs keep.
-        config: depth, normalisation, candidates, and what the mean is over; what it leaves open is
-            decided by all sets together.
+        config: depth, normalisation, candidates, and what the mean is over; settings that are None
+            are derived from all sets together.
 
     Raises:
         ConfigError: no development set.

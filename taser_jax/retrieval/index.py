@@ -81,7 +81,7 @@ def build_index(
     An exact index is a pointer to the embeddings with their fingerprints.
 
     Args:
-        embeddings_dir: what `encode_texts` finished.
+        embeddings_dir: a directory that `encode_texts` has finished.
         index_dir: where the index goes.
         config: kind and sizes.
         sample_queries: query embeddings that ScaNN's recall is measured on.
@@ -127,8 +127,8 @@ def open_index(
 
     Args:
         index_dir: where `build_index` put it.
-        fingerprints: {"model": ..., "collection": ...} that it must have been built from: the
-            store that rows refer to, and the model that encodes the queries.
+        fingerprints: {"model": ..., "collection": ...}, the model and collection that it must have
+            been built from.
         exact: block sizes of exact search.
         devices: devices of exact search; default: the first.
 

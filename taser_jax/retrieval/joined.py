@@ -1,4 +1,4 @@
-"""Embeddings of documents by their text, made once; one index over the memories of a mixture."""
+"""Embeddings of documents, found by their text and computed once; one index over a mixture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taser_jax.batch import Embedded
 from taser_jax.data.memories import Mixture, text_hashes
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.errors import DataError
-from taser_jax.retrieval.embeddings import Embeddings, EncodeFn, TokenRows, encode_texts
+from taser_jax.retrieval.embeddings import Embeddings, EncodeFn, encode_texts
 from taser_jax.retrieval.encode_config import EncodeConfig
 
 _HASHES = "hashes.npy"
@@ -23,8 +23,8 @@ class EmbeddingsByText:
     """Embeddings of texts in any order, found by a hash of their tokens; equal texts share one.
 
     Args:
-        directory: where `encode_missing` put them.
-        hashes: of the texts, from `text_hashes`.
+        directory: the directory that `encode_missing` wrote.
+        hashes: hashes of the texts, from `text_hashes`.
 
     Raises:
         DataError: a text was not encoded.
@@ -81,13 +81,13 @@ class EmbeddedTexts:
     """A token store's passages as embeddings, in place of their tokens.
 
     Args:
-        directory: where `encode_missing` put them.
+        directory: the directory that `encode_missing` wrote.
         texts: the passages.
-        fingerprints: of the passage tower and the vocabulary.
+        fingerprints: those of the passage tower and the vocabulary.
 
     Raises:
         DataError: a passage was not encoded.
-        FingerprintError: another tower's embeddings are there.
+        FingerprintError: the embeddings are of another tower.
     """
 
     def __init__(
@@ -113,17 +113,17 @@ def encode_missing(
     """Encodes the texts of a memory that have no embedding yet; if interrupted, call it again.
 
     Args:
-        encode_fn: tokens -> embeddings, of passages.
+        encode_fn: tokens -> embeddings of passages.
         texts: the memory's documents.
-        directory: of one tower's embeddings; gets a folder for these.
-        fingerprints: of the passage tower and the vocabulary.
+        directory: directory of one tower's embeddings; gets a folder for the new ones.
+        fingerprints: those of the passage tower and the vocabulary.
         config: sizes of batches.
 
     Returns:
-        Texts encoded.
+        The number of texts encoded.
 
     Raises:
-        FingerprintError: another tower's embeddings are there.
+        FingerprintError: the directory has embeddings of another tower.
     """
     hashes, first = np.unique(text_hashes(texts), return_index=True)
     known = _check_parts(directory, fingerprints)
@@ -137,15 +137,14 @@ def encode_missing(
     part_dir.mkdir(parents=True, exist_ok=True)
     with replacing(part_dir / _HASHES, recorded=True) as scratch, open(scratch, "wb") as file:
         np.save(file, own)
-    tokens: TokenRows = new
-    encode_texts(encode_fn, tokens, part_dir, fingerprints=fingerprints, config=config)
+    encode_texts(encode_fn, new, part_dir, fingerprints=fingerprints, config=config)
     return len(new)
 
 
 def _check_parts(
     directory: FilePath, fingerprints: Mapping[str, str]
 ) -> UInt64[np.ndarray, " texts"]:
-    """The hashes of embeddings that one passage tower made."""
+    """Hashes of the embedded texts, after checking that all embeddings are of this tower."""
     parts, known = _parts(directory)
     for part in parts:
         fix = "keep each passage tower's embeddings in a directory of their own"
@@ -154,7 +153,7 @@ def _check_parts(
 
 
 def _parts(directory: FilePath) -> tuple[list[Embeddings], UInt64[np.ndarray, " texts"]]:
-    """Finished embeddings, and the hash of each row of all."""
+    """All finished embeddings, and the hash of each of their rows."""
     found = sorted(pathlib.Path(directory).glob(f"*/{METADATA}"))
     parts = [Embeddings.open(path.parent) for path in found]
     hashes = [np.load(path.parent / _HASHES) for path in found]

@@ -1,4 +1,4 @@
-"""Hard negatives from a run: what was ranked high for a training query and is not its positive.
+"""Hard negatives from a run: passages ranked high for a training query that are not its positives.
 
 Two recipes (TASER, arXiv 2210.05156, section 4.1; DPR, arXiv 2004.04906, section 3.2):
 
@@ -8,8 +8,8 @@ Two recipes (TASER, arXiv 2210.05156, section 4.1; DPR, arXiv 2004.04906, sectio
         answer-containing passages are removed; keeping them keeps false negatives, so both are
         options here.
 
-Positive-aware mining (NV-Retriever, arXiv 2407.15831, section 3) leaves out what scores too high
-to be a negative, where s⁺ is the positive's score in the same run:
+Positive-aware mining (NV-Retriever, arXiv 2407.15831, section 3) leaves out passages that score too
+high to be negatives, where s⁺ is the positive's score in the same run:
 
     TopK-Abs        s > `max_score`
     TopK-MarginPos  s > s⁺ - `absolute_margin`
@@ -94,24 +94,23 @@ def mine_negatives(
         contains an answer and such passages are dropped, or with a margin, [5].
 
     Args:
-        result: top k of each training query; ranked here again, so the order does not matter. The
-            positive's score is looked for at all k ranks, negatives at the first `config.depth`.
-        positives: rows of each query's positives, gold first, parallel to the results. Of several
-            in the run the best score is the positive's.
-        config: what to take.
+        result: top k of each training query, in any order. The positive's score is looked up at all
+            k ranks, negatives are taken from the first `config.depth`.
+        positives: rows of each query's positives, gold first, parallel to the results. If the run
+            has several of them, the best score counts as the positive's.
+        config: which negatives to take.
         contains_answer: (indices of queries, their ranked rows) -> True where the passage contains
-            an answer of its query; called for blocks of queries, with -1 where there is nothing to
-            look at.
-        pages_of: rows -> the pages they are of, for `Excluded.PAGES`.
+            an answer of its query; called for blocks of queries, with -1 for rows to skip.
+        pages_of: rows -> their pages, for `Excluded.PAGES`.
         texts_of: rows -> their texts, for `EqualText.DROP`.
 
     Returns:
         Rows, scores and statistics; the same for the same results, config and query order.
 
     Raises:
-        ConfigError: results less deep than `config.depth`, or answers, pages or texts to leave out
-            without the function that finds them.
-        DataError: the lists of positives are not one per query.
+        ConfigError: fewer results than `config.depth`, or a missing function for answers, pages or
+            texts to leave out.
+        DataError: there is not one list of positives per query.
     """
     _check(result, positives, config, contains_answer, pages_of, texts_of)
     rows: list[list[int]] = []
@@ -133,7 +132,7 @@ def mine_negatives(
             ):
                 left_out[reason] += int((candidates & applies).sum())
                 candidates &= ~applies
-            # Texts are read for what is still a candidate.
+            # Texts are read only for the remaining candidates.
             for reason, look_up in (
                 (Reason.TEXT, _text_look_up(known, config, texts_of)),
                 (Reason.ANSWER, _answer_look_up(block, config, contains_answer)),
@@ -183,7 +182,7 @@ def _reasons(
     *,
     pages_of: PagesOf | None,
 ) -> Iterator[tuple[Reason, Bool[np.ndarray, "queries depth"]]]:
-    """Rows that can be excluded without reading texts."""
+    """Reasons that need no texts, each with the rows that it excludes."""
     pairs = list(zip(ranked.rows, positives, strict=True))
     last = 1 if config.excluded is Excluded.GOLD else None
     yield Reason.POSITIVE, np.stack([np.isin(rows, known[:last]) for rows, known in pairs])
@@ -197,7 +196,7 @@ def _reasons(
         highest = positive_scores - np.float32(config.absolute_margin)
         yield Reason.ABSOLUTE_MARGIN, ranked.scores > highest[:, None]
     if config.relative_margin is not None:
-        # Of an unranked positive, 0 · inf would be NaN.
+        # For an unranked positive, 0 · inf would be NaN.
         size = np.where(np.isneginf(positive_scores), 0, np.abs(positive_scores))
         highest = positive_scores - np.float32(config.relative_margin) * size
         yield Reason.RELATIVE_MARGIN, ranked.scores > highest[:, None]

@@ -46,8 +46,8 @@ class Excluded(enum.Enum):
     """Which known passages are never negatives.
 
     POSITIVES: all positives of the query.
-    GOLD: its first positive only.
-    PAGES: its positives and all else on their pages.
+    GOLD: only its first positive.
+    PAGES: its positives and all other passages of their pages.
     """
 
     POSITIVES = "positives"
@@ -70,24 +70,24 @@ class Reason(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class MiningConfig:
-    """What to take as hard negatives.
+    """Which passages to take as hard negatives.
 
     Attributes:
         depth: ranks considered, counted before anything is excluded.
         count: maximum negatives per query.
-        min_rank: the first rank that may be a negative, from 1, counted like `depth`.
-        max_score: a negative scores at most this; None sets no limit.
+        min_rank: the first rank that may be a negative, counted from 1 like `depth`.
+        max_score: highest score of a negative; None sets no limit.
         absolute_margin: a negative scores at least this much below the positive; None: no margin.
-        relative_margin: the same as a share of the positive's score.
+        relative_margin: the same, as a share of the positive's score.
         choice: by rank or sampled.
         answer_containing: keep or drop candidates with an answer; a query without answers loses
             only its positives.
         equal_text: keep or drop candidates with the text of a positive.
         excluded: known passages that are never taken.
-        same_page_tasks: tasks for which it is `Excluded.PAGES` instead: where a page is the answer
-            (entity linking), no passage of it is wrong.
+        same_page_tasks: tasks that use `Excluded.PAGES` instead: if a page is the answer (entity
+            linking), none of its passages is wrong.
         without_negatives: treatment of queries without any negative left.
-        seed: of the sampling.
+        seed: seed of the sampling.
     """
 
     depth: int = 100

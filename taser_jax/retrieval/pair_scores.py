@@ -1,4 +1,4 @@
-"""Scores of given (query, passage) pairs: a teacher's, whatever it is."""
+"""Scores of given (query, passage) pairs by any kind of teacher."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PairScorer(Protocol):
 
 
 class RunScorer:
-    """Scores from a run; a passage that the run does not have gets its query's lowest score.
+    """Scores from a run; a passage that is not in the run gets its query's lowest score.
 
     That is the rule of hybrid search (TASER, appendix D); the lowest score of an empty list is 0.
 
@@ -36,7 +36,7 @@ class RunScorer:
         result: aligned with the queries.
 
     Attributes:
-        missing: pairs scored so far that the run does not have.
+        missing: number of pairs scored so far that are not in the run.
     """
 
     def __init__(self, result: SearchResult) -> None:

@@ -1,8 +1,8 @@
-"""Arrays with one line per query, as an artefact: ranked lists, and how sure specialists are.
+"""Arrays with one line per query, as an artefact: ranked lists and specialists' confidences.
 
     <directory>/    arrays.npz, query_ids.json, metadata.json
 
-Rows of lists are rows of the passage store, as everywhere; run files of TREC hold fewer of them.
+Rows of lists are rows of the passage store; TREC run files hold shorter lists.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class QueryArrays:
         kind: LISTS, CONFIDENCE or FUSED_LISTS.
         query_ids: one per line of each array.
         arrays: name -> [queries, ...].
-        fingerprints: of what they were made from.
-        columns: names of the second axis, of confidences the specialists.
+        fingerprints: fingerprints of their sources.
+        columns: names along the second axis; for confidences, the specialists.
     """
 
     kind: str
@@ -109,15 +109,15 @@ class QueryArrays:
 
 
 def is_finished(directory: FilePath) -> bool:
-    """Whether an artefact is there, whatever it holds."""
+    """Whether a finished artefact of any kind is there."""
     return (pathlib.Path(directory) / METADATA).is_file()
 
 
 def require_queries(found: Sequence[str], expected: Sequence[str], *, where: str) -> None:
-    """Refuses lines of other queries, or in another order.
+    """Refuses lines for other queries, or in another order.
 
     Raises:
-        DataError: naming the first that differs.
+        DataError: naming the first query that differs.
     """
     for line, (one, other) in enumerate(zip(found, expected, strict=False)):
         if one != other:

@@ -1,4 +1,4 @@
-"""What queries were fused with: documents and attention, kept beside the queries' embeddings."""
+"""The documents that queries were fused with and the attention to them, beside the embeddings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taser_jax.data.memories import Lookup, Mixture
 from taser_jax.errors import DataError
 from taser_jax.json_fields import JsonField, JsonType
 
-# Beside a split's query embeddings: what was fused, and the mixture it is of.
+# Files beside a split's query embeddings: the documents with their attention, and their mixture.
 _FUSED, _MIXTURE = "documents.npz", "documents.json"
 _FIELDS = {
     "fingerprints": FINGERPRINTS,
@@ -35,13 +35,13 @@ def write_fused(
     *,
     fingerprints: Mapping[str, str],
 ) -> None:
-    """Writes what a split's queries were fused with, beside their embeddings.
+    """Writes the documents that a split's queries were fused with, beside their embeddings.
 
     Args:
-        directory: of the split's embeddings.
+        directory: directory of the split's embeddings.
         lookup: the documents of each query.
-        attention: to the query's own tokens, then to its documents.
-        fingerprints: of the mixture.
+        attention: attention to the query's own tokens, then to each document.
+        fingerprints: fingerprints of the mixture.
     """
     folder = pathlib.Path(directory)
     with replacing(folder / _FUSED) as scratch, open(scratch, "wb") as file:
@@ -53,7 +53,7 @@ def write_fused(
 def read_fused(
     directory: FilePath, mixture: Mixture
 ) -> tuple[Lookup, Float32[np.ndarray, "queries segments"]]:
-    """What `write_fused` wrote.
+    """Reads what `write_fused` wrote.
 
     Raises:
         DataError: the queries were encoded without documents, or without attention.

@@ -44,11 +44,11 @@ class QueryEmbeddings(Embeddings):
             embeddings_dir: directory that `taser encode` wrote.
             task: the task's name.
             split: the split's name.
-            fingerprints: of the passages, or of their index, that the queries are searched in:
-                model, collection, vocabulary and token store must be the same.
+            fingerprints: those of the passages to search, or of their index: model, collection,
+                vocabulary and token store must be the same.
 
         Raises:
-            DataError: not encoded, or not to the end; names those that are.
+            DataError: the split is not encoded, or not completely; names those that are.
             FingerprintError: queries and passages come from different models or token stores.
         """
         directory = queries_directory(embeddings_dir, task, split)
@@ -96,16 +96,16 @@ def encode_queries(
     process_index: int = 0,
     process_count: int = 1,
 ) -> bool:
-    """Encodes one task's split into its folder beside the passages; resumable, as they are.
+    """Encodes one task's split into its folder beside the passages; resumable, like these.
 
-    They are always stored as float32: they are few, and every score depends on one.
+    Queries are always stored as float32: they are few, and every score depends on one.
 
     Args:
         encode_fn: tokens -> embeddings [batch, dim], for the role and task of these queries.
         queries: the split, from the token store.
         embeddings_dir: where the passages' embeddings are.
         fingerprints: of the passages' embeddings; that of the queries' tokens is added.
-        states: of the queries, in place of their tokens.
+        states: states of the queries, in place of their tokens.
         config: sizes of batches and shards.
         process_index: which process this is.
         process_count: how many share the work.

@@ -1,4 +1,4 @@
-"""Runs and qrels: what was retrieved, what is relevant, and their TREC files.
+"""Runs and qrels: retrieved and relevant passages, and their TREC files.
 
 A row is a passage's row in the passage store. Results are ordered by score, best first; equal
 scores by row, lowest first. Where a query has fewer than k results the rest is row -1, score -inf.

@@ -57,18 +57,21 @@ _FIELDS = {
     "config": JsonField(JsonType.OBJECT, required=True, fields={"shard_passages": _COUNT}),
 }
 _SEED = 20221010
+_RESIDENT_BYTES = 32 << 30
 
 
 class ScannSearcher:
     """An opened index.
 
     Args:
-        directory: where `build_scann` put it.
+        directory: the directory that `build_scann` wrote.
         resident_bytes: shards stay in memory between searches while all of them together take no
             more than this; a larger index is read shard by shard at each search.
     """
 
-    def __init__(self, directory: artifacts.FilePath, *, resident_bytes: int = 32 << 30) -> None:
+    def __init__(
+        self, directory: artifacts.FilePath, *, resident_bytes: int = _RESIDENT_BYTES
+    ) -> None:
         self.directory = pathlib.Path(directory)
         self.metadata = artifacts.read_metadata(directory, KIND, _VERSION, fields=_FIELDS)
         self.fingerprints: Mapping[str, str] = self.metadata["fingerprints"]
@@ -86,7 +89,7 @@ class ScannSearcher:
         directory: artifacts.FilePath,
         *,
         fingerprints: Mapping[str, str] | None = None,
-        resident_bytes: int = 32 << 30,
+        resident_bytes: int = _RESIDENT_BYTES,
     ) -> ScannSearcher:
         """Opens an index and checks what it was made from.
 
@@ -127,12 +130,12 @@ def build_scann(
     """Builds an index shard by shard, or opens a finished one.
 
     Args:
-        embeddings: of the passages, row-aligned.
+        embeddings: row-aligned embeddings of the passages.
         directory: where the index goes.
-        fingerprints: of the embeddings, recorded in the index.
+        fingerprints: fingerprints of the embeddings, recorded in the index.
         config: how it is built.
-        sample_queries: queries that recall is measured on; without them, passages, which are
-            distributed differently: give queries where there are some.
+        sample_queries: queries that recall is measured on; without any, it is measured on passages,
+            which are distributed differently.
 
     Raises:
         ConfigError: no passages.
@@ -179,7 +182,7 @@ def build_scann(
         directory,
         num_passages=num_passages,
         shard_passages=config.shard_passages,
-        resident_bytes=32 << 30,
+        resident_bytes=_RESIDENT_BYTES,
     )
     if sample_queries is not None and len(sample_queries):
         queries, measured_on = sample_queries, "queries"

@@ -1,4 +1,4 @@
-"""The shards of a ScaNN index: how each is built, how large it is, and searching all of them."""
+"""The shards of a ScaNN index: their sizes, how each is built, and a search of all of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Structure(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class ScannConfig:
-    """How the index is built; everything has a default from the number of passages.
+    """How the index is built; defaults depend on the number of passages.
 
     Attributes:
         structure: brute force, hashed passages, or a tree of hashed passages.
@@ -46,9 +46,9 @@ class ScannConfig:
         training_passages: passages that leaves and codes are trained on.
         shard_passages: maximum passages per shard; one float32 shard is in memory during the build.
         recall_target: required share of the exact top k.
-        recall_k: k of the required share.
-        recall_queries: queries on which it is measured.
-        threads: for building; 0: all cores.
+        recall_k: k of that target.
+        recall_queries: number of queries on which recall is measured.
+        threads: threads that build the index; 0: one per core.
     """
 
     structure: Structure = Structure.AUTO
@@ -81,8 +81,8 @@ class SearchEffort:
     """How much of an index a search reads.
 
     Attributes:
-        leaves: leaves searched in each shard's tree; 0 where there is none.
-        reorder: candidates of each shard scored exactly; 0 where all are.
+        leaves: leaves searched in each shard's tree; 0 without a tree.
+        reorder: candidates of each shard that are scored exactly; 0 if all are.
         recall: share of the exact top `recall_k` found, measured when the index was built.
     """
 

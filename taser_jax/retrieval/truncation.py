@@ -32,12 +32,12 @@ def truncate(
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedEmbeddings:
-    """Embeddings cut as they are read.
+    """Embeddings that are truncated as they are read.
 
     Attributes:
-        whole: on disk.
-        dim: dimensions that are kept.
-        normalization: the model's.
+        whole: the embeddings on disk.
+        dim: number of dimensions kept.
+        normalization: the model's normalisation.
     """
 
     whole: Embeddings
@@ -79,11 +79,11 @@ class TruncatedEmbeddings:
 
 
 class TruncatedSearcher:
-    """Cuts whole query embeddings before it searches among truncated passages.
+    """Truncates query embeddings before it searches among truncated passages.
 
     Args:
-        searcher: of the truncated passages.
-        passages: what it searches.
+        searcher: searches the truncated passages.
+        passages: the truncated passages.
     """
 
     def __init__(self, searcher: Searcher, passages: TruncatedEmbeddings) -> None:

@@ -59,7 +59,7 @@ def test_the_lookup_trains_on_all_memories(mixture, tmp_path):
     assert len(joined) == 60
     rows = np.array([0, 47, 59])
     np.testing.assert_array_equal(
-        joined.passage_tokens(rows).ids, mixture.stores[1].passage_tokens(rows).ids
+        joined.passages.tokens(rows).ids, mixture.stores[1].passages.tokens(rows).ids
     )
     read = TokenStore.open(tmp_path / "joined").queries(*key)
     np.testing.assert_array_equal(read.ids, queries.ids)

@@ -66,7 +66,7 @@ def ranks_among(model_and_params, store, queries, pool):
         return np.asarray(encoded.embeddings, np.float64)
 
     scores = encode(queries.tokens(np.arange(len(queries))), Role.QUERY)
-    scores = scores @ encode(store.passage_tokens(np.array(pool)), Role.PASSAGE).T
+    scores = scores @ encode(store.passages.tokens(np.array(pool)), Role.PASSAGE).T
     golds = [pool.index(queries.positives[row][0]) for row in range(len(queries))]
     return 1 + (scores > scores[np.arange(len(golds)), golds, None]).sum(axis=1)
 

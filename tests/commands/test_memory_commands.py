@@ -108,7 +108,7 @@ def test_a_mixture_is_one_collection_in_which_equal_texts_are_one(world, mixture
     np.testing.assert_array_equal(mixture.documents_of("more"), np.arange(60))
     store = TokenStore.open(world.stores[1])
     chosen = np.array([3, 55, 20])
-    found, expected = mixture.tokens(chosen), store.passage_tokens(chosen)
+    found, expected = mixture.tokens(chosen), store.passages.tokens(chosen)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_array_equal(found.mask, expected.mask)
     # Rows of the joined index are the passages' own embeddings.

@@ -120,7 +120,7 @@ def test_vocabulary_and_token_store(small_world: SmallWorld):
     title, text = passages[5].title, passages[5].text
     title_ids, text_ids = vocabulary.encode([title, text])
     expected = [vocabulary.cls_id, *title_ids, vocabulary.sep_id, *text_ids][:31]
-    found = store.passage_tokens([5])
+    found = store.passages.tokens([5])
     assert found.ids[0, :31].tolist()[: len(expected)] == expected
     assert json.loads((small_world.token_store / "mixture.json").read_text())["weights"] == {
         "summary": 1.0,

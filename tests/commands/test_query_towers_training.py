@@ -97,7 +97,7 @@ def test_it_starts_as_the_tied_model_and_validates_every_task(
     for name, value in summary.validation.items():
         assert value == pytest.approx(validated[f"validation/{name}"], rel=1e-4), name
     one, several = load_model(tied_dir), load_model(tmp_path / "q_spec")
-    tokens = tiny_training.TokenStore.open(tiny_store_dir).passage_tokens(np.arange(8))
+    tokens = tiny_training.TokenStore.open(tiny_store_dir).passages.tokens(np.arange(8))
     for role, task in ((Role.QUERY, "first"), (Role.QUERY, "second"), (Role.PASSAGE, None)):
         np.testing.assert_allclose(
             several.encode_fn(role, task=task)(tokens), one.encode_fn(role)(tokens), atol=1e-5

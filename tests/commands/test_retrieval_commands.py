@@ -43,7 +43,7 @@ def test_encoding_agrees_with_the_model_text_by_text(
     tokens = TokenStore.open(small_world.token_store)
     model = load_model(model_dir)
     rows = np.array([0, 7, len(tokens) - 1])
-    whole = model.encode_fn(Role.PASSAGE)(tokens.passage_tokens(rows))
+    whole = model.encode_fn(Role.PASSAGE)(tokens.passages.tokens(rows))
     np.testing.assert_allclose(found.take(rows), whole, atol=1e-5)
     assert found.shape == (len(tokens), 32)
     assert found.fingerprints["model"] == model.fingerprint

@@ -1,4 +1,4 @@
-"""What a batch stream requires of the queries it trains on."""
+"""Checks of the queries that a batch stream trains on."""
 
 from __future__ import annotations
 

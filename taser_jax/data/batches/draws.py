@@ -20,7 +20,7 @@ def take(lists: Ragged, rows: Int[np.ndarray, " queries"]) -> Ragged:
 def _places(
     lists: Ragged, rows: Int[np.ndarray, " queries"]
 ) -> tuple[Int[np.ndarray, " offsets"], Int[np.ndarray, " total"]]:
-    """Offsets of the packed lists of the given rows, and where their values are."""
+    """Offsets of the packed lists of the given rows, and the places of their values."""
     starts, lengths = lists.offsets[rows], lists.offsets[rows + 1] - lists.offsets[rows]
     offsets = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])

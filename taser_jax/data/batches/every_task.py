@@ -43,8 +43,9 @@ class TaskBatchingConfig:
     Attributes:
         total: queries of all tasks in a step.
         counted: over all devices or on each.
-        temperature: c of `task_batch_sizes`; 1 follows the sizes of the sets, large ones even out.
-        num_negatives: hard negatives per query: of every task, or task -> number.
+        temperature: c of `task_batch_sizes`; 1 is proportional to the sizes of the sets, and larger
+            values bring the tasks' shares closer together.
+        num_negatives: hard negatives per query: one number for all tasks, or task -> number.
         false_negatives: KEEP as in the papers, or MASK.
         positives: FIRST as in the papers, or SAMPLE.
         seed: 0 or more.
@@ -169,7 +170,7 @@ class TaskBatchStream:
     A task's batches are those of `BatchStream`: a pass is a permutation of its queries, and a
     smaller set starts another pass, reshuffled, while the others continue. Tasks do not share
     negatives. Query arrays are as long as their task's longest query. With buckets, each task has
-    its groups; a step in which one task's texts do not fit is padded to full length in all.
+    groups of its own; in a step where one task's texts do not fit, all are padded to full length.
 
     Args:
         store: the passages' tokens.
@@ -280,7 +281,7 @@ class TaskBatchStream:
         }
 
     def on_texts(self, states: OtherTexts) -> TaskBatchStream:
-        """The same batches, of states of frozen blocks in place of tokens."""
+        """The same batches, with states of frozen blocks in place of tokens."""
         stream = copy.copy(self)
         stream._streams = {task: one.on_texts(states) for task, one in self._streams.items()}
         return stream

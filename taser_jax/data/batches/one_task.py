@@ -64,14 +64,14 @@ class BatchStream:
     beginning complete its last batch, so that no batch repeats a query; the next pass shuffles
     again. A task with fewer queries than a batch repeats them within it (MASK only).
 
-    A query's hard negatives are its pool without duplicates and without its positives (under KEEP:
-    without those that may be trained on), shuffled anew each step, the first N taken; what the pool
-    lacks is filled with random passages of the store that are none of its positives.
+    A query's pool of hard negatives excludes duplicates and its positives (under KEEP: only those
+    that may be trained on). Every step shuffles the pool anew and takes the first N; if it has
+    fewer, random passages of the store that are none of the query's positives are added.
 
-    With buckets, texts are padded in groups of similar length: which texts share a batch, and their
-    order after `TokenGroups.place`, stay the same. All batches of a task have the same groups, laid
-    out for those of the first steps; later ones that do not fit are padded to full length. So there
-    is one shape per task and one more, at most.
+    With buckets, texts are padded in groups of similar length, which changes neither the texts of a
+    batch nor their order after `TokenGroups.place`. All batches of a task have the same groups,
+    chosen from the batches of the first steps; later batches that do not fit are padded to full
+    length. So there is at most one shape per task, and one more.
 
     Example:
         queries = store.queries("nq", "train")
@@ -83,8 +83,8 @@ class BatchStream:
         tasks: task -> queries to train on.
         config: how to draw.
         share: the part of each batch that this host makes.
-        teacher: embeddings to include in batches. A teacher's scores of hard negatives are
-            included for the queries that have them.
+        teacher: embeddings to include in batches. Teachers' scores of hard negatives are included
+            for the queries that have them.
         padding: the lengths to pad to.
 
     Raises:
@@ -195,7 +195,7 @@ class BatchStream:
         )
 
     def reseeded(self, seed: int) -> BatchStream:
-        """The same queries under another seed; everything that no seed changes is shared."""
+        """The same queries with another seed; shares everything that does not depend on it."""
         other = copy.copy(self)
         other.__dict__.pop("fingerprint", None)
         other.config = dataclasses.replace(self.config, seed=seed)
@@ -258,7 +258,7 @@ class BatchStream:
         return layouts
 
     def on_texts(self, states: OtherTexts) -> BatchStream:
-        """The same batches, of states of frozen blocks, or with documents, in place of tokens."""
+        """The same batches with states of frozen blocks, or queries with documents, for tokens."""
         stream = copy.copy(self)
         stream._passages = states.passages
         stream._queries = {task: states.of_queries(each) for task, each in self._tasks.items()}
@@ -367,7 +367,7 @@ class BatchStream:
         """Rows in the queue at a step, place by place: those of step s are in place s mod steps."""
         steps = self.config.queue_steps
         past = [step - 1 - (step - 1 - place) % steps for place in range(steps)]
-        # What an early step's places lack, the training state says.
+        # At the first steps some places are empty, which the training state records.
         return [self._past(max(earlier, 0)) for earlier in past]
 
     def _passage_rows(self, step: int) -> Int[np.ndarray, " passages"]:

@@ -38,8 +38,8 @@ class BatchingConfig:
         num_negatives: hard negatives per query.
         false_negatives: KEEP as in the papers, or MASK.
         positives: FIRST as in the papers, or SAMPLE.
-        queue_steps: the passages of so many last steps are negatives too, without gradients, as
-            far as they are none of the query's positives; 0 keeps no queue.
+        queue_steps: number of preceding steps whose passages are negatives too, without gradients,
+            unless they are positives of the query; 0 keeps no queue.
         seed: 0 or more.
         rates: task -> times its queries are seen per epoch; 1 by default.
     """

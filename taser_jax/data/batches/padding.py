@@ -48,19 +48,19 @@ class Texts(Protocol):
         """Real tokens of each text."""
 
     def tokens(self, rows: np.ndarray) -> EncoderInput:
-        """Tokens of the given rows, their states, or with documents, padded to one length."""
+        """The given rows, padded to one length: tokens, states, or queries with documents."""
 
 
 @runtime_checkable
 class OtherTexts(Protocol):
-    """What batches take in place of a token store's tokens: states, or queries with documents."""
+    """Texts that replace a token store's tokens in batches: states, or queries with documents."""
 
     @property
     def passages(self) -> Texts:
-        """Of all passages."""
+        """The texts of all passages."""
 
     def of_queries(self, queries: TokenizedQueries) -> Texts:
-        """Of these queries, whichever of their split they are."""
+        """The texts of these queries, which may be a part of their split."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Layout:
         two, of 8 and of 32 tokens.
 
     Attributes:
-        sizes: texts of each group, over all devices.
-        lengths: tokens of each, ascending.
+        sizes: number of texts in each group, over all devices.
+        lengths: tokens that the texts of each group are padded to, ascending.
     """
 
     sizes: tuple[int, ...]

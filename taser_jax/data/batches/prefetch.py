@@ -59,7 +59,7 @@ def _prefetched(
                     return
                 ready.put(put(make(step)))
         except BaseException as error:
-            # Every kind of exception: the reader would wait forever for a thread that died.
+            # Any exception: otherwise the reader would wait forever for a dead thread.
             ready.put(error)
 
     thread = threading.Thread(target=work, name="prefetch", daemon=True)

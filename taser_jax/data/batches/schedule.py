@@ -101,8 +101,8 @@ class Schedule:
         }
         self.steps_per_epoch = sum(self.batches_per_epoch.values())
         self._seed = seed
-        # Neighbouring steps are of at most two epochs; making an order is linear in the epoch's
-        # steps.
+        # Neighbouring steps belong to at most two epochs; making an order takes time linear in the
+        # steps of the epoch.
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
 
     def turn(self, step: int) -> Turn:

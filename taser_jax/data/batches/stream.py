@@ -13,7 +13,7 @@ from taser_jax.data.batches.padding import OtherTexts
 
 @runtime_checkable
 class Stream(Protocol):
-    """The batches of every step, a pure function of seed and step: of one task, or of each."""
+    """The batches of every step, for one task or for each: a pure function of seed and step."""
 
     @property
     def fingerprint(self) -> str:
@@ -31,7 +31,7 @@ class Stream(Protocol):
         """This host's share of the step's batches, by task."""
 
     def on_texts(self, states: OtherTexts) -> Stream:
-        """The same batches, of states of frozen blocks in place of tokens."""
+        """The same batches, with states of frozen blocks in place of tokens."""
 
     def query_rows(self, step: int) -> Mapping[str, np.ndarray]:
         """Rows of the queries in the step's global batches, by task."""

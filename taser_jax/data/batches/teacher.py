@@ -30,8 +30,8 @@ class ScoreTable:
     """A teacher's scores of the queries' positives and hard negatives, by (query, passage).
 
     Args:
-        queries: with a teacher's scores.
-        num_rows: passages of the store.
+        queries: queries with a teacher's scores.
+        num_rows: number of passages of the store.
     """
 
     def __init__(self, queries: TokenizedQueries, num_rows: int) -> None:

@@ -62,7 +62,7 @@ class PassageIndexWriter:
     def examples(
         self, passages: Iterable[Passage], empty: EmptyPassages
     ) -> Iterator[dict[str, str]]:
-        """TFDS examples of the passages, each recorded as it passes."""
+        """TFDS examples of the passages, which are recorded as they are read."""
         for passage in passages:
             if empty is not EmptyPassages.KEEP and not passage.text.strip():
                 if empty is EmptyPassages.SKIP:

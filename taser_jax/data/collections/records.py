@@ -1,4 +1,4 @@
-"""One ArrayRecord data set in TFDS's layout: written as a stream, published whole, read by row.
+"""One ArrayRecord data set in TFDS's layout: written as a stream, published at once, read by row.
 
 TFDS's own generator path is not used for writing: with `disable_shuffling` it puts every record in
 one shuffle bucket and sorts that bucket in memory at the end, which is too much for 21 million
@@ -8,10 +8,9 @@ passages. `tfds.core.SequentialWriter` appends to shards and writes the same fil
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import tensorflow_datasets as tfds
 from etils import epath
@@ -25,25 +24,13 @@ from taser_jax.artifacts import (
     storage_errors,
     write_json,
 )
+from taser_jax.data.blocks import in_blocks
 from taser_jax.errors import DataError
 
 FORMAT_VERSION = 1
 _STAGING = ".building"
 _BATCH = 2048
 logger = logging.getLogger("taser")
-T = TypeVar("T")
-
-
-def in_blocks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The items in lists of `size`; the last may be shorter.
-
-    Example:
-        >>> list(in_blocks("abc", 2))
-        [['a', 'b'], ['c']]
-    """
-    remaining = iter(items)
-    while block := list(itertools.islice(remaining, size)):
-        yield block
 
 
 class RecordDataset:

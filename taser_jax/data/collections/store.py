@@ -30,7 +30,7 @@ from taser_jax.records import Passage, Query
 
 SPLITS = ("train", "validation", "test")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# Folders are named after it, some with a suffix; file systems take 255 bytes.
+# Folders have this name, some with a suffix; file systems allow 255 bytes.
 _LONGEST_NAME = 200
 _BLOCK = 2048
 _PASSAGES_PER_SHARD = 1 << 18
@@ -187,7 +187,7 @@ class QuerySet:
 
 
 def list_tasks(data_dir: FilePath, collection: str) -> dict[str, list[str]]:
-    """Tasks of a collection with their splits, in alphabetical and in SPLITS order."""
+    """Tasks of a collection, in alphabetical order, with their splits, in the order of SPLITS."""
     root = collection_directory(data_dir, collection) / "queries"
     if not root.exists():
         return {}
@@ -331,7 +331,7 @@ def collection_directory(data_dir: FilePath, collection: str) -> epath.Path:
     """A collection's folder.
 
     Raises:
-        ConfigError: a name that is none.
+        ConfigError: an invalid name.
     """
     return epath.Path(data_dir) / _checked_name(collection, "collection")
 

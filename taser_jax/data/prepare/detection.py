@@ -1,4 +1,4 @@
-"""Which format the files of a folder have, from their names and first lines."""
+"""Detects the format of a folder's files from their names and first lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPLIT_WORDS = {"train": "train", "dev": "validation", "valid": "validation"} | 
     split: split for split in SPLITS
 }
 _WHOLE = "train+validation+test"
-# Words of file names that are not a task's.
+# Words of file names that are not part of a task's name.
 _OTHER_WORDS = {"queries", "questions", "query", "qa", "kilt", "dpr", "biencoder"}
 
 
@@ -35,7 +35,7 @@ class Format(enum.Enum):
 
 
 class _Role(enum.Enum):
-    """What a file is, by its first line."""
+    """The role of a file, detected from its first lines."""
 
     PASSAGES = "passages"
     DPR = "questions of DPR"
@@ -61,11 +61,11 @@ class DetectedFiles:
 
 
 def detect(directory: str | os.PathLike[str]) -> DetectedFiles:
-    """Looks at the files of a folder.
+    """Detects the format, passages, tasks and splits of the files in a folder.
 
     BEIR has a corpus.jsonl. KILT's queries are JSON lines with `input` and `output`, DPR's have
-    `question`, or are a `.qa.csv`; a TSV of two columns is queries where a file of judgements
-    belongs to it. The passages are the one TSV of three columns or more. Task and split are
+    `question`, or are a `.qa.csv`. A TSV of two columns holds queries if a file of judgements
+    belongs to it; the only TSV of three columns or more holds the passages. Task and split are
     words of a file's name, as in `nq-train.json` or `faq.validation.queries.tsv`; `dev` means
     validation, and a file without a task's name belongs to the task of the folder's name.
 
@@ -73,7 +73,7 @@ def detect(directory: str | os.PathLike[str]) -> DetectedFiles:
         directory: a local folder.
 
     Raises:
-        ConfigError: nothing of this, or several files of passages; lists what was found.
+        ConfigError: no known format, or several files of passages; lists what was found.
     """
     folder = pathlib.Path(directory)
     if not folder.is_dir():
@@ -107,7 +107,7 @@ def detect(directory: str | os.PathLike[str]) -> DetectedFiles:
 
 
 def _role(path: pathlib.Path) -> _Role | None:
-    """What a file's name and first lines say; None for something else."""
+    """The role of a file by its name and first lines; None if it has none of these roles."""
     name = path.name.removesuffix(".gz")
     if name.endswith(".qa.csv"):
         return _Role.DPR
@@ -134,7 +134,7 @@ def _role(path: pathlib.Path) -> _Role | None:
 
 
 def _words(path: str) -> tuple[str, str]:
-    """Task and split that a file's name holds; empty where it holds none."""
+    """Task and split in a file's name; an empty string for each that it does not have."""
     stem = pathlib.Path(path).name.split(".gz")[0].rpartition(".")[0]
     words = [word for word in re.split(r"[.\-]", stem.removesuffix(".qa")) if word]
     split = next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), "")

@@ -1,4 +1,4 @@
-"""Turns files of other formats into a collection with its query sets; a function per format."""
+"""Turns files of other formats into a collection with its query sets: one function per format."""
 
 from __future__ import annotations
 
@@ -248,8 +248,8 @@ def prepare_sources(
         sources: passages, in the order of their rows.
         tasks: task -> split -> questions.
         options: how to treat incomplete input.
-        read: reads a task's split; None goes by the file's name.
-        also: what else the result depends on, JSON-able.
+        read: reads a task's split; None chooses the reader by the file's name.
+        also: further inputs that the result depends on, JSON-able.
 
     Returns:
         Counts and fingerprints. The same call on the same files does nothing.

@@ -1,4 +1,4 @@
-"""From KILT's files to a collection with query sets and their official gold."""
+"""Turns KILT's files into a collection with query sets and their official gold."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def prepare_kilt(
         Counts and fingerprints. The same call on the same files does nothing.
 
     Raises:
-        ConfigError: both or none of `passages` and `knowledge_source`; options for other tasks.
+        ConfigError: both or neither of `passages` and `knowledge_source`; options for other
+            tasks than those of the queries.
         DataError: malformed input; names file:line, the field and the fix.
         StorageError: the disk is full or `data_dir` cannot be written.
     """
@@ -205,7 +206,7 @@ def _shared(
 def _sampled(
     read: Callable[[], Iterator[KiltQuery]], task: str, count: int | None
 ) -> Iterator[KiltQuery]:
-    """A sample of what is read, twice: ids first."""
+    """A sample of the queries; reads them twice, for the ids and for the sample."""
     if count is None:
         return read()
     kept = query_splits.sampled((query.id for query in read()), task=task, count=count)

@@ -45,7 +45,7 @@ class ProvenanceIndex:
         self._by_page: HashIndex | None = None
 
     def watch(self, passages: Iterable[KiltPassage]) -> Iterator[Passage]:
-        """The passages in row order, each recorded as it passes."""
+        """The passages in row order, which are recorded as they are read."""
         for row, one in enumerate(passages):
             self._has_spans = self._has_spans if row else one.span is not None
             self._pages.append(text_hash(one.passage.page_id))

@@ -11,7 +11,7 @@ from taser_jax.data.readers.kilt import Outputs
 from taser_jax.errors import ConfigError, check_fields
 
 VALIDATION = "validation"
-# Of one file that holds several splits.
+# Default shares of the splits of a file that holds several.
 SHARES = {"train": 0.8, VALIDATION: 0.1, "test": 0.1}
 
 
@@ -29,7 +29,7 @@ class KiltOptions:
         left_words: words kept before the mention.
         dialogue_turns: task -> number of last turns that are kept.
         shares: shares of the splits if one file has several.
-        task_shares: task -> shares of its splits, in place of `shares`.
+        task_shares: task -> shares of its splits, instead of `shares`.
         validation_last: number of queries at the end of a file with several splits that are its
             validation split, instead of a share (TACO-DR: the last 500 of each training file); 0
             uses the shares.

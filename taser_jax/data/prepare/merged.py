@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from taser_jax.artifacts import FilePath
-from taser_jax.data.id_index import text_hash
+from taser_jax.data.id_index import hash_share
 from taser_jax.data.prepare import query_splits
 from taser_jax.data.prepare.formats import prepare_sources
 from taser_jax.data.prepare.kilt_options import SHARES
@@ -20,8 +20,6 @@ from taser_jax.data.readers.located import Context, Question
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.records import EmptyPassages, Passage
 from taser_jax.settings import to_plain
-
-_HASHES = float(1 << 64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +38,10 @@ class KiltFiles:
 
 @dataclasses.dataclass(frozen=True)
 class BeirFolder:
-    """A BEIR folder, the queries of which are one task, called as the folder is in `sources`.
+    """A BEIR folder; its queries are one task, named by the folder's key in `sources`.
 
     Attributes:
-        directory: with corpus.jsonl, queries.jsonl and qrels/.
+        directory: the folder with corpus.jsonl, queries.jsonl and qrels/.
     """
 
     directory: FilePath
@@ -55,11 +53,12 @@ class MergeOptions:
 
     Attributes:
         strictness: treatment of empty passages, missing positives and queries without any; share of
-            training queries for validation, where a task comes without.
-        shares: shares of the splits where one file has several.
+            training queries that become the validation split of a task without one.
+        shares: shares of the splits if one file has several.
         task_shares: task -> shares of its splits, in place of `shares`.
-        distractors: share of the passages that are no query's positive, chosen by a hash of their
-            ids; below 1 the collection is smaller and every positive is still in it.
+        distractors: share of the passages that are kept although no query has them as a positive,
+            chosen by a hash of their ids. Below 1 the collection is smaller and still has every
+            positive.
     """
 
     strictness: PrepareOptions = PrepareOptions()
@@ -208,7 +207,7 @@ def _passages_of(
     def some() -> Iterator[Passage]:
         gold = {id for one in queries for id in _positives(one.files)}
         for passage in read():
-            if passage.id in gold or text_hash(passage.id) / _HASHES < options.distractors:
+            if passage.id in gold or hash_share(passage.id) < options.distractors:
                 yield passage
 
     return PassageSource(label, path, some)

@@ -34,7 +34,7 @@ class PassageSource:
 
 
 class PassageMerger:
-    """Streams the passages of one or more files and records their ids in the collection.
+    """Streams the passages of one or more files, and records their ids in the collection.
 
     A single file is passed through unchanged: row = position in the file. Several files become one
     collection in which no two passages have the same title and text (ignoring white space and
@@ -104,7 +104,7 @@ class PassageMerger:
         return np.array(self._rows[label], np.int32)
 
     def resolver(self, store: PassageStore) -> PassageResolver:
-        """Looks up the files' ids in the collection; call it after the last passage."""
+        """A resolver of the files' ids in the collection; call this after the last passage."""
         return PassageResolver(store, self._rows_of_source)
 
 

@@ -43,7 +43,7 @@ def by_task_and_split(
     Args:
         given: a pattern, or task -> pattern or task -> split -> files. In `QuestionFiles`,
             `questions` is searched for, and the other files are those of the task and split found.
-        whole: the split of a file that is given, or found, without one; None: that is an error.
+        whole: the split of files that are given or found without one; None makes that an error.
 
     Returns:
         Task -> split -> files.

@@ -1,4 +1,4 @@
-"""Splits queries of one file by hash or position, equally on every machine."""
+"""Splits the queries of one file by hash or position, in the same way on every machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import TypeVar
 import numpy as np
 
 from taser_jax.data.collections.store import SPLITS
-from taser_jax.data.id_index import text_hash
+from taser_jax.data.id_index import hash_share, text_hash
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.records import Query
 
 Item = TypeVar("Item")
-_HASHES = float(1 << 64)
 
 
 def named_splits(name: str, where: str) -> tuple[str, ...]:
@@ -55,7 +54,7 @@ def split_of(id: str, *, task: str, splits: Sequence[str], shares: Mapping[str, 
         )
     if len(splits) == 1:
         return splits[0]
-    place = text_hash(f"{task}\t{id}") / _HASHES * sum(weights)
+    place = hash_share(f"{task}\t{id}") * sum(weights)
     for split, weight in zip(splits, weights, strict=True):
         if place < weight:
             return split
@@ -145,7 +144,7 @@ def divide_by_positives(
     parts: tuple[list[Query], list[Query]] = ([], [])
     for query in queries:
         held_out = bool(query.positives) and (
-            text_hash(f"positive\t{group(query.positives[0])}") / _HASHES < share
+            hash_share(f"positive\t{group(query.positives[0])}") < share
         )
         parts[held_out].append(query)
     return parts

@@ -93,7 +93,7 @@ class PrepareOptions:
 
 
 class IncompleteQuestions:
-    """Handles what is missing from a split's questions: counts and drops, keeps or refuses it.
+    """Counts what a split's questions lack, and drops, keeps or refuses such questions.
 
     Args:
         split: "train", "validation" or "test".
@@ -116,7 +116,7 @@ class IncompleteQuestions:
         self.counts["missing_positives"] += 1
 
     def keeps_without_positive(self, message: str, *, where: str, expected: str) -> bool:
-        """Counts a question without a positive; whether it is kept.
+        """Counts a question without a positive, and returns whether it is kept.
 
         Raises:
             DataError: the options demand a positive.
@@ -257,7 +257,7 @@ class QuestionMapper:
         return tuple(grades), () if set(relevance) <= {1} else relevance
 
     def _hard_negatives(self, question: Question, positives: Sequence[int]) -> tuple[int, ...]:
-        # As in DPR: a question without hard negatives falls back to its other negatives.
+        # As in DPR, a question without hard negatives falls back on its other negatives.
         rows = []
         for context in question.hard_negatives or question.negatives:
             row = self._row(context, question.where)

@@ -1,4 +1,4 @@
-"""The receipt of a prepared collection: what was made, and from which inputs."""
+"""The receipt of a prepared collection: its content and the inputs it was made from."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def write_without_positive(
 
 
 def already_prepared(data_dir: FilePath, collection: str, inputs: str) -> PreparedCollection | None:
-    """What was prepared from the same inputs before, if all of it still exists."""
+    """The collection prepared earlier from the same inputs, if all of it still exists."""
     receipt = epath.Path(data_dir) / collection / _RECEIPT
     if not receipt.exists():
         return None

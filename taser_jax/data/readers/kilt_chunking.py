@@ -22,7 +22,7 @@ def chunk_page(page: Page, *, max_tokens: int = 100) -> Iterator[KiltPassage]:
         7.0 "Bern is a city. Bears", 7.1 "live there."
 
     Args:
-        page: its first paragraph, the title, and its headings are skipped.
+        page: the page; its first paragraph (the title) and its headings are skipped.
         max_tokens: words per passage, separated by white space.
 
     Yields:

@@ -77,7 +77,7 @@ def _located(path: FilePath) -> Iterator[tuple[int, Passage]]:
 
 
 class _Concepts(xml.sax.handler.ContentHandler):
-    """Collects id, name and scope note of each concept; names of its terms are elsewhere."""
+    """Collects id, name and scope note of each concept, but not the names of its terms."""
 
     def __init__(self, where: str, place: xml.sax.xmlreader.Locator) -> None:
         super().__init__()

@@ -22,16 +22,15 @@ def read_passages(
 ) -> Iterator[Passage]:
     r"""Terms with a definition, as title and text; terms without one are left out.
 
-    JSON lines have `name` and `definition`, and perhaps `id`, which is otherwise the name with _
-    for spaces. Of OBO
-    the `[Term]` stanzas with `def:` are read, obsolete ones excepted.
+    JSON lines have `name`, `definition` and optionally `id`; without it, the id is the name with _
+    for spaces. In OBO files the `[Term]` stanzas with `def:` are read, except obsolete ones.
 
     Example:
         {"id": "DOID:4", "name": "disease", "definition": "A disease is ..."}
 
     Args:
-        path: OBO where the name ends in .obo or .obo.gz, else JSON lines; local or gs://.
-        empty: for the signature that readers share; a term without text is never a passage.
+        path: OBO if the name ends in .obo or .obo.gz, else JSON lines; local or gs://.
+        empty: has no effect, since terms without text are skipped; all readers have it.
 
     Yields:
         Passages in the file's order, as they are read.

@@ -1,7 +1,7 @@
 """Retrieval tasks in SeqIO's registries, and SeqIO's tasks and mixtures as retrieval tasks.
 
-Imported only where SeqIO is: a task needs it if it has preprocessors of its own, or if a module
-registers mixtures or tasks with SeqIO itself.
+Imported only if SeqIO is needed: by tasks with preprocessors of their own, and by modules that
+register mixtures or tasks with SeqIO itself.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SeqioTask(_RunBySeqio):
         return None
 
     def check_room(self, length: int) -> None:
-        """Refuses a length without room after the prompt, inside `use_data`.
+        """Refuses a length that leaves no room after the prompt; call it inside `use_data`.
 
         Raises:
             ConfigError: names the task.
@@ -190,7 +190,7 @@ def add_task(task: RetrievalTask, *, query_preprocessors: Sequence[Preprocessor]
 
 
 def add(item: RetrievalTask | CollectionPassages | RetrievalMixture) -> None:
-    """Registers what was registered without SeqIO."""
+    """Registers with SeqIO what was registered without it."""
     match item:
         case RetrievalTask():
             add_task(item)
@@ -227,7 +227,7 @@ def registered() -> set[str]:
 
 
 def find(name: str) -> SeqioMixture | SeqioTask | SeqioPassageTask | seqio.Task:
-    """A task or mixture of SeqIO's registries; a task over other texts as it is."""
+    """A task or mixture of SeqIO's registries; tasks over other texts are returned unchanged."""
     found = seqio.get_mixture_or_task(name)
     return SeqioMixture(found) if isinstance(found, seqio.Mixture) else _adapted(found)
 
@@ -241,7 +241,7 @@ def _adapted(task: seqio.Task) -> SeqioTask | SeqioPassageTask | seqio.Task:
 
 
 def _steps(task: seqio.Task) -> list[str]:
-    """What is done to a task's texts: its preprocessors' source and what is bound to them."""
+    """Descriptions of a task's preprocessors: their source code and bound arguments."""
     parts: list[str] = []
     for function in task.preprocessors:
         if isinstance(function, QueryTokenizer):

@@ -53,15 +53,15 @@ class MergedSource(QuerySource):
 
     @property
     def splits(self) -> Sequence[str]:
-        """Those of the task's own collection."""
+        """The splits in the task's own collection."""
         return self.original.splits
 
 
 def moved_tasks(collection: str, tasks: Sequence[QueryTask]) -> list[QueryTask]:
     """Tasks of several collections as tasks of a merged one; nothing is registered or written.
 
-    A task keeps its name in its collection; where several collections have one of that name, it
-    is `COLLECTION.TASK`.
+    A task keeps its name in its collection; if several collections have a task of that name, it
+    becomes `COLLECTION.TASK`.
 
     Example:
         tasks `train` of `a` and `b`, and `qa` of `b`, become `a.train`, `b.train` and `qa`.
@@ -84,19 +84,19 @@ def moved_tasks(collection: str, tasks: Sequence[QueryTask]) -> list[QueryTask]:
 def write_merged(tasks: Sequence[QueryTask]) -> None:
     """Writes the collection of `moved_tasks` and their queries, inside `use_data`.
 
-    Passages with the same title and text become one, whichever collections they are of: rows of
-    positives and hard negatives follow, two positives that became one count once with the higher
-    grade, and a hard negative that became a positive is dropped. The passages are in the order of
-    their collections' names. The same tasks over the same data change nothing.
+    Passages with the same title and text become one, also across collections, and the rows of
+    positives and hard negatives change accordingly: two positives that became one count once, with
+    the higher grade, and a hard negative that became a positive is dropped. Passages are in the
+    order of their collections' names. The same tasks over the same data change nothing.
 
     Args:
-        tasks: of one merged collection.
+        tasks: tasks of one merged collection.
 
     Raises:
         ConfigError: a collection of this name was prepared, not merged.
         DataError: a collection or its queries are not prepared.
         StorageError: the disk is full or the data folder cannot be written.
-        BusyError: another process merges the same.
+        BusyError: another process is merging the same collections.
     """
     sources = [task.source for task in tasks if isinstance(task.source, MergedSource)]
     moved = [
@@ -112,14 +112,14 @@ def merge_collections(data_dir: FilePath, name: str, collections: Sequence[str])
 
     Args:
         data_dir: folder of collections.
-        name: of the merged one.
-        collections: those that it is made of.
+        name: name of the merged collection.
+        collections: names of the collections to merge.
 
     Raises:
         ConfigError: a collection of this name was prepared, not merged.
         DataError: a collection is not prepared.
         StorageError: the disk is full or the data folder cannot be written.
-        BusyError: another process merges the same.
+        BusyError: another process is merging the same collections.
     """
     tasks = {label: list_tasks(data_dir, label) for label in collections}
     count = Counter(task for splits in tasks.values() for task in splits)
@@ -135,7 +135,7 @@ def merge_collections(data_dir: FilePath, name: str, collections: Sequence[str])
 
 @dataclasses.dataclass(frozen=True)
 class _Moved:
-    """One task's split in a merged collection: its name there, and where it is from."""
+    """One task's split in a merged collection: its name there, and its origin."""
 
     task: str
     split: str
@@ -161,7 +161,7 @@ def _merge(data_dir: FilePath, name: str, moved: Sequence[_Moved]) -> None:
         if before.get("inputs") == inputs and _is_intact(data_dir, name, before, moved):
             return
         _remove_former(directory, before, {one.name for one in moved})
-        # Before the rest, and without `passages`: a merging that was killed is known as one.
+        # Written first and without `passages`, so that an interrupted merge is recognised.
         content = {"format_version": _FORMAT_VERSION, "inputs": inputs}
         write_json(directory / MERGED_FILE, content)
         store, rows, merged = _write_passages(data_dir, name, stores)
@@ -232,7 +232,7 @@ def _is_intact(
 def _write_passages(
     data_dir: FilePath, name: str, stores: Mapping[str, PassageStore]
 ) -> tuple[PassageStore, dict[str, np.ndarray], int]:
-    """The merged passages; row by row of each collection, int32 [its passages]; those merged."""
+    """The merged passages; each collection's passages as rows of them; how many were merged."""
     merger = PassageMerger(
         [
             PassageSource(label, collection_directory(data_dir, label), store.iterate)
@@ -246,7 +246,7 @@ def _write_passages(
 
 
 def _with_rows(queries: QuerySet, task: str, rows: np.ndarray) -> Iterator[Query]:
-    """The queries of a task with the rows that theirs became."""
+    """The queries of a task, with rows of the merged collection."""
     for query in queries:
         grades: dict[int, int] = {}
         for row, grade in zip(
@@ -266,7 +266,7 @@ def _with_rows(queries: QuerySet, task: str, rows: np.ndarray) -> Iterator[Query
 
 
 def _remove_former(directory: epath.Path, before: Mapping[str, Any], present: set[str]) -> None:
-    """Removes query sets that an earlier mixture of this name had: their rows are of the past."""
+    """Removes query sets of an earlier mixture of this name, whose rows are no longer valid."""
     for name in sorted(set(before.get("inputs", {}).get("queries", ())) - present):
         path = directory / "queries" / name
         if (path / METADATA).exists():

@@ -1,4 +1,4 @@
-"""What is registered under which name: here, and in SeqIO's registries once it is imported."""
+"""The registry of names: here, and in SeqIO's registries once it is imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taser_jax.errors import ConfigError, how_to_install
 
 Registered = RetrievalTask | CollectionPassages | RetrievalMixture
 _here: dict[str, Registered] = {}
-# Those of them that SeqIO has.
+# Those that are in SeqIO's registries, too.
 _in_seqio: set[str] = set()
 
 
@@ -45,7 +45,7 @@ def check_free(name: str) -> None:
     """Refuses a name that is taken.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: the name is taken.
     """
     if name in all_names():
         raise ConfigError(
@@ -65,12 +65,12 @@ def remove(name: str) -> None:
 
 
 def seqio(needed_by: str) -> types.ModuleType:
-    """The module `in_seqio`, with all that is registered here in SeqIO's registries.
+    """The module `in_seqio`, after registering with SeqIO everything that is registered here.
 
-    What was removed there is forgotten here.
+    Names that were removed from SeqIO's registries are removed here.
 
     Args:
-        needed_by: what asks for it, for the message.
+        needed_by: what needs SeqIO, for the message.
 
     Raises:
         ConfigError: SeqIO or TensorFlow is not installed.
@@ -94,5 +94,5 @@ def seqio(needed_by: str) -> types.ModuleType:
 
 
 def _seqio_if_loaded() -> types.ModuleType | None:
-    """`in_seqio` if somebody has imported SeqIO: nothing can be registered there otherwise."""
+    """`in_seqio` if SeqIO has been imported; nothing can be registered there otherwise."""
     return seqio("SeqIO's registries") if "seqio" in sys.modules else None

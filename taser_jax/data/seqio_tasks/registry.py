@@ -78,8 +78,8 @@ def add_retrieval_task(
         prompt: token ids before its queries; never truncated.
         query_length: length in tokens of its queries in a token store, including special tokens and
             prompt; None means the store's.
-        source: where its queries come from, if they were not prepared: any SeqIO source whose
-            examples have `query`, `positives` (ids of passages) and perhaps `query_id` and
+        source: source of its queries, if they were not prepared: any SeqIO source whose examples
+            have `query`, `positives` (ids of passages) and optionally `query_id` and
             `hard_negatives`. `taser tokenize` writes them beside the collection.
         source_preprocessors: functions from data set to data set that give the source's examples
             these names.
@@ -177,15 +177,15 @@ def remove(name: str) -> None:
 def add_collection(
     data_dir: str | os.PathLike[str], collection: str, *, prompt: TaskPrompt = TaskPrompt()
 ) -> str:
-    """Registers all tasks of a prepared collection as they are, and a mixture of them.
+    """Registers all tasks of a prepared collection with default settings, and a mixture of them.
 
-    A task of a collection `faq` is `faq.what`, the mixture `faq`: the module that `taser tokenize`
-    otherwise imports is needed only for what differs from this. Registering again replaces both.
+    Task `what` of collection `faq` becomes `faq.what`, and the mixture is `faq`. A module for
+    `taser tokenize` to import is needed only for other settings. Registering again replaces all.
 
     Args:
         data_dir: folder of collections.
         collection: one that was prepared.
-        prompt: before the queries of all tasks.
+        prompt: prompt before the queries of all tasks.
 
     Returns:
         The mixture's name: the collection's.
@@ -217,11 +217,11 @@ def passages_task(collection: str) -> str:
 
 
 def find_mixture_or_task(name: str, *, where: str = "MIXTURE_OR_TASK_NAME") -> Any:
-    """A registered mixture, task or collection's passages; SeqIO's other tasks as they are.
+    """A registered mixture, task or collection's passages; other SeqIO tasks come unchanged.
 
     Args:
         name: the registered name.
-        where: what refers to it, for the message.
+        where: the setting that refers to it, for the message.
 
     Raises:
         ConfigError: the name is not registered; suggests the nearest.
@@ -278,12 +278,12 @@ def _registered_tasks(name: str) -> list[QueryTask]:
 
 
 def find_passages(name: str | None, collection: str, tasks: Sequence[QueryTask]) -> PassageTask:
-    """The registered passages of a collection; their usual form is registered if need be.
+    """The registered passages of a collection; registers their usual form if necessary.
 
     Args:
-        name: as registered; None for the collection's usual form.
-        collection: whose passages; the form of a merged collection's is that of the collections
-            that its tasks come from.
+        name: the registered name; None for the collection's usual form.
+        collection: the collection; passages of a merged one have the form of the collections that
+            its tasks come from.
         tasks: its retrieval tasks.
 
     Raises:
@@ -337,8 +337,8 @@ def mixture_rates(name: str, *, trained: Collection[str] | None = None) -> dict[
     context. A single task has weight 1.
 
     Args:
-        name: of the mixture or task.
-        trained: the tasks with a train split, whose size a rate may be a function of; None is all.
+        name: name of the mixture or task.
+        trained: the tasks with a train split, whose size a rate may depend on; None means all.
     """
     mixture = find_mixture_or_task(name)
     # Rates are of the tasks that are registered, not of those moved to a merged collection.
@@ -351,5 +351,5 @@ def mixture_rates(name: str, *, trained: Collection[str] | None = None) -> dict[
 
 
 def _is_plain(rate: object) -> bool:
-    """Whether a mixture needs no SeqIO for it; functions of a SeqIO task do."""
+    """Whether a rate works without SeqIO; functions of a SeqIO task do not."""
     return not callable(rate) or rate is number_of_queries

@@ -1,7 +1,7 @@
-"""What a registration says: a task of queries, a collection's passages, a mixture of tasks.
+"""Registered items: a task of queries, a collection's passages, a mixture of tasks.
 
-Plain descriptions, which need neither data nor SeqIO; both are looked up in the `use_data` context
-when texts become tokens.
+These are plain descriptions, which need neither data nor SeqIO; data and vocabulary are looked up
+in the `use_data` context when texts become tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from taser_jax.artifacts import fingerprint
-from taser_jax.data.collections.records import in_blocks
+from taser_jax.data.blocks import in_blocks
 from taser_jax.data.seqio_tasks.context import require_data
 from taser_jax.data.seqio_tasks.sources import PassageSource, QuerySource
 from taser_jax.data.text import preprocessors
@@ -32,7 +32,7 @@ class TokenizedQuery(NamedTuple):
 
 
 class Sized(Protocol):
-    """What a rate is a function of: our tasks, and SeqIO's."""
+    """The argument of a rate function: one of our tasks or of SeqIO's."""
 
     def num_input_examples(self, split: str) -> int | None:
         """Number of queries of a split."""
@@ -62,7 +62,7 @@ class QueryTask(Protocol):
 
     @property
     def description(self) -> str:
-        """Fingerprint of what is done to its texts."""
+        """Fingerprint of the preprocessing of its texts."""
         ...
 
     def num_input_examples(self, split: str) -> int | None:
@@ -74,7 +74,7 @@ class QueryTask(Protocol):
         ...
 
     def check_room(self, length: int) -> None:
-        """Refuses a length without room after the prompt, inside `use_data`."""
+        """Refuses a length that leaves no room after the prompt; call it inside `use_data`."""
         ...
 
     def tokenized(self, split: str, length: int) -> Iterator[TokenizedQuery]:
@@ -101,7 +101,7 @@ class PassageTask(Protocol):
 
     @property
     def description(self) -> str:
-        """Fingerprint of what is done to their texts."""
+        """Fingerprint of the preprocessing of their texts."""
         ...
 
     @property
@@ -116,13 +116,13 @@ class PassageTask(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalTask:
-    """A task of a collection whose texts take no code of their own.
+    """A task of a collection without preprocessors of its own.
 
     Attributes:
         name: the registered name.
         source: its queries.
-        normalization: of its queries.
-        prompt: before its queries.
+        normalization: normalisation of its queries.
+        prompt: prompt before its queries.
     """
 
     name: str
@@ -149,7 +149,7 @@ class RetrievalTask:
         return QuerySettings(self.normalization, tuple(self.prompt.ids(require_data().vocabulary)))
 
     def check_room(self, length: int) -> None:
-        """Refuses a length without room after the prompt, inside `use_data`.
+        """Refuses a length that leaves no room after the prompt; call it inside `use_data`.
 
         Raises:
             ConfigError: names the task.
@@ -224,12 +224,12 @@ class RetrievalMixture:
 
 
 def query_steps(normalization: QueryNormalization, prompt: TaskPrompt) -> list[str]:
-    """What is done to queries, for fingerprints."""
+    """Descriptions of the preprocessing of queries, for fingerprints."""
     return [f"normalization {normalization.value}", repr(prompt)]
 
 
 def passage_steps(titles: Titles) -> list[str]:
-    """What is done to passages, for fingerprints."""
+    """Descriptions of the preprocessing of passages, for fingerprints."""
     return [f"titles {titles.value}"]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from taser_jax.data.collections.records import in_blocks
+from taser_jax.data.blocks import in_blocks
 from taser_jax.data.collections.store import SPLITS, PassageStore, QuerySet
 from taser_jax.data.seqio_tasks.sources import PassageSource, QuerySource
 from taser_jax.data.seqio_tasks.tokenizers import with_tensors

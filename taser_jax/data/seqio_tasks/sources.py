@@ -1,14 +1,15 @@
 """Sources of the texts of retrieval tasks: query sets and passage stores, in row order.
 
-They need no SeqIO; `in_seqio` shows them to it.
+They do not need SeqIO; `in_seqio` wraps them for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from taser_jax.data.collections.store import (
     SPLITS,
@@ -52,15 +53,16 @@ class QuerySource:
 
 
 class OwnSource(QuerySource):
-    """Queries that any SeqIO source yields; their first use writes them beside the collection.
+    """Queries from any SeqIO source; their first use writes them beside the collection.
 
-    So every later command, BM25 and evaluation included, finds them as if they had been prepared.
+    All later commands, BM25 and evaluation included, then find them as if they had been prepared.
 
     Args:
         collection: the collection that they refer to.
         task: the task's name in it.
-        source: yields examples with `query`, `positives` (ids of passages, or one), and perhaps
-            `query_id` and `hard_negatives`; of its splits, train, validation and test count.
+        source: yields examples with `query`, `positives` (one or several ids of passages), and
+            optionally `query_id` and `hard_negatives`; only its splits train, validation and test
+            are used.
         preprocessors: functions from data set to data set that give its examples these names.
         query_length: tokens of its queries in a token store; None means the store's.
     """
@@ -80,15 +82,15 @@ class OwnSource(QuerySource):
 
     @property
     def splits(self) -> Sequence[str]:
-        """Those of the source that a token store can have."""
+        """The source's splits that a token store can have."""
         return [split for split in SPLITS if split in self._source.splits]
 
     def open(self, split: str) -> QuerySet:
-        """The query set of a split, written where it is not there yet.
+        """The query set of a split, which is written first if it does not exist yet.
 
         Raises:
-            DataError: an example without a query or positives, or with an id of no passage.
-            ConfigError: other queries are there under this name.
+            DataError: an example without a query or positives, or with an unknown passage id.
+            ConfigError: the task already has other queries.
         """
         data_dir = require_data().data_dir
         if (data_dir, split) not in self._written:
@@ -130,7 +132,7 @@ class OwnSource(QuerySource):
             )
 
 
-def _rows(store: PassageStore, ids: Any, where: str) -> tuple[int, ...]:
+def _rows(store: PassageStore, ids: npt.ArrayLike, where: str) -> tuple[int, ...]:
     found = []
     for id in map(_text, np.atleast_1d(np.asarray(ids, object))):
         row = store.find(id)
@@ -145,7 +147,7 @@ def _rows(store: PassageStore, ids: Any, where: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 

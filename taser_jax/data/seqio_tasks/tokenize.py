@@ -41,16 +41,16 @@ def tokenize_collection(
     passages: str | None = None,
     replace: bool = False,
 ) -> TokenStore:
-    """Makes the token store of a mixture's collection and tasks, or reuses an existing one.
+    """Makes the token store of a mixture's collection and tasks, or reuses a finished one.
 
-    A finished store from the same passages, queries, vocabulary, lengths and preprocessors
-    (compared by source) is reused; an unfinished one is replaced.
+    A finished store is reused if it was made from the same passages, queries, vocabulary, lengths
+    and preprocessors (compared by source code); an unfinished one is replaced.
 
     Args:
         data_dir: folder that holds collections.
-        mixture_or_task: the registered name; tasks of several collections make a merged one
-            of the mixture's name, beside them.
-        collection: in place of a mixture, a collection without queries, such as a memory.
+        mixture_or_task: the registered name; tasks of several collections are merged into a
+            collection with the mixture's name.
+        collection: instead of a mixture, a collection without queries, such as a memory.
         vocabulary: a vocabulary, or the path of one.
         query_length: length in tokens of queries, including special tokens, unless their task sets
             one.
@@ -85,7 +85,6 @@ def tokenize_collection(
         collection = tasks[0].source.collection
     passage_task = registry.find_passages(passages, collection, tasks)
     output_dir = pathlib.Path(output_dir)
-    lengths = {"query": query_length, "passage": passage_length}
     with use_data(data_dir=os.fspath(data_dir), vocabulary=vocabulary):
         work = _work(tasks, splits, os.fspath(data_dir))
         for task in tasks:
@@ -93,21 +92,15 @@ def tokenize_collection(
         if any(isinstance(task.source, MergedSource) for task in tasks):
             write_merged(tasks)
         store = passage_task.source.open()
-        inputs: dict[str, Any] = {
+        inputs = {
             "preprocessing_version": PREPROCESSING_VERSION,
             "mixture_or_task": mixture_or_task,
-            "lengths": lengths,
+            "lengths": {"query": query_length, "passage": passage_length},
             "vocabulary": vocabulary.fingerprint,
             "collection": store.fingerprint,
             "passages": {passage_task.name: passage_task.description},
-            "queries": {
-                f"{task.name} {split}": [task.description, task.source.open(split).fingerprint]
-                for task, split in work
-            },
+            **_query_inputs(work),
         }
-        # Only if there are any, so that stores of tasks without them stay valid.
-        if own := {task.name: n for task in tasks if (n := task.source.query_length) is not None}:
-            inputs["query_lengths"] = own
         reused = _reuse(output_dir, inputs, replace=replace)
         if reused is not None:
             return reused
@@ -158,6 +151,17 @@ def _work(
     return work
 
 
+def _query_inputs(work: Sequence[tuple[QueryTask, str]]) -> dict[str, Any]:
+    """What a store's queries are made from."""
+    queries = {
+        f"{task.name} {split}": [task.description, task.source.open(split).fingerprint]
+        for task, split in work
+    }
+    lengths = {task.name: length for task, _ in work if (length := task.source.query_length)}
+    # Only if there are any, so that stores of tasks without them stay valid.
+    return {"queries": queries, **({"query_lengths": lengths} if lengths else {})}
+
+
 def _write_queries(writer: TokenStoreWriter, task: QueryTask, split: str, length: int) -> None:
     own = task.source.query_length
     total = len(task.source.open(split))
@@ -182,7 +186,7 @@ def _reuse(output_dir: pathlib.Path, inputs: dict[str, Any], *, replace: bool) -
     """The finished store from these inputs, if it exists.
 
     Raises:
-        ConfigError: a store from other inputs is there, and is not to be replaced.
+        ConfigError: the directory has a store from other inputs, and `replace` is False.
     """
     if not (output_dir / METADATA).is_file():
         return None
@@ -205,7 +209,7 @@ def _reuse(output_dir: pathlib.Path, inputs: dict[str, Any], *, replace: bool) -
 def _another_store(
     directory: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> ConfigError:
-    """Says how the store that is there differs from the one that is asked for."""
+    """The error that names the differences between the existing store and the requested one."""
     old, new = flatten(store=found), flatten(store=wanted)
     names = [name for name in sorted(old | new) if old.get(name) != new.get(name)]
     changes = "; ".join(
@@ -225,7 +229,7 @@ def _another_store(
 def _another_name(
     directory: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> str:
-    """The store's name and what sets the other one apart: `tokens-442d64` by its vocabulary."""
+    """The store's name with what differs, such as `tokens-442d64` for another vocabulary."""
     lengths = wanted["lengths"]
     parts = {
         "mixture_or_task": wanted["mixture_or_task"] or directory.name,

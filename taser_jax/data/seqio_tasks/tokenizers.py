@@ -1,6 +1,7 @@
 """SeqIO preprocessors that turn the texts of retrieval tasks into token ids.
 
-The ids of `retrieval_task`, for tasks with preprocessors of their own and for SeqIO's users.
+They give the same ids as `retrieval_task`, for tasks with preprocessors of their own and for direct
+use with SeqIO.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ContextVocabulary(seqio.Vocabulary):
 
     @property
     def unk_id(self) -> int | None:
-        """Id of what has no pieces."""
+        """Id of text that has no pieces."""
         return require_data().vocabulary.unk_id
 
     @property

@@ -1,4 +1,4 @@
-"""BERT's tokenizer files of a Hugging Face directory: the one reader of them, in plain Python."""
+"""The only reader of BERT's tokenizer files in Hugging Face directories, in plain Python."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from etils import epath
 
 from taser_jax.artifacts import read_json
+from taser_jax.data.text.vocabulary_files import read_bytes
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.json_fields import JsonField, JsonType
 
@@ -58,7 +59,7 @@ _SPLITTING = {
     "strip_accents": ("strip_accents", "strip_accents"),
     "split_ideographs": ("tokenize_chinese_chars", "handle_chinese_chars"),
 }
-# What every tokenizer.json of a BERT says; there is no other of these here.
+# Values that every BERT's tokenizer.json has; others are not supported.
 _FIXED = {
     ("model", "type"): "WordPiece",
     ("model", "unk_token"): "[UNK]",
@@ -76,7 +77,8 @@ class WordSplitting:
 
     Attributes:
         lower_case: whether letters are lower-cased.
-        strip_accents: whether combining marks are removed; None: where letters are lower-cased.
+        strip_accents: whether combining marks are removed; None means only if letters are
+            lower-cased.
         split_ideographs: whether each CJK ideograph is a word (`tokenize_chinese_chars`).
     """
 
@@ -91,7 +93,7 @@ class WordSplitting:
 
     @property
     def unusual(self) -> dict[str, bool]:
-        """What differs from BERT's own two, cased and uncased; empty for these.
+        """Settings that differ from those of BERT's cased and uncased tokenizers; empty for these.
 
         Example:
             >>> WordSplitting(lower_case=True, strip_accents=False).unusual
@@ -107,10 +109,10 @@ class WordSplitting:
 
 @dataclasses.dataclass(frozen=True)
 class BertFiles:
-    """What a directory's tokenizer files say.
+    """The content of a directory's tokenizer files.
 
     Attributes:
-        pieces: in the order of their ids.
+        pieces: the pieces in the order of their ids.
         splitting: how texts become words.
         where: the file that the pieces came from.
     """
@@ -131,12 +133,12 @@ def read_bert_files(
     Args:
         directory: local or `gs://`.
         vocab_file: name of the file of pieces, which must exist; None: `vocab.txt`, if it exists.
-        lower_case: in place of what the files say.
+        lower_case: replaces the files' setting.
 
     Raises:
         DataError: neither file exists, one is damaged, they disagree, or there are more pieces than
             rows in the table that `config.json` describes.
-        ConfigError: a tokenizer that splits words otherwise than BERT's, or that has added tokens.
+        ConfigError: a tokenizer that splits words differently from BERT's, or has added tokens.
     """
     folder = epath.Path(directory)
     words, tokenizer_path = folder / (vocab_file or VOCAB_FILE), folder / TOKENIZER_FILE
@@ -172,14 +174,7 @@ def read_vocab_txt(path: str | os.PathLike[str]) -> list[str]:
         DataError: it cannot be read, or is not UTF-8.
     """
     try:
-        text = epath.Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise DataError(
-            f"cannot be read ({error})",
-            where=os.fspath(path),
-            expected="a vocabulary directory, a BERT vocab.txt or a SentencePiece .model",
-            fix="give its path, or make one with `taser vocab`",
-        ) from error
+        text = read_bytes(os.fspath(path)).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 ({error})", where=os.fspath(path)) from error
     # Not splitlines(): a piece may be one of the characters that it treats as line ends.
@@ -226,12 +221,12 @@ def piece_ids(pieces: Sequence[str], where: str) -> dict[str, int]:
 
 
 def check_rows(directory: str | os.PathLike[str], size: int, *, where: str) -> None:
-    """Refuses a vocabulary with ids beyond the table of the weights beside it.
+    """Refuses a vocabulary with ids beyond the embedding table of the weights in the directory.
 
     More rows than ids are fine: tables are padded.
 
     Args:
-        directory: may have a `config.json`.
+        directory: a directory that may have a `config.json`.
         size: number of ids.
         where: the vocabulary.
 
@@ -338,7 +333,7 @@ def _added_tokens(
 def _check_added(
     added: Iterator[tuple[str, str, int | None, bool]], ids: Mapping[str, int], where: str
 ) -> None:
-    """Special tokens among the pieces are ordinary text inside texts; others cannot be had here."""
+    """Refuses added tokens other than special tokens that are pieces (plain text inside texts)."""
     for place, content, id, special in added:
         if ids.get(content) == id and (special or content in SPECIAL_TOKENS):
             continue

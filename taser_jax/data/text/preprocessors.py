@@ -1,6 +1,6 @@
-"""From texts to token ids, in the same way for token stores and typed questions.
+"""Turns texts into token ids, in the same way for token stores and typed questions.
 
-`preprocessing_graph` has the same as TensorFlow graphs, for SavedModels.
+`preprocessing_graph` has the same functions as TensorFlow graphs, for SavedModels.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def passage_ids(
     """`[CLS] title [SEP] text [SEP]`, or `[CLS] text [SEP]` where the title is the empty string.
 
     The ids are those of Hugging Face's `tokenizers` for the pair (title, text), or for the text
-    alone: a title of nothing but blanks is a title of no tokens, with its [SEP]. What is too long
-    is truncated longest first; of an odd room the longer of the two has the odd token, and the
-    text where they are equal. With t and x tokens and room for r:
+    alone; a title of only blanks has no tokens but keeps its [SEP]. If title and text do not fit,
+    the longer of the two is truncated first; if the room for both is odd, the longer one gets the
+    odd token, or the text if they are equal. With t and x tokens and room for r:
     t' = min(t, max(r - x, ⌊(r + [t > x]) / 2⌋)), x' = min(x, r - t').
 
     Args:

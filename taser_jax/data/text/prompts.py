@@ -16,7 +16,7 @@ class Prompt(enum.Enum):
     NAME: the task's name and a separator, as in TACO-DR.
     MARKER: one token for the task's family, as in Maillard et al., 2021; coarser, since several
         tasks share a family.
-    TEXT: any text, as sentence-transformers models have it ("query: ").
+    TEXT: any text, as in sentence-transformers models ("query: ").
     """
 
     NONE = "none"
@@ -26,7 +26,7 @@ class Prompt(enum.Enum):
 
 
 class Family(enum.Enum):
-    """KILT's families of tasks; the value is the marker's text without spare pieces."""
+    """KILT's families of tasks; the value is the marker for vocabularies without spare pieces."""
 
     QUESTION_ANSWERING = "question answering"
     FACT_CHECKING = "fact checking"
@@ -46,7 +46,7 @@ class TaskPrompt:
     Attributes:
         kind: the kind of prompt.
         name: the task's name, for NAME.
-        text: what stands before each query, for TEXT.
+        text: the text before each query, for TEXT.
         family: the task's family, for MARKER: BERT's spare piece [unused1] for the first family,
             and so on; with vocabularies without such pieces, the family's name as ordinary text.
         separator: piece between name and query, such as "<extra_id_1>"; None is the vocabulary's

@@ -26,16 +26,16 @@ EXTRA_ID = re.compile(r"<extra_id_(\d+)>")
 class SentencePieceVocabulary:
     """Splits text with a SentencePiece model.
 
-    `encode` is the SentencePiece library. `encode_tf`, for programs without Python, gives the same
-    ids but where several ways to split a text have the same score.
+    `encode` uses the SentencePiece library. `encode_tf`, for programs without Python, gives the
+    same ids except where several ways to split a text have the same score.
 
     Our own vocabularies name their special pieces [PAD], [CLS] and [SEP], with the ids that
     SentencePiece calls pad, bos and eos. T5's model has only pad and eos, so `cls_id` is None and
     nothing is put before its texts.
 
     T5 has ids after those of its SentencePiece file: `<extra_id_N>`, the spans of its pre-training
-    (Raffel et al., 2020, section 3.1.4). As in SeqIO the first has the last id. They never come
-    from text: in a text, such a name is split like any other word.
+    (Raffel et al., 2020, section 3.1.4). As in SeqIO, the first has the last id. Text never yields
+    them: such a name in a text is split like any other word.
 
     Example:
         T5's 32,000 pieces and 100 extra ids: `<extra_id_0>` is 32,099, `<extra_id_99>` 32,000.

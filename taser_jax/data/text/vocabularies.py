@@ -112,12 +112,12 @@ def load_vocabulary(
             in the `tokenizer_config.json` or `tokenizer.json` beside it, else True.
         extra_ids: for a SentencePiece `.model`: number of ids after its own, T5's `<extra_id_N>`.
             None: as saved, else as in the `tokenizer_config.json` beside it, else 0.
-        rows: of the embedding table of the model that the ids are for; it may have more than ids.
+        rows: rows of the embedding table of the model that the ids are for, at least one per id.
 
     Raises:
         DataError: there is no vocabulary, it is damaged, or it has more ids than the weights beside
             it have rows, or than `rows`.
-        ConfigError: a tokenizer that splits words otherwise than any here, or has added tokens.
+        ConfigError: a tokenizer with an unsupported way of splitting words, or with added tokens.
         FingerprintError: the files are not the ones that were saved.
     """
     vocabulary = _load(os.fspath(path).rstrip("/"), lower_case, extra_ids)

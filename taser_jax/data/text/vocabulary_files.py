@@ -12,7 +12,7 @@ from taser_jax.json_fields import JsonField, JsonType
 
 METADATA = "vocabulary.json"
 FORMAT_VERSION = 1
-# Of vocabularies that split words otherwise than BERT's cased and uncased ones.
+# For vocabularies that split words differently from BERT's cased and uncased ones.
 UNUSUAL_SPLITTING_VERSION = 2
 SPLITTING = ("lower_case", "strip_accents", "split_ideographs")
 FIELDS = {
@@ -24,7 +24,7 @@ FIELDS = {
 
 
 def whole(text: str) -> str:
-    """The text with "?" for lone surrogates, which JSON can express and UTF-8 cannot."""
+    """The text with "?" for lone surrogates, which JSON can contain but UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

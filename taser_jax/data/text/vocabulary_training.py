@@ -13,7 +13,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from taser_jax.data.text.bert_files import SPECIAL_TOKENS
+from taser_jax.data.text.bert_files import MAX_WORD_CHARACTERS, SPECIAL_TOKENS
 from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabularies import Vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
@@ -21,9 +21,8 @@ from taser_jax.errors import ConfigError, DataError
 from taser_jax.progress import phase, track
 
 _MAX_ALPHABET = 1000
-_MAX_WORD_CHARACTERS = 100
 _MIN_SIZE = 64
-# SentencePiece sums over its threads in order: their number, not their timing, decides the result.
+# SentencePiece adds up its threads' results in order, so their number affects them, but not timing.
 _SENTENCEPIECE_THREADS = 16
 
 
@@ -118,7 +117,7 @@ def _count_words(texts: Iterable[str], lower_case: bool) -> collections.Counter[
     counts: collections.Counter[str] = collections.Counter()
     for text in texts:
         words = splitter.pre_tokenize_str(normalizer.normalize_str(text))
-        counts.update(word for word, _ in words if len(word) <= _MAX_WORD_CHARACTERS)
+        counts.update(word for word, _ in words if len(word) <= MAX_WORD_CHARACTERS)
     return counts
 
 

@@ -29,10 +29,10 @@ _BATCH = 1024
 class WordPieceVocabulary:
     """Splits text into BERT's word pieces.
 
-    `encode` is Hugging Face's `tokenizers`, except that "[CLS]" and the like in a text are ordinary
-    text. `encode_tf`, for programs without Python, gives the same ids but for 614 characters
-    (uncased; cased 150), nearly all newer than Unicode 3.2, that TensorFlow Text classifies
-    otherwise.
+    `encode` uses Hugging Face's `tokenizers`, except that "[CLS]" and the like in a text are
+    ordinary text. `encode_tf`, for programs without Python, gives the same ids except for 614
+    characters (uncased; cased 150), nearly all newer than Unicode 3.2, that TensorFlow Text
+    classifies differently.
 
     Example:
         vocabulary = WordPieceVocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##do"])
@@ -41,7 +41,7 @@ class WordPieceVocabulary:
     Args:
         pieces: the pieces in the order of their ids; "##" starts those that continue a word.
         lower_case: lower-case and strip accents, as BERT's uncased vocabularies require.
-        splitting: how texts become words, in place of `lower_case`.
+        splitting: how texts become words; replaces `lower_case`.
         where: file that the pieces came from, for messages.
 
     Raises:

@@ -52,7 +52,7 @@ class QueryNegatives:
     Attributes:
         rows: rows of the passage store, best first.
         scores: the scores they were mined by, parallel to the rows.
-        is_dropped: whether training leaves out the query, for want of a negative.
+        is_dropped: whether training leaves out the query because it has no negative.
         teacher: a teacher's scores; None where the file has none.
     """
 
@@ -84,9 +84,9 @@ def write_negatives(
         query_ids: one per query.
         rows: rows of the passage store for each query, best first; -1 (no result) is skipped.
         scores: parallel to `rows`.
-        metadata: common to all files of the directory; must have `collection_fingerprint` and
+        metadata: facts common to all files of the directory; must have `collection_fingerprint` and
             `source`.
-        facts: of this file alone, such as counts; go to `metadata.json` under its name.
+        facts: facts about this file, such as counts; stored in `metadata.json` under its name.
         dropped: ids of the queries that training leaves out.
         teacher: a teacher's scores of each query, whose rows then have no -1.
 
@@ -152,7 +152,7 @@ def read_metadata(directory: artifacts.FilePath) -> dict[str, Any]:
 
 
 def read_facts(directory: artifacts.FilePath, task: str, split: str) -> dict[str, Any]:
-    """The facts that `metadata.json` has of one task's split; empty if it has none."""
+    """The facts about one task's split in `metadata.json`; empty if there are none."""
     files = read_metadata(directory).get(_FILES, {})
     return files.get(negatives_path(directory, task, split).name, {})
 

@@ -2,7 +2,7 @@
 
     passages/states.npy                 [tokens of all passages, width]
     queries/<task>.<split>/states.npy   [tokens of all queries, width]
-    plan.json beside each               what they were made from
+    plan.json beside each               their sources
 
 Numbers are float32, or bfloat16 stored as uint16. Texts follow one another without padding; the
 token store knows their lengths.
@@ -32,7 +32,7 @@ class StateRows:
     """States of many texts, which `tokens` pads like a token array's ids.
 
     Attributes:
-        states: of all texts, one after another; may be memory-mapped. Shape [total, width].
+        states: states of all texts, one after another; may be memory-mapped. [total, width]
         starts: first state of each text. Shape [texts], int64.
         lengths: real tokens of each text. Shape [texts].
         length: tokens that texts are padded to.
@@ -102,7 +102,7 @@ class CachedStates:
     query_rows: Mapping[tuple[str, str], Mapping[str, int]]
 
     def of_queries(self, queries: TokenizedQueries) -> StateRows:
-        """The states of these queries, which may be any of their split."""
+        """The states of these queries, which may be a part of their split."""
         key = (queries.task, queries.split)
         rows = [self.query_rows[key][query_id] for query_id in queries.query_ids]
         return self.queries[key].take(np.array(rows, np.int64), length=queries.ids.shape[1])

@@ -17,13 +17,11 @@ import dataclasses
 import difflib
 import pathlib
 import urllib.parse
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 from taser_jax.artifacts import ARRAY_ERRORS, METADATA, FilePath, check_version, read_json
-from taser_jax.batch import Tokens
 from taser_jax.checksums import check_directory
 from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries
 from taser_jax.data.token_store.text_settings import PREPROCESSING_VERSION
@@ -74,7 +72,8 @@ class TokenStoreMetadata:
         fingerprint: fingerprint of everything in the store.
         format_version: version of the directory's layout.
         titles: value of a `Titles`; None if unknown.
-        preprocessing_version: how titles and texts became ids; `PREPROCESSING_VERSION` is today's.
+        preprocessing_version: version of the code that turned texts into ids; the current one is
+            `PREPROCESSING_VERSION`.
     """
 
     collection: str
@@ -97,7 +96,7 @@ class TokenStore:
 
     Example:
         store = TokenStore.open("workspace/tokens")
-        store.passage_tokens([3, 1]).ids.shape   # (2, passage_length)
+        store.passages.tokens([3, 1]).ids.shape   # (2, passage_length)
         store.queries("squad", "train").positives[0]
     """
 
@@ -135,10 +134,6 @@ class TokenStore:
 
     def __len__(self) -> int:
         return len(self.passages)
-
-    def passage_tokens(self, rows: Sequence[int] | np.ndarray) -> Tokens:
-        """Ids and mask of the given passages. Shape [rows, passage_length]."""
-        return self.passages.tokens(rows)
 
     def queries(self, task: str, split: str) -> TokenizedQueries:
         """One task's split.
@@ -202,11 +197,7 @@ def _load(path: pathlib.Path, mmap_mode: Literal["r"] | None = None) -> np.ndarr
     try:
         return np.load(path, mmap_mode=mmap_mode)
     except ARRAY_ERRORS as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: pathlib.Path, error: Exception) -> DataError:
-    return DataError(f"missing or damaged ({error})", where=str(path), fix=_REMAKE)
+        raise DataError(f"missing or damaged ({error})", where=str(path), fix=_REMAKE) from error
 
 
 def _open_tokens(folder: pathlib.Path, count: int) -> TokenArray:

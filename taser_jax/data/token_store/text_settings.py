@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-# A token store's ids depend on it beside its settings; raised when formatting changes. 2: passages
-# get the ids of Hugging Face's tokenizers, where a title is blank or longer than half the passage.
+# The ids of a token store depend on this version as well as on its settings; it is raised when
+# formatting changes. 2: passages get the ids of Hugging Face's tokenizers also where a title is
+# blank or longer than half the passage.
 PREPROCESSING_VERSION = 2
 
 

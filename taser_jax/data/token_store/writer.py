@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from taser_jax import artifacts, checksums
+from taser_jax.data.blocks import in_blocks
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries, id_dtype, pack_tokens
 from taser_jax.data.token_store.store import (
     QueriesEntry,
@@ -36,7 +37,7 @@ class TokenStoreWriter:
 
     Args:
         directory: created if missing; a finished store there becomes unfinished at once.
-        collection: see `TokenStoreMetadata`, also for the arguments after it.
+        collection: see `TokenStoreMetadata` for this and the next arguments.
         titles: whether passages have titles; None if unknown.
     """
 
@@ -105,7 +106,7 @@ class TokenStoreWriter:
             folder.mkdir(parents=True, exist_ok=True)
             with open(folder / "ids.npy", "wb") as file:
                 _write_header(file, (count, length), id_dtype(vocabulary_size))
-                for block in _blocks(token_lists, _BLOCK_ROWS):
+                for block in in_blocks(token_lists, _BLOCK_ROWS):
                     if done + len(block) > count:
                         raise DataError(f"more than {count} passages", where=str(folder))
                     names = [f"row {row}" for row in range(done, done + len(block))]
@@ -212,7 +213,7 @@ class TokenStoreWriter:
         return TokenStore.open(self.directory)
 
     def _check_rows(self, queries: TokenizedQueries) -> None:
-        """Negative rows are refused at once, rows beyond the last once the passages are counted."""
+        """Refuses negative rows, and notes the largest row for `finish` to check."""
         for kind, ragged in (
             ("positive", queries.positives),
             ("hard negative", queries.hard_negatives),
@@ -227,17 +228,6 @@ class TokenStoreWriter:
                     raise DataError(f"passage row {row}", where=where, expected="0 or more")
                 if row > self._largest_row[0]:
                     self._largest_row = (row, where)
-
-
-def _blocks(items: Iterable[Sequence[int]], size: int) -> Iterator[list[Sequence[int]]]:
-    block: list[Sequence[int]] = []
-    for item in items:
-        block.append(item)
-        if len(block) == size:
-            yield block
-            block = []
-    if block:
-        yield block
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: np.dtype) -> None:

@@ -123,7 +123,7 @@ def test_tokens_and_rates_are_those_of_the_merged_collection(data_dir, tmp_path)
     queries = store.queries("seas.qa", "train")
     assert queries.ids[:, 1].tolist() == [letters["b"], letters["c"]]
     assert [rows.tolist() for rows in queries.positives] == [[1, 0], [1]]
-    assert letters["g"] in store.passage_tokens([2]).ids
+    assert letters["g"] in store.passages.tokens([2]).ids
     mixture = json.loads((tmp_path / "tokens" / "mixture.json").read_text())
     assert mixture["weights"] == {"claims": 5.0, "hills.qa": 2.0, "seas.qa": 2.0}
     assert mixture["registered"]["seas_qa"] == "seas.qa"

@@ -62,7 +62,7 @@ def test_store_holds_what_the_texts_encode_to(settings, tmp_path):
     vocabulary = load_vocabulary(store.vocabulary_directory)
     assert vocabulary.fingerprint == store.metadata.vocabulary_fingerprint
     expected = encode_passages(PASSAGES, vocabulary, length=16)
-    found = store.passage_tokens(np.arange(len(PASSAGES)))
+    found = store.passages.tokens(np.arange(len(PASSAGES)))
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_array_equal(found.mask, expected.mask)
     assert store.passages.ids.dtype == np.uint16

@@ -40,7 +40,7 @@ def write(directory, passages=PASSAGES, query=(2, 5, 3), **changes):
 def test_reads_back_what_was_written(tmp_path):
     write(tmp_path).finish()
     store = TokenStore.open(tmp_path)
-    tokens = store.passage_tokens([2, 1])
+    tokens = store.passages.tokens([2, 1])
     np.testing.assert_array_equal(tokens.ids, [[2, 9, 8, 7, 3], [2, 3, 0, 0, 0]])
     np.testing.assert_array_equal(tokens.mask, [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
     assert tokens.ids.dtype == np.int32
@@ -61,7 +61,7 @@ def test_reads_back_what_was_written(tmp_path):
 def test_large_vocabularies_need_int32(tmp_path):
     writer = make_writer(tmp_path, vocabulary_size=70_000)
     writer.write_passages([[69_999]], count=1)
-    assert writer.finish().passage_tokens([0]).ids[0, 0] == 69_999
+    assert writer.finish().passages.tokens([0]).ids[0, 0] == 69_999
 
 
 def test_many_blocks_stream_in_order(tmp_path):
