@@ -153,7 +153,7 @@ def _known_lengths(given: Mapping[str, int] | None, store: TokenStore | None) ->
             "no lengths of queries and passages",
             where="TASK_FEATURE_LENGTHS",
             expected="{'query': 256, 'passage': 256}, or a token store",
-            fix="set TASK_FEATURE_LENGTHS in the recipe, or --gin.TOKEN_STORE=...",
+            fix="set TASK_FEATURE_LENGTHS in the recipe, or --gin.compile_recipe.token_store=...",
         )
     return given or {}
 
