@@ -20,7 +20,15 @@ from taser_jax.errors import ConfigError
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.hosts import writes
 from taser_jax.workflows.answers import answer, best_dense_row
-from taser_jax.workflows.compare_plan import Costs, FittedLength, default_steps, fit_length, plan
+from taser_jax.workflows.compare_plan import (
+    Costs,
+    FittedLength,
+    default_steps,
+    fit_length,
+    length_buckets,
+    padded_length,
+    plan,
+)
 from taser_jax.workflows.compare_project import ROWS, UNTRAINED, Project
 from taser_jax.workflows.stages import Stages
 from taser_jax.workflows.taser import keep_compiled_programs
@@ -207,8 +215,10 @@ def _measure(project: Project, sides: Mapping[str, FittedLength], batch_size: in
     model = read_model_config(str(directory))
     shutil.rmtree(directory)
     step = 1 / summary.steps_per_second
+    buckets = length_buckets(*sides.values())
+    query, passage = (padded_length(sides[side], buckets) for side in ("query", "passage"))
     # Queries, positives and hard negatives, forward and backward: three forward passes.
-    tokens = 3 * batch_size * (sides["query"].mean + 2 * sides["passage"].mean)
+    tokens = 3 * batch_size * (query + 2 * passage)
     return Costs(
         step_seconds=step,
         start_seconds=max(0.0, wall - _MEASURED_STEPS * step),

@@ -63,6 +63,23 @@ def length_buckets(*sides: FittedLength) -> list[int]:
     return sorted(length for length in wanted if length <= 0.75 * longest)
 
 
+def padded_length(side: FittedLength, buckets: Sequence[int]) -> float:
+    """Mean length that a side's texts are padded to in training.
+
+    Half of the texts are at most as long as the median, whose bucket is the shortest that holds it.
+
+    Example:
+        >>> padded_length(FittedLength(tokens=256, cut=0.0, mean=90.0, median=60), [32, 64])
+        160.0
+
+    Args:
+        side: the lengths of its texts.
+        buckets: of `length_buckets`.
+    """
+    shorter = min((length for length in buckets if length >= side.median), default=side.tokens)
+    return (min(shorter, side.tokens) + side.tokens) / 2
+
+
 def _rounded(tokens: int) -> int:
     return -(-tokens // _MULTIPLE) * _MULTIPLE
 
@@ -140,10 +157,11 @@ def plan(costs: Costs, *, steps: int, minutes: float | None, pretrained: bool) -
 
 
 def _estimated(costs: Costs, steps: int, frozen: int, rounds: int) -> Plan:
-    trained = 1 - frozen / costs.blocks
+    kept = frozen / costs.blocks
+    trained = 1 - kept
     trainings = costs.systems * rounds
-    # The untrained model has no frozen blocks: it is encoded in full.
-    encodings = trainings * trained + (frozen > 0) + costs.untrained
+    # The frozen blocks' states are computed once, for the untrained model, too.
+    encodings = kept + trained * (trainings + costs.untrained)
     seconds = (
         _OTHER_SECONDS
         + trainings * (costs.start_seconds + steps * costs.step_seconds * trained)

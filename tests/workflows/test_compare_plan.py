@@ -10,6 +10,7 @@ from taser_jax.workflows.compare_plan import (
     default_steps,
     fit_length,
     length_buckets,
+    padded_length,
     plan,
 )
 
@@ -43,6 +44,13 @@ def test_buckets_save_a_quarter_or_are_left_out():
     assert length_buckets(query, query) == []
 
 
+def test_half_of_the_texts_are_padded_to_the_bucket_of_the_median():
+    short, long = fit_length([10] * 20, longest=64), fit_length([40] * 80 + [200] * 20, longest=256)
+    assert padded_length(short, [16, 48]) == 16
+    assert padded_length(long, [16, 48]) == (48 + 208) / 2
+    assert padded_length(long, []) == 208
+
+
 def test_three_epochs_within_bounds():
     assert default_steps(320, 32) == 100
     assert default_steps(4000, 32) == 375
@@ -62,12 +70,13 @@ def test_without_a_budget_the_time_is_the_sum_of_the_parts():
         (30, 200, 0, 2, 880),
         # 60 + 2 x 30 + 3 x 120 s are fixed, a step of both rounds takes 2 s.
         (13, 150, 0, 2, 780),
-        # 90 steps would fit. With half of the blocks a step of both rounds takes 1 s; two
-        # halves of an encoding are saved, and the states cost one.
-        (11, 180, 3, 2, 660),
-        # One round: 60 + 30 + 2.5 x 120 s are fixed, a step takes half a second.
-        (7, 60, 3, 1, 420),
-        (2, 20, 3, 1, 400),
+        # 90 steps would fit. With half of the blocks a step of both rounds takes 1 s; the states
+        # cost half an encoding once, and three half encodings read them.
+        (11, 200, 3, 2, 560),
+        # 60 steps would fit. One round: 60 + 30 + 1.5 x 120 s are fixed, a step takes half a second.
+        (7, 200, 3, 1, 370),
+        (5, 60, 3, 1, 300),
+        (2, 20, 3, 1, 280),
     ],
 )
 def test_a_budget_costs_steps_then_blocks_then_a_round(
