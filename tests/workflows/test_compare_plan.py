@@ -73,7 +73,7 @@ def test_without_a_budget_the_time_is_the_sum_of_the_parts():
         # 90 steps would fit. With half of the blocks a step of both rounds takes 1 s; the states
         # cost half an encoding once, and three half encodings read them.
         (11, 200, 3, 2, 560),
-        # 60 steps would fit. One round: 60 + 30 + 1.5 x 120 s are fixed, a step takes half a second.
+        # 60 steps would fit. One round: 60 + 30 + 1.5 x 120 s are fixed, a step takes 0.5 s.
         (7, 200, 3, 1, 370),
         (5, 60, 3, 1, 300),
         (2, 20, 3, 1, 280),
