@@ -17,6 +17,7 @@ from taser_jax.interop.leaves import (
     params_from_tensors,
     params_to_tensors,
 )
+from taser_jax.interop.sizes import size_words
 from taser_jax.interop.tensors import Shapes, Tensors, listed, read_config
 from taser_jax.json_fields import JsonField, JsonType, checked_fields
 from taser_jax.models.bert import BertConfig
@@ -31,7 +32,7 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "relu": Activation.RELU,
 }
-# Sizes that arrays have.
+# Sizes that the shapes of arrays show.
 _SHAPING = ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "max_length", "type_vocab_size")
 # Our field -> Hugging Face's.
 _SIZES = {
@@ -43,7 +44,7 @@ _SIZES = {
     "max_length": "max_position_embeddings",
     "type_vocab_size": "type_vocab_size",
 }
-# Far above any BERT's: what is larger is damaged, and would take the machine's memory.
+# Far above those of any BERT: larger numbers are damaged and would fill the memory.
 _LARGEST = {
     "vocab_size": 10_000_000,
     "hidden_size": 65_536,
@@ -53,7 +54,7 @@ _LARGEST = {
     "max_position_embeddings": 10_000_000,
     "type_vocab_size": 1_000,
 }
-# Read first: another architecture has other fields.
+# Read first, since other architectures have other fields.
 _KIND_FIELDS = {
     "model_type": JsonField(JsonType.STRING),
     "architectures": JsonField(JsonType.LIST, items=JsonField(JsonType.STRING)),
@@ -175,18 +176,17 @@ def encoder_from_tensors(
     """
     tensors = _canonical(tensors, where)
     leaves = _checked_leaves(tensors, config, where, layers)
-    return params_from_tensors(
-        tensors, leaves, where=where, sizes=_size_words(config), fix=_SHAPES_FIX
-    )
+    sizes = size_words(config, _SHAPING)
+    return params_from_tensors(tensors, leaves, where=where, sizes=sizes, fix=_SHAPES_FIX)
 
 
 def check_shapes(
     shapes: Shapes, config: BertConfig, *, where: str, layers: Sequence[int] | None = None
 ) -> None:
-    """Refuses what `encoder_from_tensors` would, before any tensor is read.
+    """Refuses what `encoder_from_tensors` would refuse, before any tensor is read.
 
     Args:
-        shapes: of a checkpoint's tensors, by name.
+        shapes: shapes of a checkpoint's tensors, by name.
         config: the requested encoder.
         where: the checkpoint, for messages.
         layers: which of the checkpoint's blocks, from 0; None: the first `config.num_layers`.
@@ -195,21 +195,15 @@ def check_shapes(
         ConfigError: not a BERT, or a tensor's shape does not match `config`.
         DataError: tensors are missing or unexpected.
     """
-    shapes = _canonical(shapes, where)
+    shapes, sizes = _canonical(shapes, where), size_words(config, _SHAPING)
     for leaf in _checked_leaves(shapes, config, where, layers):
-        check_shape(
-            leaf, shapes[leaf.name], where=where, sizes=_size_words(config), fix=_SHAPES_FIX
-        )
-
-
-def _size_words(config: BertConfig) -> str:
-    return ", ".join(f"{name} {getattr(config, name)}" for name in _SHAPING)
+        check_shape(leaf, shapes[leaf.name], where=where, sizes=sizes, fix=_SHAPES_FIX)
 
 
 def _checked_leaves(
     names: Mapping[str, object], config: BertConfig, where: str, layers: Sequence[int] | None
 ) -> list[Leaf]:
-    """The encoder's leaves, all of them there and nothing more inside its blocks."""
+    """The encoder's leaves, after checking that its blocks have these tensors and no others."""
     if layers is None:
         layers = range(config.num_layers)
     leaves = _leaves(config, layers)

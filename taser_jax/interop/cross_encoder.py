@@ -18,8 +18,8 @@ class CrossEncoder:
     """A sequence classifier with one output, such as `cross-encoder/ms-marco-MiniLM-L6-v2`.
 
     Args:
-        directory: of a local checkpoint with its tokeniser; nothing is fetched.
-        max_length: tokens of query and passage together; longer passages are cut.
+        directory: directory of a local checkpoint with its tokeniser; nothing is downloaded.
+        max_length: maximum tokens of query and passage together; longer passages are truncated.
 
     Raises:
         ConfigError: PyTorch and transformers are not installed, or the classifier has several

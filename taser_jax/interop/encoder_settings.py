@@ -1,4 +1,4 @@
-"""Settings of an encoder beside its weights, from its sentence-transformers files."""
+"""Settings of an encoder that are not in its weights, from its sentence-transformers files."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _PASSAGE_PROMPTS = ("passage", "document", "search_document")
 
 @dataclasses.dataclass(frozen=True)
 class EncoderSettings:
-    """From token states to an embedding.
+    """How token states become an embedding, and the limits and prompt of texts.
 
     Attributes:
         pooling: how token states become one vector.
-        normalization: of that vector.
+        normalization: normalisation of that vector.
         max_length: maximum tokens per text; None if not recorded.
         query_prompt: text put before every query.
     """
@@ -55,14 +55,13 @@ def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
     """Reads modules.json and the files that it names.
 
     Args:
-        directory: of a checkpoint.
+        directory: the checkpoint's directory.
 
     Returns:
         The settings; None where the directory has no modules.json (a plain checkpoint).
 
     Raises:
-        ConfigError: a module, pooling or prompt for passages that a dual encoder here does not
-            have.
+        ConfigError: an unsupported module or pooling, or a prompt for passages.
         DataError: a file is missing or damaged.
     """
     modules_path = directory / MODULES_FILE
@@ -98,14 +97,14 @@ def _modules(path: pathlib.Path) -> list[Mapping[str, Any]]:
 
 
 def _name(module: Mapping[str, Any], path: pathlib.Path) -> str:
-    """The class of a module; packages have moved the classes, their names stayed."""
+    """The class name of a module; the classes have moved between packages under the same names."""
     if not isinstance(module.get("type"), str) or not isinstance(module.get("path"), str):
         raise DataError(f"module {dict(module)}", where=str(path), expected="'type' and 'path'")
     return module["type"].rpartition(".")[2]
 
 
 def _pooling(path: pathlib.Path) -> Pooling:
-    """The pooling of one mode; older files have one boolean per mode, newer ones name it."""
+    """The only pooling mode; older files have one boolean per mode, newer ones name the mode."""
     settings = read_json(path, fields=_POOLING_FIELDS)
     modes = [name for name in _POOLING_FLAGS if settings.get(name)]
     mode = settings.get("pooling_mode", [_POOLING_FLAGS[name] for name in modes])

@@ -65,11 +65,11 @@ def write_members(
     """Writes members.npz, confidence.json and confidence.py, which needs NumPy and these two.
 
     Args:
-        directory: where a model is exported to.
+        directory: directory of the export.
         params: layer -> kernel [members, in, out] and bias [members, out].
         temperature: T of the members' softmaxes.
-        k: passages of the specialist's list that they are over.
-        tasks: whose queries the members know.
+        k: number of passages of the specialist's list that the softmaxes are over.
+        tasks: tasks whose queries the members were trained on.
     """
     arrays = {
         f"{layer}/{name}": np.asarray(array)

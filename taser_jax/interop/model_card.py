@@ -27,7 +27,7 @@ from taser_jax.models.routing import Routing
 FORMAT_VERSION = 1
 CARD, METADATA = "README.md", "export.json"
 _VOCABULARY_FILE = "vocabulary.json"
-# What only a learned router reads.
+# Settings that have an effect only on a learned router.
 _ROUTER = ("router_input", "sequence_summary", "gate_sharing", "gate_gradient", "temperature")
 
 
@@ -52,8 +52,8 @@ def write_card(source: ExportSource, directory: pathlib.Path, texts: CardTexts) 
     """Writes README.md and export.json beside an export.
 
     Args:
-        source: what was exported.
-        directory: the export.
+        source: the exported model.
+        directory: directory of the export.
         texts: texts of its format.
     """
     (directory / CARD).write_text(card(source, texts), encoding="utf-8")
@@ -146,7 +146,7 @@ def _tokens(source: ExportSource) -> str:
         f"| passage | {passage} | {source.passage_length} |\n"
     )
     if settings.normalization is QueryNormalization.CURLY_APOSTROPHE:
-        rows += "\nOf a query's text, ’ has become ' before."
+        rows += "\nIn queries, ’ is replaced by ' before tokenisation."
     if settings.prompt:
         rows += f"\nThe prompt is the token ids {list(settings.prompt)}."
     if source.titles is Titles.OMIT:
@@ -173,7 +173,7 @@ def _model(source: ExportSource) -> str:
 
 
 def _used(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's settings without those that settings of the same model switch off."""
+    """A model's settings without those that its other settings switch off."""
     used = {name: value for name, value in config.items() if name != "format_version"}
     experts = used.pop("experts", {"num_experts": 1})
     if experts["num_experts"] > 1:
@@ -189,7 +189,7 @@ def _used(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
-    """Names with dots and values; None, which sets nothing, is left out."""
+    """(dotted name, value) pairs, without values that are None."""
     rows: list[tuple[str, object]] = []
     for name, part in value.items():
         if isinstance(part, Mapping):
@@ -240,7 +240,7 @@ def without_folders(config_text: str) -> str:
 
 
 def _without_folder(value: object) -> object:
-    """A fact without the folders of paths in it, as in the configuration."""
+    """A fact with paths reduced to their last part, as in the configuration."""
     if isinstance(value, str):
         return without_folders(repr(value))[1:-1]
     if isinstance(value, Mapping):

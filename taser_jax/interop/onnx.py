@@ -29,10 +29,10 @@ _OPSET = 18
 
 
 def check_packages() -> None:
-    """Refuses, before anything is computed, if the exporter is not installed.
+    """Checks, before anything is computed, that the exporter is installed.
 
     Raises:
-        ConfigError: naming the packages and the extra that has them.
+        ConfigError: naming the missing packages and the extra that installs them.
     """
     absent = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if absent:
@@ -48,8 +48,8 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
     """Writes model.onnx and tokenizer files, in query/ and passage/ where the two differ.
 
     The inputs are `input_ids` and `attention_mask`, int64 [batch, length], both sizes dynamic; the
-    output is `sentence_embedding`, float32 [batch, dim], with the model's pooling. PyTorch exports
-    it. The tokenizer of queries puts their prompt.
+    output is `sentence_embedding`, float32 [batch, dim], with the model's pooling. PyTorch writes
+    the model. The tokenizer of queries adds their prompt.
 
     Args:
         source: what to export.

@@ -27,8 +27,8 @@ def plain_encoder(
     the role's group.
 
     Args:
-        params: of the dual encoder.
-        config: of the dual encoder.
+        params: parameters of the dual encoder.
+        config: its configuration.
         role: the role.
         task: the task whose query tower to use, if tasks have their own.
 
@@ -58,19 +58,18 @@ def from_plain_encoders(
     """A dual encoder built from two plain BERTs: the inverse of `plain_encoder`.
 
     Separate towers get one each; the query towers of all tasks get the same one. For a tied encoder
-    the two must be equal, except in the feed-forwards of Det-R's specialised blocks: every expert
-    of a role's group is a copy of that role's. Experts of a learned router are all copies of one
-    feed-forward.
+    the two must be equal, except in the feed-forwards of Det-R's specialised blocks: there every
+    expert of a role's group is a copy of that role's feed-forward. Experts of a learned router are
+    all copies of one feed-forward.
 
     Args:
         query: parameters of the plain encoder of queries.
         passage: parameters of the plain encoder of passages.
         config: of the dual encoder.
-        params: of the dual encoder, for its tree; its routers, and its decoder over documents, are
-            kept.
+        params: parameters of the dual encoder; its routers and its decoder over documents are kept.
 
     Returns:
-        NumPy parameters, what is kept as in `params`.
+        NumPy parameters, except those kept from `params`.
 
     Raises:
         ConfigError: a tied parameter differs between the two, or the trees do not fit.

@@ -39,7 +39,7 @@ def pretrained_bert(
         source: a Hugging Face directory, or an id on its hub.
         num_layers: number of first blocks to keep; None keeps all.
         layers: blocks to keep, numbered from 0, in this order; instead of `num_layers`.
-        numerics: where dropout rates, dtype, rematerialisation and attention kernel come from.
+        numerics: source of dropout rates, dtype, rematerialisation and attention kernel.
 
     Raises:
         DataError: the source does not exist or is damaged.
@@ -49,7 +49,7 @@ def pretrained_bert(
     checkpoint = bert_config(directory)
     kept = _kept(checkpoint, num_layers, layers, where=str(source))
     found = dataclasses.replace(checkpoint, num_layers=len(kept))
-    # Before a model of these sizes is made: it would fill the memory if they were wrong.
+    # Checked before a model of these sizes is created: wrong ones could fill the memory.
     shapes = read_shapes(directory)
     if shapes is not None:
         check_shapes(shapes, found, where=str(directory), layers=kept)
@@ -64,13 +64,13 @@ def pretrained_bert(
 
 
 def pretrained_pooling(source: Source) -> Pooling:
-    """The pooling that a checkpoint's modules.json names; [CLS] for one that has none."""
+    """The pooling that a checkpoint's modules.json names; [CLS] without a modules.json."""
     settings = read_encoder_settings(fetch(source))
     return Pooling.CLS if settings is None else settings.pooling
 
 
 def pretrained_normalization(source: Source) -> Normalization:
-    """The normalisation that a checkpoint's modules.json names; none for one that has none."""
+    """The normalisation that a checkpoint's modules.json names; NONE without a modules.json."""
     settings = read_encoder_settings(fetch(source))
     return Normalization.NONE if settings is None else settings.normalization
 
@@ -99,7 +99,7 @@ def load_pretrained(
             as in exports with one encoder per role.
 
     Returns:
-        NumPy parameters of the same tree, and the routers of `params`.
+        NumPy parameters of the same tree, with the routers of `params`.
 
     Raises:
         DataError: a source does not exist or is damaged.

@@ -1,4 +1,4 @@
-"""The prompts of queries in exports: as texts where a text gives their ids, else as ids."""
+"""The prompts of queries in exports: as texts if a text yields their ids, else as ids."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.export_source import ExportSource
 
 QUERY, DOCUMENT = "query", "document"
-# sentence-transformers models say by these names what precedes passages.
+# Names that sentence-transformers models use for prompts of passages.
 _OF_PASSAGES = (DOCUMENT, "passage", "search_document")
 
 
 def prompt_text(ids: Sequence[int], vocabulary: WordPieceVocabulary) -> str | None:
-    """A text that gives these ids wherever it precedes another; None if there is none.
+    """A text that yields these ids when put before another; None if there is none.
 
     Example:
         >>> vocabulary = WordPieceVocabulary(
@@ -26,7 +26,7 @@ def prompt_text(ids: Sequence[int], vocabulary: WordPieceVocabulary) -> str | No
         True
 
     Args:
-        ids: of the prompt, without special tokens around it.
+        ids: the prompt's ids, without special tokens around it.
         vocabulary: the model's.
     """
     if not ids:
@@ -40,7 +40,7 @@ def prompt_texts(source: ExportSource) -> dict[str, str] | None:
     """sentence-transformers' `prompts`: "query", "document" and each task that has a text.
 
     Returns:
-        Name -> text; None where no text gives the ids of the exported queries' prompt.
+        Name -> text; None if no text yields the ids of the exported queries' prompt.
     """
     own = tuple(source.query_settings.prompt)
     vocabulary = load_vocabulary(source.vocabulary_dir) if own or source.prompts else None
@@ -59,5 +59,5 @@ def prompt_texts(source: ExportSource) -> dict[str, str] | None:
 
 
 def ids_before_queries(source: ExportSource) -> tuple[int, ...]:
-    """The prompt's ids, where no text gives them: the tokenizer of queries puts them."""
+    """The prompt's ids if no text yields them, so that the tokenizer must add them; else none."""
     return source.query_settings.prompt if prompt_texts(source) is None else ()

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from flax.traverse_util import unflatten_dict
 
-# There is no other Python access to the op of a StableHLO program; jax2tf uses the same.
+# The only Python access to the op that runs a StableHLO program; jax2tf uses it, too.
 from tensorflow.compiler.tf2xla.python import xla
 
 from taser_jax.batch import Role

@@ -43,7 +43,7 @@ _ROUTES = {"query": Role.QUERY, "document": Role.PASSAGE}
 def plain_paths(config: DualEncoderConfig, *, prompt: Sequence[int] = ()) -> Mapping[str, Role]:
     """Sub-directory -> role, for every plain BERT that a dual encoder is made of.
 
-    A prompt that the tokenizer puts before queries needs a tokenizer of their own.
+    If the tokenizer adds a prompt to queries, they need a tokenizer of their own.
 
     Example:
         >>> plain_paths(DualEncoderConfig(towers=Towers.SEPARATE))
@@ -92,11 +92,11 @@ def check_plain(config: ModelConfig, *, format: str) -> DualEncoderConfig:
 def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path) -> None:
     """Writes a directory for `SentenceTransformer(output_dir)`.
 
-    Its `encode_query` and `encode_document` give this model's embeddings. A query's prompt is in
-    `prompts`, by "query" and by the names of tasks; one of special tokens, which no text gives, is
-    put by the tokenizer of queries. If the roles have separate encoders or tokenizers,
-    `output_dir`/query and `output_dir`/passage can also be loaded separately, with transformers'
-    AutoModel and AutoTokenizer too.
+    Its `encode_query` and `encode_document` give this model's embeddings. The prompt of queries is
+    in `prompts`, under "query" and the names of tasks; if no text yields it because it has special
+    tokens, the tokenizer of queries adds it. If the roles have separate encoders or tokenizers,
+    `output_dir`/query and `output_dir`/passage can also be loaded separately, also with
+    transformers' AutoModel and AutoTokenizer.
 
     Args:
         source: what to export.
@@ -171,7 +171,7 @@ def _write_model(
     *,
     serves_both: bool,
 ) -> None:
-    """A model of sentence-transformers: BERT, pooling, and normalisation where the model has it."""
+    """Writes a sentence-transformers model: BERT, pooling, and normalisation if configured."""
     directory.mkdir(exist_ok=True)
     params = plain_encoder(source.params, config, role, task=source.task)
     tensors = encoder_to_tensors(params, config.bert)
@@ -211,7 +211,7 @@ def _write_model(
 
 
 def _prompts(source: ExportSource) -> dict[str, str]:
-    """Name -> text put before a query; empty texts where the tokenizer puts the prompt."""
+    """Name -> text before a query; the texts are empty if the tokenizer adds the prompt."""
     names = dict.fromkeys((*([source.task] if source.task else ()), QUERY, DOCUMENT), "")
     found = prompt_texts(source)
     return names if found is None else found

@@ -36,13 +36,14 @@ def check_sizes(
     differing = [name for name in names if getattr(checkpoint, name) != getattr(model, name)]
     if differing:
         raise ConfigError(
-            f"the checkpoint has {_sizes(checkpoint, differing)}",
+            f"the checkpoint has {size_words(checkpoint, differing)}",
             where=where,
-            expected=f"{_sizes(model, differing)}, as the model is configured",
+            expected=f"{size_words(model, differing)}, as the model is configured",
             fix="; ".join([fix, *(fixes[name] for name in differing if name in fixes)]),
         )
 
 
-def _sizes(config: object, names: Sequence[str]) -> str:
+def size_words(config: object, names: Sequence[str]) -> str:
+    """Fields of a configuration in words, such as "mlp_dim 24, num_layers 4"."""
     values = {name: getattr(config, name) for name in names}
     return ", ".join(f"{name} {getattr(v, 'value', v)}" for name, v in values.items())

@@ -33,8 +33,8 @@ _VOCABULARY_FIELDS = {
     "kind": JsonField(JsonType.STRING, required=True),
 }
 
-# How to use an export without taser_jax; `directory`, `ids` (int32) and `mask` (bool, True at real
-# tokens), both [batch, length], are the reader's.
+# How to use an export without taser_jax. The reader supplies `directory`, and `ids` (int32) and
+# `mask` (bool, True at real tokens), both [batch, length].
 LOAD_SNIPPET = """\
 import pathlib
 
@@ -94,10 +94,10 @@ ids[mask] = np.concatenate(rows)
 def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     """Writes `encode_query.stablehlo`, `encode_passage.stablehlo` and what they need.
 
-    The programs hold no weights: both take those of `params.safetensors`, under taser_jax's
+    The programs contain no weights: both take those of `params.safetensors`, under taser_jax's
     parameter paths. They run on cpu, cuda and tpu, for any batch size of 1 or more and any length
-    up to the position table's, or for T5 up to that of training. Texts are converted to ids
-    outside, by the vocabulary beside them.
+    up to that of the position table, or of training for T5. Texts are converted to ids outside the
+    programs, with the vocabulary beside them.
 
     Args:
         source: the model; learned routing is exported as at inference.

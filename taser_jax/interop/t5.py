@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -22,10 +22,12 @@ from taser_jax.interop.leaves import (
     params_from_tensors,
     weights,
 )
+from taser_jax.interop.sizes import size_words
 from taser_jax.interop.tensors import Shapes, listed
 from taser_jax.models.t5 import T5, T5Config
 
-# Sizes that arrays have.
+_T = TypeVar("_T")
+# Sizes that the shapes of arrays show.
 _SHAPING = (
     *("vocab_size", "embed_dim", "num_layers", "num_decoder_layers", "num_heads", "head_dim"),
     *("mlp_dim", "num_buckets"),
@@ -53,7 +55,7 @@ _PARTS = {
     },
 }
 _PROJECTIONS = {"query": "q", "key": "k", "value": "v", "out": "o"}
-# Copies of the table, the language-model head, and a table that old checkpoints have by mistake.
+# Ignored: copies of the table, the language-model head, a table of old checkpoints by mistake.
 _LEFT = re.compile(
     r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight|"
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
@@ -72,20 +74,16 @@ def t5_from_tensors(tensors: Mapping[str, np.ndarray], config: T5Config, *, wher
         ConfigError: not a T5, or shapes or numbers of layers do not match `config`.
         DataError: tensors are missing, have NaN, or are unexpected.
     """
-    tensors = dict(tensors)
-    if _TABLE not in tensors and _TABLE_ALIAS in tensors:
-        tensors[_TABLE] = tensors[_TABLE_ALIAS]
-    leaves = _checked_leaves(tensors, config, where)
-    return params_from_tensors(
-        tensors, leaves, where=where, sizes=_size_words(config), fix=_FIX_SIZES
-    )
+    tensors = _with_table(tensors)
+    leaves, sizes = _checked_leaves(tensors, config, where), size_words(config, _SHAPING)
+    return params_from_tensors(tensors, leaves, where=where, sizes=sizes, fix=_FIX_SIZES)
 
 
 def check_t5_shapes(shapes: Shapes, config: T5Config, *, where: str) -> None:
-    """Refuses what `t5_from_tensors` would, before any tensor is read.
+    """Refuses what `t5_from_tensors` would refuse, before any tensor is read.
 
     Args:
-        shapes: of a checkpoint's tensors, by name.
+        shapes: shapes of a checkpoint's tensors, by name.
         config: the requested T5.
         where: the checkpoint, for messages.
 
@@ -93,12 +91,16 @@ def check_t5_shapes(shapes: Shapes, config: T5Config, *, where: str) -> None:
         ConfigError: not a T5, or shapes or numbers of layers do not match `config`.
         DataError: tensors are missing or unexpected.
     """
-    shapes = dict(shapes)
-    if _TABLE not in shapes and _TABLE_ALIAS in shapes:
-        shapes[_TABLE] = shapes[_TABLE_ALIAS]
+    shapes, sizes = _with_table(shapes), size_words(config, _SHAPING)
     for leaf in _checked_leaves(shapes, config, where):
-        shape = shapes[leaf.name]
-        check_shape(leaf, shape, where=where, sizes=_size_words(config), fix=_FIX_SIZES)
+        check_shape(leaf, shapes[leaf.name], where=where, sizes=sizes, fix=_FIX_SIZES)
+
+
+def _with_table(named: Mapping[str, _T]) -> dict[str, _T]:
+    """The same, with the token table under its usual name."""
+    if _TABLE in named or _TABLE_ALIAS not in named:
+        return dict(named)
+    return {**named, _TABLE: named[_TABLE_ALIAS]}
 
 
 def _checked_leaves(names: Mapping[str, object], config: T5Config, where: str) -> list[Leaf]:
@@ -118,10 +120,10 @@ def _checked_leaves(names: Mapping[str, object], config: T5Config, where: str) -
 
 
 def t5_from_t5x(tree: Mapping[str, Any], config: T5Config, *, where: str) -> Params:
-    """Our parameters from a T5X tree, heads joined or not, layers scanned (axis 1) or not.
+    """Our parameters from a T5X tree, with heads joined or not, and layers scanned (axis 1) or not.
 
     Args:
-        tree: `target` of a T5X checkpoint; arrays that T5 does not have are ignored.
+        tree: `target` of a T5X checkpoint; other arrays than those of T5 are ignored.
         config: the requested T5; without decoder layers, the checkpoint's decoder is ignored.
         where: the checkpoint, for messages.
 
@@ -140,13 +142,13 @@ def t5_from_t5x(tree: Mapping[str, Any], config: T5Config, *, where: str) -> Par
     for leaf in leaves:
         name = "/".join(leaf.path)
         array = weights(flat[leaf.path], name, where)
-        # The oldest keep heads and their width as one axis.
+        # The oldest checkpoints join heads and their width in one axis.
         joined = leaf.tensor_shape[::-1] if leaf.inputs else leaf.shape
         if array.shape not in (leaf.shape, joined):
             raise ConfigError(
                 f"{name} has shape {array.shape}",
                 where=where,
-                expected=f"{joined}, for {_size_words(config)}",
+                expected=f"{joined}, for {size_words(config, _SHAPING)}",
                 fix=_FIX_SIZES,
             )
         params[leaf.path] = np.ascontiguousarray(array.reshape(leaf.shape))
@@ -200,7 +202,7 @@ def _stacks(config: T5Config) -> dict[str, int]:
 
 
 def unscanned(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with `layers_i` in place of an `encoder/encoder` with layers along axis 1."""
+    """The tree with `layers_i` instead of an `encoder/encoder` that has layers along axis 1."""
     result = dict(tree)
     for stack in ("encoder", "decoder"):
         inner = tree.get(stack, {})
@@ -257,10 +259,6 @@ def _missing(names: list[str], count: int, where: str) -> DataError:
         expected="all parameters of a T5 as configured",
         fix="download or copy the checkpoint again; an encoder alone has num_decoder_layers=0",
     )
-
-
-def _size_words(config: T5Config) -> str:
-    return ", ".join(f"{name} {getattr(config, name)}" for name in _SHAPING)
 
 
 def find(tree: PyTree, path: Path) -> Any:

@@ -27,7 +27,7 @@ _SIZES = {
     "num_buckets": "relative_attention_num_buckets",
     "max_distance": "relative_attention_max_distance",
 }
-# Far above any T5's: what is larger is damaged, and would take the machine's memory.
+# Far above those of any T5: larger numbers are damaged and would fill the memory.
 _LARGEST = {
     "vocab_size": 10_000_000,
     "d_model": 65_536,
@@ -44,7 +44,7 @@ _OPTIONAL = {
     "relative_attention_num_buckets",
     "relative_attention_max_distance",
 }
-# Read first: another architecture has other fields.
+# Read first, since other architectures have other fields.
 _KIND_FIELDS = {
     "model_type": JsonField(JsonType.STRING),
     "architectures": JsonField(JsonType.LIST, items=JsonField(JsonType.STRING)),
@@ -113,7 +113,7 @@ def t5_config(directory: pathlib.Path, **overrides: object) -> T5Config:
 def t5x_t5_config(tree: Mapping[str, Any], *, where: str, **overrides: Any) -> T5Config:
     """Infers the sizes from the arrays of a T5X checkpoint, plain or scanned.
 
-    What the arrays do not show, such as `max_distance`, has T5's value unless overridden.
+    Settings that arrays do not show, such as `max_distance`, have T5's values unless overridden.
 
     Args:
         tree: `target` of a T5X checkpoint.

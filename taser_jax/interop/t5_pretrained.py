@@ -35,8 +35,8 @@ def pretrained_t5(source: Source, *, numerics: T5Config = T5Config()) -> T5Confi
 
     Args:
         source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
-        numerics: where dropout rate, dtype, rematerialisation and `initialization` (how weights
-            are rescaled on loading) come from.
+        numerics: source of dropout rate, dtype, rematerialisation and `initialization` (how weights
+            are rescaled on loading).
 
     Raises:
         DataError: the source does not exist or is damaged.
@@ -111,9 +111,9 @@ class _Checkpoint:
 
     Attributes:
         config: its sizes.
-        read: gives the parameters, for the encoder alone or with the decoder.
+        read: reads the parameters of the encoder, or of encoder and decoder.
         where: its directory.
-        projection: kernel of a T5X dual encoder's projection.
+        projection: kernel of the projection, for a T5X dual encoder with one.
     """
 
     config: T5Config
@@ -127,7 +127,7 @@ def _open(source: Source) -> _Checkpoint:
     where = str(directory)
     if (directory / CONFIG_FILE).is_file() or not is_t5x_checkpoint(directory):
         config = t5_config(directory)
-        # Before a model of these sizes is made: it would fill the memory if they were wrong.
+        # Checked before a model of these sizes is created: wrong ones could fill the memory.
         shapes = read_shapes(directory)
         if shapes is not None:
             check_t5_shapes(shapes, config, where=where)

@@ -71,7 +71,7 @@ def read_t5x_checkpoint(directory: str | pathlib.Path) -> T5XCheckpoint:
     partitioning.
 
     Args:
-        directory: that of one step, or of a run, whose latest `checkpoint_<step>` is read.
+        directory: directory of one step, or of a run, whose latest `checkpoint_<step>` is read.
 
     Raises:
         DataError: no checkpoint, a TensorFlow checkpoint, missing or truncated files.
@@ -81,7 +81,7 @@ def read_t5x_checkpoint(directory: str | pathlib.Path) -> T5XCheckpoint:
 
 
 def is_t5x_checkpoint(directory: str | pathlib.Path) -> bool:
-    """Whether `read_t5x_checkpoint` is the reader for a directory."""
+    """Whether a directory has a checkpoint for `read_t5x_checkpoint`."""
     directory = pathlib.Path(directory)
     return _root(directory) is not None or bool(_steps(directory))
 
@@ -221,7 +221,7 @@ def _target(tree: PyTree, where: pathlib.Path) -> dict[str, Any]:
 
 
 def _leaf(node: object, directory: pathlib.Path, name: tuple[str, ...], version: int) -> np.ndarray:
-    """The array of a leaf: as it is, or from a zarr directory."""
+    """The array of a leaf: stored inline, or in a zarr directory."""
     if isinstance(node, str) and node.startswith(_PLACEHOLDER):
         # Orbax beside msgpack stored native bfloat16, whatever the tree's version.
         return _read_zarr(directory, node.removeprefix(_PLACEHOLDER), name)
@@ -256,13 +256,13 @@ def _stored_path(spec: dict[str, Any], name: tuple[str, ...]) -> str:
 
 
 def _read_zarr(directory: pathlib.Path, stored: str, name: tuple[str, ...]) -> np.ndarray:
-    # Of a path on the writer's machine or bucket, only the directory's name is useful.
+    # Only the last part of a path on the writer's machine or bucket is useful here.
     stored_path = pathlib.PurePosixPath(stored)
     relative = stored_path.name if stored_path.is_absolute() or ".." in stored else stored
     path = directory / relative
     parameter = "/".join(map(str, name))
     metadata_file = path / ".zarray"
-    # os.path's takes names of any length and character.
+    # Unlike pathlib's, this accepts names of any length and with any character.
     if not stored or not os.path.isfile(metadata_file):
         raise DataError(
             f"no zarr array for parameter {parameter}",
@@ -316,7 +316,7 @@ def _check_chunks(path: pathlib.Path, metadata: dict[str, Any], parameter: str) 
     ]
     total, files = math.prod(counts), sum(len(names) for _, _, names in os.walk(path))
     if total > files:
-        # Far too many to name, perhaps.
+        # There may be far too many to name.
         raise DataError(
             f"{total - files + 1:,} of {total:,} chunks of parameter {parameter} are missing",
             where=str(path),

@@ -23,12 +23,14 @@ PYTORCH = "pytorch_model.bin"
 PYTORCH_INDEX = "pytorch_model.bin.index.json"
 _WEIGHTS = (SAFETENSORS, SAFETENSORS_INDEX, PYTORCH, PYTORCH_INDEX)
 
-# safetensors' names of what NumPy holds; the others are those of quantised weights.
+# safetensors' names of the dtypes that NumPy has; quantised weights have others.
 _FLOATS, _OTHERS = ("F64", "F32", "F16", "BF16"), ("C64", "BOOL")
 _DTYPES = {*_FLOATS, *_OTHERS, *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
 _INDEX_FIELDS = {
     "weight_map": JsonField(JsonType.OBJECT, required=True, items=JsonField(JsonType.STRING))
 }
+
+_LISTED = 5
 
 Tensors = dict[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
@@ -57,11 +59,16 @@ def read_tensors(directory: pathlib.Path) -> Tensors:
         return _read_pytorch(directory / PYTORCH)
     if (directory / PYTORCH_INDEX).is_file():
         return _read_shards(directory / PYTORCH_INDEX, _read_pytorch)
-    raise missing_weights(directory)
+    raise DataError(
+        "no weights in this directory",
+        where=str(directory),
+        expected=f"one of {', '.join(_WEIGHTS)}",
+        fix="give the directory that the model's save_pretrained wrote",
+    )
 
 
 def read_shapes(directory: pathlib.Path) -> Shapes | None:
-    """Shapes of a checkpoint's tensors, of which no values are read; None if they would have to be.
+    """Shapes of a checkpoint's tensors; None if finding them would require reading the values.
 
     Raises:
         DataError: a missing shard, or a truncated or damaged file.
@@ -77,14 +84,14 @@ def read_shapes(directory: pathlib.Path) -> Shapes | None:
 def read_config(
     directory: str | pathlib.Path, *, fields: Mapping[str, JsonField]
 ) -> tuple[pathlib.Path, dict[str, Any]]:
-    """The `config.json` of a Hugging Face directory: its path, and what it holds.
+    """The `config.json` of a Hugging Face directory: its path and its content.
 
     Args:
-        directory: the checkpoint's.
-        fields: what its fields must be.
+        directory: the checkpoint's directory.
+        fields: types and bounds of its fields.
 
     Raises:
-        DataError: there is none, it is no JSON object, or a field is not what it must be.
+        DataError: there is none, it is not a JSON object, or a field is invalid.
     """
     path = pathlib.Path(directory) / CONFIG_FILE
     if not path.is_file():
@@ -95,16 +102,6 @@ def read_config(
             fix="give the directory that the model's save_pretrained wrote",
         )
     return path, read_json(path, fields=fields)
-
-
-def missing_weights(directory: pathlib.Path) -> DataError:
-    """The error for a directory without weights."""
-    return DataError(
-        "no weights in this directory",
-        where=str(directory),
-        expected=f"one of {', '.join(_WEIGHTS)}",
-        fix="give the directory that the model's save_pretrained wrote",
-    )
 
 
 def _read_shards(
@@ -211,7 +208,7 @@ def _damaged(path: pathlib.Path, error: Exception) -> DataError:
     )
 
 
-def listed(names: Sequence[str], *, limit: int = 5) -> str:
+def listed(names: Sequence[str]) -> str:
     """The first few names, and the number of others."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

@@ -16,7 +16,7 @@ from taser_jax.data.text.vocabulary_files import METADATA
 from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
 from taser_jax.errors import ConfigError, DataError
 
-# Stands in a template for all ids of the prompt.
+# Represents all ids of the prompt in a template.
 _PROMPT = "[PROMPT]"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 _SPECIAL_TOKENS = {
@@ -38,18 +38,18 @@ def write_tokenizer(
 ) -> None:
     """Writes what transformers' AutoTokenizer reads, with the same ids as our vocabulary.
 
-    One text becomes `[CLS] prompt text [SEP]`, a pair `[CLS] title [SEP] text [SEP]`, cut longest
-    first, as `query_ids` and `passage_ids` do.
-    No token types are returned, since all of a text is of segment 0 here, and "[SEP]" and the
-    like inside a text are ordinary text, as in our vocabulary.
+    One text becomes `[CLS] prompt text [SEP]`, and a pair becomes `[CLS] title [SEP] text [SEP]`,
+    truncated longest first, as by `query_ids` and `passage_ids`. No token types are returned, since
+    all tokens are of segment 0. As in our vocabulary, "[SEP]" and the like inside a text are
+    ordinary text.
 
     Args:
         vocabulary_dir: the model's vocabulary.
         output_dir: an existing directory.
         max_length: maximum number of tokens of a text.
-        rows: of the model's embedding table.
-        prompt: ids before every single text, never cut. BertTokenizer knows none: with a prompt,
-            the class is transformers' general one.
+        rows: number of rows of the model's embedding table.
+        prompt: ids before every single text, never truncated. BertTokenizer has no prompts: with
+            one, the class is transformers' general one.
 
     Raises:
         DataError: the vocabulary is missing or damaged, or has more ids than there are rows.

@@ -40,8 +40,8 @@ class PydocsCollection:
     Attributes:
         passages: the corpus; `page_id` is the object's canonical name.
         queries: task -> split -> queries; positives are rows of `passages`.
-        checksum: over all passages and queries; equal for equal versions.
-        versions: of Python and of the packages that were read.
+        checksum: checksum of all passages and queries; equal for equal versions.
+        versions: versions of Python and of the packages that were read.
         unavailable: modules that could not be imported on this machine; they change the checksum.
     """
 
@@ -81,7 +81,7 @@ class PydocsCollection:
 
 
 def query_package(query_id: str) -> str:
-    """The package that a query counts under: the first part of its id."""
+    """The package that a query belongs to: the first part of its id."""
     return query_id.partition(":")[0]
 
 

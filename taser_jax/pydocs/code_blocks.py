@@ -1,4 +1,4 @@
-"""The code blocks of a docstring: their ends in the text, and which of them are Python."""
+"""Finds the code blocks of a docstring, and those of them that are Python."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _source(block: str) -> list[str]:
 
 
 def examples(blocks: list[str]) -> tuple[str, ...]:
-    """Blocks that are Python; those with prompts first, since literal blocks can be formulas."""
+    """The Python in the blocks; blocks with prompts first, since literal blocks can be formulas."""
     found = []
     for block in sorted(blocks, key=lambda b: ">>>" not in b):
         for source in _source(block):

@@ -18,10 +18,10 @@ from taser_jax.pydocs import walk
 from taser_jax.pydocs.parse import Element, ParsedDocstring, parse_docstring, words
 
 _MAX_ALIASES = 12
-# A text of at least this many words that more objects share does not distinguish them.
+# If more objects share a text of at least this many words, it does not distinguish them.
 _MIN_BOILERPLATE_WORDS = 8
-# What the child interpreter needs to find its packages and libraries; nothing else of the
-# environment can reach a docstring.
+# Variables that the child interpreter needs to find packages and libraries; nothing else of the
+# environment can affect a docstring.
 _ENVIRONMENT = (
     "HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE", "SYSTEMROOT",
     "VIRTUAL_ENV",
@@ -101,7 +101,7 @@ def _merge(records: list[dict[str, Any]]) -> Iterator[DocumentedObject]:
     for same in by_text.values():
         if len(same) > _MAX_ALIASES:
             continue
-        # Another package can re-export the text; the name is that of the original.
+        # Another package may re-export the object; the name is that of the original.
         first = min(same, key=lambda r: (_package_rank(r["name"]), *_canonical_order(r["name"])))
         yield DocumentedObject(
             name=first["name"],
@@ -169,6 +169,6 @@ def read_objects(
         )
     by_name: dict[str, DocumentedObject] = {}
     for item in _without_boilerplate(list(_merge(records))):
-        by_name.setdefault(item.name, item)  # a function can have the name of its module
+        by_name.setdefault(item.name, item)  # a function may have the name of its module
     objects = sorted(by_name.values(), key=lambda o: (_package_rank(o.name), o.name))
     return objects, tuple(sorted(failed))

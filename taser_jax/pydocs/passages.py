@@ -16,10 +16,10 @@ MIN_WORDS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """The passages, and the rows of each object's.
+    """The passages of all objects, and the rows of each object's passages.
 
     Attributes:
-        passages: of all objects, in their order; a passage's position is its row.
+        passages: all passages, in the order of their objects; a passage's position is its row.
         rows: for each object the rows of its passages; empty if too little text was left.
         element_rows: for each object and element the row that holds the element or, if it was
             cut, the row nearest to its position.

@@ -21,8 +21,8 @@ class Assignment:
 
     Attributes:
         split: one of `SPLITS` per object.
-        cluster: the number of each object's cluster; objects of one cluster say the same and share
-            their gold.
+        cluster: the number of each object's cluster; its texts are near-duplicates, and its objects
+            share their gold.
     """
 
     split: tuple[str, ...]

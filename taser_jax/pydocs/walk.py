@@ -55,7 +55,7 @@ def standard_library_roots() -> list[str]:
 
 
 def package_of(name: str) -> str:
-    """The package that a dotted name counts under: "numpy", ... or "python"."""
+    """The package that a dotted name belongs to: "numpy", ... or "python"."""
     root = name.partition(".")[0]
     return root if root in THIRD_PARTY else "python"
 

@@ -100,7 +100,7 @@ def test_a_card_says_what_is_done_to_texts(source):
     for line in (
         "| query | `[CLS] prompt text [SEP]` | 32 |",
         "| passage | `[CLS] text [SEP]` | 100 |",
-        "’ has become '",
+        "’ is replaced by '",
         "The prompt is the token ids [7, 3].",
         "without their titles",
     ):
