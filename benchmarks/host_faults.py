@@ -294,8 +294,8 @@ class HostTrials:
 def table(lines: Sequence[Mapping[str, Any]], seconds: float) -> str:
     """Markdown, a line for each fault."""
     rows = [
-        "| fault | host | kills | in the stage | other host ended with | by itself after at most "
-        "| told | restarted | same bits | left over |",
+        "| fault | host | kills | in the stage | other host ended with | after at most "
+        "| message | restarted | same bits | left over |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for kind in ("kill", *DISTURBANCES):
