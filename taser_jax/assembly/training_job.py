@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
@@ -65,7 +65,8 @@ def training_job(
     tasks: Sequence[str] | None,
     negatives_dirs: Sequence[str],
     feature_lengths: Mapping[str, int],
-    augment: Callable[..., Augmentation] | None,
+    augmentation_dir: str | None = None,
+    documents: int = 0,
 ) -> TrainingJob:
     """Reads and checks all inputs before anything is computed.
 
@@ -76,7 +77,8 @@ def training_job(
         tasks: tasks to train on; None means all of the token store with a train split.
         negatives_dirs: hard negatives instead of those in the token store, joined per query.
         feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
-        augment: opens the queries' documents for a token store; None where there are none.
+        augmentation_dir: documents of the queries, from `taser augment`; None trains without.
+        documents: documents fused with each query, K.
 
     Returns:
         The job, of which nothing is allocated on a device.
@@ -85,7 +87,11 @@ def training_job(
         ConfigError: settings that contradict each other.
         DataError: tasks or queries that are missing, negatives of other passages.
     """
-    augmentation = augment(store=store) if augment is not None and store is not None else None
+    augmentation = None
+    if augmentation_dir and store is not None:
+        augmentation = Augmentation.open(
+            augmentation_dir, per_query=documents, config=model, store=store
+        )
     if augmentation is not None and (training.states_dir or training.multitask is not None):
         raise ConfigError(
             "queries with documents, and cached states or a batch of every task",

@@ -74,7 +74,7 @@ def analyze(
         negatives_dirs: hard negatives from `taser mine`, as in training.
         config: what is measured.
         batching: sizes of the tasks' batches; should be those of the training.
-        objective: the loss's temperature; a routing regulariser is not part of sensitivities.
+        objective: the training's loss; its routing regulariser, if any, is left out.
         num_chunks: GradCache chunks of each batch, to bound memory.
         mesh: devices along each mesh axis.
 
@@ -119,7 +119,7 @@ def analyze(
     )
     with jax.set_mesh(partitioner.mesh):
         for model in models:
-            _tell(model, stream, config)
+            _log_memory_and_data(model, stream, config)
             draw = functools.partial(_draw, batches, model.name)
             program = programs[model.configuration]
             specialties, samples = _specialties(model, program.measure, draw, config)
@@ -239,8 +239,10 @@ def _count(sensitivities: Sensitivities, config: AnalysisConfig) -> dict[str, Le
     }
 
 
-def _tell(model: AnalyzedModel, stream: TaskBatchStream, config: AnalysisConfig) -> None:
-    """Logs the memory needed, and whether the batches are those of the training."""
+def _log_memory_and_data(
+    model: AnalyzedModel, stream: TaskBatchStream, config: AnalysisConfig
+) -> None:
+    """Logs the memory needed, and whether the batches differ from those of the training."""
     size = _FLOAT_BYTES * len(stream.tasks) * parameter_count(model.params)
     logger.info(
         "%s: %.2f GB of sensitivities and %.2f GB of moving averages over all devices",

@@ -1,4 +1,4 @@
-"""The checkpoints of an analysis: names, steps, parameters sharded over the mesh."""
+"""The models that `taser analyze` compares: their checkpoints, restored onto the mesh."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class AnalyzedModel:
     """One model directory and the steps to analyse.
 
     Attributes:
-        name: in tables and figures.
-        directory: that `taser train` wrote.
+        name: its name in tables and figures.
+        directory: the model directory, from `taser train`.
         model: the dual encoder.
         params: shapes, dtypes and shardings of its parameters.
-        steps: of the checkpoints, ascending.
-        configuration: of the model; models with equal configurations share compiled programs.
-        facts: of run.json.
+        steps: steps of the checkpoints to analyse, ascending.
+        configuration: its configuration as JSON; models with equal ones share compiled programs.
+        facts: content of run.json.
     """
 
     name: str
@@ -43,7 +43,7 @@ class AnalyzedModel:
     facts: Mapping[str, Any]
 
     def checkpoint(self, step: int) -> epath.Path:
-        """The directory of a step."""
+        """The directory of a step's checkpoint."""
         return model_directory.checkpoint_path(self.directory, step)
 
     def restore(self, step: int) -> PyTree:
@@ -61,9 +61,9 @@ def open_models(
     """Opens and checks all models; reads no parameters yet.
 
     Args:
-        model_dirs: name -> directory; or directories, whose last parts are then the names.
-        steps: of every model; None takes all checkpoints there are.
-        store: tokens; must be of the models' vocabulary.
+        model_dirs: name -> directory; or directories, each named after its last part.
+        steps: steps to analyse in every model; None means all checkpoints.
+        store: the token store; must have the models' vocabulary.
         partitioner: decides the shardings.
 
     Raises:

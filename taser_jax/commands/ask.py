@@ -38,12 +38,12 @@ def ask(
         collection: the collection.
         fusion_dir: from `taser fuse`, in place of the four above: its specialists answer together,
             and the confidence of each is printed below the question.
-        memory_dir: a mixture of memories, for a model that fuses documents: those behind each
-            question are printed below its answers, with memory, score and attention.
-        lookup_dir: the model that the memories were added with, which looks documents up.
-        documents: how many of them each question brings, K.
+        memory_dir: a mixture of memories, for a model that fuses documents: the documents fused
+            with each question are printed below its answers, with memory, score and attention.
+        lookup_dir: the model that looks documents up: the one that the memories were added with.
+        documents: documents fused with each question, K.
         query_length: maximum tokens per question; None means as in training.
-        task: its prompt, length and query encoder are used, if tasks differ.
+        task: task whose prompt, length and query encoder are used, where tasks differ.
         k: passages per question.
         step: step of the checkpoint; None means the best one.
 
@@ -63,9 +63,9 @@ def ask(
         )
     if fusion_dir is not None:
         fused = ask_fused(questions, fusion_dir, k=k, query_length=query_length, task=task)
-        for question, hits, sure in zip(questions, fused.hits, fused.confidence, strict=True):
-            told = ", ".join(f"{name} {w:.2f}" for name, w in zip(fused.names, sure, strict=True))
-            _show(question, hits, note=f"   w: {told}")
+        for question, hits, weights in zip(questions, fused.hits, fused.confidence, strict=True):
+            named = zip(fused.names, weights, strict=True)
+            _show(question, hits, note="   w: " + ", ".join(f"{name} {w:.2f}" for name, w in named))
         return [[hit.passage.id for hit in hits] for hits in fused.hits]
     if model_dir is None or index_dir is None or data_dir is None or collection is None:
         raise ConfigError(
@@ -82,7 +82,7 @@ def ask(
         query_length=query_length,
         step=step,
     )
-    behind: list[list[Source]] = [[] for _ in questions]
+    documents_of: list[list[Source]] = [[] for _ in questions]
     if memory_dir is None:
         found = retriever.search(questions, k=k)
     else:
@@ -93,10 +93,10 @@ def ask(
                 fix="give the model that `taser memory add` encoded them with",
             )
         memories = Memories(memory_dir, lookup_dir, documents, data_dir)
-        found, behind = ask_augmented(
+        found, documents_of = ask_augmented(
             questions, retriever, memories, k=k, task=task, query_length=query_length
         )
-    for question, hits, sources in zip(questions, found, behind, strict=True):
+    for question, hits, sources in zip(questions, found, documents_of, strict=True):
         _show(question, hits)
         _show_sources(sources)
     return [[hit.passage.id for hit in hits] for hits in found]

@@ -49,21 +49,21 @@ def augment(
 ) -> dict[str, int]:
     """Looks up the K best documents of each query in a mixture, by one exact search (equation 4).
 
-    Splits that the same model looked up in the same mixture are reused.
+    Splits that the same model has already looked up in the same mixture are reused.
 
     Args:
         memory_dir: the mixture, from `taser memory add` with this model.
         token_store: the queries' tokens.
         model_dir: the model that looks documents up, f_a.
-        output_dir: a folder `<task>.<split>/` for each split and, with `data_dir`, a run file.
+        output_dir: receives a folder `<task>.<split>/` and, with `data_dir`, a run file per split.
         data_dir: folder of the memories' collections, for documents' ids in runs (`memory:id`);
             None writes no run.
         tasks: tasks to use; None means all.
         splits: splits to use; None means all.
         k: documents per query.
-        excluded: memories that are passed over.
-        without_gold_of: the memory that the queries' positives are of, to leave each training
-            query's own positives out of its documents; None leaves them in, as the paper does.
+        excluded: memories that are not searched.
+        without_gold_of: the memory that holds the queries' positives; each training query's own
+            positives are then left out of its documents. None keeps them, as the paper does.
         config: sizes of batches.
         step: step of the checkpoint; None means the best one.
 
@@ -116,7 +116,7 @@ def augment(
 
 
 def mixture_without(mixture: Mixture, excluded: Sequence[str]) -> np.ndarray:
-    """Rows of the documents that are not of excluded memories."""
+    """Rows of the mixture's documents, without those of excluded memories."""
     if unknown := sorted(set(excluded) - set(mixture.names)):
         raise ConfigError(
             f"no memory {', '.join(unknown)}",
@@ -183,12 +183,12 @@ def _look_up(
 def _write_run(
     output_dir: str, task: str, split: str, lookup: Lookup, mixture: Mixture, data_dir: str
 ) -> None:
-    """The lookup as a run, whose ids are `memory:id`."""
+    """Writes the lookup as a run file with passage ids `memory:id`."""
     real = np.unique(lookup.rows[lookup.rows >= 0])
     ids = document_ids(mixture, real, data_dir)
     result = top_k(lookup.rows, lookup.scores, lookup.rows.shape[1])
     run = Run.of(lookup.query_ids, result)
-    # Rows of the run's own ids: reading all of the mixture's would take longer than searching.
+    # Renumbered to the documents found: reading the ids of all would take longer than searching.
     places = np.searchsorted(real, run.rows)
     compact = Run(
         run.query_ids, np.where(run.rows >= 0, places, NO_ROW).astype(np.int32), run.scores
@@ -197,7 +197,7 @@ def _write_run(
 
 
 def document_ids(mixture: Mixture, rows: np.ndarray, data_dir: str) -> list[str]:
-    """`memory:id` of documents."""
+    """Each document's `memory:id`."""
     stores = [PassageStore.open(data_dir, one.collection) for one in mixture.manifest.memories]
     places = zip(*mixture.places(rows), strict=True)
     return [f"{mixture.names[memory]}:{stores[memory].ids[row]}" for memory, row in places]

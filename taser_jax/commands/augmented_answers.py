@@ -1,4 +1,4 @@
-"""Typed questions to an end retriever with memories, and the documents behind each answer."""
+"""Answers typed questions with an end retriever that fuses documents from memories."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Memories:
 
     Attributes:
         memory_dir: the mixture.
-        lookup_dir: the model that looks them up, with which the memories were added.
-        documents: how many each question brings, K.
+        lookup_dir: the model that looks them up: the one that the memories were added with.
+        documents: documents fused with each question, K.
         data_dir: folder of the memories' collections.
     """
 
@@ -59,7 +59,7 @@ def ask_augmented(
         query_length: maximum tokens per question; None takes each model's own.
 
     Returns:
-        The best passages of each question, and the documents behind it, most attended first.
+        The best passages of each question, and the documents fused with it, most attended first.
 
     Raises:
         ConfigError: the model fuses no documents, or K is beyond the mixture.
@@ -93,5 +93,5 @@ def ask_augmented(
     encode = model.encode_fn(Role.QUERY, task=task)
     embeddings, _ = encode_rows(encode, texts, np.arange(len(questions)), config=config)
     attention = document_attention(model, texts, task=task, config=config)
-    behind = sources(mixture, found, attention, data_dir=memories.data_dir)
-    return retriever.search_embeddings(embeddings, k=k), behind
+    documents = sources(mixture, found, attention, data_dir=memories.data_dir)
+    return retriever.search_embeddings(embeddings, k=k), documents

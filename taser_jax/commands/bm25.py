@@ -37,7 +37,7 @@ def bm25(
         split: split of the queries.
         tasks: tasks to use; None means all that have the split.
         k: results per query.
-        config: parameters of the score.
+        config: parameters of BM25.
         own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
             the query's id is excluded from its results (BEIR's ArguAna).
 

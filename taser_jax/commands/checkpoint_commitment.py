@@ -1,6 +1,6 @@
 """Commitment between the checkpoints of a model, from moving averages, measured or saved.
 
-Each rate comes with that of noise under the same moving average.
+Beside each rate stands the rate of pure noise under the same moving average.
 """
 
 from __future__ import annotations

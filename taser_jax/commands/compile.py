@@ -75,8 +75,9 @@ def compile_recipe(
         feature_lengths: {"query": ..., "passage": ...}, tokens.
         num_slices: slices of the topology.
         task_sizes: task -> training queries, for recipes with a batch of every task.
-        documents: that each query brings, K, for models that fuse them; 0 compiles queries alone.
-        token_store: in place of `task_sizes` and `feature_lengths`, tokens to take them from.
+        documents: documents fused with each query, K, for models that fuse them; 0 compiles
+            queries alone.
+        token_store: token store to take `task_sizes` and `feature_lengths` from.
         tasks: tasks to train on, of those in the token store.
         encoding: batches of passages to encode; None compiles the training step alone.
         compiler_effort: full, as a training run gets, or quick.
@@ -93,6 +94,7 @@ def compile_recipe(
     jax.config.update("jax_platforms", "cpu")
     target = open_topology(topology, num_slices=num_slices)
     require_compiler(target)
+    documents = documents if model.fuses else 0
     store = open_store(token_store, dry_run=not token_store)
     program = make_program(
         model,
@@ -102,7 +104,7 @@ def compile_recipe(
         queries={} if store is None else training_queries(store, task_names=tasks),
         feature_lengths=_known_lengths(feature_lengths, store),
         task_sizes=task_sizes,
-        documents=documents if model.fuses else 0,
+        documents=documents,
     )
     with storage_errors(output_dir):
         output = epath.Path(output_dir) if output_dir else None
@@ -117,12 +119,7 @@ def compile_recipe(
         _training_report(reports, target, program, training, effort=compiler_effort)
         if encoding is not None:
             _encoding_reports(
-                reports,
-                target,
-                program,
-                encoding,
-                documents=documents if model.fuses else 0,
-                effort=compiler_effort,
+                reports, target, program, encoding, documents=documents, effort=compiler_effort
             )
     return [report for report in reports.all if isinstance(report, StepReport)]
 
@@ -196,7 +193,7 @@ def _training_report(
             smallest_batch=min(shape.queries for shape in shapes),
             needed=needed,
             available=available,
-            state_bytes=sum(map(_bytes_of_a_device, jax.tree.leaves(state))),
+            state_bytes=sum(map(_bytes_per_device, jax.tree.leaves(state))),
         ),
     )
 
@@ -303,7 +300,7 @@ def _report(
     )
 
 
-def _bytes_of_a_device(leaf: jax.ShapeDtypeStruct) -> int:
+def _bytes_per_device(leaf: jax.ShapeDtypeStruct) -> int:
     assert leaf.sharding is not None
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
@@ -325,13 +322,13 @@ def what_would_fit(
     """Settings to change, depending on what takes the memory.
 
     Args:
-        model: its rematerialisation.
-        training: its chunks.
+        model: the model that did not fit.
+        training: its training.
         partitioner: devices along each axis.
         smallest_batch: queries of the step's smallest batch.
-        needed: bytes per device.
-        available: bytes per device.
-        state_bytes: of `needed`, parameters and optimiser state.
+        needed: bytes that the step needs per device.
+        available: bytes that a device has.
+        state_bytes: the part of `needed` for parameters and optimiser state.
     """
     fixes = []
     room = available * _STATE_SHARE

@@ -59,16 +59,16 @@ def encode(
         query_splits: splits of the queries; None means all, [] none.
         step: step of the checkpoint; None means the best one.
         augmentation_dir: documents of the queries, from `taser augment`; for models that fuse them.
-        documents: how many of them each query brings, K.
-        attention: whether the attention that each document gets is kept beside the queries'
-            embeddings, for `taser search` to write with the results.
+        documents: documents fused with each query, K.
+        attention: whether to keep the attention that each document gets beside the queries'
+            embeddings; `taser search` can then write it with the results.
         shared_embeddings: embeddings by text that memories, encodings and trainings of one passage
             tower share, on one host; passages that it lacks are encoded into it. None encodes all.
         states_dir: states of the blocks that were frozen in the model's training, as `taser train`
             keeps them; None computes from tokens. States that are missing are made first.
-        frozen_blocks: blocks that these states are of, for a model that was not trained here; None
-            takes its training's.
-        states_dtype: of these states.
+        frozen_blocks: number of blocks that the states replace, for a model whose run.json does not
+            record it.
+        states_dtype: dtype of these states.
 
     Returns:
         Fingerprints of model, collection, vocabulary and the passages' tokens.
@@ -105,11 +105,12 @@ def encode(
         states, queries = augmentation, [augmentation.renamed(split) for split in queries]
     if states_dir:
         blocks = read_facts(model_dir).get("train_from_block", frozen_blocks or 0)
-        model = dataclasses.replace(model, model=model.model.clone(frozen_blocks=blocks))
+        module = model.model.clone(frozen_blocks=blocks)
+        model = dataclasses.replace(model, model=module)
         states = cached_states(
             states_dir,
             dtype=states_dtype,
-            model=model.model,
+            model=module,
             params=model.params,
             store=store,
             queries=queries,
@@ -146,7 +147,7 @@ def encode(
             )
             if augmentation_dir and attention and jax.process_index() == 0:
                 _keep_attention(model, augmentation, split, output_dir, config=config)
-        # No host continues with the index before the last shard is written.
+        # No host may go on to the index before the last shard is written.
         wait_for_all("passages and queries encoded")
     return fingerprints
 

@@ -162,7 +162,7 @@ def evaluate(
         config: how runs are scored.
         parameters: number of the model's parameters, for the table.
         dpr_results: also write DPR's results JSON (FiD-ready) for every task.
-        confidence_dir: lists/ of a fusion, whose confidences are added to that JSON.
+        confidence_dir: folder lists/ of a fusion; its confidences are added to that JSON.
         details: further columns of the row, name -> text.
         significance: the baseline of the table's tests; None tests nothing.
 
@@ -183,8 +183,8 @@ def evaluate(
         name = per_query.stem
         if dpr_results:
             path = pathlib.Path(output_dir) / "dpr_results" / f"{name}.json"
-            sure = None if confidence_dir is None else _confidences(confidence_dir, queries)
-            _write_dpr_results(path, run, queries, store, config, sure)
+            confidences = None if confidence_dir is None else _confidences(confidence_dir, queries)
+            _write_dpr_results(path, run, queries, store, config, confidences)
         if config.judge_of(task) is Judge.KILT:
             path = pathlib.Path(output_dir) / "kilt" / f"{name}.jsonl"
             write_kilt_predictions(path, run, queries, heads)
@@ -198,13 +198,22 @@ def evaluate(
         details=dict(details or {}),
     )
     write_result(pathlib.Path(output_dir) / "results", result)
-    # All of these tasks may be judged by pages only.
+    # A measure of passages has no value if all of these tasks are judged by pages only.
     measures = [
         name
         for name in config.measures
         if any(name in found.values for found in evaluations.values())
     ]
     write_table(output_dir, by_task=measures[-1], split=split, significance=significance)
+    _log_averages(system, evaluations, measures)
+    logger.info("table of all systems: %s", pathlib.Path(output_dir) / "table.md")
+    return result
+
+
+def _log_averages(
+    system: str, evaluations: Mapping[str, Evaluation], measures: Sequence[str]
+) -> None:
+    """Logs macro and, for several tasks, micro averages of each measure over the tasks with it."""
     averages = {
         name: group_averages(
             {
@@ -216,12 +225,10 @@ def evaluate(
         for name in measures
     }
     means = ", ".join(f"{name} {found.macro[name]:.4f}" for name, found in averages.items())
-    logger.info("%s: %s (macro: mean over %d tasks)", system, means, len(results))
+    logger.info("%s: %s (macro: mean over %d tasks)", system, means, len(evaluations))
     if len(evaluations) > 1:
         pooled = ", ".join(f"{name} {found.micro[name]:.4f}" for name, found in averages.items())
         logger.info("%s: %s (micro: all queries pooled)", system, pooled)
-    logger.info("table of all systems: %s", pathlib.Path(output_dir) / "table.md")
-    return result
 
 
 def judge_run(

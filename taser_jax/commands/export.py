@@ -77,8 +77,8 @@ def export_model(
 
     Args:
         model_dir: the trained model.
-        output_dir: parent of the formats' directories, which must be absent or empty, or hold this
-            very export, which is then left as it is.
+        output_dir: parent of the formats' directories. Each must be absent or empty, or hold this
+            very export, which is then kept.
         formats: some of "sentence_transformers", "saved_model", "stablehlo" and "onnx".
         step: step of the checkpoint; None means the best one.
         query_length: maximum tokens per query; None means as in training.
@@ -87,10 +87,10 @@ def export_model(
         system: system in these results; needed if there are several.
         metrics: further metrics for the model card, name -> value.
         task: task of the encoder, if encoders differ by task.
-        ensemble_dir: of `taser ensemble` for this model: each directory then also has its members,
-            and confidence.py, which computes w in NumPy alone.
+        ensemble_dir: the model's ensemble, from `taser ensemble`: each directory then also has its
+            members, and confidence.py, which computes w with NumPy alone.
         temperature: T of the members' softmaxes, from the fusion's temperature.json.
-        confidence_k: passages that they are over.
+        confidence_k: number of passages that the softmaxes are over.
 
     Returns:
         Format -> its directory.
@@ -231,10 +231,10 @@ def _check_empty(directory: pathlib.Path) -> None:
 
 
 def _is_there(source: ExportSource, format: ExportFormat, directory: pathlib.Path) -> bool:
-    """Whether this very export is there, so that nothing is to be done.
+    """Whether this very export is there already.
 
     Raises:
-        ConfigError: another one is there.
+        ConfigError: the directory holds anything else.
     """
     found = read_json(directory / METADATA, absent={})
     if found and found != json.loads(json.dumps(metadata(source, format.value))):

@@ -98,38 +98,37 @@ def fuse(
 ) -> FusionSummary:
     """Joins specialists' lists: score = Σ w·s / Σ w, absent passages at each list's minimum.
 
-    Each specialist's lists, temperature and confidences are stored below `lists_dir` and computed
-    once for all fusions. `output_dir` gets
-    lists/ (arrays with the weights' confidences), runs/ (TREC files), with BM25 runs_bm25/, and
-    fusion.json.
+    Each specialist's lists, temperature and confidences are computed once for all fusions, and
+    stored below `lists_dir`. `output_dir` receives lists/ (arrays, with the confidences), runs/
+    (TREC files), with BM25 also runs_bm25/, and fusion.json.
 
     Args:
         specialists: name -> model.
         data_dir: folder of collections.
         collection: the collection, the same for all.
         output_dir: the fusion's directory.
-        lists_dir: what specialists compute; None is `output_dir`/specialists.
+        lists_dir: where each specialist's results are kept; None is `output_dir`/specialists.
         split: split of the queries.
-        development_split: where the weight of BM25 is chosen, task by task.
+        development_split: split on which the weight of BM25 is chosen, task by task.
         tasks: tasks to use; None means all that have the split.
         domain: whether a task's own specialists take part.
         config: depth, weighting, absent passages.
         confidence: how confidences are computed.
         calibration: how temperatures are chosen.
-        evaluation: the criterion for hits, for calibration and for BM25's weight.
+        evaluation: the criterion for hits, which calibration and BM25's weight rest on.
         sparse_dir: runs of BM25 on both splits; None adds none.
         with_bm25: depth, candidates for α.
         measure: what α maximises.
-        oracle: task -> its specialist: weights are those that put a right passage first, searched
-            for from that specialist's list on (DPR-MUF's Bayesian oracle); None takes confidences.
-        search: how the oracle searches.
+        oracle: task -> its specialist: weights are searched for, from that specialist's list on, to
+            put a relevant passage first (DPR-MUF's Bayesian oracle); None weights by confidence.
+        search: the oracle's Bayesian optimisation.
         own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
             the query's id is excluded from its lists.
         k: results per query in TREC files.
-        tag: their last column.
+        tag: the TREC files' last column.
 
     Returns:
-        Temperatures, weights of BM25, and queries without a decision.
+        Temperatures, weights of BM25, and the number of undecided queries.
 
     Raises:
         ConfigError: no specialist, none left for a task, or calibration on the reported split.
@@ -217,7 +216,7 @@ def open_specialists(
     evaluation: EvaluationConfig,
     own_passage_tasks: Sequence[str] = (),
 ) -> dict[str, OpenSpecialist]:
-    """Opens specialists; what each computes alone lies in a folder of its own below `root`."""
+    """Opens specialists, each with a folder of its own below `root` for its results."""
     return {
         name: OpenSpecialist(
             name,
@@ -243,25 +242,26 @@ def join(
     *,
     weigh: Callable[[Sequence[Run]], Float[np.ndarray, "queries specialists"]] | None = None,
 ) -> tuple[QueryArrays, int]:
-    """Fused lists of a task's queries with their confidences, and the queries without a decision.
+    """Fused lists of a task's queries with their confidences, and the number of undecided queries.
 
-    A single specialist's list needs no fusion. Neither it nor equal weights need ensembles; `weigh`
-    gives the lists' weights in place of confidences.
+    A single specialist's lists are taken as they are. Neither they nor equal weights need
+    ensembles. `weigh` gives weights in place of confidences.
     """
     runs = [one.lists(task, split) for one in specialists.values()]
     query_ids = runs[0].query_ids
     if weigh is not None:
-        sure = weigh(runs)
+        confidences = weigh(runs)
     elif config.weighting is Weighting.EQUAL or len(runs) == 1:
-        sure = np.ones((len(query_ids), len(runs)), np.float32)
+        confidences = np.ones((len(query_ids), len(runs)), np.float32)
     else:
-        sure = np.stack([one.confidence(task, split) for one in specialists.values()], axis=1)
-    weights = weights_of(sure, config)
+        columns = [one.confidence(task, split) for one in specialists.values()]
+        confidences = np.stack(columns, axis=1)
+    weights = weights_of(confidences, config)
     exact = []
     if config.absent is Absent.EXACT:
         exact = [one.exact_scores(one.vectors(task, split)) for one in specialists.values()]
     fused = fuse_runs(runs, weights.values, config, exact=exact)
-    arrays = {"rows": fused.rows, "scores": fused.scores, "confidence": sure}
+    arrays = {"rows": fused.rows, "scores": fused.scores, "confidence": confidences}
     fingerprints = {
         f"model of {name}": one.passages.fingerprints["model"] for name, one in specialists.items()
     }
@@ -331,7 +331,7 @@ def _write(
     store: PassageStore,
     tag: str,
 ) -> None:
-    """The best k of each query as a TREC file."""
+    """Writes the best k of each query as a TREC file."""
     path = run_path(pathlib.Path(output_dir) / folder, task, split)
     best = Run.of(run.query_ids, top_k(run.rows, run.scores, k))
     write_trec_run(path, best, ids=store.ids, tag=tag)

@@ -1,4 +1,4 @@
-"""Typed questions to several specialists at once, with the files that `taser fuse` wrote."""
+"""Answers typed questions with the fused specialists of a `taser fuse` directory."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class FusedAnswers:
     """Answers to several questions.
 
     Attributes:
-        names: the specialists.
+        names: the specialists' names.
         hits: the best passages of each question.
-        confidence: w of each specialist; 1 where lists weigh the same.
+        confidence: each specialist's w; 1 where all lists have equal weights.
     """
 
     names: tuple[str, ...]
@@ -52,7 +52,7 @@ def ask_fused(
         fusion_dir: from `taser fuse`, of specialists that name their MODEL_DIR.
         k: passages per question.
         query_length: maximum tokens per question; None takes each model's own.
-        task: whose prompt, length and query encoder, where tasks differ.
+        task: task whose prompt, length and query encoder are used, where tasks differ.
 
     Raises:
         ConfigError: no fusion there, or a specialist without its model.
@@ -64,7 +64,7 @@ def ask_fused(
     config = from_plain(FusionConfig, record["config"], f"{path}, config")
     confidence = from_plain(ConfidenceConfig, record["confidence"], f"{path}, confidence")
     temperatures = record["summary"]["temperatures"]
-    runs, exact, sure = [], [], []
+    runs, exact, columns = [], [], []
     ids = [str(line) for line in range(len(questions))]
     for name, plain in record["specialists"].items():
         specialist = from_plain(Specialist, plain, f"{path}, specialist {name!r}")
@@ -98,15 +98,13 @@ def ask_fused(
         runs.append(Run.of(ids, result))
         exact.append(opened.exact_scores(vectors))
         weighs = config.weighting is not Weighting.EQUAL and name in temperatures
-        found = opened.confidences(vectors, result, [temperatures[name]])[0] if weighs else None
-        sure.append(np.ones(len(ids), np.float32) if found is None else found)
-    columns = np.stack(sure, axis=1)
-    fused = fuse_runs(
-        runs,
-        weights_of(columns, config).values,
-        dataclasses.replace(config, k=k),
-        exact=exact,
-    )
+        if weighs:
+            columns.append(opened.confidences(vectors, result, [temperatures[name]])[0])
+        else:
+            columns.append(np.ones(len(ids), np.float32))
+    confidences = np.stack(columns, axis=1)
+    weights = weights_of(confidences, config).values
+    fused = fuse_runs(runs, weights, dataclasses.replace(config, k=k), exact=exact)
     hits = [
         [
             Hit(store[int(row)], float(score))
@@ -115,4 +113,4 @@ def ask_fused(
         ]
         for rows, scores in zip(fused.rows, fused.scores, strict=True)
     ]
-    return FusedAnswers(tuple(record["specialists"]), hits, columns)
+    return FusedAnswers(tuple(record["specialists"]), hits, confidences)

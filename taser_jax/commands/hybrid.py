@@ -57,15 +57,15 @@ def hybrid(
         alpha: weight of BM25; None chooses it.
         k: results per query.
         measure: what α maximises on average.
-        config: depth, candidates for α, normalisation, what the average is over. What it leaves to
-            the scores is decided on the development split, or without it on `split`.
-        evaluation: how the measure is judged.
+        config: depth, candidates for α, normalisation, what the average is over. A normalisation of
+            None is chosen by the development split's scores or, if `alpha` is given, `split`'s.
+        evaluation: the criterion for hits.
 
     Returns:
         Task -> α.
 
     Raises:
-        ConfigError: α must be chosen, and there is no development set, or a task has none.
+        ConfigError: α must be chosen, and no task has a development set, or one of them has none.
     """
     store = PassageStore.open(data_dir, collection)
     names = tasks_with(data_dir, collection, split=split, tasks=tasks)
@@ -116,7 +116,7 @@ def development_set(
     measure: str,
     evaluation: EvaluationConfig,
 ) -> DevelopmentSet:
-    """One task's lists, and the measure that α maximises."""
+    """One task's dense and sparse lists, and how to score a fusion of them."""
     judged = dataclasses.replace(evaluation, measures=(measure,), page_only_tasks=())
 
     def values(run: Run) -> np.ndarray:
@@ -126,7 +126,7 @@ def development_set(
 
 
 def _settled(config: HybridConfig, lists: Sequence[tuple[Run, Run]]) -> HybridConfig:
-    """What the configuration leaves open, decided by the scores and said."""
+    """The configuration with a normalisation: a choice by the scores is logged."""
     settled = settle(config, lists)
     assert settled.normalization is not None
     if config.normalization is None:
@@ -146,7 +146,7 @@ def _choose(
 ) -> dict[str, float]:
     """Task -> α: chosen on all sets together, or on each task's own."""
     missing = [task for task in names if task not in sets]
-    if not sets or (missing and config.chosen_for is ChosenFor.EACH_TASK):
+    if missing and config.chosen_for is ChosenFor.EACH_TASK:
         raise ConfigError(
             f"no development set of {', '.join(missing)}",
             where="hybrid.development_split",

@@ -77,7 +77,7 @@ def import_model(
             expected="an empty or new directory",
             fix="choose another MODEL_DIR",
         )
-    # Before anything is allocated: a vocabulary of another model ends here.
+    # Another model's vocabulary is refused before anything is allocated.
     known = load_vocabulary(
         vocabulary or fetch(pretrained.source), rows=model.transformer.vocab_size
     )

@@ -38,8 +38,8 @@ def index(
         embeddings_dir: from `taser encode`.
         index_dir: where the index goes.
         config: exact (a pointer to the embeddings) or ScaNN.
-        sample_split: whose queries; not those that are reported.
-        tasks: which tasks' queries; None means all that have the split.
+        sample_split: split whose queries measure the recall; not the one that is reported.
+        tasks: tasks whose queries measure it; None means all that have the split.
 
     Returns:
         The index's directory.
@@ -68,8 +68,8 @@ def _sample(
     embeddings_dir: str, *, split: str, tasks: Sequence[str] | None, count: int
 ) -> np.ndarray | None:
     """Embeddings of some queries, equally many per task; None where no task has the split."""
-    there = [task for task, of in encoded_splits(embeddings_dir) if of == split]
-    names = there if tasks is None else [task for task in tasks if task in there]
+    encoded = [task for task, encoded in encoded_splits(embeddings_dir) if encoded == split]
+    names = encoded if tasks is None else [task for task in tasks if task in encoded]
     if not names:
         logger.info("no %s queries: recall is measured on passages", split)
         return None

@@ -39,7 +39,7 @@ def tasks_with(
         data_dir: folder of collections.
         collection: its name.
         split: "train", "validation" or "test".
-        tasks: those wanted, also with the collection's name before theirs, as tasks are registered;
+        tasks: tasks wanted, by their own names or as they are registered, `<collection>_<task>`;
             None means every task that has the split.
         where: the setting that names the split, for messages.
         fix: what to do where it is missing; None means to take or prepare another.
@@ -75,9 +75,11 @@ def tasks_with(
 
 
 def _in_collection(task: str, collection: str, known: Iterable[str]) -> str:
-    """`summary` for `docs_summary` or `docs.summary` of collection `docs`, if that is no task.
+    """A task by its name in the collection.
 
-    Also `seas.questions` for `seas_questions`, where a merged collection has tasks of one name.
+    Example:
+        `docs_summary` and `docs.summary` are `summary` in collection `docs`; `seas_questions` is
+        `seas.questions`, where a merged collection has a task of that name.
     """
     if task in known:
         return task

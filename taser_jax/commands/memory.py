@@ -1,4 +1,4 @@
-"""`taser memory`: plugs memories into a mixture, and takes them out."""
+"""`taser memory`: adds memories to a mixture, removes and lists them."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def memory_add(
     config: EncodeConfig = EncodeConfig(),
     step: int | None = None,
 ) -> dict[str, int]:
-    """Adds a collection to a mixture; encodes the documents that no memory there has had.
+    """Adds a collection to a mixture; encodes only documents that no memory there has had.
 
-    A memory that has grown is added again under its name. Embeddings belong to the model's passage
-    tower: another query tower finds them as they are.
+    To extend a memory, add the larger collection under the same name. Embeddings depend on the
+    passage tower alone: a model with another query tower uses the same ones.
 
     Args:
         name: the memory's name in the mixture.
         token_store: its documents' tokens.
         model_dir: the model that looks documents up, MoMA's f_a.
-        memory_dir: the mixture; begun where absent.
-        shared_embeddings: a directory of embeddings that mixtures of one passage tower share; None
-            is the mixture's own. A mixture stays with the one it was begun with.
+        memory_dir: the mixture; created where absent.
+        shared_embeddings: a directory of embeddings for all mixtures of one passage tower; None is
+            the mixture's own. A mixture keeps the directory that it was created with.
         config: sizes of batches.
         step: step of the checkpoint; None means the best one.
 
@@ -92,10 +92,8 @@ def memory_add(
         )
     with phase(f"memory {name}"):
         encoded = add_missing(before.embeddings_dir, model, store, config=config)
-    others = tuple(one for one in before.memories if one.name != name)
-    is_there = name in taken
-    memories = tuple(own if one.name == name else one for one in before.memories)
-    manifest = dataclasses.replace(before, memories=memories if is_there else (*others, own))
+    memories = {one.name: one for one in before.memories} | {name: own}
+    manifest = dataclasses.replace(before, memories=tuple(memories.values()))
     write_manifest(memory_dir, manifest)
     kept = len(Mixture(manifest)) - encoded
     logger.info("memory %s: %s encoded, %s kept", name, f"{encoded:,}", f"{kept:,}")
@@ -105,7 +103,7 @@ def memory_add(
 @writes("{memory_dir}")
 @first_host_only
 def memory_remove(*, name: str, memory_dir: str) -> None:
-    """Takes a memory out of a mixture; its embeddings stay, so that adding it again encodes none.
+    """Removes a memory from a mixture; its embeddings stay, so that adding it again encodes none.
 
     Args:
         name: the memory.

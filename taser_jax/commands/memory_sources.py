@@ -1,4 +1,4 @@
-"""The documents behind a query: their memory, the lookup's score, the end retriever's attention."""
+"""The documents fused with a query: memory, lookup score and the end retriever's attention."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from taser_jax.records import Passage
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One document behind a query.
+    """One document fused with a query.
 
     Attributes:
         memory: its memory.
         passage: the document.
-        score: of the lookup.
-        attention: the end retriever's, as a share of that to all documents of the query.
+        score: its score in the lookup.
+        attention: its share of the end retriever's attention to the query's documents.
     """
 
     memory: str
@@ -39,12 +39,12 @@ def sources(
     *,
     data_dir: str,
 ) -> list[list[Source]]:
-    """The documents behind each query, most attended first.
+    """The documents fused with each query, most attended first.
 
     Args:
         mixture: the memories.
         lookup: the documents of each query, of which the first K are fused.
-        attention: to the query's own tokens, then to these K.
+        attention: attention to the query's own tokens, then to each of these K.
         data_dir: folder of the memories' collections.
     """
     count = attention.shape[1] - 1
@@ -52,7 +52,7 @@ def sources(
     for rows, scores, weights in zip(lookup.rows, lookup.scores, attention, strict=True):
         present = np.flatnonzero(rows[:count] >= 0)
         shares = weights[1:][present] / max(float(weights[1:][present].sum()), 1e-30)
-        behind = [
+        fused = [
             Source(memory, passage, float(score), float(share))
             for (memory, passage), score, share in zip(
                 _documents(mixture, rows[present], data_dir),
@@ -61,16 +61,16 @@ def sources(
                 strict=True,
             )
         ]
-        found.append(sorted(behind, key=lambda one: -one.attention))
+        found.append(sorted(fused, key=lambda one: -one.attention))
     return found
 
 
 def write_sources(
     path: FilePath, query_ids: Sequence[str], found: Sequence[Sequence[Source]]
 ) -> None:
-    """A JSON line per query: its id, and document, memory, score and attention of each source."""
+    """Writes a JSON line per query: its id, and each document with memory, score and attention."""
     with replacing(path) as scratch, open(scratch, "w", encoding="utf-8") as file:
-        for query_id, behind in zip(query_ids, found, strict=True):
+        for query_id, sources in zip(query_ids, found, strict=True):
             documents = [
                 {
                     "document": one.passage.id,
@@ -78,7 +78,7 @@ def write_sources(
                     "score": round(one.score, 6),
                     "attention": round(one.attention, 6),
                 }
-                for one in behind
+                for one in sources
             ]
             file.write(json.dumps({"query": query_id, "documents": documents}) + "\n")
 

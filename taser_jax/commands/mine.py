@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,6 +21,7 @@ from taser_jax.retrieval.mining_options import (
     AnswerContaining,
     Excluded,
     MiningConfig,
+    MiningStatistics,
     WithoutNegatives,
 )
 from taser_jax.retrieval.runs import top_k
@@ -107,18 +107,16 @@ def mine(
                 texts_of=lambda rows: [passage.text for passage in store.get_many(rows)],
             )
         logger.info("%s %s: %s", task, split, mined.statistics)
-        _write(
-            mined,
-            queries,
-            task_config,
-            write=functools.partial(
-                write_negatives,
-                output_dir,
-                task,
-                split,
-                metadata={"collection_fingerprint": store.fingerprint, "source": str(runs_dir)},
-            ),
-            where=f"{task} {split}",
+        write_negatives(
+            output_dir,
+            task,
+            split,
+            query_ids=[query.id for query in queries],
+            rows=mined.rows,
+            scores=mined.scores,
+            dropped=_dropped(mined, queries, task_config, where=f"{task} {split}"),
+            metadata={"collection_fingerprint": store.fingerprint, "source": str(runs_dir)},
+            facts={"mining": to_plain(task_config), "statistics": _plain(mined.statistics)},
         )
         if sample_size:
             path = split_path(output_dir, task, split, ".sample.tsv")
@@ -138,15 +136,14 @@ def _answers_among(
     return contains_answer
 
 
-def _write(
-    mined: MinedNegatives,
-    queries: Sequence[Query],
-    config: MiningConfig,
-    *,
-    write: Callable[..., object],
-    where: str,
-) -> None:
-    """Writes negatives and counts; marks the queries that training drops."""
+def _dropped(
+    mined: MinedNegatives, queries: Sequence[Query], config: MiningConfig, *, where: str
+) -> frozenset[str]:
+    """Ids of the queries that training drops; logs how many have no negatives.
+
+    Raises:
+        ConfigError: training would drop all of them.
+    """
     statistics, dropped = mined.statistics, frozenset[str]()
     if config.without_negatives is WithoutNegatives.DROP:
         pairs = zip(queries, mined.rows, strict=True)
@@ -161,17 +158,13 @@ def _write(
     if statistics.queries_without:
         fate = "training leaves them out" if dropped else "training draws random passages for them"
         logger.info("%s: %d queries without negatives: %s", where, statistics.queries_without, fate)
+    return dropped
+
+
+def _plain(statistics: MiningStatistics) -> dict[str, object]:
+    """The counts as JSON values."""
     counts = {reason.value: count for reason, count in statistics.left_out.items()}
-    write(
-        query_ids=[query.id for query in queries],
-        rows=mined.rows,
-        scores=mined.scores,
-        dropped=dropped,
-        facts={
-            "mining": to_plain(config),
-            "statistics": {**dataclasses.asdict(statistics), "left_out": counts},
-        },
-    )
+    return {**dataclasses.asdict(statistics), "left_out": counts}
 
 
 def write_sample(
@@ -187,11 +180,11 @@ def write_sample(
 
     Args:
         path: the file.
-        mined: negatives of the queries.
-        queries: parallel to them.
+        mined: the queries' negatives.
+        queries: the queries, in the same order.
         passage_of: row -> passage.
-        size: pairs at most.
-        seed: of the draw.
+        size: number of pairs; all where there are fewer.
+        seed: seed of the draw.
     """
     ends = np.cumsum([len(rows) for rows in mined.rows])
     total = int(ends[-1]) if len(ends) else 0

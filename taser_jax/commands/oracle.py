@@ -1,4 +1,4 @@
-"""The Bayesian oracle's weights of a task's queries: those that put a right passage first."""
+"""The Bayesian oracle: weights of specialists' lists that put a relevant passage first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taser_jax.retrieval.fusion import FusionConfig, aligned, candidate_scores
 from taser_jax.retrieval.runs import Run
 
 _BLOCK = 256
-# Of each list; whether a passage further down is right is not asked.
+# Passages of each list that are judged; those further down count as not relevant.
 _DEPTH = 100
 
 
@@ -32,13 +32,13 @@ def oracle_weights(
     """Each query's weights by Bayesian optimisation of its first hit's reciprocal rank.
 
     Args:
-        runs: one list per specialist.
-        queries: what is right for them.
+        runs: one run per specialist.
+        queries: the queries, with their answers or positives.
         store: the collection.
-        own: the specialist of the queries' task; the search starts from its list alone.
+        own: number of the task's own specialist; the search starts from its list alone.
         config: how lists are joined.
-        search: evaluations and candidates.
-        evaluation: what makes a passage right.
+        search: number of evaluations and candidates.
+        evaluation: the criterion for hits.
 
     Source: DPR-MUF (Li et al., Findings of EMNLP 2021), section 6.2; it names no objective.
     """
@@ -50,7 +50,7 @@ def oracle_weights(
     columns = np.concatenate([i * depth + np.arange(min(_DEPTH, depth)) for i in range(len(runs))])
     with answer_matcher(store, evaluation.match_of(queries.task)) as matcher:
         for start in range(0, len(ids), _BLOCK):
-            # The last block is filled up: blocks share one program.
+            # The last block is padded, so that all blocks share one compiled program.
             lines = np.minimum(np.arange(start, start + _BLOCK), len(ids) - 1)
             rows, scores = candidate_scores(lists, lines, config)
             order = np.argsort(rows[:, columns], axis=1, kind="stable")

@@ -37,19 +37,19 @@ _HEAD = ("mesh (data, fsdp, model)", "remat", "chunks", "by", "peak GiB", "bound
 
 @dataclasses.dataclass(frozen=True)
 class PlanRow:
-    """One way to compute a step, and what is known of it.
+    """One way to compute a step, with the figures known for it.
 
     Attributes:
-        topology: its name.
-        num_devices: of the topology.
-        num_chips: of it, which are paid for.
+        topology: the topology's name.
+        num_devices: its devices.
+        num_chips: its chips, which are what one pays for.
         candidate: mesh, rematerialisation, chunks.
-        compiled: whether the compiler has said it, or formulas.
+        compiled: whether the figures are the compiler's, or from formulas.
         peak: bytes on one device.
-        fits: whether the chip has them; False also where the compiler was killed.
+        fits: whether the chip has that much memory; False also where the compiler was killed.
         bound: what limits the step; empty if it does not fit.
-        step_seconds: the least time; None if it does not fit.
-        mfu: upper bound; None if it does not fit.
+        step_seconds: lower bound of its time; None if it does not fit.
+        mfu: upper bound of its MFU; None if it does not fit.
     """
 
     topology: str
@@ -64,7 +64,7 @@ class PlanRow:
     mfu: float | None = None
 
     def cells(self) -> list[str]:
-        """Of the table."""
+        """The row of the printed table."""
         each = self.candidate
         data = self.num_devices // (each.fsdp * each.model)
         time, share = self.step_seconds, self.mfu
@@ -89,18 +89,18 @@ def plan_recipe(
 ) -> list[PlanRow]:
     """Looks for the fastest mesh, rematerialisation and number of chunks that fit a topology.
 
-    All that divide devices, heads and batch are judged by formulas; the best few are compiled, and
-    the compiler decides. Prints a table for each topology with the Gin lines of its best row and,
-    for several topologies, compares their steps and chip-hours. Nothing is run. What was compiled
-    is kept in `output_dir`, so that rerunning the command goes on.
+    Formulas rank all candidates that divide devices, heads and batch evenly; the best few are
+    compiled, and the compiler decides. Prints a table for each topology with the Gin lines of its
+    best row and, for several topologies, compares their steps and chip-hours. Nothing is run.
+    Compiled reports are kept in `output_dir`; if interrupted, rerun the command to resume.
 
     Args:
-        topologies: names with commas between them: v5e:2x4,v5p:2x2x1.
+        topologies: names separated by commas: v5e:2x4,v5p:2x2x1.
         model: the dual encoder.
         training: how it is trained; its mesh, chunks and rematerialisation are replaced.
         feature_lengths: {"query": ..., "passage": ...}, tokens.
         task_sizes: task -> training queries, for recipes with a batch of every task.
-        num_compiled: candidates to compile for each topology; 0 leaves it at the formulas.
+        num_compiled: candidates to compile for each topology; 0 uses the formulas alone.
         compiler_effort: quick, or full, as a training run gets.
         output_dir: where compiled reports are kept, by the fingerprint of recipe and candidate.
 
@@ -108,7 +108,7 @@ def plan_recipe(
         The best row of each topology on which something fits.
 
     Raises:
-        ConfigError: nothing fits on any topology; the message has what comes nearest.
+        ConfigError: nothing fits on any topology; the message names the nearest candidate.
     """
     jax.config.update("jax_platforms", "cpu")
     best, nearest = [], []
@@ -192,7 +192,7 @@ def _compiled_row(
     effort: CompilerEffort,
     output: epath.Path,
 ) -> PlanRow:
-    """The compiler's report, from `output` where it is known already."""
+    """The compiler's figures, from `output` if they are there already."""
     model = model.with_transformer(remat=candidate.remat)
     mesh = dataclasses.replace(
         training.mesh, replica=1, data=-1, fsdp=candidate.fsdp, model=candidate.model
@@ -205,7 +205,7 @@ def _compiled_row(
     if not report.exists():
         if (folder / _STARTED).exists():
             logger.warning("the compiler died in %s; delete it to try again", folder)
-            return _killed(candidate, target)
+            return _unfit_row(candidate, target)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / _STARTED, json.dumps(settings, indent=2))
         try:
@@ -224,10 +224,10 @@ def _compiled_row(
             if not report.exists():
                 raise
         finally:
-            # Left behind by a compiler that takes the process with it.
+            # Stays only if the compiler takes the process with it.
             (folder / _STARTED).unlink(missing_ok=True)
     (found,) = json.loads(report.read_text())
-    row = _killed(candidate, target)
+    row = _unfit_row(candidate, target)
     if not found["fits"]:
         return dataclasses.replace(row, peak=found["memory"]["peak"])
     return dataclasses.replace(
@@ -240,7 +240,7 @@ def _compiled_row(
     )
 
 
-def _killed(candidate: Candidate, target: Topology) -> PlanRow:
+def _unfit_row(candidate: Candidate, target: Topology) -> PlanRow:
     return PlanRow(
         topology=target.name,
         num_devices=len(target.devices),

@@ -33,8 +33,8 @@ def positives(
 ) -> Mapping[str, Mapping[str, int]]:
     """Makes training sets of questions with answers: BM25's passages, by whether they contain one.
 
-    Each question is searched with its answers beside it. Of the best passages those that contain
-    an answer are its positives, best first, and the others its hard negatives. Training and
+    Each question is searched together with its answers. Of the best passages, those that contain
+    an answer become its positives, best first, and the others its hard negatives. Training and
     validation questions without a positive are dropped and listed in without_positive/; test
     questions are copied as they are, for they are judged by their answers.
 
@@ -45,7 +45,7 @@ def positives(
         collection: the collection.
         tasks: task with answers -> name of the task to write.
         index_dir: BM25's index is built there once and reused.
-        depth: passages that are looked at for each question.
+        depth: number of the best passages that are considered for each question.
         config: parameters of BM25.
         match: how answers are matched.
         regex_tasks: tasks whose answers are regular expressions, by their names with answers.
@@ -108,7 +108,7 @@ def _divided(
     match: AnswerMatch,
     lost: list[str],
 ) -> Iterator[Query]:
-    """Queries with the positives and hard negatives among their results; `lost` gets the others."""
+    """Queries with positives and negatives from their results; appends the others to `lost`."""
     with answer_matcher(store, match) as matcher:
         hits = matcher.hits(result.rows, [query.answers for query in queries])
     for query, rows, right in zip(queries, result.rows, hits, strict=True):

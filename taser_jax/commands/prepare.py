@@ -43,8 +43,8 @@ def prepare_pydocs(
         collection: name of the collection to write.
         packages: modules to include; None means all.
         tasks: tasks to write; None means all six.
-        train_queries: most training queries per task, drawn by the hash of their ids; None means
-            all. Short trainings use few of them, and mining for the others takes minutes.
+        train_queries: maximum number of training queries per task, drawn by the hash of their ids;
+            None means all. Short trainings use few, and mining for the others takes minutes.
 
     Returns:
         The fingerprint of the passages.
@@ -81,13 +81,13 @@ def prepare_pydocs(
 
 
 def drawn_by_hash(queries: Sequence[Query], count: int) -> list[Query]:
-    """At most so many queries, in their order: those whose ids have the smallest hashes.
+    """Up to `count` queries in their order: those whose ids have the smallest hashes.
 
-    Which are drawn does not depend on the order, and more drawn are the same ones and others.
+    The draw does not depend on the queries' order, and a larger one contains each smaller one.
 
     Args:
-        queries: of one task and split.
-        count: most queries.
+        queries: the queries of one task and split.
+        count: maximum number of queries.
     """
 
     def digest(query: Query) -> bytes:

@@ -41,15 +41,15 @@ def score(
     split: str = "train",
     tasks: Sequence[str] | None = None,
 ) -> dict[str, float]:
-    """Adds a teacher's scores to negatives: of every mined passage, and of every positive.
+    """Adds a teacher's scores of all positives and mined passages to a directory of negatives.
 
     The score of a pair is Σ weight · score over the teachers: one model, an ensemble of several, or
     a hybrid, such as {embeddings: 1, BM25's runs: 1.2}.
 
     Args:
         teachers: directory -> weight. A directory holds a model's embeddings (`taser encode`),
-            whose inner products are exact; runs of the split, in which a passage that is not found
-            gets its query's lowest score; or a cross-encoder's Hugging Face checkpoint.
+            whose inner products are exact; runs of the split, where a passage that is not in its
+            query's list gets the list's lowest score; or a cross-encoder's Hugging Face checkpoint.
         negatives_dir: from `taser mine`.
         data_dir: folder of collections.
         collection: the collection.
@@ -122,9 +122,9 @@ class _Pairs:
     """Every query with its positives, then its negatives, end to end.
 
     Attributes:
-        queries: number of the query in its split, of each pair.
-        rows: the passage's row, of each pair.
-        counts: (positives, negatives) of each query.
+        queries: number of each pair's query in its split.
+        rows: row of each pair's passage.
+        counts: number of (positives, negatives) of each query.
     """
 
     queries: Int[np.ndarray, " pairs"]
@@ -222,7 +222,7 @@ def _check(scores: np.ndarray, pairs: _Pairs, ids: Sequence[str], *, where: str)
 
 
 def _share_of_positives_first(lines: Sequence[TeacherLine]) -> float:
-    """Of the queries that have negatives, those whose best positive scores above all of them."""
+    """Share of the queries with negatives whose best positive scores above all of them."""
     firsts = [
         line.positives.max() > line.negatives.max()
         for line in lines

@@ -1,4 +1,4 @@
-"""`taser search`: search the index with encoded queries, write run files."""
+"""`taser search`: searches an index with encoded queries, into run files."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def search(
         tag: the run files' last column.
         own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
             the query's id is excluded from its results (BEIR's ArguAna).
-        memory_dir: the mixture that queries were fused with, where `taser encode` kept their
-            attention: writes `<task>.<split>.documents.jsonl` beside each run, with document,
-            memory, score and attention.
+        memory_dir: the mixture whose documents the queries were fused with, if `taser encode` kept
+            their attention: writes `<task>.<split>.documents.jsonl` beside each run, with
+            document, memory, score and attention.
 
     Returns:
         The run files.
@@ -87,8 +87,8 @@ def search(
         paths.append(path)
         if mixture is not None:
             fused = read_fused(queries_directory(embeddings_dir, task, split), mixture)
-            behind = sources(mixture, *fused, data_dir=data_dir)
-            write_sources(path.with_suffix(".documents.jsonl"), queries.query_ids, behind)
+            found = sources(mixture, *fused, data_dir=data_dir)
+            write_sources(path.with_suffix(".documents.jsonl"), queries.query_ids, found)
     return paths
 
 

@@ -53,8 +53,8 @@ class Specialist:
         embeddings_dir: its passages' and queries' embeddings, from `taser encode`.
         index_dir: their index.
         ensemble_dir: from `taser ensemble`; None for a model whose lists are never weighted.
-        temperature: of its members' softmaxes; None chooses one by calibration.
-        members: number of members used, from the first; None means all.
+        temperature: temperature of its members' softmaxes; None chooses one by calibration.
+        members: how many of its members are used, from the first on; None means all.
         model_dir: the model; only `taser ask`, which encodes questions, reads it.
     """
 
@@ -71,8 +71,8 @@ class CalibrationConfig:
     """How a specialist's temperature is chosen.
 
     Attributes:
-        temperatures: the candidates; other scales of scores than BERT-base's need others.
-        split: whose queries; not those that are reported.
+        temperatures: the candidates; scores of another scale than BERT-base's need others.
+        split: split whose queries decide; not the one that is reported.
     """
 
     temperatures: tuple[float, ...] = TEMPERATURES
@@ -99,8 +99,8 @@ class OpenSpecialist:
         depth: passages of each list.
         confidence: how confidences are computed.
         calibration: how its temperature is chosen.
-        evaluation: what makes the first passage of a list right.
-        own_passage_tasks: tasks whose queries are passages, which their lists leave out.
+        evaluation: the criterion for hits: whether the first passage of a list is relevant.
+        own_passage_tasks: tasks whose queries are also passages, which their lists leave out.
 
     Raises:
         FingerprintError: index, embeddings or ensemble are of another model or collection.
@@ -156,12 +156,12 @@ class OpenSpecialist:
         )
 
     def vectors(self, task: str, split: str) -> Float32[np.ndarray, "queries dim"]:
-        """The same, in memory."""
+        """The same embeddings, in memory."""
         queries = self.queries(task, split)
         return np.asarray(queries.rows(0, len(queries)), np.float32)
 
     def lists(self, task: str, split: str) -> Run:
-        """Its list of each query; searched once."""
+        """Its list for each query; searched once."""
         queries = self.queries(task, split)
         directory = split_path(self._directory / "lists", task, split)
         drops = task in self._own_passage_tasks
@@ -193,7 +193,7 @@ class OpenSpecialist:
         return score
 
     def search(self, vectors: Float[np.ndarray, "queries dim"], *, more: int = 0) -> SearchResult:
-        """Its list of each query embedding, and `more` results."""
+        """Its list for each query embedding, with `more` further results."""
         return self._searcher.search(vectors, self._depth + more)
 
     def confidences(
@@ -244,7 +244,7 @@ class OpenSpecialist:
     def member_probabilities(
         self, task: str, split: str, lines: Int[np.ndarray, " lines"], *, members: int
     ) -> Float32[np.ndarray, "lines members k"]:
-        """What its first members make of some queries' lists: softmaxes at its temperature."""
+        """Softmaxes of its first members over some queries' lists, at its temperature."""
         rows = self.lists(task, split).rows[lines, : self._confidence.k]
         passages = np.stack([self.passages.take(np.maximum(row, 0)) for row in rows])
         embedded = self._members.embed(self.vectors(task, split)[lines])[:members]
@@ -253,7 +253,7 @@ class OpenSpecialist:
 
     @functools.cached_property
     def temperature(self) -> float:
-        """T: as given, or the one of the lowest ECE on its own validation queries.
+        """T: as given, or the candidate with the lowest ECE on its own validation queries.
 
         Raises:
             ConfigError: none of its tasks has validation queries, or T is not positive.

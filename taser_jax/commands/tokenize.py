@@ -65,7 +65,7 @@ def tokenize(
     """
     check_lengths(feature_lengths)
     if module:
-        # As `python -m` does: task files in the working directory are found without PYTHONPATH.
+        # As `python -m` does, so that task files in the working directory need no PYTHONPATH.
         if "" not in sys.path and os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
         try:
@@ -116,7 +116,7 @@ def tokenize(
 
 
 def _prompt(vocabulary: str) -> TaskPrompt:
-    """What a sentence-transformers model puts before queries, where the vocabulary is one's."""
+    """The query prompt of a sentence-transformers model, if the vocabulary is its directory."""
     directory = pathlib.Path(vocabulary)
     settings = read_encoder_settings(directory) if directory.is_dir() else None
     if settings is None or not settings.query_prompt:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,6 @@ from etils import epath
 
 from taser_jax import hosts
 from taser_jax.artifacts import fingerprint, storage_errors
-from taser_jax.assembly.augmentation import Augmentation
 from taser_jax.assembly.cached_states import cached_states
 from taser_jax.assembly.config import CONFIGURABLES as CONFIGURABLES
 from taser_jax.assembly.config import TrainingConfig
@@ -39,7 +37,7 @@ from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.errors import ConfigError
 from taser_jax.models import config_io
-from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.parameters import parameter_count
 from taser_jax.optim.optimizers import trainable
 from taser_jax.progress import logger, phase
@@ -109,9 +107,9 @@ def train(
         continued_checkpoint: a `checkpoint_N` directory to continue from, with optimiser,
             schedule and step, on other data: `loop.train_steps` counts its steps too.
         augmentation_dir: documents of the queries, from `taser augment`; for models that fuse them.
-        documents: how many of them each query brings, K.
-        shared_embeddings: embeddings by text of a passage tower that is frozen, from `taser encode`
-            or `taser memory add`; passages are then these, and never encoded.
+        documents: documents fused with each query, K.
+        shared_embeddings: embeddings by text of a frozen passage tower, from `taser encode` or
+            `taser memory add`; training reads these and encodes no passage.
         feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
         accept_changes: resume even if settings or data differ from those of the checkpoint. Steps,
             periods, validation and mesh may always change, a model's settings never.
@@ -138,11 +136,8 @@ def train(
             tasks=tasks,
             negatives_dirs=negatives_dirs,
             feature_lengths=feature_lengths or {},
-            augment=functools.partial(
-                Augmentation.open, augmentation_dir, per_query=documents, config=model
-            )
-            if augmentation_dir
-            else None,
+            augmentation_dir=augmentation_dir,
+            documents=documents,
         )
         for name, value in job.facts.items():
             logger.info("%s: %s", name.replace("_", " "), value)
@@ -203,26 +198,22 @@ def _run(
     assert store is not None
     assert stream is not None
     about = _identity(job, stream)
-    model_config = program.model.config
-    settings = settings_of(model_config, training, store=store, queries=job.queries)
     resume_step = checkpoints.latest_step or 0
-    # Writes the run's record beside the checkpoints, unless they are of another run.
+    settings = settings_of(program.model.config, training, store=store, queries=job.queries)
     if resume_step:
         training.loop.check_done(resume_step)
         check_settings(model_dir, settings, step=resume_step, accept_changes=accept_changes)
         checkpoints.check(step=resume_step, about=about)
-    is_first = hosts.is_first()
-    if is_first:
+    if hosts.is_first():
         record_settings(model_dir, settings, step=resume_step)
         write_run_record(
             model_dir,
-            model_config=model_config,
+            model_config=program.model.config,
             facts=dict(job.facts),
             parameter_table=job.parameter_table,
             config_text=config_text,
             vocabulary=store.vocabulary_directory,
         )
-
     with phase("initialise"):
         key = named_key(training.seed, "init")
         state = init_state(
@@ -234,12 +225,44 @@ def _run(
         )
         if not resume_step:
             state = _start(job, state, initial_checkpoint, continued_checkpoint)
-    states: OtherTexts | None = job.augmentation
     params = state.params
     if resume_step and (training.states_dir or shared_embeddings):
         params = checkpoints.restore_params(program.state.params, step=resume_step)
+    texts = _other_texts(job, store, params, shared_embeddings)
+    if texts is not None:
+        stream = stream.on_texts(texts)
+    with jax.set_mesh(program.partitioner.mesh):
+        return loop.train(
+            state,
+            train_step=program.train_step,
+            batches=DeviceBatches(
+                stream,
+                job.queries,
+                program.partitioner,
+                vocabulary_size=program.model.config.transformer.vocab_size,
+            ),
+            checkpoints=checkpoints,
+            config=training.loop,
+            about=about,
+            cost=step_cost(program),
+            validate=_validator(job, store, texts),
+            writers=make_writers(
+                model_dir,
+                resume_step=resume_step,
+                is_first_process=hosts.is_first(),
+                tracking=training.tracking,
+            ),
+        )
+
+
+def _other_texts(
+    job: TrainingJob, store: TokenStore, params: Params, shared_embeddings: str | None
+) -> OtherTexts | None:
+    """What the model reads in place of the store's tokens: documents, states or embeddings."""
+    training, program = job.training, job.program
+    texts: OtherTexts | None = job.augmentation
     if training.states_dir:
-        states = cached_states(
+        texts = cached_states(
             training.states_dir,
             dtype=training.states_dtype,
             model=program.model,
@@ -248,43 +271,19 @@ def _run(
             queries=[*job.queries.values(), *job.validation_queries.values()],
         )
     if shared_embeddings:
-        states = EmbeddedPassages.open(
+        texts = EmbeddedPassages.open(
             shared_embeddings,
             store=store,
             config=program.model.config,
             params=params,
             trainable=trainable(training.optimizer, params),
-            others=states,
+            others=texts,
         )
-    if states is not None:
-        stream = stream.on_texts(states)
-    with jax.set_mesh(program.partitioner.mesh):
-        result = loop.train(
-            state,
-            train_step=program.train_step,
-            batches=DeviceBatches(
-                stream,
-                job.queries,
-                program.partitioner,
-                vocabulary_size=model_config.transformer.vocab_size,
-            ),
-            checkpoints=checkpoints,
-            config=training.loop,
-            about=about,
-            cost=step_cost(program),
-            validate=_validator(job, store, states),
-            writers=make_writers(
-                model_dir,
-                resume_step=resume_step,
-                is_first_process=is_first,
-                tracking=training.tracking,
-            ),
-        )
-    return result
+    return texts
 
 
 def _identity(job: TrainingJob, stream: Stream) -> dict[str, object]:
-    """Facts that a checkpoint must share to be resumed; equal on all hosts, or none continues."""
+    """Facts that a checkpoint must share to be resumed; an error if the hosts differ."""
     config = config_io.to_json(job.program.model.config)
     settings = json.dumps(flatten(training=job.training))
     hosts.require_same({"model": config, "training": settings, "data": stream.fingerprint})
@@ -319,7 +318,7 @@ def _start(
     """The initial state of a new run: drawn, or from the configured checkpoint."""
     abstract = job.program.state
     if continued_checkpoint:
-        # The queue of other data would not be what its rows say.
+        # A queue filled from other data would not match its entries' rows.
         abstract = dataclasses.replace(abstract, queue=None)
         restored = restore_state_from(continued_checkpoint, abstract_state=abstract)
         return dataclasses.replace(restored, queue=state.queue)
