@@ -1,4 +1,4 @@
-"""Checks the values that Gin gives against the annotations of what they are given to."""
+"""Checks values from Gin against the annotations of the parameters that they set."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _MAPPINGS = (collections.abc.Mapping, dict)
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is one that an annotation allows; unknown kinds of annotations allow all.
+    """Whether an annotation allows a value; unknown kinds of annotations allow all.
 
-    A whole number is a number, a list is a tuple, but a string is no sequence of its letters.
+    A whole number passes as a float and a list as a tuple; a string is no sequence of letters.
 
     Example:
         >>> fits({"query": 32}, dict[str, int]), fits("faq", collections.abc.Sequence[str])
@@ -86,7 +86,7 @@ def describe(hint: Any) -> str:
 
 
 def fix_of(value: Any, hint: Any) -> str | None:
-    """What to write instead, where that is plain."""
+    """What to write instead, where that is obvious."""
     for wrapped in ([value], {value: value} if isinstance(value, str) else [value]):
         if fits(wrapped, hint):
             return f"write {wrapped!r}"

@@ -32,13 +32,13 @@ from taser_jax.errors import (
 from taser_jax.json_fields import JsonField, JsonType, checked_fields
 from taser_jax.json_files import FilePath, is_remote, read_json
 
-# Readers of artefacts find them here.
+# Re-exported: readers of artefacts need them, too.
 __all__ = ["FilePath", "is_remote", "read_json"]
 
 METADATA = "metadata.json"
 # Ends the names of files and directories that are being written.
 PARTIAL = ".partial"
-# What NumPy raises for a damaged file, of which its header may be no Python and its shape no size.
+# What NumPy raises for a damaged file, whose header may not be Python or whose shape not a size.
 ARRAY_ERRORS = (
     *(OSError, ValueError, EOFError, SyntaxError, TypeError, KeyError),
     *(MemoryError, OverflowError, RecursionError, tokenize.TokenError, zipfile.BadZipFile),
@@ -104,13 +104,13 @@ def storage_errors(path: FilePath, *, doing: str = "write") -> Iterator[None]:
         ...     write_everything("out")
 
     Args:
-        path: what is being written; named in the message.
-        doing: what fails.
+        path: what is being written, for the message.
+        doing: what is being done, for the message.
 
     Raises:
         StorageError: for a full disk, a read-only or forbidden place, an exhausted quota, or a path
             that no file can have.
-        ConfigError: what reads and writes this kind of bucket is not installed.
+        ConfigError: the package for this kind of bucket is not installed.
     """
     try:
         yield
@@ -178,8 +178,8 @@ def replacing(path: FilePath, *, recorded: bool = False) -> Iterator[epath.Path]
     never a part of it.
 
     Args:
-        path: local or gs://; its folder is made where absent.
-        recorded: whether the size and checksum of a local file go to the `checksums.txt` beside it.
+        path: a local or gs:// path; its folder is created where absent.
+        recorded: whether to add a local file's size and checksum to the `checksums.txt` beside it.
 
     Raises:
         StorageError: the disk is full or the directory cannot be written.
@@ -204,12 +204,12 @@ def replacing(path: FilePath, *, recorded: bool = False) -> Iterator[epath.Path]
 
 
 def write_text(path: FilePath, text: str, *, recorded: bool = False) -> None:
-    """Writes a UTF-8 text file atomically; `recorded` is that of `replacing`."""
+    """Writes a UTF-8 text file atomically; `recorded` as for `replacing`."""
     write_bytes(path, text.encode(), recorded=recorded)
 
 
 def write_bytes(path: FilePath, content: bytes, *, recorded: bool = False) -> None:
-    """Writes a file atomically, as every object of a bucket is; `recorded` is as above."""
+    """Writes a file atomically, as a bucket always does; `recorded` as for `replacing`."""
     if is_remote(path):
         epath.Path(path).parent.mkdir(parents=True, exist_ok=True)
         epath.Path(path).write_bytes(content)
@@ -219,7 +219,7 @@ def write_bytes(path: FilePath, content: bytes, *, recorded: bool = False) -> No
 
 
 def write_json(path: FilePath, value: object) -> None:
-    """Writes one JSON value, readable by a person, atomically; its checksum is recorded."""
+    """Writes one indented JSON value atomically and records its checksum."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", recorded=True)
 
 
@@ -266,8 +266,8 @@ def read_metadata(
         fields: what its fields must be.
 
     Raises:
-        DataError: nothing there (or unfinished), not JSON, another kind, another version, a field
-            that is not what it must be, or a file that was damaged.
+        DataError: the artefact is absent, unfinished, damaged, not JSON, or of another kind or
+            version, or a field is not what it must be.
     """
     path = epath.Path(directory) / METADATA
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Random draws for a device's share of a batch that are those of the whole batch."""
+"""Random draws for a device's share of a batch, equal to the whole batch's draws."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class BatchShard:
     """Which share of a batch a program sees.
 
     Attributes:
-        index: of the share, counted in the order of the batch's rows.
-        count: shares of equal size.
+        index: the share's number, in the order of the batch's rows.
+        count: number of equal shares.
     """
 
     index: Int[Array, ""]
@@ -64,11 +64,11 @@ def on_shard(shard: BatchShard) -> Iterator[None]:
 def rows_of_shard(
     draw: Callable[[tuple[int, ...]], Shaped[Array, "..."]], shape: tuple[int, ...]
 ) -> Shaped[Array, "..."]:
-    """Random numbers for the rows at hand: what a draw for the whole batch gives them.
+    """Random numbers for this share's rows, as a draw for the whole batch gives them.
 
     Args:
         draw: shape -> random numbers.
-        shape: of the result; its first axis is the batch's rows, here those of the share.
+        shape: shape of the result; its first axis has the share's rows.
     """
     shard = current_shard()
     if shard is None:
@@ -82,8 +82,8 @@ def shard_axes(rows: int, *, num_chunks: int) -> tuple[str, ...]:
     """Mesh axes over which a batch can be computed apart: devices there hold all parameters.
 
     Args:
-        rows: of the batch.
-        num_chunks: of equal size, into which each device divides its rows.
+        rows: rows of the batch.
+        num_chunks: equal chunks into which each device divides its rows.
 
     Returns:
         Axes of more than one device; none without a mesh (`jax.set_mesh`), where another axis

@@ -83,14 +83,14 @@ def read(directory: FilePath) -> Records:
     except OSError:
         return found
     for line in text.splitlines():
-        # A line that is none says nothing about any file.
+        # Malformed lines are ignored.
         if parts := _LINE.fullmatch(line):
             found[parts[3]].add((int(parts[2]), parts[1]))
     return found
 
 
 def check_file(path: FilePath, *, fix: str) -> None:
-    """Compares a file with the record beside it, bytes too if it is not too large.
+    """Compares a file with the record beside it: its size and, unless it is large, its bytes.
 
     Raises:
         DataError: it was damaged after it had been written.
@@ -102,7 +102,7 @@ def check_file(path: FilePath, *, fix: str) -> None:
 
 
 def check_directory(directory: FilePath, *, fix: str, reads_all: bool = False) -> None:
-    """The same for all recorded files of a directory; `reads_all` also of a large one.
+    """Checks all recorded files of a directory; `reads_all` also compares the bytes of a large one.
 
     Raises:
         DataError: naming the first file that is missing or damaged.

@@ -31,7 +31,7 @@ from taser_jax.errors import (
 
 logger = logging.getLogger("taser")
 
-# Every host would write their files at once.
+# Commands that do not coordinate hosts: each host would write the same files.
 _ONE_HOST = ("init", "gin", "prepare", "import", "ask", "export", "quickstart", "compile", "plan")
 
 

@@ -32,7 +32,7 @@ class Arguments:
         multihost: whether to join other hosts first.
         coordinator_timeout: seconds to wait for them.
         help: whether to print the command's help.
-        limits: of what lines and arrays of files may take.
+        limits: limits on the memory for lines and arrays of files.
     """
 
     command: str

@@ -22,15 +22,15 @@ class Command:
         function: its function.
         summary: one line for the list of commands.
         gin_file: the Gin file read by default.
-        recipe: for a command that works on another's configuration, the Gin file read by default;
+        recipe: for a command that takes another command's recipes, the one read by default;
             `gin_file` is then always read before it.
         recipe_of: that other command's function.
-        base: the Gin file read before the given ones if they do not configure the command, or the
-            command whose recipes it takes; None is `gin_file`.
-        flags: its own flags, each for a binding.
-        argument: what a word after the command sets: a macro, or `function.parameter`.
-        many: whether several words may follow, which are then a list.
-        optional: whether it may stand without a word.
+        base: the Gin file read before the given ones if they do not configure the command (or the
+            one whose recipes it takes); None means `gin_file`.
+        flags: its own flags: flag -> the macro or parameter that it sets.
+        argument: the macro or `function.parameter` that a word after the command sets.
+        many: whether several words may follow, as a list.
+        optional: whether the word may be left out.
     """
 
     module: str

@@ -1,8 +1,8 @@
 """Resolves Gin files and flags into one checked configuration.
 
-A command is one function, and its configuration is what its own bindings reach. What a command will
-use is therefore known before it runs: a misspelled macro, an unknown name or an override without
-effect is an error, never a silent default.
+A command is one function, and its configuration is all that its bindings reach. So what a command
+will use is known before it runs: a misspelled macro, an unknown name or an override without effect
+is an error, never a silent default.
 """
 
 from __future__ import annotations

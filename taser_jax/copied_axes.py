@@ -22,11 +22,11 @@ class CopiedAxis:
     """A logical axis that is replicated because its length is not a multiple of the devices.
 
     Attributes:
-        axis: by its logical name.
+        axis: its logical name.
         size: its length.
-        mesh_axes: along which it was to be split.
-        parts: devices along them.
-        parameters: that have it.
+        mesh_axes: mesh axes along which it was to be split.
+        parts: number of devices along them.
+        parameters: parameters that have the axis.
     """
 
     axis: str

@@ -57,7 +57,7 @@ def static_task(query_tasks: Sequence[str], task: str | None) -> str | None:
     """The task's name as `encode` takes it: None where one program serves all tasks.
 
     Args:
-        query_tasks: the model's.
-        task: of the queries.
+        query_tasks: the model's tasks with a query encoder of their own.
+        task: the queries' task.
     """
     return task if query_tasks else None

@@ -18,7 +18,7 @@ class RoutingStatistics:
     """Sums over routed inputs, so that statistics of chunks or devices add up; all float32.
 
     An input is a sequence (Seq-R) or a token (Tok-R); padding tokens, and rows of padding only,
-    count for nothing. P = softmax(A·u + c), without noise or temperature (Eq. 4).
+    do not count. P = softmax(A·u + c), without noise or temperature (Eq. 4).
 
     Attributes:
         probability_sum: Σ P. [blocks, experts]

@@ -23,13 +23,13 @@ from taser_jax.errors import ConfigError
 
 _GIN_ERRORS = (
     *(ValueError, SyntaxError, AttributeError, TypeError, tokenize.TokenError),
-    # Of brackets nested a thousand deep, or of as many files that include one another.
+    # From brackets nested a thousand deep, or as many files that include one another.
     RecursionError,
 )
 MACRO = "gin.macro"
 # Packages whose modules Gin files may import; importing a module runs its code.
 IMPORTABLE = ("taser_jax", "tasks")
-# Gin's own, by which a file may name any function of any module.
+# Gin's dynamic registration, by which a file may name any function of any module.
 _DYNAMIC = "__gin__"
 
 
@@ -115,8 +115,7 @@ class GinReader:
     Args:
         search_paths: folders searched for files after the working directory and before the
             packaged ones.
-        elsewhere: names that other commands are configured with; bindings of files that use them
-            are skipped.
+        elsewhere: names that only other commands know; file bindings that use them are skipped.
         imports: modules that files may import beside those of `IMPORTABLE`.
 
     Attributes:
@@ -250,9 +249,9 @@ def read_files(
 
     Args:
         make_reader: makes what reads them.
-        files: of the command line.
-        defaults: of the command.
-        function: the command's.
+        files: files of the command line.
+        defaults: the command's default files.
+        function: the command's function.
         needed: its parameters without a default.
 
     Returns:

@@ -35,7 +35,7 @@ COORDINATOR_TIMEOUT = 300
 _GRACE = 60
 # Seconds for which a host that failed waits for the others to end, too.
 _LEAVING = 20
-# What JAX's runtime and its transports say of a host that is gone; it has no type for it.
+# Words of JAX's errors about a lost host, for which it has no exception type.
 _LOST = (
     *("gloo", "nccl", "heartbeat", "coordination", "another task died", "barrier"),
     *("connection reset by peer", "connection closed by peer", "broken pipe", "socket closed"),
@@ -109,7 +109,7 @@ def joined_as() -> int | None:
 
 @contextlib.contextmanager
 def naming_lost_hosts() -> Iterator[None]:
-    """Turns what JAX raises when another host is gone into a `HostLostError` that says so.
+    """Turns the errors that JAX raises when another host is gone into a `HostLostError`.
 
     Raises:
         HostLostError: joint work failed since another host has ended or cannot be reached.
@@ -117,8 +117,7 @@ def naming_lost_hosts() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, TimeoutError) as error:
-        # JAX's own error is a RuntimeError, those of compiled programs are ValueErrors, too, and
-        # Orbax's TimeoutErrors.
+        # JAX raises RuntimeErrors, compiled programs also ValueErrors, and Orbax TimeoutErrors.
         text = str(error).lower()
         if not _joined or not any(words in text for words in _LOST):
             raise
@@ -129,11 +128,11 @@ def naming_lost_hosts() -> Iterator[None]:
 def leave(status: int) -> None:
     """Ends this process if it failed after it had joined other hosts; else does nothing.
 
-    At a process's end JAX waits minutes for all hosts. If one is lost, or still computes with this
-    one, they would never come; they are given some seconds to fail and say why, too.
+    At exit JAX waits minutes for all hosts. A host that is lost, or still waits for this one in a
+    joint computation, would never come; the others get some seconds to fail and report why.
 
     Args:
-        status: of the process; 0 is no failure.
+        status: the process's exit status; 0 is success.
     """
     if status == 0 or not _joined:
         return
@@ -278,8 +277,8 @@ def writes(*directories: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         def pipeline(*, setting: Setting) -> None: ...
 
     Args:
-        directories: paths, in terms of the command's arguments and their fields; one whose argument
-            is None or empty is not written.
+        directories: paths with the command's arguments and their fields in braces; a path whose
+            argument is None or empty is skipped.
 
     Raises:
         BusyError: another process writes there.

@@ -84,7 +84,7 @@ class JsonField:
         return ", ".join([" or ".join(kind.value for kind in types), *words])
 
     def accepts(self, value: object) -> bool:
-        """Whether type and range are right; what it contains is not looked at."""
+        """Whether type and range are right; items and fields are not checked."""
         types = self.types if isinstance(self.types, tuple) else (self.types,)
         if not any(kind.holds(value) for kind in types):
             return False
@@ -135,9 +135,9 @@ def checked_fields(
 
 
 def lone_surrogate(value: object) -> str | None:
-    r"""The first string that is no text, since it has one half of a character of two.
+    r"""Finds the first string with a lone surrogate, which cannot be written as UTF-8.
 
-    JSON's escapes can write such halves, no UTF-8 can.
+    A JSON escape can stand for one half of a surrogate pair.
 
     Example:
         >>> lone_surrogate({"a": ["b", "\ud800"]})
@@ -147,9 +147,9 @@ def lone_surrogate(value: object) -> str | None:
         value: from `json.loads`, nested to any depth.
 
     Returns:
-        The string's place; None if all are texts.
+        The string's place; None if no string has one.
     """
-    # No recursion: what is nested as deep as Python parses would exceed its limit.
+    # Not recursive: values may be nested more deeply than Python's recursion limit.
     waiting: list[tuple[str, object]] = [("", value)]
     while waiting:
         path, item = waiting.pop()
@@ -171,7 +171,7 @@ def check_text(value: object, *, written: str, where: str, fix: str | None = Non
 
     Args:
         value: what was parsed.
-        written: what it was parsed from; searched first, since that is quick.
+        written: the text it was parsed from, which is searched first: that is quick.
         where: file and line.
         fix: what the message advises.
 

@@ -1,4 +1,4 @@
-"""The one place where JSON files are read: what they hold is checked where they are read."""
+"""Reads JSON files and checks what they hold."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def read_json(
         absent: returned if there is no such file; None makes that an error.
 
     Raises:
-        DataError: it cannot be read, was damaged, is not JSON, holds another value than an
-            object, half of a character, or a field is not what it must be.
+        DataError: it cannot be read, was damaged, is not a JSON object, has a lone surrogate, or
+            has a field that is not what it must be.
     """
     value = _read(path, fix=fix, absent=_ABSENT if absent is None else absent)
     if absent is not None and value is absent:

@@ -1,6 +1,6 @@
-"""Limits of what one line or one array of a file from elsewhere may take, and how to change them.
+"""Limits on the memory that one line or one array of a foreign file may take.
 
-A few bytes of a compressed file, or a number in its description, can claim any amount of memory.
+A few bytes of a compressed file, or a number in its header, can claim any amount of memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def use(limits: Limits) -> Iterator[Limits]:
 
 
 def line_bytes() -> int:
-    """Most bytes of a line."""
+    """Maximum bytes of a line."""
     return _in_use.line_mib * _MIB
 
 

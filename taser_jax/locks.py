@@ -21,8 +21,8 @@ from taser_jax.errors import BusyError
 from taser_jax.progress import logger
 
 LOCK = ".writer"
-# A disk for reading, perhaps with all that a command would make, or one without locks: the writes
-# themselves say so.
+# A read-only disk, which may already hold all that the command would write, or one without locks: a
+# write that fails reports that itself.
 _UNLOCKABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOLCK, errno.ENOTSUP)
 _COMMAND_LENGTH = 300
 _held: dict[str, int] = {}
@@ -30,16 +30,16 @@ _held: dict[str, int] = {}
 
 @contextlib.contextmanager
 def one_writer(directory: FilePath) -> Iterator[None]:
-    """Makes this process the only writer of a directory; within it, it may be taken again.
+    """Makes this process the only writer of a directory; it may take the lock several times.
 
     The lock is the kernel's (`flock`) on the file `.writer`, so a process that is killed loses
     it at once. Whoever takes it removes the scratch files that a killed writer left.
 
-    In a bucket (gs://) there is no lock: every object is replaced whole, the last writer wins, and
-    of two trainings in one MODEL_DIR the later one's checkpoints of a step stay.
+    In a bucket (gs://) there is no lock: every object is replaced whole, and the last writer wins.
+    Of two trainings in one MODEL_DIR, a step's checkpoint is that of the later one.
 
     Args:
-        directory: made where absent, and removed at the end if it is then empty.
+        directory: created where absent, and removed at the end if it is then empty.
 
     Raises:
         BusyError: another process writes there; says which, where and since when.
@@ -75,9 +75,9 @@ def one_writer(directory: FilePath) -> Iterator[None]:
 
 
 def _make(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Makes a directory with its parents; those that were made, from the top."""
+    """Creates a directory with its parents; returns those that it created, top first."""
     made = [one for one in (directory, *directory.parents) if not one.exists()][::-1]
-    # Nothing finished can be read there either: refused before a command computes.
+    # Refused before the command computes anything.
     with storage_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
     return made
@@ -90,7 +90,7 @@ def _take(directory: pathlib.Path) -> IO[bytes] | None:
         file = None
         try:
             with storage_errors(path):
-                # Unbuffered: who holds it may be cut off on a full disk, which the writes report.
+                # Unbuffered; on a full disk the holder may be cut off, which the writes report.
                 file = open(path, "a+b", buffering=0)  # noqa: SIM115
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Its last holder may have removed it between the two calls.

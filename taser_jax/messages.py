@@ -1,4 +1,4 @@
-"""What is said on stderr: log lines and errors, readable beside bars and in a log file."""
+"""Log lines and errors on stderr, readable beside progress bars and in a log file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def set_up(*, verbose: bool) -> None:
 
 
 def _has_accelerator() -> bool:
-    """Whether there may be a TPU or a GPU; of two doubtful answers the one that looks for it."""
+    """Whether there may be a TPU or a GPU; True in doubt, so that JAX looks for it."""
     vendors = pathlib.Path("/sys/bus/pci/devices").glob("*/vendor")
     return (
         "JAX_FORCE_TPU_INIT" in os.environ
@@ -61,7 +61,7 @@ def say(text: str) -> None:
     """Writes lines to stderr, above a progress bar; a terminal's are wrapped at its width.
 
     Args:
-        text: lines; what is wrapped stands two columns further right.
+        text: lines; the continuation of a wrapped line is indented by two columns.
     """
     if sys.stderr.isatty():
         text = wrapped(text, width=shutil.get_terminal_size().columns)
@@ -69,7 +69,7 @@ def say(text: str) -> None:
 
 
 def wrapped(text: str, *, width: int) -> str:
-    """Lines of at most `width` columns, but for longer words.
+    """Wraps lines at `width` columns; longer words are kept whole.
 
     Example:
         >>> print(wrapped("  fix: choose another directory", width=20))

@@ -15,7 +15,7 @@ import tqdm.auto
 
 T = TypeVar("T")
 logger = logging.getLogger("taser")
-# Seconds between the lines that stand for a bar where there is no terminal.
+# Seconds between the lines that replace a bar where there is no terminal.
 _LINE_PERIOD = 30.0
 _shows = threading.Event()
 _shows.set()
@@ -52,7 +52,7 @@ def bar(description: str, *, total: int, initial: int = 0, unit: str = "it") -> 
 
 
 def _looks(description: str, total: int | None) -> dict[str, Any]:
-    """A bar in a terminal; elsewhere, as in a log file, a line every half a minute."""
+    """Options of tqdm: a bar in a terminal; in a log file, a line every 30 seconds."""
     looks: dict[str, Any] = {"desc": description, "disable": not _shows.is_set()}
     if sys.stderr.isatty():
         # A bar within another disappears when it is done.

@@ -1,4 +1,4 @@
-"""Imports a library without the information that its compiled parts write to stderr."""
+"""Imports a library without the INFO lines that its compiled parts write to stderr."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _INFORMATION = re.compile(
 
 
 def quiet_import(name: str) -> None:
-    """Keeps information off stderr while the module `name` is imported, whenever that happens.
+    """Drops INFO lines from stderr while the module `name` is imported, whenever that happens.
 
-    TensorFlow from 2.21 on logs before it has read `TF_CPP_MIN_LOG_LEVEL`. All else that is
-    written meanwhile, warnings and errors among it, appears when the import ends.
+    TensorFlow from 2.21 on logs before it has read `TF_CPP_MIN_LOG_LEVEL`. Everything else written
+    meanwhile, such as warnings and errors, appears when the import ends.
 
     Args:
         name: a module that nothing has imported yet.

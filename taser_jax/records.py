@@ -67,7 +67,7 @@ def empty_passage(where: str) -> DataError:
     )
 
 
-# White space and what ends lines, control characters, and halves of characters.
+# Categories of white space, line ends, control characters and lone surrogates.
 _SPLITTING = ("Cc", "Cs", "Zs", "Zl", "Zp")
 
 
@@ -108,7 +108,7 @@ def check_id(id: str, *, where: str) -> str:
 
 
 class DevelopmentSets(enum.Enum):
-    """How several tasks' development sets come to one figure.
+    """How several tasks' development sets give one figure.
 
     APART: the mean of the tasks' figures; every task counts the same (TACO-DR).
     COMBINED: one set of all their queries; every query counts the same, and golds are ranked among

@@ -35,7 +35,7 @@ from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.runs import NO_ROW
 from taser_jax.retrieval.searcher import Searcher
 
-# Of models that were trained before their lengths were recorded.
+# For models that were trained before lengths were recorded.
 _QUERY_LENGTH, _PASSAGE_LENGTH = 32, 256
 
 
@@ -58,8 +58,8 @@ class Texts:
 
     Attributes:
         vocabulary: splits them.
-        query_length: most tokens of a query.
-        passage_length: most tokens of a passage.
+        query_length: maximum tokens per query.
+        passage_length: maximum tokens per passage.
         queries: prompt and normalisation of queries.
         titles: whether a passage's title precedes its text.
     """
@@ -100,7 +100,7 @@ class Retriever:
         model: the dual encoder with its parameters.
         texts: how texts become its tokens.
         collection: passages on disk; None begins with none.
-        task: whose query encoder is taken, where tasks have their own.
+        task: task whose query encoder is used, where tasks have their own.
     """
 
     def __init__(
@@ -141,8 +141,8 @@ class Retriever:
             index_dir: an index of the collection that this model encoded.
             data_dir: folder of collections.
             collection: the collection.
-            task: whose prompt, length and query encoder, where tasks differ.
-            query_length: tokens to which queries are cut; None takes the training's.
+            task: task whose prompt, length and query encoder are used, where tasks differ.
+            query_length: maximum tokens per query; None takes the training's.
             step: step of the checkpoint; None means the best one.
 
         Raises:
@@ -198,8 +198,8 @@ class Retriever:
             source: a Hugging Face or sentence-transformers directory, or an id on the hub.
             settings: pooling, normalisation and prompt; None takes what the directory says, and
                 for a plain checkpoint, which says nothing, the hidden state of [CLS].
-            query_length: tokens to which queries are cut.
-            passage_length: tokens to which passages are cut; no more than the model was made for.
+            query_length: maximum tokens per query.
+            passage_length: maximum tokens per passage; the model's own maximum if that is lower.
 
         Raises:
             DataError: no checkpoint there, or a damaged one.
@@ -279,7 +279,7 @@ class Retriever:
         return embeddings
 
     def add(self, passages: Sequence[Passage]) -> None:
-        """Encodes passages and searches them from now on, in memory.
+        """Encodes passages, keeps them in memory, and searches them from now on.
 
         Raises:
             DataError: an id that is there already, or twice among the new ones.

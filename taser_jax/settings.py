@@ -87,14 +87,14 @@ def _typed(hint: Any, value: object, where: str) -> Any:
 
 
 def flatten(**configs: object) -> dict[str, Any]:
-    """Names every setting of some configurations by its path, so that a stage says which changed.
+    """Every setting of some configurations by its path, so that a stage can name what changed.
 
     Example:
         >>> flatten(evaluation=EvaluationConfig())["evaluation.judge"]  # doctest: +SKIP
         'qrels'
 
     Args:
-        configs: name -> dataclass, mapping, enum, sequence or plain value, nested as they like.
+        configs: name -> dataclass, mapping, enum, sequence or plain value, nested to any depth.
 
     Returns:
         Path -> JSON-able value.

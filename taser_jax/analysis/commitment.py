@@ -50,8 +50,9 @@ from taser_jax.optim.tsage_options import BiasCorrection
 class JudgedAt(enum.Enum):
     """The checkpoint at which a parameter must be task-specific; the paper does not say which.
 
-    EARLIER: of those that were, which share is still with its task? LATER: of those that are now,
-    which share was with that task before? BOTH: of those that were and are.
+    EARLIER: of those specific at the earlier one, which share is still with its task? LATER: of
+    those specific at the later one, which share was with that task before? BOTH: of those specific
+    at both.
     """
 
     EARLIER = "earlier"
@@ -89,8 +90,8 @@ class Commitment:
     """Counts of parameters between two checkpoints.
 
     Attributes:
-        specific: number of parameters task-specific at the earlier, the later, or both.
-        committed: how many of each have the same most sensitive task at both.
+        specific: task-specific parameters at the earlier checkpoint, at the later, or at both.
+        committed: how many of each have the same most sensitive task at both checkpoints.
     """
 
     specific: dict[JudgedAt, int]
@@ -120,9 +121,9 @@ def make_advance(
     """Makes the function that adds batches to the averages, compiled once for all checkpoints.
 
     Args:
-        losses: of each task, in the order of the task axis.
+        losses: each task's loss, in the order of the task axis.
         betas: shares of the old average that are kept.
-        over: which entries the medians are of.
+        over: entries over which medians are taken.
 
     Returns:
         `advance(averages, params, batches, *, where) -> averages`; the old ones are donated. It
@@ -178,8 +179,8 @@ def marks_of(
     """Marks of every leaf, in tree order.
 
     Args:
-        averages: of at least one batch.
-        betas: theirs.
+        averages: averages of at least one batch.
+        betas: their β.
         temperature: τ of the entropies.
         bounds: what counts as task-specific.
         bias_correction: ADAM divides by 1 − β^steps first.
@@ -225,7 +226,7 @@ def mark(
     """Marks of one array's parameters.
 
     Args:
-        averages: of each task at each β.
+        averages: each task's average at each β.
         factors: `correction_factors`.
         temperature: τ of the entropies.
         bounds: what counts as task-specific.

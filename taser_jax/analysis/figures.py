@@ -59,7 +59,7 @@ def sensitivity_figure(findings: Findings) -> Figure:
 
 
 def sensitivity_log_figure(findings: Findings) -> Figure:
-    """The same on a logarithmic axis, which drops only zeros."""
+    """Figure 2 on a logarithmic axis, which drops zeros alone."""
     figure, axes = _panels(len(findings.tasks))
     edges = bin_edges()[1:-1]
     octaves = np.diff(np.log2(edges))

@@ -17,10 +17,10 @@ class Specialties:
     """Counts of one checkpoint's parameters.
 
     Attributes:
-        model: its name.
-        step: of the checkpoint.
+        model: the model's name.
+        step: the checkpoint's step.
         leaves: path of a parameter -> its counts.
-        agreements: of means over growing numbers of batches; empty without a sample.
+        agreements: agreement of means over growing numbers of batches; empty without a sample.
     """
 
     model: str
@@ -39,12 +39,12 @@ class CommitmentRow:
     """Commitment between two checkpoints at one β.
 
     Attributes:
-        model: its name.
-        earlier_step: of the checkpoint compared with.
-        step: of the later checkpoint.
-        beta: of the moving average, or `OWN`: the one that T-SAGE used and the training saved.
+        model: the model's name.
+        earlier_step: step of the earlier checkpoint.
+        step: step of the later checkpoint.
+        beta: β of the moving average, or `OWN`: the average that T-SAGE used and training saved.
         commitment: the counts.
-        noise: its value if no parameter preferred a task; None if unknown.
+        noise: the counts if no parameter preferred a task; None if unknown.
     """
 
     model: str
@@ -91,5 +91,5 @@ class Findings:
 
     @property
     def temperature_order(self) -> list[int]:
-        """Numbers of the temperatures, from the lowest on."""
+        """Numbers of the temperatures, lowest temperature first."""
         return sorted(range(len(self.temperatures)), key=lambda place: self.temperatures[place])

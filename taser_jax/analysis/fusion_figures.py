@@ -14,11 +14,11 @@ _PANEL = 3.2
 
 @dataclasses.dataclass(frozen=True)
 class Strips:
-    """What some members make of one query's first passages.
+    """Some members' softmaxes over one query's first passages.
 
     Attributes:
         query_id: the query.
-        confidence: w of the whole ensemble.
+        confidence: the whole ensemble's w.
         probabilities: each member's softmax over the list, cut after the first passages.
     """
 
@@ -79,7 +79,7 @@ def weights_figure(
 
     Args:
         weights: (row, task) -> weights of some queries; a panel each, rows below each other.
-        names: of the specialists.
+        names: the specialists' names.
     """
     rows = list(dict.fromkeys(row for row, _ in weights))
     tasks = list(dict.fromkeys(task for _, task in weights))

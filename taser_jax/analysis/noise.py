@@ -1,4 +1,4 @@
-"""The rates of noise alone, from a sample of parameters with the sensitivities of every batch.
+"""The rates that noise alone would have, from a sample of parameters, batch by batch.
 
 A moving average keeps a parameter with its task whether or not it prefers one: averages of two
 checkpoints share batches. `noise_commitments` is the commitment rate of parameters without any
@@ -59,8 +59,7 @@ def noise_commitments(
 
     At every step each parameter takes its normalised sensitivities of one measured batch, drawn at
     random, with the tasks rotated at random, so that every task is equally likely to have each
-    value. They enter the same moving average, and the same bounds say what is
-    task-specific.
+    value. They enter the same moving average, and the same bounds decide what is task-specific.
 
     Example:
         Two tasks, β = 0.9, normally distributed sensitivities, every parameter task-specific,
@@ -68,12 +67,12 @@ def noise_commitments(
         0.042, and ½ + arcsin(0.042)/π = 51.3% keep their task. For 30 and 32 batches it is 80.0%.
 
     Args:
-        sample: of one checkpoint.
+        sample: one checkpoint's sample.
         betas: shares of the old average that are kept.
-        batches: that have entered the average at the earlier and at the later checkpoint.
+        batches: number of batches in the average at the earlier and at the later checkpoint.
         temperature: τ of the entropies.
         bounds: what counts as task-specific.
-        bias_correction: of the average.
+        bias_correction: how the average is corrected.
     """
     pool = jnp.asarray(sample.values / sample.batch_medians[..., None], jnp.float32)
     _, num_tasks, number = pool.shape
@@ -113,7 +112,7 @@ def agreements(sample: Sample, *, temperature: float, bounds: Bounds) -> list[Ag
     """Agreement of means over 1, 2, 4, ... batches, each over all disjoint pairs there are.
 
     Args:
-        sample: of one checkpoint.
+        sample: one checkpoint's sample.
         temperature: τ of the entropies.
         bounds: what counts as activated and as task-specific.
     """

@@ -34,8 +34,8 @@ class Sample(NamedTuple):
 
     Attributes:
         values: |g·θ|.
-        batch_medians: of each batch and task, over all parameters of the model.
-        medians: of each task's mean over the batches, over all parameters too.
+        batch_medians: median of each batch and task, over all parameters of the model.
+        medians: median of each task's mean over the batches, over all parameters too.
     """
 
     values: Float[np.ndarray, "batches tasks parameters"]
@@ -51,7 +51,7 @@ class Sensitivities(NamedTuple):
         medians: exact lower medians of the totals over all parameters, in the order of the tasks.
             A total divided by its median is the median-normalised mean: the number of batches
             cancels.
-        sample: of some parameters, batch by batch, where one was requested.
+        sample: sensitivities of some parameters, batch by batch, if requested.
     """
 
     totals: dict[str, PyTree]
@@ -75,9 +75,9 @@ def make_measure(
         lower median 4.
 
     Args:
-        losses: of each task, in the order of the task axis.
-        over: which entries the medians are of.
-        sampled: how many parameters' sensitivities are kept of every batch.
+        losses: each task's loss, in the order of the task axis.
+        over: entries over which medians are taken.
+        sampled: number of parameters whose sensitivities are kept for every batch.
 
     Returns:
         `measure(params, batches, *, where) -> Sensitivities`: Σ over batches of |g_t·θ| of every
@@ -142,7 +142,7 @@ def sampled_places(params: PyTree, number: int) -> list[Integer[np.ndarray, " pl
 
     Args:
         params: arrays or shapes.
-        number: of places in all leaves together; all parameters where there are fewer.
+        number: number of places in all leaves together; all parameters where there are fewer.
     """
     sizes = np.array([leaf.size for leaf in jax.tree.leaves(params)], np.int64)
     number = int(min(number, sizes.sum()))
@@ -203,7 +203,7 @@ def sensitivity(loss: TaskLoss, params: PyTree, batch: Batch) -> PyTree:
 
 
 def is_finite(tree: PyTree) -> PyTree:
-    """Whether all entries of all leaves are."""
+    """Whether all entries of all leaves are finite."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 

@@ -71,14 +71,14 @@ class LeafCounts(NamedTuple):
     """Counts of one leaf or, added up, of several; K temperatures, T tasks.
 
     Attributes:
-        sensitivity: of each task's values by `float_bins`, [T, NUM_BINS].
-        zeros: of each task's values that are exactly 0, [T].
-        specialty: by temperature, `Specialty` and the most sensitive task, [K, 3, T + 1]; the last
-            column is of parameters whose highest value two tasks share.
-        entropy: of activated parameters by `entropy_edges`, [K, bins].
-        entropy_sum: of activated parameters' entropies, [K].
-        weight_sum: of all parameters' softmax weights, [K, T].
-        largest_sum: of all parameters' largest weight, [K].
+        sensitivity: histogram of each task's values, by `float_bins`. [T, NUM_BINS]
+        zeros: how many of each task's values are exactly 0. [T]
+        specialty: parameters by temperature, `Specialty` and the most sensitive task; the last
+            column counts those whose highest value several tasks share. [K, 3, T + 1]
+        entropy: histogram of activated parameters, by `entropy_edges`. [K, bins]
+        entropy_sum: sum of the activated parameters' entropies. [K]
+        weight_sum: sum of all parameters' softmax weights. [K, T]
+        largest_sum: sum of all parameters' largest weights. [K]
     """
 
     sensitivity: jax.Array | np.ndarray
@@ -105,7 +105,7 @@ class LeafCounts(NamedTuple):
         return int(self.specialty[0].sum())
 
     def share(self, what: Specialty, *, temperature: int = 0) -> float:
-        """Share of the parameters, at temperature number `temperature`."""
+        """Share of the parameters that are of this kind, at the temperature of that number."""
         of_all = self.specialty[temperature].sum(-1)
         return float(of_all[list(Specialty).index(what)] / of_all.sum())
 
@@ -187,14 +187,14 @@ def count_leaf(
     temperatures: tuple[float, ...],
     sharding: NamedSharding,
 ) -> LeafCounts:
-    """Counts of one leaf, on every device its own part; the result is on all of them.
+    """Counts of one leaf; every device counts its own part, and all get the result.
 
     Args:
-        totals: sums of sensitivities of each task, the leaf's shape each.
-        medians: of each task's sums, over all leaves.
+        totals: each task's sums of sensitivities, in the leaf's shape.
+        medians: medians of each task's sums, over all leaves.
         bounds: what counts as specific and as activated.
         temperatures: τ of the entropies.
-        sharding: of each of the totals.
+        sharding: sharding of each of the totals.
     """
 
     def of_part(totals: tuple[jax.Array, ...], medians: jax.Array) -> LeafCounts:

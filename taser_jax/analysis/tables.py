@@ -210,7 +210,7 @@ def to_markdown(findings: Findings, *, measured: str) -> str:
 
     Args:
         findings: what to show.
-        measured: a sentence that says on what it was measured.
+        measured: a sentence that says what was measured, and on which batches.
     """
     tau = f"τ = {findings.temperatures[0]:g}"
     blocks = [

@@ -1,4 +1,4 @@
-"""How useful specialists' confidences are: own and other tasks' queries, abstention, weights."""
+"""How well specialists' confidences predict errors and domains: curves, AUROC, weights."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class SpecialistUncertainty:
     """One specialist's confidence in its results for every task's queries.
 
     Attributes:
-        name: of the specialist.
-        own: tasks it was trained on.
+        name: the specialist's name.
+        own: tasks that it was trained on.
         confidence: task -> w of each query.
         correct: task -> whether the first passage of its list is right.
-        reliability: on its validation queries, at its temperature; None without calibration.
+        reliability: reliability on its validation queries; None without calibration.
     """
 
     name: str
@@ -89,7 +89,7 @@ def uncertainty_figures(
     """Name of each PNG -> the figure.
 
     Args:
-        specialists: how sure each was.
+        specialists: each specialist's confidences.
         weights: task -> the fused queries' weights, which add up to 1.
     """
     found = {

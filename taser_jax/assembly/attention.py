@@ -41,7 +41,7 @@ def document_attention(
         model: the end retriever.
         texts: queries with documents.
         task: the queries' task.
-        kind: the measure.
+        kind: how attention becomes one number per document.
         config: sizes of batches.
     """
     devices = dataclasses.replace(config, batch_multiple=model.batch_multiple)
@@ -69,7 +69,7 @@ class Distilled:
 
     Attributes:
         positives: documents of the mixture, the source's gold first.
-        negatives: documents that were found and are no positives.
+        negatives: documents that the lookup found and that are no positives.
     """
 
     positives: list[Int[np.ndarray, " positives"]]
@@ -85,18 +85,18 @@ def distil(
     negatives: int,
     seed: int = 0,
 ) -> Distilled:
-    """Positives D^s+ ∪ top N of D^a by attention, and negatives from the rest that was found.
+    """Positives D^s+ ∪ top N of D^a by attention, and negatives from the other documents found.
 
-    Equations 10 to 12 of MoMA. Found passages that are the same text as a positive have its row in
-    the mixture, and so are no negatives.
+    Equations 10 to 12 of MoMA. A document with the same text as a positive has the same row in the
+    mixture, and so is no negative.
 
     Args:
         gold: relevant documents of each query, as rows of the mixture.
         lookup: what the lookup model found, deeper than the documents that were fused.
-        attention: to the first K of them.
+        attention: attention to the first K of them.
         learned: N.
-        negatives: drawn for each query from what was found.
-        seed: of the draw.
+        negatives: number of negatives drawn per query.
+        seed: seed of the draw.
 
     Raises:
         ConfigError: N above K.
@@ -132,8 +132,8 @@ def write_joined_store(
 
     Args:
         directory: where it goes.
-        mixture: its passages.
-        source: whose vocabulary and lengths it has.
+        mixture: the memories, whose documents become its passages.
+        source: the token store whose vocabulary and lengths it takes.
         queries: (task, split) -> queries with their positives and negatives in the mixture.
     """
     writer = TokenStoreWriter(

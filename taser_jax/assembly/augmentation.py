@@ -55,12 +55,12 @@ def write_lookup(
     """Writes the documents of a split's queries.
 
     Args:
-        directory: of all splits.
+        directory: folder of all splits.
         task: the queries' task.
         split: their split.
-        lookup: what was found.
+        lookup: the documents found.
         memory_dir: the mixture's directory.
-        fingerprints: of what was looked up, in what, and by what.
+        fingerprints: fingerprints of the queries, the mixture and the lookup model.
     """
     own = lookup_directory(directory, task, split)
     own.mkdir(parents=True, exist_ok=True)
@@ -107,9 +107,9 @@ class Augmentation:
 
     Attributes:
         directory: what `taser augment` wrote.
-        per_query: documents of a query, K.
+        per_query: documents fused with each query, K.
         config: the model that fuses them.
-        passages: of the token store, which stay as they are.
+        passages: the token store's passages, unchanged.
     """
 
     directory: str
@@ -136,7 +136,8 @@ class Augmentation:
         """These queries with their documents.
 
         Raises:
-            DataError: they were not augmented, or with fewer documents.
+            ConfigError: fewer documents were looked up.
+            DataError: the split was not augmented.
             FingerprintError: the mixture or its model has changed since.
         """
         found, metadata = read_lookup(self.directory, queries.task, queries.split)

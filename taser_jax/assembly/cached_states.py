@@ -35,11 +35,11 @@ from taser_jax.retrieval.embeddings import batches_by_length
 from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
 from taser_jax.settings import to_plain
 
-# NumPy's, at least.
+# At least the size of a NumPy file's header.
 _HEADER = 128
 _VERSION = 1
 _GIB = 2**30
-# Queries are short: padded to 32 tokens, most of a batch would be padding.
+# Queries are short: at a multiple of 32, most of a batch would be padding.
 _LENGTH_MULTIPLE = 16
 
 
@@ -55,12 +55,12 @@ def cached_states(
     """Opens the states of a store's passages and queries; what is missing is made first.
 
     Args:
-        directory: of one model's frozen blocks and one token store; made where absent.
-        dtype: of the states; bfloat16 halves them and keeps 8 bits of each number.
-        model: with frozen blocks.
+        directory: folder for one model's frozen blocks and one token store; created where absent.
+        dtype: dtype of the states; bfloat16 halves them and keeps 8 bits of each number.
+        model: the model, with frozen blocks.
         params: its parameters.
         store: the token store.
-        queries: tasks and splits to have; the states of a split are those of all its queries.
+        queries: query sets whose states are wanted; those of all queries of a split are computed.
 
     Raises:
         ConfigError: nothing is frozen, or there are several hosts.
@@ -115,7 +115,7 @@ class _Maker:
         role: Role,
         task: str | None = None,
     ) -> StateRows:
-        """The states of all texts of a side, made where they are not there yet."""
+        """The states of all texts of a side; computed if they are not there yet."""
         plan = {
             "format_version": _VERSION,
             "kind": "states",

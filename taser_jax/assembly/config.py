@@ -54,7 +54,7 @@ class MultitaskTraining:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """How a model is trained, whichever it is.
+    """How a model of any kind is trained.
 
     Attributes:
         loop: steps and periods.
@@ -70,7 +70,7 @@ class TrainingConfig:
         train_from_block: number of first blocks that are frozen, with the embeddings below them.
         states_dir: where the frozen blocks' states of the token store are kept; None computes them
             in each step.
-        states_dtype: of these states; bfloat16 halves them and keeps 8 bits of each number.
+        states_dtype: dtype of these states; bfloat16 halves them and keeps 8 bits of each number.
         pretrained: weights that encoders start from; None draws them.
         multitask: a batch of every task in each step, and how their gradients become one, in place
             of `batching`; None gives each batch to one task.
@@ -79,7 +79,7 @@ class TrainingConfig:
         schedule_steps: steps that learning rate and T-SAGE's burn-in are laid out for; None means
             those of the loop. Larger if a later training continues from this one's state.
         tracking: a service that scalars are sent to, besides MODEL_DIR's files; None sends nothing.
-        seed: of weights, dropout and routing; batches have `batching.seed`.
+        seed: seed of weights, dropout and routing; batches have `batching.seed`.
     """
 
     loop: LoopConfig

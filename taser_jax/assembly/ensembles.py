@@ -52,7 +52,7 @@ _MEMBERS = "members.npz"
 
 
 class Kept(enum.Enum):
-    """Which parameters an ensemble ends with: of the best mean validation loss, or the last."""
+    """The parameters that are kept: those of the lowest mean validation loss, or the last."""
 
     BEST = "best"
     LAST = "last"
@@ -65,14 +65,14 @@ class EnsembleTraining:
     Attributes:
         model: sizes.
         batching: queries in a member's batch, and its hard negatives.
-        optimizer: of each member. Its warm-up is at most a tenth of the run.
+        optimizer: optimiser of each member. Its warm-up is at most a tenth of the run.
         epochs: passes of each member over the specialist's training queries.
-        evaluations: validations, and checkpoints, in the whole run.
-        validation_split: whose queries choose the checkpoint.
+        evaluations: number of validations, and of checkpoints, in the whole run.
+        validation_split: split whose queries choose the checkpoint.
         validation_batches: maximum number of their batches, the same for all members.
         kept: the best checkpoint, or the last.
         log_period: steps between lines in metrics.jsonl.
-        seed: of weights and batches.
+        seed: seed of weights and batches.
     """
 
     model: EnsembleConfig = EnsembleConfig()
@@ -127,7 +127,7 @@ class SpecialistVectors:
         split: str,
         negatives_dirs: Sequence[str] = (),
     ) -> SpecialistVectors:
-        """Opens what `taser encode` wrote of these tasks' split; queries without a positive drop.
+        """Opens the embeddings of these tasks' split, without queries that have no positive.
 
         Raises:
             ConfigError: the token store has no such task or split.
@@ -178,10 +178,10 @@ class EnsembleBatches:
     """Every member's batches, gathered ahead in a thread and placed on the devices.
 
     Args:
-        vectors: the specialist's.
-        stream: rows of batches under any seed; each member has its own.
-        placement: members over devices; a host gathers for the members on its own.
-        seed: of the ensemble.
+        vectors: the specialist's vectors.
+        stream: rows of batches; each member reseeds it.
+        placement: members over devices; a host gathers batches for the members on its own.
+        seed: the ensemble's seed.
     """
 
     def __init__(
@@ -229,9 +229,9 @@ class Ensemble:
     Attributes:
         config: sizes.
         params: arrays with a leading axis of members.
-        fingerprints: of the specialist's model, collection, vocabulary and passages, and of the
-            ensemble itself ("ensemble").
-        tasks: whose queries it was trained on.
+        fingerprints: fingerprints of the specialist's model, collection, vocabulary and passages,
+            and of the ensemble itself ("ensemble").
+        tasks: tasks whose queries it was trained on.
     """
 
     config: EnsembleConfig

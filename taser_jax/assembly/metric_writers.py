@@ -27,8 +27,8 @@ class JsonlWriter:
     in a bucket cannot be appended to, so each flush rewrites the whole file there.
 
     Args:
-        path: the file, local or gs://; made with its folder.
-        resume_step: steps after it are removed.
+        path: the file, local or gs://; created with its folder.
+        resume_step: lines of later steps are removed.
     """
 
     def __init__(self, path: epath.PathLike, *, resume_step: int = 0) -> None:
@@ -71,10 +71,10 @@ def _lines_up_to(path: epath.Path, step: int) -> list[str]:
 
 
 class EventWriter:
-    """TensorBoard's event files, by its own record writer: it needs no TensorFlow.
+    """Writes TensorBoard's event files with its own record writer, which needs no TensorFlow.
 
     Args:
-        folder: where they lie, local or gs://; made if absent.
+        folder: the files' folder, local or gs://; created where absent.
     """
 
     def __init__(self, folder: epath.PathLike) -> None:

@@ -70,7 +70,7 @@ class LoadedModel:
     Attributes:
         model: the module.
         params: its parameters.
-        fingerprint: of configuration and parameters; embeddings and indexes carry it.
+        fingerprint: fingerprint of configuration and parameters; embeddings and indexes carry it.
         vocabulary_dir: the vocabulary it was trained with.
         step: the checkpoint it came from.
         partitioner: this host's devices.
@@ -85,7 +85,7 @@ class LoadedModel:
 
     @functools.cached_property
     def passage_fingerprint(self) -> str:
-        """Of what encodes passages."""
+        """Fingerprint of what encodes passages."""
         return passage_fingerprint(self.model.config, self.params)
 
     @property
@@ -126,7 +126,7 @@ class LoadedModel:
 
 
 def passage_fingerprint(config: ModelConfig, params: PyTree) -> str:
-    """Of what encodes passages: models that differ in their queries' side share it."""
+    """Fingerprint of what encodes passages: models that differ on the query side alone share it."""
     tower = params[config.tower_name(Role.PASSAGE, None)]
     total = Fingerprint().add(config_io.passage_json(config))
     for path, leaf in jax.tree_util.tree_leaves_with_path(tower):
@@ -145,7 +145,7 @@ def embed(
     role: Role,
     task: str | None,
 ) -> jax.Array:
-    """Float32 embeddings [batch, dim] of tokens of one role, of their states, or with documents."""
+    """Float32 embeddings [batch, dim] of one role's texts, in any form that the model takes."""
     encoded: Any = model.apply({"params": params}, tokens, role=role, task=task, method="encode")
     return encoded.embeddings
 
@@ -297,7 +297,7 @@ def check_vocabulary(model: LoadedModel, tokens: TokenStore) -> None:
 
 
 def check_vocabulary_directory(directory: FilePath, tokens: TokenStore) -> None:
-    """The same for a model that is not opened: `directory` is its vocabulary's."""
+    """As `check_vocabulary`, for a model that is not loaded; `directory` is its vocabulary's."""
     found = read_json(epath.Path(directory) / "vocabulary.json", absent={})
     if "fingerprint" in found:
         require_equal(
@@ -320,9 +320,9 @@ def write_run_record(
     """Writes model.json, config.gin, model-info.txt, run.json and the vocabulary.
 
     Args:
-        model_dir: made where absent; a directory or a gs:// address.
+        model_dir: a directory or a gs:// address; created where absent.
         model_config: the model.
-        facts: of the run; JSON-able.
+        facts: facts about the run; JSON-able.
         parameter_table: every parameter with shape, axes and sharding.
         config_text: the Gin configuration as it was resolved.
         vocabulary: directory of the vocabulary, copied; None if it is there already.

@@ -72,7 +72,8 @@ def make_plan(
         queries: task -> queries to train on, in the order of the task axis.
         query_tasks: the model's tasks with a query tower of their own.
         task_sizes: task -> number of queries, if there is no store.
-        memory: documents of each query, where they are fused with some; for batches of one task.
+        memory: sizes of the documents fused with each query, for batches of one task; None fuses
+            none.
 
     Raises:
         ConfigError: batches that the devices or chunks cannot share, or a batch of every task

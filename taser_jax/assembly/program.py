@@ -53,12 +53,12 @@ class Program:
         partitioner: the devices.
         plan: the batches of a step.
         params: shapes of the parameters.
-        param_shardings: where they live.
+        param_shardings: their shardings.
         logical_axes: names of their axes.
-        copied_axes: those that the mesh cannot divide.
+        copied_axes: axes that are replicated because the mesh cannot divide them.
         optimizer: the optax chain.
         initialise: key -> parameters.
-        queue: size of the queue of passages; None without.
+        queue: size of the queue of passages; None without a queue.
         state: shapes of the whole state, with their shardings, as restoring and compiling take
             them.
         train_step: jitted, (state, {task: batch}) -> (state, metrics).
@@ -101,7 +101,7 @@ def make_program(
         queries: task -> queries to train on.
         feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
         task_sizes: task -> training queries, for a batch of every task without a store.
-        documents: that each query is fused with, K; 0 for queries alone.
+        documents: documents fused with each query, K; 0 for queries alone.
 
     Raises:
         ConfigError: settings that contradict each other or do not fit the devices or the tokens.
@@ -239,7 +239,7 @@ def _optimizer(
 
 
 def step_cost(program: Program) -> StepCost:
-    """What a step of the program costs, by its batches."""
+    """FLOPs and tokens of a step, as functions of its batches."""
     model = program.model
 
     def flops(batches: Mapping[str, Batch]) -> float:

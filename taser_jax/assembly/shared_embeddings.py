@@ -34,8 +34,8 @@ def add_missing(
     """Encodes the passages of a store that have no embedding yet; returns how many.
 
     Args:
-        directory: of the embeddings.
-        model: whose passage tower encodes.
+        directory: folder of the embeddings.
+        model: the model whose passage tower encodes.
         store: the passages.
         config: sizes of batches.
     """
@@ -53,8 +53,8 @@ class EmbeddedPassages:
     """A store's passages as embeddings; its queries as they are, or with documents.
 
     Attributes:
-        passages: as embeddings.
-        others: of the queries; None leaves their tokens.
+        passages: the passages, as embeddings.
+        others: what the queries are replaced by; None keeps their tokens.
     """
 
     passages: Texts
@@ -74,12 +74,12 @@ class EmbeddedPassages:
         """Checks that training leaves the passage tower alone, and that it made the embeddings.
 
         Args:
-            directory: of the embeddings.
+            directory: folder of the embeddings.
             store: the passages.
             config: the model to train.
             params: its parameters before training.
-            trainable: tree shaped as these; False where they stay.
-            others: of the queries.
+            trainable: tree shaped as these; False where training leaves them alone.
+            others: what the queries are replaced by; None keeps their tokens.
 
         Raises:
             ConfigError: the passage tower is trained.

@@ -76,7 +76,7 @@ def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
 
     Args:
         facts: run.json.
-        task: whose queries; needed where tasks differ.
+        task: the queries' task; needed where tasks differ.
 
     Raises:
         ConfigError: tasks differ, and `task` is none of them.
@@ -98,11 +98,11 @@ def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
 
 
 def task_prompts(facts: Mapping[str, Any], task: str | None) -> dict[str, tuple[int, ...]]:
-    """Prompts of the tasks whose queries become tokens as those of `task` do, but for the prompt.
+    """Prompts of the tasks whose queries are tokenised like those of `task` except for the prompt.
 
     Args:
         facts: run.json.
-        task: whose queries; None where tasks do not differ.
+        task: the queries' task; None where tasks do not differ.
 
     Returns:
         Task -> ids of its prompt; of the tasks that run.json names, and of `task`.

@@ -67,9 +67,9 @@ class Validator:
         tasks: task -> its validation queries; tasks without any are left out by the caller. Queries
             without a positive are left out here.
         config: sizes.
-        objective: its temperature is used.
+        objective: the objective, for its temperature.
         partitioner: devices; every host calls this with the same arguments.
-        states: of frozen blocks, or queries with documents, in place of the store's tokens.
+        states: what is read in place of the store's tokens: states, documents or embeddings.
         buckets: lengths that texts, sorted by length, are padded to; none pads to the store's.
     """
 
@@ -197,7 +197,7 @@ class Validator:
         """Embeddings of rows, in blocks of similar length whose parts the hosts prepare."""
         name = static_task(self._query_tasks, task)
         size = self._config.batch_size * 2
-        size += -size % (self._partitioner.batch_devices)
+        size += -size % self._partitioner.batch_devices
         mine = self._partitioner.host_share.rows(size)
         order = np.argsort(-texts.lengths[rows], kind="stable")
         found = []

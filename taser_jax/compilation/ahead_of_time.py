@@ -1,4 +1,4 @@
-"""Compiles a step for devices of another machine, and keeps the compiler's report."""
+"""Compiles a step for devices that this machine lacks; reads the compiler's report."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ class CompiledStep:
     """The compiler's report on a step.
 
     Attributes:
-        memory: of one device.
-        compiler_flops: of one device, by XLA's count: includes element-wise work, and loop bodies
-            once.
-        compiler_bytes: read and written by one device, by XLA's count: includes on-chip memory, and
-            loop bodies once.
+        memory: memory of one device.
+        compiler_flops: FLOPs of one device by XLA's count, which includes element-wise work and
+            counts loop bodies once.
+        compiler_bytes: bytes that one device reads and writes by XLA's count, which includes
+            on-chip memory and counts loop bodies once.
         products: matrix products of the whole program.
-        collectives: of one device.
-        warnings: of involuntary rematerialisation: arrays that are copied whole to every device
-            because the compiler sees no other way from one sharding to another.
-        effort: of the compiler.
+        collectives: collectives of one device.
+        warnings: warnings of involuntary rematerialisation: arrays that are copied whole to every
+            device because the compiler sees no other way from one sharding to another.
+        effort: the compiler's effort.
         unknown_loops: loops of unknown length, such as the search for a median: all counts treat
             them as one round.
     """
@@ -122,8 +122,8 @@ def compile_step(
     Args:
         step: from `jax.jit`.
         arguments: trees of `jax.ShapeDtypeStruct` with shardings on the mesh.
-        mesh: devices, of a topology too.
-        effort: of the compiler.
+        mesh: devices, of this machine or of a topology.
+        effort: the compiler's effort.
         static: static keyword arguments.
 
     Raises:

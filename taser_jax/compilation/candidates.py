@@ -60,7 +60,7 @@ def candidates(
     """Every candidate that divides devices, heads and batches evenly; chunks are powers of two.
 
     Args:
-        num_devices: of one step.
+        num_devices: devices that share a step.
         shapes: the batches of a step.
         num_heads: attention heads, which `model` splits.
     """
@@ -104,7 +104,7 @@ def estimate(
         topology: the chips.
         config: the model.
         shapes: the batches of a step; tasks are computed one after another.
-        param_bytes: of all parameters, float32.
+        param_bytes: bytes of all parameters, float32.
     """
     chip, devices = topology.chip, len(topology.devices)
     fsdp, model, chunks = candidate.fsdp, candidate.model, candidate.num_chunks
@@ -124,7 +124,7 @@ def estimate(
     traffic += param_bytes / model * (_PARAMETER_TRAFFIC * chunks + _OPTIMIZER_TRAFFIC / fsdp)
 
     def seconds(num_bytes: float, group: int) -> float:
-        """Of a ring's one way, (g − 1)/g of the bytes over the links of a group."""
+        """A ring's one pass: (g − 1)/g of the bytes over the links of a group."""
         return num_bytes * (group - 1) / group / (topology.links(group) * chip.link_bandwidth)
 
     tokens = sum(shape.tokens for shape in shapes) / parts

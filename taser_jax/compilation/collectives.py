@@ -44,8 +44,8 @@ class Collective:
 
     Attributes:
         kind: the operation.
-        num_bytes: of the larger of its operand and result, on one device, each time.
-        group_size: devices that take part in one.
+        num_bytes: bytes of the larger of its operand and result, on one device, each time.
+        group_size: devices in a group.
         times: how often a step runs it: once, or once per iteration of the loops around it. A loop
             of unknown length counts as one iteration.
         operation: its origin, by JAX's names.
@@ -95,9 +95,9 @@ def read_collectives(
 
     Args:
         hlo: `compiled.as_text()`, after partitioning: shapes are those of one device.
-        num_devices: of the program.
+        num_devices: number of the program's devices.
         num_slices: number of slices.
-        coordinates: of each device on the torus, in the program's order.
+        coordinates: each device's coordinates on the torus, in the program's order.
     """
     module = read_module(hlo)
     found: dict[str, Collective] = {}

@@ -33,8 +33,8 @@ class Array:
     """An operand or result of an instruction.
 
     Attributes:
-        dtype: by XLA's name.
-        shape: on one device.
+        dtype: XLA's name of its dtype.
+        shape: its shape on one device.
     """
 
     dtype: str
@@ -42,7 +42,7 @@ class Array:
 
     @property
     def num_bytes(self) -> int:
-        """Without the padding of its tiles."""
+        """Its bytes, without the padding of its tiles."""
         bits = _BITS.get(self.dtype) or int(re.sub(r"\D.*", "", self.dtype[1:]))
         return math.prod(self.shape) * bits // 8
 

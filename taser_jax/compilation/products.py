@@ -19,11 +19,11 @@ class MatrixProduct:
     """One product of the program.
 
     Attributes:
-        dtype: of its operands.
+        dtype: dtype of its operands.
         precision: HIGHEST, HIGH or DEFAULT.
         flops: 2·(batch)·m·k·n, over all devices and all times.
         times: how often a step computes it.
-        operation: its modules and functions.
+        operation: path of modules and functions that compute it.
     """
 
     dtype: str

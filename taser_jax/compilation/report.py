@@ -24,7 +24,7 @@ class StepReport:
     """A compiled step, compared with the model's formulas and the chip's limits.
 
     Attributes:
-        name: of the step.
+        name: the step's name.
         about: its input, in words.
         topology: the target.
         mesh: devices along each axis.
@@ -149,7 +149,7 @@ class StepRefusal:
     """A step that the compiler could not place in a device's memory.
 
     Attributes:
-        name: of the step.
+        name: the step's name.
         topology: the target.
         needed: bytes per device.
         available: bytes a device has.

@@ -80,11 +80,11 @@ def roofline(
         On v5e 197e9 FLOPs take 1 ms, and so do 819e6 bytes of memory traffic.
 
     Args:
-        topology: whose peaks count.
-        flops: executed by a device, in passes of the matrix unit.
-        model_flops: useful ones among them.
-        num_bytes: read and written per device.
-        collectives: of the step.
+        topology: the topology, for its chips' peaks.
+        flops: FLOPs that a device executes, in passes of the matrix unit.
+        model_flops: the useful ones among them.
+        num_bytes: bytes read and written per device.
+        collectives: the step's collectives.
     """
     chip = topology.chip
     return Roofline(

@@ -32,7 +32,8 @@ class AnswerMatch(enum.Enum):
     """How an answer is matched in a passage's body (never in its title).
 
     STRING: the answer's tokens are a contiguous run of the passage's tokens, after NFD
-        normalisation and lower-casing; punctuation counts, articles are kept.
+        normalisation and lower-casing; punctuation counts, articles are kept. As in DPR's script,
+        an answer without tokens (white space only) is in every passage.
     REGEX: the answer is a regular expression searched in the NFD-normalised text, ignoring case
         (CuratedTREC). A pattern that does not compile matches nothing.
     """
@@ -146,7 +147,6 @@ class AnswerMatcher:
     Args:
         text_of: rows -> the passages' bodies, in the same order.
         match: how to match.
-        empty_answer: the effect of an answer without tokens under `STRING`.
         cache_bytes: memory for tokenised passages, in bytes.
         block_queries: queries checked between two fetches of passages.
         workers: number of processes for tokenising.

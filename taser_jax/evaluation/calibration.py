@@ -42,10 +42,10 @@ class TemperatureChoice:
     """The chosen temperature and the curve it was chosen from.
 
     Attributes:
-        temperature: of the lowest error, the smallest among equals.
+        temperature: the one with the lowest error; the smallest of equal ones.
         temperatures: the candidates, ascending.
-        errors: ECE of each.
-        reliability: at the chosen one.
+        errors: ECE at each candidate.
+        reliability: reliability at the chosen temperature.
     """
 
     temperature: float
@@ -74,7 +74,7 @@ def reliability(
     Args:
         confidence: between 0 and 1.
         correct: whether the specialist's first passage is right.
-        bins: their number.
+        bins: number of bins.
 
     Raises:
         DataError: no query.
@@ -109,10 +109,10 @@ def choose_temperature(
     """The temperature with the lowest calibration error on validation queries.
 
     Args:
-        confidences: of each query at each temperature.
+        confidences: confidence of each query at each temperature.
         correct: whether the specialist's first passage is right.
         temperatures: the candidates.
-        name: of the specialist, for the warning that the best is at an edge of the grid.
+        name: the specialist's name, for the warning that the best is at an edge of the grid.
 
     Raises:
         DataError: no query.

@@ -33,8 +33,8 @@ class ComparedRows:
 
     Attributes:
         title: what is compared with what.
-        header: of the columns.
-        lines: a system each, and its differences in points.
+        header: names of the columns.
+        lines: per system, its name and its differences in points.
     """
 
     title: str
@@ -59,7 +59,7 @@ class Comparisons:
     def rows(
         self, systems: Sequence[str], task: str, measures: Sequence[str]
     ) -> ComparedRows | None:
-        """The systems that are compared on a task, for people; None where there is none."""
+        """The systems compared on a task, as cells to print; None where no system is."""
         over_seeds = bool(self.seeds) and task == AVERAGE
         header = ["system", *measures, *(f"{name} (seeds)" for name in measures if over_seeds)]
         lines = []
@@ -102,7 +102,7 @@ def compare_with_baselines(
     split: str,
     config: SignificanceConfig,
 ) -> list[Comparisons]:
-    """`compare_rows` with each baseline that is a row with values by query, the first one first."""
+    """`compare_rows` with each baseline that is a row with values by query, in their order."""
     baselines = [config.baseline, *config.more_baselines]
     configs = [dataclasses.replace(config, baseline=name) for name in baselines]
     found = [compare_rows(directory, results, split=split, config=one) for one in configs]

@@ -29,10 +29,10 @@ class MixedConfig:
     """Random mixes of several tasks' queries (DPR-MUF, section 6.2).
 
     Attributes:
-        tasks: those that are mixed, in equal shares; none named means all that are searched.
-        sets: how many mixes are averaged over.
-        queries: of each mix.
-        seed: of the draws.
+        tasks: tasks that are mixed in equal shares; empty means all that are searched.
+        sets: number of mixes that are averaged over.
+        queries: queries in each mix.
+        seed: seed of the draws.
     """
 
     tasks: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ def draw_mixes(
     """Lines of each task's queries in every mix, without repetition inside a mix.
 
     Args:
-        sizes: task -> its queries.
+        sizes: task -> its number of queries.
         config: tasks, sizes and seed.
 
     Raises:

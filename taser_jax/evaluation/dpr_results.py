@@ -36,7 +36,7 @@ class RetrievalResult:
         question: its text.
         answers: its answers.
         contexts: best first.
-        confidence: how sure each specialist is of it, for fused lists.
+        confidence: each specialist's confidence in the question, for fused lists.
     """
 
     question: str

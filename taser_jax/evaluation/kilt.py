@@ -174,7 +174,7 @@ def write_predictions(
 
 
 def _rank(pages: Sequence[str], evidence: EvidenceSets) -> tuple[list[bool], int]:
-    """Ranks, True where an evidence set is complete, and the number of sets."""
+    """Each rank, True where an evidence set is complete, and the number of sets."""
     sets: list[set[str]] = []
     for one in evidence:
         if one is not None and set(one) not in sets:

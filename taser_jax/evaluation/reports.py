@@ -45,7 +45,7 @@ class ResultsTable:
         measures: the measures to show, in order.
         tasks: the tasks to show and to average over, in order.
         by_task: the measure shown per task if there is no room for all.
-        comparisons: with each baseline, shown behind the figures.
+        comparisons: comparisons with each baseline, shown after the figures.
     """
 
     results: Sequence[SystemResult]

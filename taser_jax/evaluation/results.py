@@ -1,7 +1,6 @@
 """Evaluation results on disk: one JSON file per system, one CSV of per-query values per task.
 
-The JSON files alone are enough to rebuild a table, and a system whose file has the expected
-fingerprint need not be evaluated again.
+The JSON files alone are enough to rebuild a table.
 
     {"format_version": 1, "system": "TASER (after mining)", "parameters": 4202496,
      "fingerprint": "0f3a...", "details": {"wall time": "4 min"},
@@ -52,8 +51,7 @@ class SystemResult:
         system: the row's name.
         tasks: task -> its averages.
         parameters: parameters of the model; None if it has none (BM25).
-        fingerprint: of everything that the figures depend on: checkpoint, collection, queries,
-            settings.
+        fingerprint: the collection's fingerprint.
         details: further columns, name -> text ("wall time" -> "12 min").
     """
 

@@ -43,9 +43,9 @@ class _Retriever:
     """A trained model of the pipeline, encoded and searched with.
 
     Attributes:
-        label: of its stages.
+        label: prefix of its stages' names.
         root: its folder, with model/ and, where an episode follows, negatives/.
-        inputs: what it depends on, for the stages that depend on it.
+        inputs: everything it depends on, for the records of later stages.
     """
 
     label: str
@@ -69,28 +69,28 @@ def pipeline_ance(
 
     An episode starts from the checkpoint selected in the one before, whose run over the training
     queries gave its hard negatives. Every model is evaluated. If interrupted, rerun the command to
-    resume at that stage.
+    resume at the interrupted stage.
 
     Args:
         setting: what all stages share; its training is the warm-up's, its first mining BM25's, its
             second mining every episode's.
         model: the dual encoder.
         episodes: the trainings after the warm-up; none stops after mining with its model.
-        name: of the rows.
+        name: the model's name in the table's rows.
         warm_up_dir: OUTPUT_DIR of a finished run to take model and negatives from; None warms up
             here. Runs that compare optimisers share one warm-up, and so may other prompts and
             task-specific query encoders.
         branch_after: number of that run's episode to continue from; 0 is its warm-up. The next
             episode then has the same checkpoint, negatives and batches in both runs.
-        kept_embeddings: which stay on disk.
+        kept_embeddings: whose embeddings and indexes stay on disk.
         config_text: written to config.gin.
 
     Returns:
         The table, also in table.md, table.csv and table.png.
 
     Raises:
-        ConfigError: the directory was begun with other settings, what is branched from is not
-            finished, or mining looks deeper than is searched.
+        ConfigError: the directory was begun with other settings, the run to branch from is not
+            finished, or mining considers more results than are searched.
         StorageError: the directory cannot be written.
 
     Source: ANCE (Xiong et al., 2021), with episodes one after another; TACO-DR (Zhang et al.,

@@ -25,12 +25,12 @@ def best_dense_row(
     """The row of one encoder with the highest mean over tasks, by the table's last measure.
 
     Args:
-        table: of `pipeline_taser`.
-        root: its folder.
+        table: the table of `pipeline_taser`.
+        root: the pipeline's folder.
         systems: names of the trained systems.
         untrained: names of the untrained ones.
         first_negatives: rows that round 1's hard negatives were mined with.
-        rounds: of training.
+        rounds: number of rounds.
 
     Returns:
         The row's name and its folder.
@@ -61,12 +61,12 @@ def answer(
     """Prints what a row's model finds, and leaves a retriever.json for `Retriever.load`.
 
     Args:
-        questions: as typed.
+        questions: questions as typed.
         root: where retriever.json goes.
-        folder: of the row.
+        folder: the row's folder.
         data_dir: folder of collections.
         collection: the collection.
-        task: whose prompt and length the questions take; None where tasks do not differ.
+        task: task whose prompt and length are used; None where tasks do not differ.
     """
     parts = RetrieverParts(
         model_dir=str(folder / "model"),

@@ -56,33 +56,33 @@ def compare(
     learning_rate: float | None = None,
     seed: int = 0,
 ) -> ResultsTable:
-    """Compares BM25, a model untrained, TASER and a hybrid on folders of text; exports the best.
+    """Compares BM25, an untrained model, TASER and a hybrid on folders of text; exports the best.
 
     Detects the format of the folders (BEIR, DPR, KILT or TSV; `.gz` too), prepares them as one
     collection with a task each, makes what is missing (a validation split of the training queries,
     a vocabulary, lengths), and runs `taser pipeline taser`: BM25's negatives, training, mining, a
     second round, the hybrid with α chosen on validation. Every decision is printed with the Gin
-    line that changes it, and stands in a Gin file in `output_dir`, with which each step can be
-    repeated by itself. If interrupted, rerun the command to resume.
+    line that changes it, and kept in a Gin file in `output_dir`, with which each step can be
+    repeated. If interrupted, rerun the command to resume.
 
     Example:
         `taser compare my_beir/ --pretrained=minilm --out=results`
 
     Args:
-        directories: folders; several formats are prepared apart and merged.
+        directories: folders of text; each format is prepared on its own, and all are merged.
         output_dir: directory of all outputs.
         pretrained: weights to start from: "minilm", a directory or a hub id; its files say how it
             pools, normalises and prompts, and its longest text. None draws weights.
         systems: "taser", "shared", "dpr", as a list or separated by commas.
-        minutes: time that steps, frozen blocks and rounds are fitted to; None sets no limit.
+        minutes: time budget for steps, frozen blocks and rounds; None sets no limit.
         validation_share: share of training queries that becomes a validation split, where there is
             none.
         feature_lengths: {"query": ..., "passage": ...}; None takes the data's 95th percentiles.
         vocabulary_size: entries of the vocabulary that is trained where nothing is pretrained.
-        train_steps: of each training; None takes three epochs, within 100 to 1,000 steps.
+        train_steps: steps of each training; None takes three epochs, within 100 to 1,000 steps.
         batch_size: queries per step.
         learning_rate: None takes 5e-5 for pretrained weights, else 1e-3.
-        seed: of all trainings.
+        seed: seed of all trainings.
 
     Returns:
         The table, also in table.md, table.csv and table.png.
@@ -169,7 +169,7 @@ def _training_queries(project: Project) -> int:
 
 
 def _lengths(project: Project, given: Mapping[str, int]) -> dict[str, FittedLength]:
-    """Lengths of both sides from a sample of the texts."""
+    """Lengths of queries and passages, from a sample of the texts."""
     settings, vocabulary = project.settings, load_vocabulary(project.vocabulary)
     most = settings.max_length if settings and settings.max_length else _LONGEST["passage"]
     prompt = settings.query_prompt if settings else ""
@@ -230,7 +230,7 @@ def _measure(project: Project, sides: Mapping[str, FittedLength], batch_size: in
 
 
 def _finish(project: Project, stages: Stages, best: str, folder: pathlib.Path) -> None:
-    """Questions answered by the best dense row, its export, and where everything is."""
+    """Answers test queries with the best dense row, exports it, and prints where everything is."""
     task = next(iter(project.tasks))
     queries = project.queries(task, "test")
     rows = sorted({0, len(queries) // 3, 2 * len(queries) // 3})

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from taser_jax.data.prepare.detection import DetectedFiles, Format
 from taser_jax.errors import ConfigError
 
-# What a command's files are called, where it is not the macro of all commands.
+# Parameter of `taser prepare FORMAT` that names its queries.
 _QUERIES = {Format.DPR: "tasks", Format.TSV: "tasks", Format.KILT: "queries"}
 
 
@@ -19,9 +19,9 @@ class Preparation:
     """One `taser prepare` command.
 
     Attributes:
-        format: its second word.
-        collection: the collection that it makes.
-        lines: Gin lines of its files.
+        format: the format that it reads, its second word.
+        collection: the collection that it writes.
+        lines: Gin lines that name its files.
     """
 
     format: Format
@@ -30,11 +30,11 @@ class Preparation:
 
 
 def preparations(detected: Sequence[DetectedFiles], *, collection: str) -> list[Preparation]:
-    """What prepares folders: one command for each format.
+    """The commands that prepare folders: one for each format.
 
     Folders of one format become the collection itself, and their lines set the macros that all
-    commands share. Those of several become a collection for each, `my_data_beir` beside
-    `my_data_tsv`, to be merged; each command then has bindings of its own.
+    commands share. Several formats become a collection each, `my_data_beir` beside `my_data_tsv`,
+    to be merged; each command then has bindings of its own.
 
     Args:
         detected: the folders.
@@ -104,7 +104,7 @@ def _lines(detected: Sequence[DetectedFiles]) -> list[str]:
     if format is Format.BEIR:
         return [f"DIRECTORIES = { ({_folder_name(found): found.passages for found in detected}) }"]
     if format is Format.KILT:
-        # Its reader takes paths.
+        # KILT's reader takes paths, not `QuestionFiles`.
         (kilt,) = detected
         queries = {
             task: {split: str(files.questions) for split, files in splits.items()}

@@ -9,7 +9,7 @@ import numpy as np
 
 _SHARE = 0.95
 _MULTIPLE = 16
-# Fewer steps than these, and a second round or frozen blocks are given up for more.
+# Where fewer steps fit, blocks are frozen and then the second round is dropped, to fit more.
 _ENOUGH_STEPS = 100
 _FEWEST_STEPS = 20
 # Vocabulary, BM25, index, searches and evaluation.
@@ -21,10 +21,10 @@ class FittedLength:
     """The length that a side's texts are cut to.
 
     Attributes:
-        tokens: most tokens of a text, special ones included.
+        tokens: maximum tokens of a text, special ones included.
         cut: share of the texts that are longer.
         mean: mean tokens of a text after cutting.
-        median: of the texts' tokens.
+        median: median tokens of a text before cutting.
     """
 
     tokens: int
@@ -42,8 +42,8 @@ def fit_length(counts: Sequence[int], *, longest: int, given: int | None = None)
 
     Args:
         counts: tokens of each text, special ones included.
-        longest: most tokens that the model takes.
-        given: this length instead.
+        longest: maximum tokens that the model takes.
+        given: a length to use instead.
     """
     found = np.asarray(counts)
     wanted = int(np.quantile(found, _SHARE, method="inverted_cdf"))
@@ -91,15 +91,15 @@ def default_steps(queries: int, batch_size: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What was measured, and the sizes that it is multiplied with.
+    """Measured seconds, and the sizes by which they are multiplied.
 
     Attributes:
-        step_seconds: of a training step with no block frozen.
-        start_seconds: from a training's start to its first step.
-        encode_seconds: of all passages and queries once.
-        blocks: of the encoder.
-        systems: that are trained.
-        untrained: whether the pretrained model is encoded as it is, too.
+        step_seconds: seconds of a training step with no block frozen.
+        start_seconds: seconds from a training's start to its first step.
+        encode_seconds: seconds to encode all passages and queries once.
+        blocks: the encoder's blocks.
+        systems: number of systems that are trained.
+        untrained: whether the untrained pretrained model is encoded, too.
     """
 
     step_seconds: float
@@ -115,10 +115,10 @@ class Plan:
     """How long the comparison trains.
 
     Attributes:
-        steps: of each training.
-        frozen_blocks: the encoder's first blocks that stay as pretrained.
+        steps: steps of each training.
+        frozen_blocks: number of the encoder's first blocks that stay as pretrained.
         rounds: 2 trains again on mined negatives.
-        seconds: the estimate of all of it.
+        seconds: estimated seconds of the whole comparison.
     """
 
     steps: int
@@ -134,13 +134,13 @@ def plan(costs: Costs, *, steps: int, minutes: float | None, pretrained: bool) -
     other blocks.
 
     Args:
-        costs: of this comparison.
-        steps: of each training, where time allows.
-        minutes: the budget; None is without.
-        pretrained: whether blocks may be frozen: they know nothing otherwise.
+        costs: this comparison's costs.
+        steps: steps of each training, where time allows.
+        minutes: the budget; None sets no limit.
+        pretrained: whether the weights are pretrained: blocks of random weights are not frozen.
 
     Returns:
-        The plan; its seconds are over the budget where even the least does not fit.
+        The plan; its seconds exceed the budget where not even the shortest plan fits.
     """
     half = costs.blocks // 2 if pretrained else 0
     options = [(2, 0), *([(2, half)] if half else []), (1, half)]

@@ -27,9 +27,9 @@ from taser_jax.workflows.compare_plan import Costs, FittedLength, Plan, length_b
 from taser_jax.workflows.setting import BM25, FinalNegatives
 
 UNTRAINED = "Pretrained, untrained"
-# As on the command line -> as in the table.
+# A system's name on the command line -> in the table.
 ROWS = {"taser": "TASER", "shared": "Shared", "dpr": "DPR"}
-# ScaNN pays from about here.
+# Beyond about this many passages ScaNN is worth building.
 _EXACT_PASSAGES = 100_000
 
 
@@ -46,7 +46,7 @@ class Project:
 
     @property
     def gin_file(self) -> pathlib.Path:
-        """What is decided, for every command."""
+        """The Gin file with all decisions, for every command."""
         return self.root / f"{self.collection}.gin"
 
     @property
@@ -66,12 +66,12 @@ class Project:
 
     @property
     def vocabulary(self) -> pathlib.Path:
-        """Where the vocabulary lies: the weights' own, or one that is trained."""
+        """The vocabulary's folder: the pretrained weights', or that of one to train."""
         return self.root / "vocabulary" if self.pretrained is None else fetch(self.pretrained)
 
     @property
     def preparations(self) -> list[Preparation]:
-        """What prepares the folders' files."""
+        """The commands that prepare the folders."""
         return preparations(self.detected, collection=self.collection)
 
     def prepare(self) -> None:
@@ -84,11 +84,11 @@ class Project:
 
     @property
     def settings(self) -> EncoderSettings | None:
-        """What the pretrained directory says of itself."""
+        """Pooling, normalisation, prompt and length, as the pretrained directory has them."""
         return None if self.pretrained is None else read_encoder_settings(fetch(self.pretrained))
 
     def _decide(self, what: str, *lines: str) -> None:
-        """Adds Gin lines and says what they decide."""
+        """Adds Gin lines and logs what they decide."""
         logger.info("decided: %s", what)
         for line in "\n".join(lines).splitlines():
             logger.info("  %s", line)
@@ -274,7 +274,7 @@ class Project:
     def decide_answers(
         self, best: str, folder: pathlib.Path, *, questions: Sequence[str], task: str
     ) -> None:
-        """What is exported and asked; writes the file, which is then whole."""
+        """What is exported and asked; writes the finished file."""
         self._decide(
             f"the export is of {best}, the best dense row",
             f"export_model.model_dir = {str(folder / 'model')!r}",

@@ -27,11 +27,11 @@ class OptimizerState(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Episodes:
-    """Some episodes in a row that are trained alike.
+    """Consecutive episodes with one training configuration.
 
     Attributes:
-        training: training of an episode, whose number sets the seeds and T-SAGE's temperature.
-        count: how many.
+        training: training of each episode; its number sets the seeds and T-SAGE's temperature.
+        count: number of episodes.
         optimizer_state: initial optimiser state of all episodes but the first, which begins fresh.
     """
 
@@ -49,7 +49,7 @@ class Episode:
 
     Attributes:
         number: from 1.
-        training: as it is run: its last step counts the steps of those it continues.
+        training: its training; the last step includes the steps of the episodes that it continues.
         is_continued: whether it continues with the optimiser state of the previous episode.
     """
 
@@ -59,7 +59,7 @@ class Episode:
 
     @property
     def label(self) -> str:
-        """As folders and stages have it."""
+        """Its name in folders and stages."""
         return f"episode-{self.number}"
 
 
@@ -74,8 +74,8 @@ def number_episodes(groups: Sequence[Episodes], *, after: int = 0) -> Iterator[E
         episode 7 with `specialised`: TACO-DR.
 
     Args:
-        groups: in their order.
-        after: episodes that came before these.
+        groups: groups of episodes, in order.
+        after: number of episodes before these.
     """
     number = after
     for group in groups:

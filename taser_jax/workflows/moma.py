@@ -42,8 +42,8 @@ def pipeline_moma(
     """Warms up on BM25's negatives, then trains end retriever and lookup in each episode.
 
     Episode t looks documents up with f_a,t−1, trains f_t on the negatives of f_t−1, scores the
-    documents by f_t's attention, and trains f_a,t on them. Killed anywhere and run again, it
-    resumes at the interrupted stage.
+    documents by f_t's attention, and trains f_a,t on them. If interrupted, rerun the command to
+    resume at the interrupted stage.
 
     Args:
         setting: what all stages share; its training is the warm-up's, its second mining that of
@@ -52,9 +52,9 @@ def pipeline_moma(
             has its own weights.
         moma: the memories, and what MoMA is compared with.
         episodes: the end retriever's trainings.
-        lookup_training: an episode's training of the lookup; None is the episode's own. The paper
-            samples one of several positives in each step: `PositiveChoice.SAMPLE`.
-        name: of the rows.
+        lookup_training: training of the lookup in each episode; None uses the episode's own. The
+            paper samples one of several positives in each step: `PositiveChoice.SAMPLE`.
+        name: the model's name in the table's rows.
         config_text: written to config.gin.
 
     Returns:

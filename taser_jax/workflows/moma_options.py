@@ -26,7 +26,7 @@ class LookupTraining(enum.Enum):
 
     @property
     def prefix(self) -> str:
-        """Of its stages and folders; MoMA's have none."""
+        """Prefix of its stages and folders; MoMA's own have none."""
         return "" if self is LookupTraining.LEARNED else f"{self.value}-"
 
 
@@ -59,12 +59,12 @@ class MomaConfig:
     Attributes:
         memories: name -> token store; in training and, with targets swapped in for the source, in
             tests.
-        source: the memory that queries, positives and the end retriever's negatives are of.
-        documents: K, fused with each query.
-        learned_positives: N, most attended documents that become the lookup's positives.
-        lookup_depth: documents looked up, whose rest the lookup's negatives are of; 200 in ANCE
-            (unstated in the paper).
-        lookup_negatives: drawn from these for each query (unstated in the paper).
+        source: the memory that holds the queries' positives and the end retriever's negatives.
+        documents: K, the documents fused with each query.
+        learned_positives: N, the most attended documents, which become the lookup's positives.
+        lookup_depth: documents looked up; the lookup's negatives are drawn from those that are no
+            positives. 200 in ANCE (unstated in the paper).
+        lookup_negatives: negatives drawn per query (unstated in the paper).
         attention: how attention becomes one number.
         targets: name -> token store of a collection that is searched without training on it, with
             its test queries; it stands in for the source as a memory.
@@ -115,7 +115,7 @@ class MomaConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A trained component: where it is, and what it depends on."""
+    """A trained component: its folder, and what it depends on."""
 
     label: str
     directory: pathlib.Path

@@ -1,4 +1,4 @@
-"""The stages of `taser pipeline moma`: each is recorded, and is not run again."""
+"""The stages of `taser pipeline moma`; a finished one is recorded and not run again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class MomaStages:
         setting: what all stages share.
         model: the end retriever; without documents, also the lookup.
         moma: the memories.
-        name: MoMA's row.
+        name: MoMA's name in the table's rows.
         store: tokens of the source.
     """
 
@@ -109,7 +109,7 @@ class MomaStages:
         return trained
 
     def untrained(self) -> Trained | None:
-        """The pretrained weights as they come; None where training starts from none.
+        """The pretrained model before any training; None where training starts from random weights.
 
         Raises:
             ConfigError: the passages' tower is frozen, and nothing has trained it.
@@ -158,13 +158,13 @@ class MomaStages:
         return Documents(memory_dir, directory, inputs)
 
     def shared_embeddings(self, model: Trained) -> pathlib.Path:
-        """Where embeddings of the model's passage tower are."""
+        """The folder of embeddings by the model's passage tower."""
         return self._embeddings / load_model(model.directory).passage_fingerprint[:16]
 
     def add_memories(
         self, lookup: Trained, memory_dir: pathlib.Path, memories: Mapping[str, str]
     ) -> dict[str, int]:
-        """Plugs memories into a mixture; how many documents of each were encoded."""
+        """Adds memories to a mixture; returns how many documents of each were encoded."""
         return {
             name: memory_add(
                 name=name,
@@ -198,7 +198,7 @@ class MomaStages:
         )
 
     def options(self, documents: Documents | None) -> dict[str, Any]:
-        """What `taser train` and `taser encode` are told of queries' documents."""
+        """Arguments of `train` and `encode` that name the queries' documents."""
         if documents is None:
             return {}
         return {

@@ -21,9 +21,9 @@ Finished = Mapping[LookupTraining, tuple[Trained, Trained | None]]
 def search_targets(run: MomaStages, finished: Finished) -> None:
     """Searches and evaluates each target by itself, with its test queries; writes its table.
 
-    A target stands in for the source as a memory. MoMA itself is also searched without the target
-    as a memory, where the source stays, and without documents. No weight changes, and no target's
-    qrels are read before its runs are there.
+    A target replaces the source as a memory. MoMA itself is also searched with the source in place
+    of the target, and without documents. No weight changes, and no target's qrels are read before
+    its runs are written.
 
     Args:
         run: the stages.

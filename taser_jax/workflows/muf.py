@@ -1,4 +1,4 @@
-"""`taser pipeline muf`: specialists trained apart, fused by how sure each is; DPR-MUF's tables."""
+"""`taser pipeline muf`: specialists trained apart and fused by confidence; DPR-MUF's tables."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def pipeline_muf(
     BM25 and its negatives -> train, encode and index every model on its own tasks -> an ensemble
     for every specialist -> lists of all tasks' queries -> temperatures -> fused lists -> tables:
     of single, joint and fused models by task (domains.md, the paper's table 2), on mixes of tasks
-    (mixed.md, table 3) and with BM25 added (bm25.md, table 4); what confidences are worth is in
-    uncertainty.csv and figures/. If interrupted, rerun the command to
-    resume at that stage. A specialist added to a finished run is trained, and fusions
-    with it run anew; everything else is reused.
+    (mixed.md, table 3) and with BM25 added (bm25.md, table 4); how well confidences predict errors
+    is in uncertainty.csv and figures/. If interrupted, rerun the command to resume at the
+    interrupted stage. A specialist added to a finished run is trained, and fusions with it run
+    anew; everything else is reused.
 
     Args:
         setting: what all stages share; `setting.tasks` are those searched.
@@ -117,7 +117,7 @@ def pipeline_muf(
 def _write_costs(
     run: MufStages, rows: MufRows, specialists: Sequence[str], joint: Sequence[str]
 ) -> None:
-    """What the fusion costs beside joint models, as costs.md, and the paper's other figures."""
+    """Writes costs.md, the fusion's costs beside joint models', and the paper's other figures."""
     latencies = run.latencies(specialists)
     costs = {name: run.cost(name) for name in (*specialists, *joint)}
     table = costs_table(

@@ -57,7 +57,7 @@ class Latency:
 
     @property
     def relative(self) -> float:
-        """Of a fusion, over a single specialist's."""
+        """A fusion's latency over a single specialist's."""
         return (self.search + self.confidence + self.fusion) / self.single
 
 
@@ -147,9 +147,9 @@ def write_figures(
 
     Args:
         rows: all rows.
-        opened: specialists.
-        lists: row -> lists of its fusion, for `MUF` and, where there is one, the Bayesian oracle.
-        latencies: members -> what a fusion with so many takes; those of all rows of sizes.
+        opened: the specialists.
+        lists: row -> folder of its fused lists, for `MUF` and, if it was run, the Bayesian oracle.
+        latencies: members -> latency of such a fusion, for each row of sizes.
     """
     figures = {}
     measure = rows.setting.evaluation.measures[-1]
@@ -185,7 +185,7 @@ def write_figures(
 
 
 def _strips(one: OpenSpecialist, task: str) -> Sequence[Strips]:
-    """Of four queries of a task, from the least to the most certain."""
+    """Strips of four of a task's queries, from the least to the most certain."""
     sure = one.confidence(task, TEST)
     order = np.argsort(sure, kind="stable")
     lines = order[np.linspace(0, len(order) - 1, min(4, len(order))).round().astype(int)]

@@ -229,7 +229,7 @@ class MufStages:
         self._models[name] = _Model(specialist, trained["parameters"], inputs)
 
     def untrained(self, name: str, system: System) -> None:
-        """Imports, encodes and indexes a model as it starts."""
+        """Imports, encodes and indexes a model with its pretrained weights."""
         label = file_name(name)
         root = self._root / label
         parameters, inputs = self._retrieval.untrained(label, root, system.model, self._data)
@@ -245,7 +245,7 @@ class MufStages:
         )
 
     def fusions(self, specialists: Mapping[str, System]) -> list[str]:
-        """All fusions of specialists; the rows' names, those of sizes and of the oracle aside."""
+        """Runs all fusions; returns their rows, without those of sizes and of the oracle."""
         singles, own = list(specialists), self.rows(specialists).own
         fusion = self._fusion
         self.fuse(MUF, singles)
@@ -269,7 +269,7 @@ class MufStages:
         return MufRows(self._setting, self._tasks, tasks, self._rows)
 
     def opened(self, names: Sequence[str], **change: Any) -> dict[str, OpenSpecialist]:
-        """Specialists with what they have computed; `change` as for `fuse`."""
+        """Specialists with the results that they have stored; `change` as for `fuse`."""
         setting, fusion = self._setting, self._fusion
         return open_specialists(
             {name: dataclasses.replace(self._models[name].specialist, **change) for name in names},
@@ -284,7 +284,7 @@ class MufStages:
         )
 
     def latencies(self, names: Sequence[str]) -> dict[int, Latency]:
-        """Members -> what a fusion with so many takes per query."""
+        """Members -> latency per query of a fusion with that many."""
         found = {}
         for size in (*self._fusion.sizes, self._fusion.ensemble.model.members):
 
@@ -298,12 +298,12 @@ class MufStages:
         return found
 
     def cost(self, name: str) -> ModelCost:
-        """What a trained model took."""
+        """A trained model's costs."""
         embeddings_dir = self._models[name].specialist.embeddings_dir
         return model_cost(self._stages, file_name(name), embeddings_dir)
 
     def directory_of(self, row: str) -> pathlib.Path:
-        """Of a fusion."""
+        """The folder of a row's fusion."""
         return self._roots[row]
 
     def fuse(
@@ -318,9 +318,9 @@ class MufStages:
     ) -> None:
         """Fuses models' lists and evaluates them, alone and with BM25.
 
-        One model is its own list. A row of other models than before is another stage, in another
-        directory: a specialist may be added to a finished run. `change` sets fields of every
-        specialist: its temperature, its members.
+        A single model's lists are taken as they are. Stage and folder depend on the models, so that
+        a specialist can be added to a finished run. `change` sets fields of every specialist: its
+        temperature, its members.
         """
         setting, fusion = self._setting, self._fusion
         label = f"{file_name(row)}-{fingerprint_json(list(names))[:6]}"

@@ -55,8 +55,8 @@ class MufRows:
     """The rows of a pipeline's directory, for its tables.
 
     Attributes:
-        setting: of the pipeline.
-        tasks: those that were searched.
+        setting: the pipeline's setting.
+        tasks: the tasks that were searched.
         specialists: name -> tasks that it was trained on.
         values: row -> its values by query, for every model and fusion, alone and with BM25, and
             for the Bayesian oracle.
@@ -69,7 +69,7 @@ class MufRows:
 
     @property
     def directory(self) -> pathlib.Path:
-        """The pipeline's."""
+        """The pipeline's folder."""
         return pathlib.Path(self.setting.output_dir)
 
     @property
@@ -147,7 +147,7 @@ def mean_confidence(
 
 
 def write_uncertainty(rows: MufRows, lists: pathlib.Path, config: FusionConfig) -> None:
-    """What confidences are worth, as uncertainty.csv and figures/.
+    """Writes how well confidences predict errors, as uncertainty.csv and figures/.
 
     Args:
         rows: all rows.

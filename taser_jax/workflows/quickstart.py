@@ -47,11 +47,11 @@ def quickstart(
         untrained_systems: row name -> model shown as its pretrained weights left it.
         first_negatives: rows that round 1's hard negatives are mined with.
         rounds: 2 mines with the model and trains again.
-        vocabulary: the pretrained weights, for theirs; None trains one on the collection.
+        vocabulary: pretrained weights whose vocabulary is used; None trains one on the collection.
         vocabulary_size: entries of the WordPiece vocabulary that is trained.
         query_length: tokens per query.
         passage_length: tokens per passage.
-        train_queries: most training queries per task; None means all. Each is searched for.
+        train_queries: maximum number of training queries per task; None means all.
         config_text: written to config.gin.
 
     Returns:

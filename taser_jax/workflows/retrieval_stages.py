@@ -120,13 +120,13 @@ class RetrievalStages:
         """Encodes collection and queries with `root`'s model, indexes and searches the splits.
 
         Args:
-            label: of the stages.
+            label: prefix of the stages' names.
             root: where embeddings, indexes and runs go.
             inputs: what the outputs depend on.
             splits: splits to search.
             encoded: splits whose queries are encoded; None means all.
             model_dir: the model; None is `root`'s.
-            documents: `taser encode`'s options for queries with documents.
+            documents: arguments of `encode` for queries with documents.
 
         Returns:
             The inputs of later stages.
@@ -236,7 +236,7 @@ class RetrievalStages:
         parameters: int | None,
         details: Mapping[str, str] | None = None,
     ) -> str:
-        """Evaluates the test runs as a row of the directory's table; the row's name."""
+        """Evaluates the test runs as a row of the directory's table; returns the row's name."""
         setting = self._setting
 
         def evaluate_stage() -> None:

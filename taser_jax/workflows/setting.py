@@ -45,7 +45,7 @@ class System:
         model: the dual encoder.
         objective: None takes the training's; set it for the regulariser of learned routing.
         learning_rate: None takes the training's.
-        tasks: that it is trained on; None means all that the comparison searches.
+        tasks: tasks that it is trained on; None means all that the comparison searches.
         train_steps: None takes the training's.
     """
 
@@ -88,7 +88,7 @@ class Setting:
         hybrid_measure: measure that α maximises on the development split.
         significance: what the table's rows are tested against; None tests nothing.
         k: results per query.
-        tasks: None means all.
+        tasks: tasks to train on and to search; None means all.
         own_passage_tasks: tasks whose queries are also passages and must not find themselves.
     """
 

@@ -25,7 +25,7 @@ class StageRecord:
         name: the stage.
         inputs: what it depended on: settings and fingerprints, JSON-able.
         outputs: what it reported, JSON-able.
-        seconds: how long it took, in all runs that it needed (a resumed run counts anew).
+        seconds: duration of the run that finished it, without interrupted runs before.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Stages:
         return first_host_only(self._write)(path, record).outputs
 
     def _finished(self, name: str, wanted: Mapping[str, object]) -> StageRecord | None:
-        """The record of a stage if it has run, and with these inputs."""
+        """The record of a finished stage, which must have these inputs; None if unfinished."""
         path = self._records / f"{name}.json"
         if not path.exists():
             return None

@@ -54,11 +54,11 @@ def pipeline_taser(
 
     BM25 negatives (P1) -> train -> search the training queries -> mine (P2) -> train again, as
     long, on P2 (a single set: on P1 and P2) -> search held-out queries -> evaluate -> add BM25 to
-    the chosen systems. If interrupted, rerun the command to resume at that stage.
+    the chosen systems. If interrupted, rerun the command to resume at the interrupted stage.
 
     Every round starts from the same weights and draws the same queries in the same order (one seed
-    for all): the rows of one system differ by their hard negatives alone. TASER's final model is
-    a training of its own, too, not a continuation of the one that mined (appendix B).
+    for all): the rows of one system differ by their hard negatives alone. In the paper, too,
+    TASER's final model does not continue the one that mined (appendix B).
 
     Args:
         setting: what all stages share.
@@ -139,7 +139,7 @@ class Comparison:
         self._retrieval.evaluate(BM25, root / "runs", inputs, parameters=None)
 
     def untrained(self, name: str, system: System) -> str:
-        """Encodes, indexes, searches and evaluates a model as it starts; its row's name."""
+        """Encodes, indexes, searches and evaluates a pretrained model; returns its row's name."""
         label = file_name(name)
         root, splits = self._root / label, [DEVELOPMENT, "test"]
         parameters, inputs = self._retrieval.untrained(label, root, system.model, self._data)
@@ -157,9 +157,10 @@ class Comparison:
         )
 
     def round(self, name: str, system: System, number: int, *, is_last: bool) -> str:
-        """Trains, encodes, indexes, searches, mines and evaluates one round; its row's name.
+        """Trains, encodes, indexes, searches, mines and evaluates one round.
 
-        Nothing mines with the last one, so its training queries are not encoded.
+        Nothing mines with the last round, so its training queries are not encoded. Returns the
+        row's name.
         """
         setting = self._setting
         label = f"{file_name(name)}-{number}"
@@ -214,7 +215,7 @@ class Comparison:
         )
 
     def add_bm25(self, name: str, number: int) -> str:
-        """Joins a system's last round with BM25; its row's name."""
+        """Joins a system's last round with BM25; returns its row's name."""
         setting = self._setting
         label = f"{file_name(name)}-{number}"
         root = self._root / f"{label}-bm25"
@@ -269,7 +270,7 @@ def begin_pipeline(output_dir: pathlib.Path, config_text: str) -> None:
 
 
 def keep_compiled_programs(output_dir: pathlib.Path) -> None:
-    """Compiles programs once: all rounds, and every restart, run the same ones."""
+    """Caches compiled programs on disk: rounds and restarts run the same ones."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # set as JAX loads
         jax.config.update("jax_compilation_cache_dir", str(output_dir / "compilation_cache"))
 
