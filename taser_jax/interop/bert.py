@@ -162,7 +162,7 @@ def encoder_from_tensors(
     Heads for other tasks, poolers and buffers are ignored; LayerNorm may be named gamma and beta.
 
     Args:
-        tensors: by name, with any prefix ("bert." or none).
+        tensors: tensors by name, with any prefix ("bert." or none).
         config: the requested encoder.
         where: the checkpoint, for messages.
         layers: which of the checkpoint's blocks, from 0; None: the first `config.num_layers`.

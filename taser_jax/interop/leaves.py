@@ -26,7 +26,7 @@ class Leaf:
 
     Attributes:
         path: keys from the encoder down.
-        name: of the tensor.
+        name: name of the tensor.
         shape: ours. A kernel is [inputs..., outputs...].
         inputs: number of leading axes of a kernel that are inputs; 0 if it is not transposed.
     """

@@ -65,7 +65,7 @@ def from_plain_encoders(
     Args:
         query: parameters of the plain encoder of queries.
         passage: parameters of the plain encoder of passages.
-        config: of the dual encoder.
+        config: configuration of the dual encoder.
         params: parameters of the dual encoder; its routers and its decoder over documents are kept.
 
     Returns:

@@ -31,7 +31,7 @@ def prompt_text(ids: Sequence[int], vocabulary: WordPieceVocabulary) -> str | No
     """
     if not ids:
         return ""
-    # The space at the end keeps the query's first word apart.
+    # The space at the end separates the prompt from the query's first word.
     text = vocabulary.decode(ids) + " "
     return text if vocabulary.encode([text]) == [list(ids)] else None
 

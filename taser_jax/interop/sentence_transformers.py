@@ -1,7 +1,7 @@
 """Directories that sentence-transformers and transformers load, written without either.
 
-Two paths (DPR, TASER) become a sentence-transformers Router of two directories, each of which is
-also a model by itself; one path (tied encoders without experts) becomes one model:
+Two paths (DPR, TASER) become a sentence-transformers Router of two directories, each of which can
+also be loaded as a model; one path (tied encoders without experts) becomes one model:
 
     modules.json, router_config.json   modules.json, 1_Pooling/, config.json, model.safetensors, ...
     query/                             (the same files)

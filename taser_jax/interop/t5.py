@@ -66,7 +66,7 @@ def t5_from_tensors(tensors: Mapping[str, np.ndarray], config: T5Config, *, wher
     """Our parameters from a Hugging Face checkpoint's tensors, in float32.
 
     Args:
-        tensors: by name.
+        tensors: tensors by name.
         config: the requested T5; without decoder layers, the checkpoint's decoder is ignored.
         where: the checkpoint, for messages.
 

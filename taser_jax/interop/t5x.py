@@ -223,7 +223,7 @@ def _target(tree: PyTree, where: pathlib.Path) -> dict[str, Any]:
 def _leaf(node: object, directory: pathlib.Path, name: tuple[str, ...], version: int) -> np.ndarray:
     """The array of a leaf: stored inline, or in a zarr directory."""
     if isinstance(node, str) and node.startswith(_PLACEHOLDER):
-        # Orbax beside msgpack stored native bfloat16, whatever the tree's version.
+        # Orbax beside msgpack stored native bfloat16 for all versions of the tree.
         return _read_zarr(directory, node.removeprefix(_PLACEHOLDER), name)
     if isinstance(node, dict):
         array = _read_zarr(directory, _stored_path(node, name), name)

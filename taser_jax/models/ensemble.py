@@ -58,7 +58,7 @@ def init_members(key: jax.Array, *, dim: int, config: EnsembleConfig, members: i
     Weights and biases are drawn from U(−1/√in, 1/√in), PyTorch's default for linear layers.
 
     Args:
-        key: of the whole ensemble.
+        key: key of the whole ensemble.
         dim: width of the embeddings.
         config: sizes; its own number of members is not used.
         members: how many.

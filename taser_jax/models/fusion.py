@@ -48,7 +48,7 @@ def join_segments(
 
     Args:
         query: states of the queries.
-        documents: of batch·K texts.
+        documents: states of batch·K texts.
         present: which documents exist.
     """
     batch, embed = len(present), query.hidden.shape[-1]

@@ -94,14 +94,14 @@ class ExpertConfig:
     Attributes:
         num_experts: I; 1 means no specialised block at all (Shared).
         shared_per_specialized: T; one specialised block follows every T shared ones.
-        pattern: a released pattern (`PATTERNS`) in place of T.
-        blocks: the specialised blocks, 1-based, in place of T and pattern.
+        pattern: a released pattern (`PATTERNS`), which replaces T.
+        blocks: the specialised blocks, 1-based, which replace T and pattern.
         routing: Det-R, Seq-R or Tok-R.
         router_input: the states that a learned router reads.
         sequence_summary: which of a sequence's states Seq-R's router reads.
         gate_sharing: one router per block, or one for all.
         gate_gradient: see `GateGradient`.
-        temperature: of the Gumbel-softmax.
+        temperature: temperature of the Gumbel-softmax.
     """
 
     num_experts: int = 1
@@ -206,7 +206,7 @@ def straight_through_gates(
     y = softmax((logits + Gumbel noise) / τ), gate = onehot(argmax y) + (y − stop_gradient(y)).
 
     Args:
-        logits: of the router.
+        logits: logits of the router.
         noise_key: draws the noise; None at inference, where the choice is argmax of the logits.
         temperature: τ.
         gradient: whether entries not chosen keep their gradient.

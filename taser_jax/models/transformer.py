@@ -52,9 +52,9 @@ class BlockCost:
     look-ups, normalisation, softmax and activations do not count.
 
     Attributes:
-        flops: with one expert per token: the model's FLOPs.
-        activation_bytes: kept for the backward pass.
-        input_bytes: of the block's input, all that `Remat.BLOCK` keeps.
+        flops: model FLOPs, which count one expert per token.
+        activation_bytes: bytes kept for the backward pass.
+        input_bytes: bytes of the block's input, the only activations that `Remat.BLOCK` keeps.
     """
 
     flops: int

@@ -34,7 +34,7 @@ class GradNormConfig:
 
     Attributes:
         alpha: how strongly slow tasks are favoured; 1.5 in the paper's experiments on NYUv2.
-        learning_rate: of the weights' own Adam; 0.025 in the paper.
+        learning_rate: learning rate of the weights' own Adam; 0.025 in the paper.
         layers: regular expression of the paths of the parameters whose gradient norms are used (the
             paper uses the last shared layer, to save time). None uses all trainable parameters.
     """

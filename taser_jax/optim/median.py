@@ -73,7 +73,7 @@ def lower_median(
         factors: arrays without the task axis, multiplied in.
         guess: bit patterns to search around; 0 means no guess, and None means 0 for every task.
         over: which entries count. The median of a task without any is 0.
-        shardings: of the arrays without their task axis, which no device splits; on one mesh.
+        shardings: shardings of the arrays without their task axis, which is not split; on one mesh.
 
     Returns:
         Medians, 0 or above. The median of a task with a NaN is meaningless.

@@ -37,8 +37,8 @@ def total(
         stacked: lists of arrays [task, ...], one array per parameter.
         plain: lists of arrays without the task axis.
         shared: arrays replicated on all devices.
-        shardings: of the parameters, on one mesh; the task axis is not split. None leaves the
-            sum to the compiler.
+        shardings: shardings of the parameters, on one mesh; the task axis is not split. None leaves
+            the sum to the compiler.
     """
     if shardings is None:
         return function(stacked, plain, *shared)

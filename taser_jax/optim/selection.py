@@ -23,7 +23,7 @@ ABOVE_INFINITY = 0x7F800001
 """Larger than the pattern of any number; only NaNs lie above."""
 
 _INTERPOLATING_PASSES = 6
-"""Later passes split the bracket into 17 even parts, whatever the distribution."""
+"""Later passes split the bracket into 17 even parts, for any distribution."""
 
 _OCTAVE = 1 << 23
 # Around a guess, in octaves; around an interpolated place, in standard errors.

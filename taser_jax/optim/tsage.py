@@ -99,7 +99,7 @@ def tsage(
     weighted; Σ_t u_t = 1 makes the combined gradient an average, not a sum, of the tasks'. Where a
     task has gradients and their median is 0, sensitivities cannot be divided by it: the report's
     `median/<task>` is 0 and `usable` is False. A task without any gradient is insensitive to all
-    parameters alike, whatever it is divided by.
+    parameters, so its divisor does not matter.
 
     Example:
         Two parameters θ = (1, 2), two tasks, β = 0, τ = 1, no burn-in. g_1 = (1, 2) and

@@ -63,7 +63,7 @@ class FusionConfig:
         weighting: how confidences become weights.
         power: γ, the exponent of each confidence; above 1 it sharpens the weights.
         absent: scores of passages that a list lacks.
-        normalization: of each list's scores.
+        normalization: normalisation of each list's scores.
     """
 
     depth: int = 1000

@@ -43,7 +43,7 @@ class IndexKind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class IndexConfig:
-    """Which index and how.
+    """The kind of index, and how it is built and searched.
 
     Attributes:
         kind: exact or ScaNN.

@@ -79,7 +79,7 @@ class MiningConfig:
         max_score: highest score of a negative; None sets no limit.
         absolute_margin: a negative scores at least this much below the positive; None: no margin.
         relative_margin: the same, as a share of the positive's score.
-        choice: by rank or sampled.
+        choice: whether negatives are taken by rank or sampled.
         answer_containing: keep or drop candidates with an answer; a query without answers loses
             only its positives.
         equal_text: keep or drop candidates with the text of a positive.
@@ -134,7 +134,7 @@ class MiningStatistics:
         queries_below_count: queries with fewer negatives than asked for.
         queries_without: queries with none at all.
         unranked_positives: queries none of whose positives the run has. Under a margin they have
-            no negative: whatever the run has scores higher than the positive.
+            no negative: everything in the run scores higher than the positive.
     """
 
     queries: int = 0

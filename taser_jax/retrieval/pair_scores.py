@@ -72,8 +72,8 @@ class EmbeddingScorer:
     """Inner products of a model's embeddings.
 
     Attributes:
-        queries: of the split, row by row.
-        passages: of the collection.
+        queries: embeddings of the split's queries, row by row.
+        passages: embeddings of the collection.
     """
 
     queries: Embeddings

@@ -104,7 +104,7 @@ def encode_queries(
         encode_fn: tokens -> embeddings [batch, dim], for the role and task of these queries.
         queries: the split, from the token store.
         embeddings_dir: where the passages' embeddings are.
-        fingerprints: of the passages' embeddings; that of the queries' tokens is added.
+        fingerprints: those of the passages' embeddings; that of the queries' tokens is added.
         states: states of the queries, in place of their tokens.
         config: sizes of batches and shards.
         process_index: which process this is.

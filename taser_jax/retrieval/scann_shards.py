@@ -39,7 +39,7 @@ class ScannConfig:
 
     Attributes:
         structure: brute force, hashed passages, or a tree of hashed passages.
-        num_leaves: of each shard's tree; 0: the square root of its passages.
+        num_leaves: leaves of each shard's tree; 0: the square root of its number of passages.
         dimensions_per_block: dimensions of the embedding that share one 4-bit code.
         anisotropic_threshold: T of the paper, relative to the norm; errors along a passage's own
             direction weigh more the higher it is.

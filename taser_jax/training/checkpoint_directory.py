@@ -44,8 +44,8 @@ def check_whole(checkpoint: str | os.PathLike[str]) -> None:
         return
     before = max((step for step in _steps(path.parent) if step < _step(path)), default=None)
     fix = (
-        f"take the checkpoint before it, {PREFIX}_{before}: `taser train` goes on from it by "
-        f"itself, other commands by step={before}"
+        f"take the checkpoint before it, {PREFIX}_{before}: `taser train` resumes from it by "
+        f"itself, other commands with step={before}"
         if before is not None
         else "there is no checkpoint before it: delete it and train again"
     )
@@ -94,7 +94,7 @@ def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
         path.rename(aside)
         renamed.append(str(aside))
         logger.warning(
-            "DAMAGED CHECKPOINT: %s: %s; it is now %s, and training goes on from %s_%d",
+            "DAMAGED CHECKPOINT: %s: %s; it is now %s, and training resumes from %s_%d",
             *(problem.where, problem.found, aside.name, PREFIX, step),
         )
     return renamed

@@ -59,7 +59,7 @@ class Distillation:
     Attributes:
         distance: KL or margin-MSE.
         candidates: each query's own passages, or the whole batch.
-        weight: of the term in the objective.
+        weight: weight of the term in the objective.
         temperature: divides the teacher's scores; the student's are divided by the objective's.
     """
 

@@ -107,7 +107,7 @@ def init_ensemble_state(
     Args:
         init: key -> parameters with a leading axis of `placement.padded` members.
         optimizer: the chain of one member.
-        seed: of the initial weights.
+        seed: seed of the initial weights.
         placement: members over devices.
     """
 

@@ -40,7 +40,7 @@ def restore_initial_params(
     """
     saved = saved_params(checkpoint)
     sources = {tower: _source(tower, saved) for tower in abstract_params}
-    # Towers of one source are alike: the first one's shapes and shardings serve all.
+    # Towers of one source have the same shapes and shardings: the first one's serve all.
     wanted = {source: abstract_params[tower] for tower, source in reversed(sources.items())}
     restored = restore_params_from(checkpoint, abstract_params=wanted)
     params, taken = {}, set()

@@ -25,7 +25,7 @@ logger = logging.getLogger("taser")
 
 BatchT_co = TypeVar("BatchT_co", covariant=True)
 TrainStep = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
-"""(state, batch of a step) -> (state, metrics); the batch is whatever `Batches` yields."""
+"""(state, batch of a step from `Batches`) -> (state, metrics)."""
 
 
 @runtime_checkable

@@ -67,7 +67,7 @@ class ObjectiveConfig:
 
     Attributes:
         temperature: divides the similarities.
-        regularizer: of learned routing; None adds nothing.
+        regularizer: regulariser of learned routing; None adds nothing.
         label_weight: weight of the cross entropy on labels; 0 learns only from the teacher.
         softmax_over: passages, or passages and queries.
         distillation: moves scores towards a teacher's; None without a teacher.

@@ -1,7 +1,7 @@
 """One training step, over a batch of one task or of many.
 
 A step maps `(state, {task: batch})` to `(state, metrics)`. What is compiled depends on the shapes
-of the batches, and on the tasks' names only where the model encodes their queries apart.
+of the batches, and on the tasks' names only if the model has a query tower per task.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def make_train_step(
             (SUMMED: without one).
         tasks: names of the tasks that every step has a batch of, in the order of the task axis.
             None: a step has a batch of one task, which may change from step to step.
-        gradients: of `tasks`: with a task axis, or summed.
+        gradients: whether the gradients of `tasks` have a task axis or are summed.
         objective: the loss to minimise; None is `ObjectiveConfig()`.
         num_chunks: number of chunks that the queries, and the passages, of each batch are encoded
             in (`grad_cache`).
@@ -262,8 +262,8 @@ def apply_gradients(
             starts with a multi-task combiner.
         optimizer: optax chain; is offered `losses`, `squared_norms`, `key` and `param_shardings`.
         losses: one loss per task.
-        squared_norms: of each task's gradients, before clipping and combining.
-        key: for combiners that draw.
+        squared_norms: squared norm of each task's gradients, before clipping and combining.
+        key: random key for combiners that draw.
         param_shardings: where parameters live.
 
     Returns:

@@ -96,8 +96,8 @@ def select_pool(
     """Chooses the questions and the passages pooled over all of them.
 
     As in DPR, the pool holds each question's gold, its first hard negatives and other passages;
-    the other ones are random rows of the collection. Unlike DPR's, it is one pool whatever
-    the number of devices (DPR pools per process, so its numbers depend on how many there are), and
+    the other ones are random rows of the collection. Unlike in DPR, there is one pool for any
+    number of devices (DPR pools per process, so its numbers depend on how many there are), and
     a passage that several questions contribute is in it once.
 
     Example:

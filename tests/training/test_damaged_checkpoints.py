@@ -63,7 +63,7 @@ def test_training_goes_on_from_the_last_whole_checkpoint(
     assert renamed == [str(tmp_path / "b" / "damaged_checkpoint_4")]
     assert "DAMAGED CHECKPOINT" in caplog.text
     assert f"{name}: damaged after it was written: other bytes" in caplog.text
-    assert "training goes on from checkpoint_2" in caplog.text
+    assert "training resumes from checkpoint_2" in caplog.text
     again = toy_loop.run(tmp_path / "b", config)
     assert again.state.params["weight"] == undisturbed.state.params["weight"]
     assert set_aside_damaged(tmp_path / "b") == []

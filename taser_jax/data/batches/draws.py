@@ -77,7 +77,7 @@ def choose(
     Args:
         lists: one list per query.
         count: number to choose from each.
-        rng: draws [queries, count] numbers, whatever the lists' lengths.
+        rng: draws [queries, count] numbers, regardless of the lists' lengths.
 
     Returns:
         The chosen values, and which of them exist; a list shorter than `count` gives all of its

@@ -42,7 +42,7 @@ class TaskBatchingConfig:
 
     Attributes:
         total: queries of all tasks in a step.
-        counted: over all devices or on each.
+        counted: whether `total` counts queries over all devices or on each.
         temperature: c of `task_batch_sizes`; 1 is proportional to the sizes of the sets, and larger
             values bring the tasks' shares closer together.
         num_negatives: hard negatives per query: one number for all tasks, or task -> number.

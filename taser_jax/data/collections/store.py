@@ -216,7 +216,7 @@ def write_collection(
     Args:
         data_dir: folder of collections, local or gs://.
         collection: name of the new one.
-        passages: in row order.
+        passages: the passages in row order.
         aliases: further ids -> rows, read after the last passage.
         empty: what to do with passages without text.
         passages_per_shard: size of an ArrayRecord shard.

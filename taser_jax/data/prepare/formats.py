@@ -240,7 +240,7 @@ def prepare_sources(
     read: ReadQuestions | None = None,
     also: object = None,
 ) -> PreparedCollection:
-    """Writes passages as one collection and questions as its query sets, of whatever format.
+    """Writes passages of any format as one collection, and questions as its query sets.
 
     Args:
         data_dir: folder of collections.

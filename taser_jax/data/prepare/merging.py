@@ -46,7 +46,7 @@ class PassageMerger:
         1 "x", 2 "y", b:2 "z", with the aliases b:1 -> row 1, b:3 and 3 -> row 0.
 
     Args:
-        sources: in the order of their rows.
+        sources: the files, in the order of their rows.
     """
 
     def __init__(self, sources: Sequence[PassageSource]) -> None:

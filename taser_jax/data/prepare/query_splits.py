@@ -123,7 +123,7 @@ def divide_by_positives(
     by the same passages.
 
     Args:
-        queries: with the rows of their positives.
+        queries: queries with rows of positives.
         share: expected share of the second part.
 
     Returns:

@@ -26,7 +26,7 @@ class PreparedSplit:
         without_positive: questions without a positive, dropped or kept.
         missing_positives: positives dropped because they are not in the collection.
         missing_hard_negatives: hard negatives dropped for the same reason.
-        fingerprint: of the query set.
+        fingerprint: fingerprint of the query set.
     """
 
     task: str
@@ -60,7 +60,7 @@ class PreparedCollection:
         passages: number written.
         merged: passages skipped because their title and text occurred before.
         renamed: passages whose id was taken, now written label:id.
-        fingerprint: of the collection.
+        fingerprint: fingerprint of the collection.
         splits: the query sets.
         reused: whether the same had been prepared before, so that nothing was done.
     """

@@ -63,8 +63,8 @@ def passage_ids(
     t' = min(t, max(r - x, ⌊(r + [t > x]) / 2⌋)), x' = min(x, r - t').
 
     Args:
-        titles: empty for passages without one.
-        texts: as many.
+        titles: titles of the passages; empty for those without one.
+        texts: texts of the passages.
         vocabulary: splits the texts.
         length: maximum tokens, special ones included; None truncates nothing.
 

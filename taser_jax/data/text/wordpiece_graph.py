@@ -28,7 +28,7 @@ def wordpiece_graph(
     (the graph's lower-casing would make a final Σ ς).
 
     Args:
-        pieces: in the order of their ids.
+        pieces: the pieces in the order of their ids.
         splitting: how texts become words.
     """
     tokenizer = tf_text.FastWordpieceTokenizer(

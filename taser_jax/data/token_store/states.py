@@ -1,4 +1,4 @@
-"""States of frozen blocks on disk, in place of the tokens of a store; read with NumPy alone.
+"""States of frozen blocks on disk, which replace a store's tokens; read with NumPy alone.
 
     passages/states.npy                 [tokens of all passages, width]
     queries/<task>.<split>/states.npy   [tokens of all queries, width]
@@ -92,7 +92,7 @@ class CachedStates:
     """States of a token store's passages and of some of its queries.
 
     Attributes:
-        passages: of all passages.
+        passages: states of all passages.
         queries: (task, split) -> states of all its queries.
         query_rows: (task, split) -> query id -> its row.
     """
@@ -109,10 +109,10 @@ class CachedStates:
 
 
 def passages_directory(directory: FilePath) -> pathlib.Path:
-    """Where the passages' states are."""
+    """The directory of the passages' states."""
     return pathlib.Path(directory) / "passages"
 
 
 def queries_directory(directory: FilePath, task: str, split: str) -> pathlib.Path:
-    """Where the states of one split's queries are."""
+    """The directory of the states of one split's queries."""
     return split_path(pathlib.Path(directory) / "queries", task, split)

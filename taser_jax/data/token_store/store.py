@@ -67,7 +67,7 @@ class TokenStoreMetadata:
         query_length: padded length of queries, unless their task sets another.
         passage_length: padded length of passages.
         num_passages: number of rows.
-        passages_fingerprint: of the passages' token ids and lengths.
+        passages_fingerprint: fingerprint of the passages' token ids and lengths.
         queries: one entry per task and split.
         fingerprint: fingerprint of everything in the store.
         format_version: version of the directory's layout.
