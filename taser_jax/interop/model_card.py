@@ -242,7 +242,7 @@ def without_folders(config_text: str) -> str:
 def _without_folder(value: object) -> object:
     """A fact with paths reduced to their last part, as in the configuration."""
     if isinstance(value, str):
-        return without_folders(repr(value))[1:-1]
+        return without_folders(f'"{value}"')[1:-1]
     if isinstance(value, Mapping):
         return {_without_folder(name): _without_folder(part) for name, part in value.items()}
     return [_without_folder(part) for part in value] if isinstance(value, list | tuple) else value

@@ -169,6 +169,11 @@ def test_folders_are_not_published(text, expected):
     assert without_folders(text) == expected
 
 
+def test_other_facts_are_published_as_they_are(source):
+    facts = {"updates": r"layers_\d+/.*", "note": 'it\'s\n"quoted"'}
+    assert metadata(dataclasses.replace(source, facts=facts), "onnx")["training"] == facts
+
+
 def test_no_folder_of_this_machine_is_in_either_file(source, tmp_path):
     more = {"query_length": 32, "teachers": {"a": ["/home/someone/b"]}}
     facts = {**source.facts, "pretrained": "/home/someone/weights/minilm", **more}
