@@ -87,7 +87,8 @@ def describe(hint: Any) -> str:
 
 def fix_of(value: Any, hint: Any) -> str | None:
     """What to write instead, where that is obvious."""
-    for wrapped in ([value], {value: value} if isinstance(value, str) else [value]):
+    candidates = [[value], {value: value}] if isinstance(value, str) else [[value]]
+    for wrapped in candidates:
         if fits(wrapped, hint):
             return f"write {wrapped!r}"
     return None

@@ -10,7 +10,7 @@ import dataclasses
 import os
 from collections.abc import Iterator
 
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.errors import DataError, check_fields
 
 _MIB, _GIB = 1 << 20, 1 << 30
 
@@ -28,10 +28,8 @@ class Limits:
     array_gib: int = 16
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value < 1:
-                raise ConfigError(f"{field.name} is {value}", where="Limits", expected="1 or more")
+        names = (field.name for field in dataclasses.fields(self))
+        check_fields(self, *names, is_valid=lambda n: n >= 1, expected="1 or more")
 
 
 _in_use = Limits()

@@ -89,16 +89,6 @@ class LeafCounts(NamedTuple):
     weight_sum: jax.Array | np.ndarray
     largest_sum: jax.Array | np.ndarray
 
-    def take(self, order: Sequence[int]) -> LeafCounts:
-        """The same counts with the tasks in another order."""
-        columns = [*order, len(order)]
-        return self._replace(
-            sensitivity=self.sensitivity[list(order)],
-            zeros=self.zeros[list(order)],
-            specialty=self.specialty[..., columns],
-            weight_sum=self.weight_sum[:, list(order)],
-        )
-
     @property
     def size(self) -> int:
         """Number of parameters."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
 from taser_jax.encoded import static_task
 from taser_jax.errors import ConfigError
-from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.dual_encoder import DualEncoder, Params
 from taser_jax.models.fusion import FidAttention, encode_with_attention
 from taser_jax.retrieval.embeddings import encode_rows
 from taser_jax.retrieval.encode_config import EncodeConfig
@@ -57,7 +57,7 @@ def document_attention(
 
 @functools.partial(jax.jit, static_argnames=("model", "task", "kind"))
 def _attention(
-    params: Any, texts: Augmented, *, model: DualEncoder, task: str | None, kind: FidAttention
+    params: Params, texts: Augmented, *, model: DualEncoder, task: str | None, kind: FidAttention
 ) -> jax.Array:
     _, attention = encode_with_attention(model, params, texts, task=task, kind=kind)
     return jnp.maximum(attention, jnp.finfo(attention.dtype).min)
@@ -145,7 +145,7 @@ def write_joined_store(
         query_length=source.metadata.query_length,
         passage_length=mixture.length,
     )
-    copy_vocabulary(source, writer)
+    shutil.copytree(source.vocabulary_directory, writer.vocabulary_directory, dirs_exist_ok=True)
     writer.write_passages(_token_lists(mixture), count=len(mixture))
     for (task, split), (own, distilled) in queries.items():
         writer.write_queries(
@@ -158,15 +158,6 @@ def write_joined_store(
             length=own.ids.shape[1],
         )
     return writer.finish()
-
-
-def copy_vocabulary(source: TokenStore, writer: TokenStoreWriter) -> None:
-    """The vocabulary of one token store as another's."""
-    for path in sorted(source.vocabulary_directory.rglob("*")):
-        if path.is_file():
-            target = writer.vocabulary_directory / path.relative_to(source.vocabulary_directory)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes())
 
 
 def gold_documents(

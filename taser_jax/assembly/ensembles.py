@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -31,7 +30,7 @@ from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.batches.prefetch import prefetch
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.errors import ConfigError, DataError, check_fields
 from taser_jax.json_fields import JsonField, JsonType
 from taser_jax.models.ensemble import EnsembleConfig, Params, apply_members
 from taser_jax.optim.optimizers import OptimizerConfig
@@ -87,13 +86,8 @@ class EnsembleTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "evaluations", "validation_batches", "log_period"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}",
-                    where="EnsembleTraining",
-                    expected="1 or more",
-                )
+        counts = ("epochs", "evaluations", "validation_batches", "log_period")
+        check_fields(self, *counts, is_valid=lambda n: n >= 1, expected="1 or more")
         if self.batching.queue_steps:
             raise ConfigError(
                 f"a queue of {self.batching.queue_steps} steps",
@@ -265,12 +259,12 @@ class Ensemble:
             fingerprints={**self.fingerprints, "ensemble": total},
         )
 
-    def save(self, directory: FilePath, *, facts: Mapping[str, Any]) -> None:
+    def save(self, directory: FilePath, *, facts: Mapping[str, object]) -> None:
         """Writes members.npz and, last, metadata.json.
 
         Args:
             directory: where it goes.
-            facts: of its training; JSON-able.
+            facts: facts about its training; JSON-able.
         """
         directory = pathlib.Path(directory)
         arrays = {

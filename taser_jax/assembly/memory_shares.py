@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -18,7 +17,7 @@ def attention_shares(
     *,
     gold: Sequence[Int[np.ndarray, " relevant"]],
     source: str | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Figure 2's numbers: by memory, its share of attention and of documents; gold found.
 
     Args:

@@ -36,7 +36,7 @@ from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models import config_io
 from taser_jax.models.bert_fusion import FUSION_PARTS
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
-from taser_jax.models.parameters import abstract_params, parameter_count
+from taser_jax.models.parameters import abstract_params
 from taser_jax.partitioning import Partitioner, placed
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
 
@@ -87,11 +87,6 @@ class LoadedModel:
     def passage_fingerprint(self) -> str:
         """Fingerprint of what encodes passages."""
         return passage_fingerprint(self.model.config, self.params)
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters."""
-        return parameter_count(self.params)
 
     @property
     def batch_multiple(self) -> int:

@@ -47,7 +47,7 @@ def settings_of(
     *,
     store: TokenStore,
     queries: Mapping[str, TokenizedQueries],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Every setting and fingerprint that decides what is trained, by its path.
 
     Args:
@@ -65,7 +65,7 @@ def settings_of(
 
 
 def check_settings(
-    model_dir: FilePath, settings: Mapping[str, Any], *, step: int, accept_changes: bool
+    model_dir: FilePath, settings: Mapping[str, object], *, step: int, accept_changes: bool
 ) -> Changes:
     """Compares a run's settings with those that its newest checkpoint was trained with.
 
@@ -110,7 +110,7 @@ def check_settings(
     return changes
 
 
-def record_settings(model_dir: FilePath, settings: Mapping[str, Any], *, step: int) -> None:
+def record_settings(model_dir: FilePath, settings: Mapping[str, object], *, step: int) -> None:
     """Adds the settings to settings.jsonl if they are new; from step 0 on, begins it anew."""
     history = _read(model_dir) if step else []
     plain = _plain(settings)
@@ -139,12 +139,12 @@ def _read(model_dir: FilePath) -> list[dict[str, Any]]:
     )
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(settings: Mapping[str, object]) -> dict[str, object]:
     """The settings as JSON gives them back."""
     return json.loads(json.dumps(dict(settings)))
 
 
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[object, object]]:
+def _changes(old: Mapping[str, object], new: Mapping[str, Any]) -> dict[str, tuple[object, object]]:
     """What differs. Settings that are new with this version of the code are none of the user's."""
     names = [*old, *(name for name in new if name.startswith("data.") and name not in old)]
     return {

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from taser_jax.analysis.memory_figures import MemoryShare, shares_figure
 from taser_jax.artifacts import read_json, replacing, storage_errors
 from taser_jax.errors import DataError
+from taser_jax.evaluation.reports import save_figure
 from taser_jax.progress import logger
 
 
@@ -59,7 +60,7 @@ def memory_report(*, pipeline_dirs: Mapping[str, str], output_dir: str) -> list[
             ("targets", targets, "target and task"),
         ):
             if lines:
-                shares_figure(lines, x=x).savefig(directory / f"{name}.png")
+                save_figure(directory / f"{name}.png", shares_figure(lines, x=x))
     for one in shares:
         logger.info(
             "%s, %s, %s: %s has %.1f%% of attention, %.1f%% of documents",

@@ -82,7 +82,7 @@ def _jaxprs(value: object) -> Iterator[core.Jaxpr]:
             yield from _jaxprs(part)
 
 
-def _devices_apart(equation: Any) -> int:
+def _devices_apart(equation: core.JaxprEqn) -> int:
     """Devices whose programs a shard_map holds once, with the shapes of one device."""
     mesh = equation.params["mesh"]
     return math.prod(mesh.shape[axis] for axis in equation.params["newly_manual_axes"])

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from taser_jax.compilation.ahead_of_time import CompiledStep
 from taser_jax.compilation.collectives import Collective, Network
@@ -87,7 +86,7 @@ class StepReport:
             collectives=self.compiled.collectives,
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """The report as plain values, in bytes, FLOPs and seconds of one device."""
         estimate = self.roofline
         return {
@@ -160,7 +159,7 @@ class StepRefusal:
     needed: int
     available: int
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """The refusal as plain values; `fits` distinguishes it from a report."""
         return {
             "step": self.name,

@@ -42,17 +42,6 @@ class AnswerMatch(enum.Enum):
     REGEX = "regex"
 
 
-class EmptyAnswer(enum.Enum):
-    """The effect of an answer without any token (white space only) under `STRING`.
-
-    MATCHES_EVERYTHING is the behaviour of DPR's script, since an empty list is a sublist of any
-    list: such a question counts as answered at rank 1. MATCHES_NOTHING ignores the answer.
-    """
-
-    MATCHES_EVERYTHING = "matches_everything"
-    MATCHES_NOTHING = "matches_nothing"
-
-
 def tokenize(text: str) -> list[str]:
     """DPR's tokens of a text: runs of letters, digits and marks, or one visible character.
 
@@ -102,15 +91,12 @@ class _Answers:
     everything: bool = False
 
     @classmethod
-    def make(cls, answers: Sequence[str], match: AnswerMatch, empty: EmptyAnswer) -> _Answers:
+    def make(cls, answers: Sequence[str], match: AnswerMatch) -> _Answers:
         if match is AnswerMatch.REGEX:
             return cls(patterns=tuple(_compiled(answers)))
         padded = [_padded(answer) for answer in answers]
         strings = tuple(answer for answer in padded if not answer.isspace())
-        some_empty = len(strings) < len(padded)
-        return cls(
-            strings=strings, everything=some_empty and empty is EmptyAnswer.MATCHES_EVERYTHING
-        )
+        return cls(strings=strings, everything=len(strings) < len(padded))
 
     def in_passage(self, prepared: str) -> bool:
         if self.everything:
@@ -161,13 +147,11 @@ class AnswerMatcher:
         text_of: Callable[[Sequence[int]], list[str]],
         *,
         match: AnswerMatch = AnswerMatch.STRING,
-        empty_answer: EmptyAnswer = EmptyAnswer.MATCHES_EVERYTHING,
         cache_bytes: int = 512 * 2**20,
         block_queries: int = 256,
         workers: int = 1,
     ) -> None:
-        self.match, self.empty_answer = match, empty_answer
-        self._text_of = text_of
+        self.match, self._text_of = match, text_of
         self._cache: dict[int, str] = {}
         self._cache_bytes, self._cached_bytes = cache_bytes, 0
         self._block_queries = block_queries
@@ -219,7 +203,7 @@ class AnswerMatcher:
                 prepared = self._passages(np.unique(block))
                 for index, passage_rows in enumerate(block.tolist(), start):
                     _check_answers(answers[index], where=f"query {index}, field 'answers'")
-                    wanted = _Answers.make(answers[index], self.match, self.empty_answer)
+                    wanted = _Answers.make(answers[index], self.match)
                     found[index] = [
                         row >= 0 and wanted.in_passage(prepared[row]) for row in passage_rows
                     ]

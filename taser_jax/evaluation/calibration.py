@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from taser_jax.errors import DataError
+from taser_jax.progress import logger
 
 BINS = 10
-
-logger = logging.getLogger("taser")
 
 
 @dataclasses.dataclass(frozen=True)

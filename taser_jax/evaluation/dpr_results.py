@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -61,7 +60,7 @@ def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> Non
     with replacing(path) as scratch, scratch.open("w") as file:
         file.write("[")
         for number, result in enumerate(results):
-            record: dict[str, Any] = {
+            record: dict[str, object] = {
                 "question": result.question,
                 "answers": list(result.answers),
                 "ctxs": [

@@ -16,7 +16,6 @@ Source: Petroni et al., 2021, and its eval_retrieval.py.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
@@ -24,14 +23,13 @@ import numpy as np
 from taser_jax.artifacts import FilePath, replacing
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.progress import logger
 from taser_jax.retrieval.runs import NO_ROW, Run, top_k
 
 PAGE_MEASURES = ("PageRprec", "PageRecall@5")
 
 # The pages that each correct output needs; None for an output without evidence.
 EvidenceSets = Sequence[Collection[str] | None]
-
-logger = logging.getLogger("taser")
 
 
 def page_r_precision(pages: Sequence[str], evidence: EvidenceSets) -> float:

@@ -19,7 +19,6 @@ scores, since its providers break ties differently.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 import ir_measures
@@ -28,6 +27,7 @@ from jaxtyping import Bool, Float64
 
 from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.answers import AnswerMatcher
+from taser_jax.progress import logger
 from taser_jax.records import Query
 from taser_jax.retrieval.runs import NO_ROW, Qrels, Run, top_k
 
@@ -49,8 +49,6 @@ _WITHOUT_CUTOFF = ("MRR", "nDCG", "MAP", "Rprec")
 _NEVER_CUT = ("Rprec",)
 # Queries passed to ir_measures at once: its dictionaries would need more memory than the run.
 _BLOCK = 1_000
-
-logger = logging.getLogger("taser")
 
 
 @dataclasses.dataclass(frozen=True)

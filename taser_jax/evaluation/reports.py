@@ -225,8 +225,7 @@ class ResultsTable:
         base = pathlib.Path(directory)
         for suffix, text in ((".csv", self.to_csv()), (".md", self.to_markdown())):
             write_text(base / f"{name}{suffix}", text)
-        with replacing(base / f"{name}.png") as scratch:
-            self.plot().savefig(scratch, format="png")
+        save_figure(base / f"{name}.png", self.plot())
         return base / f"{name}.md"
 
     def _compared(self, task: str) -> list[ComparedRows]:
@@ -260,6 +259,16 @@ class ResultsTable:
 
     def _detail_names(self) -> list[str]:
         return list(dict.fromkeys(name for result in self.results for name in result.details))
+
+
+def save_figure(path: FilePath, figure: Figure) -> None:
+    """Writes a figure as PNG, atomically.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    with replacing(path) as scratch:
+        figure.savefig(scratch, format="png")
 
 
 def _percent(value: float | None) -> str:

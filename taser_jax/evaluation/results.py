@@ -100,28 +100,6 @@ def write_result(directory: FilePath, result: SystemResult) -> pathlib.Path:
     return path
 
 
-def read_result(
-    directory: FilePath, system: str, *, fingerprint: str | None = None
-) -> SystemResult | None:
-    """A system's result; None if there is none with this fingerprint.
-
-    Args:
-        directory: the directory of results.
-        system: its name.
-        fingerprint: the required fingerprint; None accepts any.
-
-    Raises:
-        DataError: the file is not a result.
-    """
-    path = result_path(directory, system)
-    if not path.exists():
-        return None
-    result = _load(path)
-    if result.system != system or fingerprint not in (None, result.fingerprint):
-        return None
-    return result
-
-
 def read_results(directory: FilePath, systems: Sequence[str] | None = None) -> list[SystemResult]:
     """All results of a directory, for a table.
 
@@ -136,8 +114,10 @@ def read_results(directory: FilePath, systems: Sequence[str] | None = None) -> l
     if systems is None:
         results = [_load(path) for path in sorted(pathlib.Path(directory).glob("*.json"))]
     else:
-        found = [read_result(directory, system) for system in systems]
-        results = [result for result in found if result is not None]
+        paths = {system: result_path(directory, system) for system in systems}
+        found = {system: _load(path) for system, path in paths.items() if path.exists()}
+        # Another system's name may give the same file name.
+        results = [result for system, result in found.items() if result.system == system]
     if not results:
         raise DataError(
             "no evaluation result here",

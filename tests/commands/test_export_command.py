@@ -25,7 +25,7 @@ from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.ensemble import EnsembleConfig, init_members
-from taser_jax.models.parameters import init_params
+from taser_jax.models.parameters import init_params, parameter_count
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState
@@ -116,7 +116,7 @@ def test_every_format_has_a_directory_a_card_and_facts(exported, model_dir):
         assert facts["fingerprints"] == expected
         assert (facts["query_length"], facts["passage_length"]) == (8, 12)
         assert facts["metrics"] == {"rivers R@1": 0.75}
-        assert facts["parameters"] == model.parameters
+        assert facts["parameters"] == parameter_count(model.params)
         card = (exported / format / "README.md").read_text(encoding="utf-8")
         assert "| rivers R@1 | 0.7500 |" in card
         assert "TRAIN_STEPS = 0" in card

@@ -12,7 +12,6 @@ from taser_jax.errors import DataError
 from taser_jax.evaluation.answers import (
     AnswerMatch,
     AnswerMatcher,
-    EmptyAnswer,
     tokenize,
 )
 
@@ -100,12 +99,6 @@ def test_tokens_golden():
     assert tokenize("U.S. Röntgen's 3½\u00ad") == [
         *("u", ".", "s", "."), "ro\u0308ntgen", "'", "s", "3½",
     ]  # fmt: skip
-
-
-def test_an_empty_answer_may_match_nothing():
-    nothing = EmptyAnswer.MATCHES_NOTHING
-    assert not has_answer([" "], "text", empty_answer=nothing)
-    assert has_answer([" ", "text"], "text", empty_answer=nothing)
 
 
 def test_a_string_for_a_list_is_refused():
