@@ -71,6 +71,7 @@ def ranks_among(model_and_params, store, queries, pool):
     return 1 + (scores > scores[np.arange(len(golds)), golds, None]).sum(axis=1)
 
 
+@pytest.mark.slow
 def test_tasks_or_their_queries_count_the_same(model_and_params, tiny_store_dir):
     store = TokenStore.open(tiny_store_dir)
     many = store.queries("first", "validation")

@@ -35,6 +35,8 @@ from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
 from taser_jax.training.losses import contrastive_loss
 from taser_jax.training.state import init_state
 
+pytestmark = pytest.mark.slow
+
 TASKS = ("first", "second")
 STEPS = (4, 8)
 BATCHING = TaskBatchingConfig(total=16, num_negatives=1)

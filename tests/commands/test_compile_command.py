@@ -44,6 +44,7 @@ def run(*arguments: str) -> int:
     return cli.run(["compile", *SMALL, *arguments])
 
 
+@pytest.mark.slow
 def test_a_small_recipe(tmp_path, capsys):
     directory = tmp_path / "report"
     assert (

@@ -102,6 +102,7 @@ def test_training_learns_and_leaves_everything_in_its_directory(uninterrupted):
     assert metrics[60]["validation/mrr"] > metrics[10]["validation/mrr"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "saves"),
     [
@@ -137,6 +138,7 @@ def test_killed_again_and_again_also_in_the_middle_of_a_save(command, uninterrup
     assert_same(model_dir, uninterrupted)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_exits_with_its_own_code(command, uninterrupted):
     model_dir = command.folder / "preempted"
     process = command.start(model_dir)

@@ -119,6 +119,7 @@ def test_a_mixture_is_one_collection_in_which_equal_texts_are_one(world, mixture
     np.testing.assert_array_equal(joined.rows(10, 70), joined.take(np.arange(10, 60)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("excluded", [(), ("more",)])
 def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path, excluded):
     options = {"memory_dir": mixture_dir, "token_store": world.stores[0], "tasks": ["first"]}

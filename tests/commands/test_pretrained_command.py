@@ -62,6 +62,7 @@ def training(checkpoint: pathlib.Path, **changes):
     )
 
 
+@pytest.mark.slow
 def test_training_starts_from_the_pretrained_weights(checkpoint, tiny_store_dir, tmp_path):
     # A step of rate zero leaves parameters where training found them.
     still = OptimizerConfig(learning_rate=0.0, warmup_steps=0)

@@ -228,6 +228,7 @@ def test_a_full_disk_under_the_metrics_is_reported(tmp_path, tiny_store_dir, mon
     assert "free some space" in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_batch_of_every_task_with_t_sage(tiny_store_dir, tmp_path):
     training = dataclasses.replace(
         tiny_training.training_config(train_steps=12),
@@ -255,6 +256,7 @@ def test_every_task_in_a_step_needs_room_for_each_on_the_devices(tiny_store_dir,
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.slow
 def test_a_continued_training_is_one_long_training(tiny_store_dir, tmp_path):
     """Optimiser, schedule, batches and dropout go on where the first training stopped."""
     long = tiny_training.training_config(train_steps=6, validates=False)
@@ -286,6 +288,7 @@ def with_queue(train_steps):
     )
 
 
+@pytest.mark.slow
 def test_a_queue_of_passages_survives_an_interruption(tiny_store_dir, tmp_path):
     start(tmp_path / "whole", tiny_store_dir, training=with_queue(6))
     for steps in (3, 6):

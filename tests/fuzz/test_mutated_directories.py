@@ -58,7 +58,7 @@ DIRECTORIES: dict[str, tuple[Act, Act, str | None]] = {
 }
 
 
-@pytest.mark.parametrize("cases", [20, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [20, pytest.param(1000, marks=pytest.mark.release)])
 @pytest.mark.parametrize("name", DIRECTORIES)
 def test_a_directory_with_a_mutated_file_is_read_or_refused(
     name: str, cases: int, tmp_path: pathlib.Path

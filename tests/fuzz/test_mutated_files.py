@@ -23,7 +23,7 @@ SAMPLE, MANY = 25, 1300
 GIN = b"TRAIN_STEPS = 3\nLoopConfig.log_period = 5\n# a comment\nTASKS = ['a', 'b']\n"
 
 
-@pytest.mark.parametrize("cases", [SAMPLE, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [SAMPLE, pytest.param(MANY, marks=pytest.mark.release)])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_mutated_file_is_read_or_refused(name: str, cases: int, tmp_path: pathlib.Path):
     file, content, read = FORMATS[name]
@@ -48,7 +48,7 @@ def test_a_mutated_file_is_read_or_refused(name: str, cases: int, tmp_path: path
     assert refused
 
 
-@pytest.mark.parametrize("cases", [SAMPLE, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [SAMPLE, pytest.param(600, marks=pytest.mark.release)])
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_mutated_token_store_is_read_or_refused(
     recorded: bool, cases: int, tmp_path: pathlib.Path
@@ -81,7 +81,7 @@ def test_a_mutated_token_store_is_read_or_refused(
         (tmp_path / "changed" / name).write_bytes(content)
 
 
-@pytest.mark.parametrize("cases", [SAMPLE, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [SAMPLE, pytest.param(MANY, marks=pytest.mark.release)])
 def test_mutated_negatives_are_read_or_refused(cases: int, tmp_path: pathlib.Path):
     path = write_negatives(
         tmp_path,
@@ -106,7 +106,7 @@ def test_mutated_negatives_are_read_or_refused(cases: int, tmp_path: pathlib.Pat
             raise AssertionError(repr(changed)) from error
 
 
-@pytest.mark.parametrize("cases", [5, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [5, pytest.param(200, marks=pytest.mark.release)])
 def test_a_mutated_gin_file_is_refused(cases: int, tmp_path: pathlib.Path, capsys):
     path = tmp_path / "x.gin"
     rng = np.random.default_rng(cases)

@@ -34,11 +34,11 @@ from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 st = pytest.importorskip("sentence_transformers")
 transformers = pytest.importorskip("transformers")
 
-# Two models of two paths and two of one: the faster tests take one of each.
+# Two models of two paths and two of one: all but a release take one of each.
 KINDS = (
     "taser",
-    pytest.param("dpr", marks=pytest.mark.slow),
-    pytest.param("shared", marks=pytest.mark.slow),
+    pytest.param("dpr", marks=pytest.mark.release),
+    pytest.param("shared", marks=pytest.mark.release),
     "minilm",
 )
 TOLERANCE = 1e-5
@@ -205,7 +205,7 @@ def embeddings(source, settings: QuerySettings) -> np.ndarray:
         ("taser", RIVER_AND_SEP),
         # One path, which becomes two where the tokenizers differ.
         pytest.param("shared", RIVER, marks=pytest.mark.slow),
-        pytest.param("shared", RIVER_AND_SEP, marks=pytest.mark.slow),
+        pytest.param("shared", RIVER_AND_SEP, marks=pytest.mark.release),
     ],
 )
 def test_a_tasks_prompt_is_before_its_queries(kind, prompt, train_once, tmp_path):

@@ -120,7 +120,15 @@ def test_statistics_by_hand():
 
 @pytest.mark.parametrize(
     ("routing", "summary"),
-    [(Routing.SEQUENCE, s) for s in SequenceSummary] + [(Routing.TOKEN, SequenceSummary.CLS)],
+    [
+        pytest.param(Routing.SEQUENCE, SequenceSummary.CLS, marks=pytest.mark.slow),
+        (Routing.TOKEN, SequenceSummary.CLS),
+    ]
+    + [
+        pytest.param(Routing.SEQUENCE, summary, marks=pytest.mark.release)
+        for summary in SequenceSummary
+        if summary is not SequenceSummary.CLS
+    ],
 )
 def test_statistics_add_over_chunks_and_ignore_padding(routing, summary):
     experts = {"num_experts": 2, "routing": routing, "sequence_summary": summary}

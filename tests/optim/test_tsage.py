@@ -146,6 +146,7 @@ def test_frozen_parameters_do_not_count_in_the_median():
     assert not np.allclose(flatten(everything[-1]), flatten(one[-1]))
 
 
+@pytest.mark.slow
 def test_eight_devices_give_what_one_gives_with_the_same_medians():
     problem = steps(4)
     one, state = run(make(), PARAMS, problem)

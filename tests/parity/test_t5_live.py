@@ -59,6 +59,7 @@ def test_hugging_face_reads_what_we_write(tmp_path):
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fused_queries_are_a_decoder_over_joined_encoder_outputs(tmp_path):
     """Fusion-in-Decoder's way: segments encoded apart, their states given as one text's."""
     import torch

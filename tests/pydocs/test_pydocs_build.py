@@ -128,7 +128,7 @@ def check_held_out(collection):
     assert not pages & held_out
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_full_collection_has_the_expected_size(full):
     statistics = full.statistics()
     assert 8_000 < statistics["passages"] < 13_000
@@ -141,13 +141,13 @@ def test_full_collection_has_the_expected_size(full):
     assert statistics["passage_words"]["p90"] <= 110
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_full_collection_keeps_ids_unique_and_held_out_objects_out_of_training(full):
     check_ids(full)
     check_held_out(full)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_no_query_of_five_words_stands_in_a_passage(full):
     queries = [
         q
@@ -163,7 +163,7 @@ def test_no_query_of_five_words_stands_in_a_passage(full):
     assert find_leaks(texts, [f"{p.title} {p.text}" for p in full.passages]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_nothing_of_the_machine_is_in_the_text(full):
     texts = [p.text for p in full.passages] + [
         q.text for s in full.queries.values() for members in s.values() for q in members

@@ -70,6 +70,7 @@ def test_expected_improvement_is_the_integral():
         assert value == pytest.approx(np.trapezoid(gain, grid), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_it_finds_nearly_what_a_fine_grid_finds_and_more_than_chance():
     scores, exists, hits = questions(30)
     start = np.array([1.0, 0.0, 0.0])

@@ -22,6 +22,8 @@ from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.routing_losses import RoutingRegularizer
 
+pytestmark = pytest.mark.slow
+
 BERT = BertConfig(
     vocab_size=VOCAB, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, max_length=8,
     dropout_rate=0.3, attention_dropout_rate=0.2,

@@ -68,7 +68,15 @@ def with_states(model, params, batch):
     })  # fmt: skip
 
 
-@pytest.mark.parametrize("system", list(SYSTEMS))
+@pytest.mark.parametrize(
+    "system",
+    [
+        "taser",
+        pytest.param("t5", marks=pytest.mark.slow),
+        pytest.param("tok-r", marks=pytest.mark.release),
+        pytest.param("dpr", marks=pytest.mark.release),
+    ],
+)
 def test_training_is_that_of_frozen_parameters(system):
     config = SYSTEMS[system]
     plain, model = DualEncoder(config), DualEncoder(config, frozen_blocks=1)

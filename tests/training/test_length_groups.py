@@ -24,6 +24,8 @@ from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step
 
+pytestmark = pytest.mark.slow
+
 BERT = BertConfig(
     vocab_size=VOCAB, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, max_length=8,
     dropout_rate=0.0, attention_dropout_rate=0.0,

@@ -56,10 +56,10 @@ def on_one_device():
 @pytest.mark.parametrize(
     ("config", "num_devices"),
     [
-        (MeshConfig(), 2),
+        pytest.param(MeshConfig(), 2, marks=pytest.mark.release),
         (MeshConfig(fsdp=4), 4),
-        (MeshConfig(model=2), 4),
-        (MeshConfig(replica=2, data=1, fsdp=2, model=2), 8),
+        pytest.param(MeshConfig(model=2), 4, marks=pytest.mark.release),
+        pytest.param(MeshConfig(replica=2, data=1, fsdp=2, model=2), 8, marks=pytest.mark.slow),
     ],
     ids=str,
 )

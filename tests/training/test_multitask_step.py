@@ -78,6 +78,7 @@ def test_training_learns_and_reports_every_task():
     assert int(state.step) == 40
 
 
+@pytest.mark.slow
 def test_the_combiner_gets_gradients_losses_and_key():
     """By a combiner that writes down what it gets, against the tasks' own gradients."""
 
@@ -123,6 +124,7 @@ def test_draws_depend_on_seed_task_and_step_alone():
     assert all(a != b for a, b in zip(losses(4), losses(5), strict=True))
 
 
+@pytest.mark.slow
 def test_the_order_of_tasks_does_not_matter():
     order = ("wow", "nq", "fever")
     one, metrics = default_step()(fresh(build()), BATCHES)
@@ -166,6 +168,7 @@ def test_summed_gradients_and_chunks_give_the_naive_step():
     assert "weight/nq" not in other
 
 
+@pytest.mark.slow
 def test_eight_devices_do_not_change_a_step():
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
     replicated = NamedSharding(mesh, PartitionSpec())
@@ -225,6 +228,7 @@ def compiled(num_tasks, optimizer=None, gradients=TaskGradients.SUMMED):
     return step.lower(state, dict.fromkeys(tasks, batch)).compile()
 
 
+@pytest.mark.slow
 def test_activations_are_one_tasks_at_a_time_and_flops_the_sum_of_the_tasks():
     one, three = compiled(1), compiled(3)
     single = one.memory_analysis().temp_size_in_bytes

@@ -175,6 +175,7 @@ def test_equals_the_float64_oracle(name):
     assert len(set(others.values())) == len(others), "every option changes the loss"
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_loss_and_gradients_of_one():
     queries, passages, batch = make_batch(queries=16)
     function = jax.jit(jax.value_and_grad(lambda *a: objective_of(EVERYTHING)(*a)[0], (0, 1)))

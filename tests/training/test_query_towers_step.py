@@ -64,6 +64,7 @@ def test_evaluation_goes_through_the_tasks_tower():
     assert losses["nq"] != pytest.approx(losses["wow"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_sharded_multitask_step_is_the_unsharded_one():
     """Of two tasks out of three: the third's tower stays; on 8 devices and on one."""
     tasks = TASKS[:2]

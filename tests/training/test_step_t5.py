@@ -18,6 +18,8 @@ from taser_jax.partitioning import Partitioner
 from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step
 
+pytestmark = pytest.mark.slow
+
 T5 = T5Config(
     vocab_size=VOCAB,
     embed_dim=16,

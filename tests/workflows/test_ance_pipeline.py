@@ -30,6 +30,8 @@ from taser_jax.workflows import ance, retrieval_stages
 from taser_jax.workflows.episodes import Episodes, OptimizerState, number_episodes
 from taser_jax.workflows.stages import Stages
 
+pytestmark = pytest.mark.slow
+
 ROWS = ("BM25", "ANCE (warm-up)", "ANCE (episode-1)", "ANCE (episode-2)")
 
 
@@ -188,6 +190,7 @@ def test_each_episode_draws_its_own_sample(finished: pathlib.Path):
     assert seeds == [0, 1]
 
 
+@pytest.mark.release
 def test_killed_in_several_stages_it_resumes_in_each(
     finished: pathlib.Path,
     small_world: SmallWorld,

@@ -17,6 +17,8 @@ from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
 from taser_jax.workflows import muf_stages
 from taser_jax.workflows.stages import Stages
 
+pytestmark = pytest.mark.slow
+
 SYSTEMS = "{'Summary': @summary/System(), 'Code': @code/System()}"
 THREE = "{'Summary': @summary/System(), 'Code': @code/System(), 'Both': @both/System()}"
 SINGLES = ["Summary", "Code"]
