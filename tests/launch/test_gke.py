@@ -136,6 +136,30 @@ def test_the_image_installs_the_locked_versions():
     assert "WORKDIR /taser_jax" in text
 
 
+def test_the_image_is_layered_for_reuse_and_tried_while_it_is_built():
+    text = (LAUNCH / "Dockerfile").read_text()
+    steps = [line for line in text.splitlines() if line and not line.startswith("#")]
+    copies, runs = ([s for s in steps if s.startswith(kind)] for kind in ("COPY", "RUN"))
+    # Only a change of the locked versions installs them again.
+    assert copies == [
+        "COPY launch/requirements-tpu.txt launch/requirements-tpu.txt",
+        "COPY . .",
+    ]
+    assert steps.index(runs[0]) < steps.index("COPY . .") < steps.index(runs[1])
+    assert steps[-1] == runs[2] == "RUN taser --version"
+
+
+def test_an_image_built_by_hand_leaves_out_what_launchers_leave_out():
+    excluded = (LAUNCH.parent / ".dockerignore").read_text().splitlines()
+    excluded = {line for line in excluded if not line.startswith("#")}
+    launcher = (LAUNCH / "_checkout.sh").read_text()
+    top = re.search(r"^ +(\.git \|.*)\) ;;$", launcher, re.MULTILINE).group(1).split(" | ")
+    anywhere = re.findall(r"--exclude='?([^ ']+)", launcher)
+    assert ("data" in top, len(anywhere)) == (True, 2)
+    # Docker anchors a pattern at the top folder, unless it begins with **/.
+    assert excluded == {*top, *(f"**/{pattern}" for pattern in anywhere)}
+
+
 def test_locked_versions_have_hashes_and_are_those_that_setup_asks_for():
     from packaging.requirements import Requirement
 
