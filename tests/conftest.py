@@ -23,7 +23,7 @@ import jax
 from jaxtyping import install_import_hook
 
 jax.config.update("jax_num_cpu_devices", 8)
-# Tracing makes many objects and little garbage: Python's 700 cost one test a sixth of its time.
+# Tracing makes many objects and little garbage, which Python's 700 would look for too often.
 gc.set_threshold(30_000)
 
 _CHECKED = (

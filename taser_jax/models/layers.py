@@ -136,9 +136,9 @@ _product.defvjp(_product_forward, _product_backward)
 def _rounded_product(equation: str, left: Array, right: Array) -> Array:
     """A bfloat16 product, rounded from float32.
 
-    XLA's CPU backend multiplies bfloat16 as such (twice the speed of float32 on processors with
-    avx512_bf16) only where the result is float32; otherwise it multiplies float32 copies. Other
-    platforms add up in float32 and round within the product.
+    XLA's CPU backend multiplies bfloat16 as such, which is faster on processors with avx512_bf16,
+    only where the result is float32; otherwise it multiplies float32 copies. Other platforms add up
+    in float32 and round within the product.
     """
 
     def rounded(left: Array, right: Array) -> Array:
