@@ -19,9 +19,6 @@ from collections.abc import Sequence
 
 from small_bert import small_bert
 
-from taser_jax.analysis.config import AnalysisConfig
-from taser_jax.analysis.findings import OWN
-from taser_jax.analysis.tables import commitment_table
 from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.assembly.validator import ValidationConfig
@@ -30,6 +27,9 @@ from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.evaluation.specialty.config import AnalysisConfig
+from taser_jax.evaluation.specialty.findings import OWN
+from taser_jax.evaluation.specialty.tables import commitment_table
 from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling

@@ -26,12 +26,12 @@ from typing import Any
 
 import jax
 
-from taser_jax.batch import BatchShape
 from taser_jax.commands.compile import REPORT_JSON
-from taser_jax.compilation.chips import CHIPS
-from taser_jax.errors import EXIT_USER_ERROR
+from taser_jax.devices.compilation.chips import CHIPS
+from taser_jax.models.batch import BatchShape
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.storage.errors import EXIT_USER_ERROR
 
 ROW_FILE = "row.json"
 TOPOLOGIES = ("v5e:2x4", "v5e:4x8", "v5p:4x4x4", "v6e:4x8", "v4:2x2x4")
@@ -115,7 +115,7 @@ def compile_row(row: Row, results: pathlib.Path, *, effort: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for _ in range(MOST_ATTEMPTS):
         command = [
-            *(sys.executable, "-m", "taser_jax.cli", "compile", f"--topology={row.topology}"),
+            *(sys.executable, "-m", "taser_jax.cli.main", "compile", f"--topology={row.topology}"),
             f"--gin_file=runs/{row.model}_base.gin",
             f"--gin.BATCH_SIZE={row.batch}",
             f"--gin.TrainingConfig.num_chunks={chunks}",

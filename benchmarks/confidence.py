@@ -19,14 +19,14 @@ from side_by_side import PeakResident, in_turns, machine, show  # isort: skip  #
 import jax
 import numpy as np
 
-from taser_jax.batch import Role, Tokens
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.ensemble import EnsembleConfig, apply_members, init_members
 from taser_jax.models.parameters import init_params
-from taser_jax.retrieval.confidence import ConfidenceConfig, query_confidence
 from taser_jax.retrieval.exact import ExactSearcher
+from taser_jax.systems.muf.confidence import ConfidenceConfig, query_confidence
+from taser_jax.systems.muf.network import EnsembleConfig, apply_members, init_members
 
 
 class Vectors:

@@ -40,9 +40,9 @@ from side_by_side import (
     show,
 )
 
-from taser_jax.batch import Role, Tokens
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.interop.bert import config_to_json, encoder_to_tensors
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, Normalization
 from taser_jax.models.parameters import init_params

@@ -29,16 +29,16 @@ from side_by_side import Times, in_turns, machine, show  # isort: skip  # before
 import jax
 import numpy as np
 
-from taser_jax.compilation.ahead_of_time import CompilerEffort, compile_step
-from taser_jax.compilation.topologies import open_topology
-from taser_jax.models.ensemble import EnsembleConfig, apply_member, init_members
+from taser_jax.devices.compilation.ahead_of_time import CompilerEffort, compile_step
+from taser_jax.devices.compilation.topologies import open_topology
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.training.ensemble_step import (
+from taser_jax.systems.muf.ensemble_step import (
     EnsembleBatch,
     MemberPlacement,
     init_ensemble_state,
     make_ensemble_step,
 )
+from taser_jax.systems.muf.network import EnsembleConfig, apply_member, init_members
 
 _STEPS = 1000
 

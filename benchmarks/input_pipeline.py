@@ -27,9 +27,9 @@ from taser_jax.data.batches.options import BatchingConfig, FalseNegatives
 from taser_jax.data.batches.prefetch import prefetch
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
-from taser_jax.mesh import MeshConfig, make_mesh
-from taser_jax.partitioning import Partitioner
-from taser_jax.progress import track
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner
+from taser_jax.storage.progress import track
 
 
 def write_synthetic_store(directory: pathlib.Path, *, passages: int, queries: int) -> TokenStore:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import optax
 
-from taser_jax.batch import Batch, BatchShape, Tokens
+from taser_jax.models.batch import Batch, BatchShape, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from taser_jax.compilation.hlo import read_module
+from taser_jax.devices.compilation.hlo import read_module
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|\S+) ([a-z][\w\-]*)\(")
 _CALLS = re.compile(r"calls=%?([\w.\-]+)")

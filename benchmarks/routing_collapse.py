@@ -40,18 +40,18 @@ from small_bert import small_bert
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import LoadedModel, load_model
 from taser_jax.assembly.validator import ValidationConfig
-from taser_jax.batch import Role
 from taser_jax.commands.train import train
 from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.expert_use import (
+from taser_jax.models.batch import Role
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.expert_use import (
     RoutingStatistics,
     expert_shares,
     logit_offset,
     logit_spread,
     role_information,
 )
-from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import (
     ExpertConfig,
@@ -60,7 +60,7 @@ from taser_jax.models.routing import (
     SequenceSummary,
 )
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.progress import track
+from taser_jax.storage.progress import track
 from taser_jax.training.keys import named_key
 from taser_jax.training.loop import LoopConfig
 from taser_jax.training.objective import ObjectiveConfig

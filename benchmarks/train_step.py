@@ -45,7 +45,7 @@ from side_by_side import (
     show,
 )
 
-from taser_jax.batch import Batch, BatchShape, Tokens
+from taser_jax.models.batch import Batch, BatchShape, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import init_params

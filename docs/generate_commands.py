@@ -17,8 +17,8 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from taser_jax import command_line, command_table
-from taser_jax.command_options import description, entries, options, read, shown_default
+from taser_jax.cli import command_line, command_table
+from taser_jax.cli.command_options import description, entries, options, read, shown_default
 
 PATH = pathlib.Path(__file__).resolve().parent / "commands.md"
 HEAD = f"""\

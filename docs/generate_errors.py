@@ -24,7 +24,7 @@ import slips
 from file_slips import FILE_SLIPS
 from slips import PREPARE, TOKENIZE, TRAIN, VOCAB, Slip, World, interrupt, write_files
 
-from taser_jax import cli
+from taser_jax.cli import main as cli
 
 SLIPS = (*slips.SLIPS, *FILE_SLIPS)
 PATH = pathlib.Path(__file__).resolve().parent / "errors.md"

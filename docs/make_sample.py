@@ -15,8 +15,8 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from taser_jax.pydocs.build import build_pydocs
-from taser_jax.records import Passage, Query
+from taser_jax.data.pydocs.build import build_pydocs
+from taser_jax.storage.records import Passage, Query
 
 MODULES = (
     *("argparse", "collections", "csv", "email", "json", "logging", "optax"),

@@ -11,8 +11,8 @@ import sys
 
 from etils import epath
 
-from taser_jax.artifacts import storage_errors
-from taser_jax.errors import EXIT_USER_ERROR, DataError, TaserError
+from taser_jax.storage.artifacts import storage_errors
+from taser_jax.storage.errors import EXIT_USER_ERROR, DataError, TaserError
 
 METADATA = "metadata.json"
 # Always copied: checking for changes takes as long.

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from taser_jax.records import Passage as Passage
     from taser_jax.retriever import Retriever as Retriever
+    from taser_jax.storage.records import Passage as Passage
 
 __version__ = "0.1.0"
-_PUBLIC = {"Passage": "taser_jax.records", "Retriever": "taser_jax.retriever"}
+_PUBLIC = {"Passage": "taser_jax.storage.records", "Retriever": "taser_jax.retriever"}
 
 
 def __getattr__(name: str) -> Any:

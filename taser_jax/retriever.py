@@ -9,31 +9,30 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from taser_jax.artifacts import FilePath
 from taser_jax.assembly.model_directory import LoadedModel, hold_model, load_model, read_facts
 from taser_jax.assembly.retriever_parts import read_parts
 from taser_jax.assembly.text_facts import text_settings
-from taser_jax.batch import Role, Tokens
-from taser_jax.commands.inputs import search_devices
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.text_settings import QuerySettings, Titles
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.encoder_settings import EncoderSettings, read_encoder_settings
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
-from taser_jax.records import Passage
 from taser_jax.retrieval.embeddings import EncodeFn, encode_rows
 from taser_jax.retrieval.encode_config import EncodeConfig
-from taser_jax.retrieval.exact import ExactSearcher
+from taser_jax.retrieval.exact import ExactSearcher, search_devices
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.runs import NO_ROW
 from taser_jax.retrieval.searcher import Searcher
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import Passage
 
 # For models that were trained before lengths were recorded.
 _QUERY_LENGTH, _PASSAGE_LENGTH = 32, 256

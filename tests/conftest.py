@@ -27,7 +27,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 gc.set_threshold(30_000)
 
 _CHECKED = (
-    "taser_jax.batch",
+    "taser_jax.models.batch",
     "taser_jax.models",
     "taser_jax.optim",
     "taser_jax.training",

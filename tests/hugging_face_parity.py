@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from taser_jax.batch import Role, Tokens
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertEncoder, Block, Embeddings
 
 

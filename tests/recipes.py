@@ -8,7 +8,8 @@ from typing import Any
 
 import gin
 
-from taser_jax import cli, configuration
+from taser_jax.cli import configuration
+from taser_jax.cli import main as cli
 
 
 def value(command: str, parameter: str, *gin_files: str, **macros: str) -> Any:

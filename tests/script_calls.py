@@ -9,7 +9,8 @@ import pathlib
 import subprocess
 import sys
 
-from taser_jax import cli, configuration
+from taser_jax.cli import configuration
+from taser_jax.cli import main as cli
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 # Notes its arguments, then does what the test has it do.

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import pathlib
 
-from taser_jax import cli
+from taser_jax.cli import main as cli
 
 TASKS = ("summary", "code")
 SYSTEMS = "{'DPR': @dpr/System(), 'TASER': @taser/System()}"

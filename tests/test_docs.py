@@ -6,7 +6,8 @@ import shlex
 
 import pytest
 
-from taser_jax import cli, command_line, configuration, gin_files
+from taser_jax.cli import command_line, configuration, gin_files
+from taser_jax.cli import main as cli
 from taser_jax.commands.init import init
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -6,8 +6,8 @@ import pathlib
 
 import numpy as np
 
-from taser_jax.batch import Tokens
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.models.batch import Tokens
 from taser_jax.retrieval.embeddings import encode_texts
 from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
 from taser_jax.retrieval.index import build_index

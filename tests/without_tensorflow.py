@@ -29,7 +29,7 @@ def hide() -> None:
 
 if __name__ == "__main__":
     hide()
-    from taser_jax import cli
+    from taser_jax.cli import main as cli
 
     for command in json.loads(sys.argv[1]):
         if status := cli.run(command):

@@ -12,8 +12,8 @@ import pathlib
 import sys
 from collections.abc import Mapping
 
+from taser_jax.commands.pipelines.setting import BM25, row_name
 from taser_jax.evaluation.results import SystemResult, read_results
-from taser_jax.workflows.setting import BM25, row_name
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from claims import Claim, Row, markdown, read_row

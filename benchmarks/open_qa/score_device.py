@@ -21,11 +21,11 @@ import numpy as np
 from taser_jax.commands.evaluate import EvaluationConfig, Judge, evaluate, write_table
 from taser_jax.commands.hybrid import hybrid
 from taser_jax.commands.inputs import run_path
+from taser_jax.commands.pipelines.setting import BM25, row_name
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.errors import FingerprintError
 from taser_jax.evaluation.results import write_result
 from taser_jax.retrieval.runs import Run, write_trec_run
-from taser_jax.workflows.setting import BM25, row_name
+from taser_jax.storage.errors import FingerprintError
 
 COLLECTION = "open_qa"
 EVALUATION = EvaluationConfig(judge=Judge.ANSWERS, measures=("R@1", "R@5", "R@20", "R@100"))

@@ -12,8 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from taser_jax.artifacts import Fingerprint, fingerprint_json, follow_plan, replacing
-from taser_jax.batch import EncoderInput, Role, States, Tokens
 from taser_jax.data.batches.padding import Texts
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.states import (
@@ -24,16 +22,18 @@ from taser_jax.data.token_store.states import (
     queries_directory,
 )
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.encoded import static_task
-from taser_jax.errors import ConfigError
-from taser_jax.mesh import MeshConfig, make_mesh
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.parameter_rules import parameter_path
+from taser_jax.devices.partitioning import Partitioner
+from taser_jax.models.batch import EncoderInput, Role, States, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, Params
-from taser_jax.optim.parameter_rules import parameter_path
-from taser_jax.partitioning import Partitioner
-from taser_jax.progress import bar, logger
+from taser_jax.models.encoded import static_task
 from taser_jax.retrieval.embeddings import batches_by_length
 from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
-from taser_jax.settings import to_plain
+from taser_jax.storage.artifacts import Fingerprint, fingerprint_json, follow_plan, replacing
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import bar, logger
+from taser_jax.storage.settings import to_plain
 
 # At least the size of a NumPy file's header.
 _HEADER = 128

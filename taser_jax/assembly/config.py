@@ -9,13 +9,14 @@ from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.devices.mesh import MeshConfig
+from taser_jax.devices.partitioning import LogicalRules
 from taser_jax.interop.pretrained import (
     pretrained_bert,
     pretrained_normalization,
     pretrained_pooling,
 )
 from taser_jax.interop.t5_pretrained import pretrained_t5
-from taser_jax.mesh import MeshConfig
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.bert_fusion import BertFusionConfig
@@ -29,7 +30,6 @@ from taser_jax.optim.multitask import MultitaskConfig, NaiveConfig
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.optim.pcgrad import PCGradConfig
 from taser_jax.optim.tsage_options import TSageConfig
-from taser_jax.partitioning import LogicalRules
 from taser_jax.retrieval.encode_config import EmbeddingDtype
 from taser_jax.training.checkpoints import CheckpointConfig
 from taser_jax.training.distillation import Distillation, Guide

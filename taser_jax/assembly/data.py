@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from taser_jax.artifacts import read_json
-from taser_jax.batch import Batch, Tokens
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.batches.prefetch import prefetch
@@ -22,11 +20,13 @@ from taser_jax.data.token_store.negatives import (
     read_negatives,
 )
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.json_fields import JsonField, JsonType
+from taser_jax.devices.partitioning import Partitioner
+from taser_jax.models.batch import Batch, Tokens
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.partitioning import Partitioner
-from taser_jax.progress import logger
+from taser_jax.storage.artifacts import read_json
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.storage.progress import logger
 
 # Beside the token store: the SeqIO mixture it was made from, with its sampling weights.
 MIXTURE_FILE = "mixture.json"

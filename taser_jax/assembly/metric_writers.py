@@ -14,9 +14,9 @@ from typing import Any
 
 from etils import epath
 
-from taser_jax.artifacts import is_remote, write_text
-from taser_jax.errors import ConfigError, how_to_install
-from taser_jax.progress import logger
+from taser_jax.storage.artifacts import is_remote, write_text
+from taser_jax.storage.errors import ConfigError, how_to_install
+from taser_jax.storage.progress import logger
 from taser_jax.training.loop import MetricWriter
 
 

@@ -16,7 +16,17 @@ import numpy as np
 from etils import epath
 from jaxtyping import PyTree
 
-from taser_jax.artifacts import (
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.text_settings import Titles
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner, placed
+from taser_jax.models import config_io
+from taser_jax.models.batch import EncoderInput, Role
+from taser_jax.models.bert_fusion import FUSION_PARTS
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
+from taser_jax.models.encoded import static_task
+from taser_jax.models.parameters import abstract_params
+from taser_jax.storage.artifacts import (
     FilePath,
     Fingerprint,
     is_remote,
@@ -25,19 +35,9 @@ from taser_jax.artifacts import (
     write_bytes,
     write_text,
 )
-from taser_jax.batch import EncoderInput, Role
-from taser_jax.checksums import check_file
-from taser_jax.data.token_store.store import TokenStore
-from taser_jax.data.token_store.text_settings import Titles
-from taser_jax.encoded import static_task
-from taser_jax.errors import ConfigError
-from taser_jax.json_fields import JsonField, JsonType
-from taser_jax.mesh import MeshConfig, make_mesh
-from taser_jax.models import config_io
-from taser_jax.models.bert_fusion import FUSION_PARTS
-from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
-from taser_jax.models.parameters import abstract_params
-from taser_jax.partitioning import Partitioner, placed
+from taser_jax.storage.checksums import check_file
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.json_fields import JsonField, JsonType
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
 
 MODEL_FILE = "model.json"

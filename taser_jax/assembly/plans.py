@@ -11,16 +11,16 @@ import jax
 from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.assembly.data import with_mixture_rates
 from taser_jax.assembly.teacher import EncodedTeacher, open_teacher
-from taser_jax.batch import Batch, BatchShape, DocumentsShape
 from taser_jax.data.batches.every_task import TaskBatchStream, step_batch_sizes
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.padding import Layout, Padding
 from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError
+from taser_jax.devices.partitioning import Partitioner
+from taser_jax.models.batch import Batch, BatchShape, DocumentsShape
 from taser_jax.optim.multitask import Combiner
-from taser_jax.partitioning import Partitioner
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.distillation import TeacherInput
 from taser_jax.training.grad_cache import check_chunks
 

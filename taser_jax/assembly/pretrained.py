@@ -19,7 +19,7 @@ from taser_jax.models.bert_fusion import BertFusionConfig
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.models.t5_fusion import T5FusionConfig
-from taser_jax.progress import phase
+from taser_jax.storage.progress import phase
 
 
 @dataclasses.dataclass(frozen=True)

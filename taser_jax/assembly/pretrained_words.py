@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 
-from taser_jax.artifacts import read_json
 from taser_jax.data.text.bert_files import (
     TOKENIZER_FILE,
     VOCAB_FILE,
@@ -15,8 +14,9 @@ from taser_jax.data.text.bert_files import (
 )
 from taser_jax.data.text.vocabulary_files import FIELDS as SAVED_FIELDS
 from taser_jax.data.text.vocabulary_files import METADATA, SPLITTING
-from taser_jax.errors import ConfigError
-from taser_jax.progress import logger
+from taser_jax.storage.artifacts import read_json
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger
 
 _SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.model")
 

@@ -12,12 +12,12 @@ import optax
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import check_buckets, check_query_towers, fit_vocabulary, lengths
 from taser_jax.assembly.plans import BatchPlan, make_plan
-from taser_jax.batch import Batch, States
-from taser_jax.compilation.chips import peak_flops
-from taser_jax.copied_axes import CopiedAxis, copied_axes
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError
+from taser_jax.devices.compilation.chips import peak_flops
+from taser_jax.devices.copied_axes import CopiedAxis, copied_axes
+from taser_jax.devices.partitioning import Partitioner, placed
+from taser_jax.models.batch import Batch, States
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes
 from taser_jax.optim.median import MedianOver
@@ -34,8 +34,8 @@ from taser_jax.optim.optimizers import (
     build_schedule,
     trainable,
 )
-from taser_jax.partitioning import Partitioner, placed
-from taser_jax.progress import logger
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger
 from taser_jax.training.meter import StepCost
 from taser_jax.training.passage_queue import QueueSize
 from taser_jax.training.state import TrainState, init_state, state_shardings

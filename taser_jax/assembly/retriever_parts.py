@@ -6,8 +6,8 @@ import dataclasses
 import os
 import pathlib
 
-from taser_jax.artifacts import FilePath, check_version, read_json, write_json
-from taser_jax.errors import DataError
+from taser_jax.storage.artifacts import FilePath, check_version, read_json, write_json
+from taser_jax.storage.errors import DataError
 
 RETRIEVER_FILE = "retriever.json"
 _VERSION = 1

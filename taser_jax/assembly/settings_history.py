@@ -8,15 +8,15 @@ from typing import Any
 
 from etils import epath
 
-from taser_jax.artifacts import FilePath, write_text
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import DataError, FingerprintError
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.progress import logger
-from taser_jax.settings import flatten
+from taser_jax.storage.artifacts import FilePath, write_text
+from taser_jax.storage.errors import DataError, FingerprintError
+from taser_jax.storage.progress import logger
+from taser_jax.storage.settings import flatten
 
 SETTINGS_FILE = "settings.jsonl"
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from taser_jax.artifacts import fingerprint_json
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.storage.artifacts import fingerprint_json
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.training.distillation import TeacherInput, require
 from taser_jax.training.objective import ObjectiveConfig
 

@@ -9,8 +9,8 @@ from typing import Any
 from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
-from taser_jax.errors import ConfigError
-from taser_jax.json_fields import JsonField, JsonType, checked_fields
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
 
 
 def data_facts(stream: Stream, store: TokenStore, *, train_steps: int) -> dict[str, object]:

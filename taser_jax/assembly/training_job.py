@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from taser_jax.assembly.augmentation import Augmentation
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import check_query_towers, training_queries
 from taser_jax.assembly.pretrained import read_pretrained
@@ -16,11 +15,12 @@ from taser_jax.assembly.text_facts import data_facts
 from taser_jax.assembly.validator import check_validated_tasks
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError
-from taser_jax.mesh import make_mesh
+from taser_jax.devices.mesh import make_mesh
+from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.parameters import parameter_count
-from taser_jax.partitioning import Partitioner
+from taser_jax.storage.errors import ConfigError
+from taser_jax.systems.moma.augmentation import Augmentation
 from taser_jax.training.parameters import parameter_table
 
 

@@ -11,19 +11,19 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from taser_jax.batch import EncoderInput, Role
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.batches.padding import OtherTexts, Texts
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.encoded import static_task
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.devices.partitioning import Partitioner
+from taser_jax.models.batch import EncoderInput, Role
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.partitioning import Partitioner
-from taser_jax.progress import logger
-from taser_jax.records import DevelopmentSets
+from taser_jax.models.encoded import static_task
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import logger
+from taser_jax.storage.records import DevelopmentSets
 from taser_jax.training.losses import contrastive_loss
 from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.validation import PoolConfig, rank_in_pool, select_pool

@@ -12,27 +12,33 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from taser_jax import hosts
-from taser_jax.analysis.commitment import Averages, make_advance
-from taser_jax.analysis.config import AnalysisConfig
-from taser_jax.analysis.figures import figures
-from taser_jax.analysis.findings import Findings, Specialties
-from taser_jax.analysis.noise import Agreement, agreements
-from taser_jax.analysis.sensitivity import Sample, Sensitivities, TaskLoss, make_measure
-from taser_jax.analysis.specialty import Bounds, LeafCounts, count_leaf, entropy_edges, on_host
-from taser_jax.analysis.tables import csv_files, to_markdown
-from taser_jax.artifacts import replacing, write_text
 from taser_jax.assembly.data import DeviceBatches, training_queries
-from taser_jax.batch import Batch
 from taser_jax.commands.analyzed_models import AnalyzedModel, open_models
 from taser_jax.commands.checkpoint_commitment import CheckpointCommitments, steps_to_compare
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError
-from taser_jax.mesh import MeshConfig, make_mesh
+from taser_jax.devices import hosts
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner
+from taser_jax.evaluation.specialty.commitment import Averages, make_advance
+from taser_jax.evaluation.specialty.config import AnalysisConfig
+from taser_jax.evaluation.specialty.figures import figures
+from taser_jax.evaluation.specialty.findings import Findings, Specialties
+from taser_jax.evaluation.specialty.noise import Agreement, agreements
+from taser_jax.evaluation.specialty.sensitivity import Sample, Sensitivities, TaskLoss, make_measure
+from taser_jax.evaluation.specialty.specialty import (
+    Bounds,
+    LeafCounts,
+    count_leaf,
+    entropy_edges,
+    on_host,
+)
+from taser_jax.evaluation.specialty.tables import csv_files, to_markdown
+from taser_jax.models.batch import Batch
 from taser_jax.models.parameters import parameter_count
-from taser_jax.partitioning import Partitioner
-from taser_jax.progress import logger, phase, track
+from taser_jax.storage.artifacts import replacing, write_text
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger, phase, track
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.objective import ObjectiveConfig
 

@@ -12,11 +12,11 @@ from jaxtyping import PyTree
 from taser_jax.assembly import model_directory
 from taser_jax.assembly.data import fit_vocabulary
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError
+from taser_jax.devices.partitioning import Partitioner, placed
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, logical_axes
-from taser_jax.partitioning import Partitioner, placed
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.checkpoint_directory import restore_params_from
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from taser_jax.commands.augmented_answers import Memories, ask_augmented
-from taser_jax.commands.fused_answers import ask_fused
-from taser_jax.commands.memory_sources import Source
-from taser_jax.errors import ConfigError
 from taser_jax.retriever import Hit, Retriever
+from taser_jax.storage.errors import ConfigError
+from taser_jax.systems.moma.augmented_answers import Memories, ask_augmented
+from taser_jax.systems.moma.memory_sources import Source
+from taser_jax.systems.muf.fused_answers import ask_fused
 
 
 def ask(

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from taser_jax.commands.inputs import check_known, own_rows, run_path, tasks_with
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.hosts import first_host_only, writes
-from taser_jax.progress import phase
+from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import Run, without_own, write_trec_run
+from taser_jax.storage.progress import phase
 
 
 @writes("{output_dir}")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from taser_jax.analysis.commitment import (
+from taser_jax.commands.analyzed_models import AnalyzedModel
+from taser_jax.evaluation.specialty.commitment import (
     Averages,
     Commitment,
     Marks,
@@ -16,16 +17,15 @@ from taser_jax.analysis.commitment import (
     marks_of,
     no_averages,
 )
-from taser_jax.analysis.config import AnalysisConfig
-from taser_jax.analysis.findings import OWN, CommitmentRow
-from taser_jax.analysis.noise import noise_commitments
-from taser_jax.analysis.saved_averages import has_saved_average, restore_saved_average
-from taser_jax.analysis.sensitivity import Sample
-from taser_jax.batch import Batch
-from taser_jax.commands.analyzed_models import AnalyzedModel
-from taser_jax.errors import ConfigError
+from taser_jax.evaluation.specialty.config import AnalysisConfig
+from taser_jax.evaluation.specialty.findings import OWN, CommitmentRow
+from taser_jax.evaluation.specialty.noise import noise_commitments
+from taser_jax.evaluation.specialty.saved_averages import has_saved_average, restore_saved_average
+from taser_jax.evaluation.specialty.sensitivity import Sample
+from taser_jax.models.batch import Batch
 from taser_jax.optim.tsage_options import BiasCorrection
-from taser_jax.progress import phase
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import phase
 
 
 def steps_to_compare(model: AnalyzedModel, config: AnalysisConfig) -> list[tuple[int, int]]:

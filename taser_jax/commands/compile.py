@@ -10,35 +10,35 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 from etils import epath
 
-from taser_jax.artifacts import storage_errors
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import open_store, training_queries
 from taser_jax.assembly.model_directory import embed
 from taser_jax.assembly.program import Program, make_program
-from taser_jax.batch import BatchShape, DocumentsShape, Role
 from taser_jax.commands import train
-from taser_jax.compilation.ahead_of_time import (
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.devices.compilation.ahead_of_time import (
     CompiledStep,
     CompilerEffort,
     OutOfMemory,
     compile_step,
 )
-from taser_jax.compilation.report import StepRefusal, StepReport
-from taser_jax.compilation.topologies import (
+from taser_jax.devices.compilation.report import StepRefusal, StepReport
+from taser_jax.devices.compilation.topologies import (
     Topology,
     one_host,
     open_topology,
     require_compiler,
 )
-from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError
-from taser_jax.mesh import make_mesh
+from taser_jax.devices.mesh import make_mesh
+from taser_jax.devices.partitioning import Partitioner, placed
+from taser_jax.models.batch import BatchShape, DocumentsShape, Role
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.transformer import Remat
-from taser_jax.partitioning import Partitioner, placed
-from taser_jax.progress import logger, phase
 from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.storage.artifacts import storage_errors
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger, phase
 
 REPORT_JSON, REPORT_TEXT = "report.json", "report.txt"
 _TRAINING, _ENCODING = "training step", "encoding of passages, on one host"

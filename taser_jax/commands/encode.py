@@ -7,24 +7,24 @@ from collections.abc import Sequence
 
 import jax
 
-from taser_jax.assembly.attention import document_attention
-from taser_jax.assembly.augmentation import Augmentation, read_lookup
 from taser_jax.assembly.cached_states import cached_states
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model, read_facts
-from taser_jax.assembly.shared_embeddings import add_missing, tower_fingerprints
-from taser_jax.batch import Role
 from taser_jax.data.batches.padding import OtherTexts
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError
-from taser_jax.hosts import wait_for_all, writes
-from taser_jax.progress import phase
+from taser_jax.devices.hosts import wait_for_all, writes
+from taser_jax.models.batch import Role
 from taser_jax.retrieval.embeddings import TokenRows, encode_texts
 from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
-from taser_jax.retrieval.joined import EmbeddedTexts
-from taser_jax.retrieval.query_documents import write_fused
 from taser_jax.retrieval.query_embeddings import encode_queries, queries_directory
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import phase
+from taser_jax.systems.moma.attention import document_attention
+from taser_jax.systems.moma.augmentation import Augmentation, read_lookup
+from taser_jax.systems.moma.joined import EmbeddedTexts
+from taser_jax.systems.moma.query_documents import write_fused
+from taser_jax.systems.moma.shared_embeddings import add_missing, tower_fingerprints
 
 
 @writes("{output_dir}")

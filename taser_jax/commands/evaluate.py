@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from taser_jax.artifacts import split_path
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.prepare.kilt import gold_path
 from taser_jax.data.readers.kilt import KiltQuery, Outputs, read_queries
-from taser_jax.errors import ConfigError
+from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation.answers import AnswerMatch
 from taser_jax.evaluation.comparisons import compare_with_baselines
 from taser_jax.evaluation.dpr_results import RetrievalResult, RetrievedPassage, write_dpr_results
@@ -41,10 +40,11 @@ from taser_jax.evaluation.results import (
     write_result,
 )
 from taser_jax.evaluation.significance import SignificanceConfig
-from taser_jax.hosts import first_host_only, writes
-from taser_jax.progress import logger, phase
 from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays, require_queries
 from taser_jax.retrieval.runs import Run
+from taser_jax.storage.artifacts import split_path
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger, phase
 
 
 class Judge(enum.Enum):

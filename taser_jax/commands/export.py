@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from taser_jax.artifacts import read_json, replacing
-from taser_jax.assembly.ensembles import Ensemble
 from taser_jax.assembly.model_directory import (
     RUN_FILE,
     VOCABULARY,
@@ -21,15 +19,17 @@ from taser_jax.assembly.model_directory import (
 )
 from taser_jax.assembly.text_facts import task_prompts, text_settings
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.errors import ConfigError, DataError, how_to_install
 from taser_jax.evaluation.results import read_results
-from taser_jax.interop.ensembles import write_members
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.lowering import check_task
 from taser_jax.interop.model_card import METADATA, CardTexts, metadata, write_card
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.progress import logger, phase
-from taser_jax.retrieval.confidence import check_temperatures
+from taser_jax.storage.artifacts import read_json, replacing
+from taser_jax.storage.errors import ConfigError, DataError, how_to_install
+from taser_jax.storage.progress import logger, phase
+from taser_jax.systems.muf.confidence import check_temperatures
+from taser_jax.systems.muf.ensemble_files import Ensemble
+from taser_jax.systems.muf.released_ensembles import write_members
 
 _Export = Callable[[ExportSource, pathlib.Path], None]
 _VOCABULARY_FILES = ("vocabulary.json", "vocab.txt", "tokenizer.json")

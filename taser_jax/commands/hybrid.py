@@ -10,9 +10,7 @@ import numpy as np
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.errors import ConfigError
-from taser_jax.hosts import first_host_only, writes
-from taser_jax.progress import logger, phase
+from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval.fusion import ScoreNormalization
 from taser_jax.retrieval.hybrid import (
     ChosenFor,
@@ -23,6 +21,8 @@ from taser_jax.retrieval.hybrid import (
     settle,
 )
 from taser_jax.retrieval.runs import Run, write_trec_run
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger, phase
 
 
 @writes("{output_dir}")

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 import jax
 
-from taser_jax.artifacts import storage_errors
 from taser_jax.assembly.model_directory import VOCABULARY, write_run_record
 from taser_jax.assembly.pretrained import Pretrained, place_pretrained, read_pretrained
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.errors import ConfigError
-from taser_jax.hosts import writes
+from taser_jax.devices.hosts import writes
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import LogicalRules, Partitioner
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.pretrained import (
     pretrained_bert,
@@ -21,7 +21,6 @@ from taser_jax.interop.pretrained import (
     pretrained_pooling,
 )
 from taser_jax.interop.t5_pretrained import pretrained_t5
-from taser_jax.mesh import MeshConfig, make_mesh
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
@@ -29,8 +28,9 @@ from taser_jax.models.parameters import init_params, logical_axes, parameter_cou
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
-from taser_jax.partitioning import LogicalRules, Partitioner
-from taser_jax.progress import logger, phase
+from taser_jax.storage.artifacts import storage_errors
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger, phase
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.keys import named_key
 from taser_jax.training.parameters import parameter_table

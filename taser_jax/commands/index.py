@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from taser_jax.commands.inputs import search_devices
-from taser_jax.hosts import first_host_only, writes
-from taser_jax.progress import logger, phase
+from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval.embeddings import Embeddings
-from taser_jax.retrieval.exact import ExactConfig
+from taser_jax.retrieval.exact import ExactConfig, search_devices
 from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings, encoded_splits
 from taser_jax.retrieval.scann_shards import ScannConfig
+from taser_jax.storage.progress import logger, phase
 
 # Makes the draw of sample queries independent of all other draws.
 _PURPOSE = 0x1DE7

@@ -6,8 +6,8 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from taser_jax.errors import ConfigError
-from taser_jax.progress import logger
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger
 
 _GIN = """\
 # {name}: paths and names of one project. Every command takes this file alone:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Iterable, Sequence
 
-import jax
 import numpy as np
 
-from taser_jax.artifacts import require_equal, split_path
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run
+from taser_jax.storage.artifacts import require_equal, split_path
+from taser_jax.storage.errors import ConfigError, DataError
 
 # Passages read at once.
 _BLOCK = 4096
@@ -180,11 +179,3 @@ def check_collection(tokens: TokenStore, store: PassageStore) -> None:
         {"collection": store.fingerprint},
         "run `taser tokenize` again, or correct DATA_DIR",
     )
-
-
-def search_devices() -> list[jax.Device] | None:
-    """Devices of exact search: all of this host's accelerators; None, the first, on CPU.
-
-    A CPU's devices share the same cores, so splitting a product among them gains nothing.
-    """
-    return None if jax.default_backend() == "cpu" else jax.local_devices()

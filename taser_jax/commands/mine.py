@@ -7,15 +7,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from taser_jax.artifacts import FilePath, split_path, write_text
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.negatives import write_negatives
-from taser_jax.errors import ConfigError
+from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
-from taser_jax.hosts import first_host_only, writes
-from taser_jax.progress import logger, phase
-from taser_jax.records import Passage, Query
 from taser_jax.retrieval.mining import MinedNegatives, mine_negatives
 from taser_jax.retrieval.mining_options import (
     AnswerContaining,
@@ -25,7 +21,11 @@ from taser_jax.retrieval.mining_options import (
     WithoutNegatives,
 )
 from taser_jax.retrieval.runs import top_k
-from taser_jax.settings import to_plain
+from taser_jax.storage.artifacts import FilePath, split_path, write_text
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger, phase
+from taser_jax.storage.records import Passage, Query
+from taser_jax.storage.settings import to_plain
 
 # Makes the draw of the sample independent of other draws with the same seed.
 _PURPOSE = 0x5A3D

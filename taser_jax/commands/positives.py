@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from taser_jax.commands.inputs import answer_matcher, check_known
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks, write_queries
 from taser_jax.data.prepare.receipts import write_without_positive
-from taser_jax.errors import ConfigError
+from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation.answers import AnswerMatch
-from taser_jax.hosts import first_host_only, writes
-from taser_jax.progress import logger, phase
-from taser_jax.records import Query
 from taser_jax.retrieval.bm25 import Bm25Config, Bm25Index, title_and_text
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger, phase
+from taser_jax.storage.records import Query
 
 
 @writes("{data_dir}/{collection}")

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from taser_jax.artifacts import FilePath
 from taser_jax.data.collections.store import (
     collection_directory,
     write_collection,
@@ -18,12 +17,13 @@ from taser_jax.data.prepare.kilt_options import KiltOptions
 from taser_jax.data.prepare.merged import BeirFolder, KiltFiles, MergeOptions
 from taser_jax.data.prepare.questions import PrepareOptions, QuestionFiles
 from taser_jax.data.prepare.receipts import PreparedCollection, without_positive_file
-from taser_jax.errors import ConfigError
-from taser_jax.locks import one_writer
-from taser_jax.progress import logger, phase
-from taser_jax.pydocs.build import build_pydocs
-from taser_jax.pydocs.tasks import TASKS
-from taser_jax.records import Query
+from taser_jax.data.pydocs.build import build_pydocs
+from taser_jax.data.pydocs.tasks import TASKS
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.locks import one_writer
+from taser_jax.storage.progress import logger, phase
+from taser_jax.storage.records import Query
 
 
 def prepare_pydocs(

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float32, Float64, Int
 
-from taser_jax.artifacts import kind_of
 from taser_jax.commands.inputs import read_task_run, run_path, tasks_with
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.negatives import (
@@ -20,13 +19,14 @@ from taser_jax.data.token_store.negatives import (
     read_negatives,
     write_negatives,
 )
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.hosts import first_host_only, writes
+from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.interop.cross_encoder import CrossEncoder
-from taser_jax.progress import logger, phase
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.pair_scores import EmbeddingScorer, PairScorer, RunScorer
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.storage.artifacts import kind_of
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import logger, phase
 
 
 @writes("{output_dir}")

@@ -6,15 +6,16 @@ import pathlib
 from collections.abc import Sequence
 
 from taser_jax.commands import inputs
-from taser_jax.commands.memory_sources import sources, write_sources
 from taser_jax.data.collections.store import PassageStore, list_tasks
-from taser_jax.data.memories import Mixture
-from taser_jax.hosts import first_host_only, writes
-from taser_jax.progress import phase
+from taser_jax.devices.hosts import first_host_only, writes
+from taser_jax.retrieval.exact import search_devices
 from taser_jax.retrieval.index import open_index
-from taser_jax.retrieval.query_documents import read_fused
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings, queries_directory
 from taser_jax.retrieval.runs import Run, without_own, write_trec_run
+from taser_jax.storage.progress import phase
+from taser_jax.systems.moma.memories import Mixture
+from taser_jax.systems.moma.memory_sources import sources, write_sources
+from taser_jax.systems.moma.query_documents import read_fused
 
 
 @writes("{output_dir}")
@@ -68,7 +69,7 @@ def search(
     store = PassageStore.open(data_dir, collection)
     names = inputs.tasks_with(data_dir, collection, split=split, tasks=tasks)
     searcher = open_index(
-        index_dir, fingerprints={"collection": store.fingerprint}, devices=inputs.search_devices()
+        index_dir, fingerprints={"collection": store.fingerprint}, devices=search_devices()
     )
     encoded = [
         QueryEmbeddings.of_split(embeddings_dir, task, split, fingerprints=searcher.fingerprints)

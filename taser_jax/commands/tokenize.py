@@ -8,7 +8,6 @@ import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 
-from taser_jax.artifacts import write_json
 from taser_jax.assembly.data import MIXTURE_FILE, check_lengths
 from taser_jax.data.collections.store import SPLITS, list_tasks
 from taser_jax.data.seqio_tasks.context import use_data
@@ -21,10 +20,11 @@ from taser_jax.data.seqio_tasks.registry import (
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text.prompts import Prompt, TaskPrompt
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.errors import ConfigError
-from taser_jax.hosts import first_host_only, writes
+from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.interop.encoder_settings import read_encoder_settings
-from taser_jax.progress import logger, phase
+from taser_jax.storage.artifacts import write_json
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger, phase
 
 
 @writes("{output_dir}")

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 import jax
 from etils import epath
 
-from taser_jax import hosts
-from taser_jax.artifacts import fingerprint, storage_errors
 from taser_jax.assembly.cached_states import cached_states
 from taser_jax.assembly.config import CONFIGURABLES as CONFIGURABLES
 from taser_jax.assembly.config import TrainingConfig
@@ -29,19 +27,21 @@ from taser_jax.assembly.settings_history import (
     record_settings,
     settings_of,
 )
-from taser_jax.assembly.shared_embeddings import EmbeddedPassages
 from taser_jax.assembly.training_job import TrainingJob, training_job
 from taser_jax.assembly.validator import Validator
 from taser_jax.data.batches.padding import OtherTexts
 from taser_jax.data.batches.stream import Stream
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError
+from taser_jax.devices import hosts
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.parameters import parameter_count
 from taser_jax.optim.optimizers import trainable
-from taser_jax.progress import logger, phase
-from taser_jax.settings import flatten
+from taser_jax.storage.artifacts import fingerprint, storage_errors
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger, phase
+from taser_jax.storage.settings import flatten
+from taser_jax.systems.moma.shared_embeddings import EmbeddedPassages
 from taser_jax.training import loop
 from taser_jax.training.checkpoint_directory import restore_state_from, set_aside_damaged
 from taser_jax.training.checkpoints import Checkpoints

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pathlib
 
-from taser_jax import checksums
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.progress import logger
+from taser_jax.storage import checksums
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import logger
 
 _SHOWN = 20
 

@@ -10,9 +10,9 @@ from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.text.bert_files import VOCAB_FILE
 from taser_jax.data.text.vocabularies import T5_MODEL_FILE, load_vocabulary
 from taser_jax.data.text.vocabulary_training import VocabularyKind, train_vocabulary
-from taser_jax.errors import ConfigError
-from taser_jax.hosts import first_host_only, writes
-from taser_jax.progress import logger, phase
+from taser_jax.devices.hosts import first_host_only, writes
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger, phase
 
 _OF_WEIGHTS = ("config.json", "tokenizer.json", VOCAB_FILE, T5_MODEL_FILE)
 

@@ -12,8 +12,8 @@ from typing import overload
 import numpy as np
 from etils import epath
 
-from taser_jax.artifacts import is_remote, read_json, storage_errors
-from taser_jax.json_fields import JsonField, JsonType, checked_fields
+from taser_jax.storage.artifacts import is_remote, read_json, storage_errors
+from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
 
 _IDS, _OFFSETS, _ALIASES = "ids.txt", "id_offsets.npy", "aliases.json"
 _IDS_BLOCK = 4096

@@ -19,8 +19,8 @@ import numpy as np
 import regex
 from jaxtyping import Bool, Int
 
-from taser_jax.errors import DataError
-from taser_jax.progress import bar
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.progress import bar
 
 _TOKENS = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 # The same tokens for ASCII text, with the standard library's faster engine.

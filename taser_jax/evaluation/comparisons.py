@@ -6,7 +6,6 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from taser_jax.artifacts import FilePath
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.results import (
     SystemResult,
@@ -20,7 +19,8 @@ from taser_jax.evaluation.significance import (
     bootstrap_over_tasks,
     paired_over_seeds,
 )
-from taser_jax.progress import logger
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.progress import logger
 
 AVERAGE = "average"
 _NONE = "-"

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from taser_jax.artifacts import FilePath, replacing
-from taser_jax.records import Passage
+from taser_jax.storage.artifacts import FilePath, replacing
+from taser_jax.storage.records import Passage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

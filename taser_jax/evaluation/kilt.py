@@ -20,11 +20,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from taser_jax.artifacts import FilePath, replacing
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.metrics import Evaluation
-from taser_jax.progress import logger
 from taser_jax.retrieval.runs import NO_ROW, Run, top_k
+from taser_jax.storage.artifacts import FilePath, replacing
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import logger
 
 PAGE_MEASURES = ("PageRprec", "PageRecall@5")
 

@@ -25,11 +25,11 @@ import ir_measures
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.answers import AnswerMatcher
-from taser_jax.progress import logger
-from taser_jax.records import Query
 from taser_jax.retrieval.runs import NO_ROW, Qrels, Run, top_k
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import logger
+from taser_jax.storage.records import Query
 
 ANSWER_MEASURES = ("R@1", "R@5", "R@20", "R@100")
 QRELS_MEASURES = ("R@1", "R@5", "R@20", "MRR@10", "nDCG@10")

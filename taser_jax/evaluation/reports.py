@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from taser_jax.artifacts import FilePath, replacing, write_text
-from taser_jax.errors import DataError
 from taser_jax.evaluation.comparisons import AVERAGE, ComparedRows, Comparisons
 from taser_jax.evaluation.results import SystemResult
-from taser_jax.markdown import markdown_table
+from taser_jax.storage.artifacts import FilePath, replacing, write_text
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.markdown import markdown_table
 
 LEGEND = (
     "In percent. R@k: queries with a relevant passage (by answers: one that contains an answer) "

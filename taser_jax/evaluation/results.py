@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from taser_jax.artifacts import FilePath, check_version, read_json, replacing, write_json
-from taser_jax.checksums import check_file
-from taser_jax.errors import DataError
 from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.storage.artifacts import FilePath, check_version, read_json, replacing, write_json
+from taser_jax.storage.checksums import check_file
+from taser_jax.storage.errors import DataError
 
 FORMAT_VERSION = 1
 

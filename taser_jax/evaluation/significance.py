@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import special
 
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.storage.errors import ConfigError, DataError
 
 # Number of resamples whose weights are held in memory at a time.
 _BLOCK = 256

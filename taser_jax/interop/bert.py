@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.leaves import (
     Leaf,
     Params,
@@ -19,9 +18,10 @@ from taser_jax.interop.leaves import (
 )
 from taser_jax.interop.sizes import size_words
 from taser_jax.interop.tensors import Shapes, Tensors, listed, read_config
-from taser_jax.json_fields import JsonField, JsonType, checked_fields
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.layers import Activation
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
 
 _TOKEN_TABLE = "embeddings.word_embeddings.weight"
 _ACTIVATIONS = {

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64
 
-from taser_jax.artifacts import FilePath
-from taser_jax.errors import ConfigError, how_to_install
-from taser_jax.progress import bar
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import ConfigError, how_to_install
+from taser_jax.storage.progress import bar
 
 _BATCH = 32
 

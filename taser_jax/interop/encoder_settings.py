@@ -8,11 +8,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from taser_jax.artifacts import read_json
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.json_fields import JsonField, JsonType, checked_fields
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.dual_encoder import Normalization
+from taser_jax.storage.artifacts import read_json
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
 
 MODULES_FILE = "modules.json"
 _POOLING_FLAGS = {

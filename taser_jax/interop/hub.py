@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 
-from taser_jax.errors import DataError
+from taser_jax.storage.errors import DataError
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _SMALL_FILES = (

@@ -13,8 +13,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.tensors import Tensors
+from taser_jax.storage.errors import ConfigError, DataError
 
 Params = dict[str, Any]
 Path = tuple[str, ...]

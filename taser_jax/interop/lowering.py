@@ -14,11 +14,11 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 from jaxtyping import PyTree
 
-from taser_jax.batch import Role, Tokens
-from taser_jax.errors import ConfigError
 from taser_jax.interop.export_source import ExportSource
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
 from taser_jax.models.parameters import abstract_params
+from taser_jax.storage.errors import ConfigError
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 # The first version with guaranteed compatibility, which consumers older than this JAX can read

@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import taser_jax
-from taser_jax.artifacts import read_json
 from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
-from taser_jax.encoded import Normalization
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models import config_io
 from taser_jax.models.dual_encoder import Towers
+from taser_jax.models.encoded import Normalization
 from taser_jax.models.parameters import parameter_count
 from taser_jax.models.routing import Routing
+from taser_jax.storage.artifacts import read_json
 
 FORMAT_VERSION = 1
 CARD, METADATA = "README.md", "export.json"

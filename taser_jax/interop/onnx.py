@@ -10,16 +10,16 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from taser_jax.batch import Role
-from taser_jax.encoded import Normalization
-from taser_jax.errors import ConfigError, how_to_install
 from taser_jax.interop.bert import config_to_json, encoder_to_tensors
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.sentence_transformers import check_plain, length_of, plain_paths
 from taser_jax.interop.tokenizer_files import write_tokenizer
+from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.encoded import Normalization
+from taser_jax.storage.errors import ConfigError, how_to_install
 
 MODEL = "model.onnx"
 _FORMAT = "onnx"

@@ -9,11 +9,11 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.tree_util import KeyPath
 
-from taser_jax.batch import Role
-from taser_jax.errors import ConfigError
+from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.bert_fusion import FUSION_PARTS
 from taser_jax.models.dual_encoder import Params, Towers
+from taser_jax.storage.errors import ConfigError
 
 _PASSAGE_TOWER = "passage_encoder"
 

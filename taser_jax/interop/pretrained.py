@@ -6,7 +6,6 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from taser_jax.errors import ConfigError
 from taser_jax.interop.bert import bert_config, check_shapes, encoder_from_tensors
 from taser_jax.interop.encoder_settings import read_encoder_settings
 from taser_jax.interop.hub import fetch
@@ -16,6 +15,7 @@ from taser_jax.interop.tensors import read_shapes, read_tensors
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Normalization, Params
+from taser_jax.storage.errors import ConfigError
 
 Source = str | os.PathLike[str]
 

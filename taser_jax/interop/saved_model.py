@@ -13,7 +13,6 @@ from flax.traverse_util import unflatten_dict
 # The only Python access to the op that runs a StableHLO program; jax2tf uses it, too.
 from tensorflow.compiler.tf2xla.python import xla
 
-from taser_jax.batch import Role
 from taser_jax.data.text import preprocessing_graph, preprocessors
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.text_settings import Titles
@@ -21,6 +20,7 @@ from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.lowering import check_source, lower_encoder, named_leaves
 from taser_jax.interop.model_card import CardTexts
 from taser_jax.models import config_io
+from taser_jax.models.batch import Role
 
 # SavedModel's place for files that TensorFlow does not read.
 EXTRA = "assets.extra"

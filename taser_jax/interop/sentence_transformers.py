@@ -17,17 +17,17 @@ from typing import Any, cast
 
 from safetensors.numpy import save_file
 
-from taser_jax.batch import Role
-from taser_jax.encoded import Normalization
-from taser_jax.errors import ConfigError
 from taser_jax.interop.bert import config_to_json, encoder_to_tensors
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.prompts import DOCUMENT, QUERY, ids_before_queries, prompt_texts
 from taser_jax.interop.tokenizer_files import write_tokenizer
+from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import ModelConfig, Towers
+from taser_jax.models.encoded import Normalization
+from taser_jax.storage.errors import ConfigError
 
 WEIGHTS = "model.safetensors"
 _FORMAT = "sentence_transformers"

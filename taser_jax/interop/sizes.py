@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 
 def check_sizes(

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from taser_jax.batch import Role
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop import lowering
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.interop.tokenizer_files import write_tokenizer
-from taser_jax.json_fields import JsonField, JsonType
-from taser_jax.json_files import read_json
 from taser_jax.models import config_io
+from taser_jax.models.batch import Role
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.storage.json_files import read_json
 
 FORMAT_VERSION = 1
 SIGNATURE_FILE = "signature.json"

@@ -12,8 +12,6 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PyTree
 
-from taser_jax.batch import Tokens
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.leaves import (
     Leaf,
     Params,
@@ -24,7 +22,9 @@ from taser_jax.interop.leaves import (
 )
 from taser_jax.interop.sizes import size_words
 from taser_jax.interop.tensors import Shapes, listed
+from taser_jax.models.batch import Tokens
 from taser_jax.models.t5 import T5, T5Config
+from taser_jax.storage.errors import ConfigError, DataError
 
 _T = TypeVar("_T")
 # Sizes that the shapes of arrays show.

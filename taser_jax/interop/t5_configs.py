@@ -9,11 +9,11 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict
 
-from taser_jax.errors import ConfigError
 from taser_jax.interop.t5 import count_layers, find, unscanned
 from taser_jax.interop.tensors import listed, read_config
-from taser_jax.json_fields import JsonField, JsonType, checked_fields
 from taser_jax.models.t5 import PositionBias, T5Config
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
 
 # Our field -> Hugging Face's.
 _SIZES = {

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from taser_jax.errors import ConfigError
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.sizes import check_sizes
 from taser_jax.interop.t5 import check_t5_shapes, t5_from_t5x, t5_from_tensors
@@ -19,6 +18,7 @@ from taser_jax.interop.tensors import CONFIG_FILE, read_shapes, read_tensors
 from taser_jax.models.dual_encoder import Params
 from taser_jax.models.t5 import T5Config, rescale
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
+from taser_jax.storage.errors import ConfigError
 
 Source = str | os.PathLike[str]
 

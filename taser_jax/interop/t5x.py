@@ -17,11 +17,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PyTree
 from msgpack.exceptions import ExtraData, FormatError, OutOfData, StackError
 
-from taser_jax import limits
-from taser_jax.errors import DataError
-from taser_jax.json_fields import JsonField, JsonType
-from taser_jax.json_files import read_json
-from taser_jax.progress import track
+from taser_jax.storage import limits
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.storage.json_files import read_json
+from taser_jax.storage.progress import track
 
 _INDEX_FILE = "checkpoint"
 _ORBAX_FILE = "_METADATA"

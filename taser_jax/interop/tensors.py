@@ -12,9 +12,9 @@ import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 by it
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from taser_jax.artifacts import read_json
-from taser_jax.errors import ConfigError, DataError, how_to_install
-from taser_jax.json_fields import JsonField, JsonType
+from taser_jax.storage.artifacts import read_json
+from taser_jax.storage.errors import ConfigError, DataError, how_to_install
+from taser_jax.storage.json_fields import JsonField, JsonType
 
 CONFIG_FILE = "config.json"
 SAFETENSORS = "model.safetensors"

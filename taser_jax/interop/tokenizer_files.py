@@ -14,7 +14,7 @@ from taser_jax.data.text.bert_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.vocabulary_files import METADATA
 from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError
 
 # Represents all ids of the prompt in a template.
 _PROMPT = "[PROMPT]"

@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from taser_jax.batch import Role, States, Tokens
-from taser_jax.errors import ConfigError, check_fields
-from taser_jax.expert_use import RoutingStatistics
 from taser_jax.models import routing
 from taser_jax.models.attention import AttentionKernel, SelfAttention
+from taser_jax.models.batch import Role, States, Tokens
 from taser_jax.models.dropout import Dropout
+from taser_jax.models.expert_use import RoutingStatistics
 from taser_jax.models.feed_forward import FeedForward
 from taser_jax.models.layers import (
     Activation,
@@ -35,6 +34,7 @@ from taser_jax.models.routing import (
     SequenceSummary,
 )
 from taser_jax.models.transformer import DTYPES, Remat, TransformerConfig
+from taser_jax.storage.errors import ConfigError, check_fields
 
 _ROUTER_STDDEV = 0.02
 

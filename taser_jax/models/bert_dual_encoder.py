@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from taser_jax.batch import Augmented, Role, States, Tokens
-from taser_jax.encoded import Encoded, Normalization, normalize
-from taser_jax.errors import ConfigError
 from taser_jax.models.attention import AttentionKernel
+from taser_jax.models.batch import Augmented, Role, States, Tokens
 from taser_jax.models.bert import BertConfig, BertEncoder, EncoderOutput, block_output
 from taser_jax.models.dual_encoder import (
     Description,
@@ -21,9 +19,11 @@ from taser_jax.models.dual_encoder import (
     TowerInit,
     Towers,
 )
+from taser_jax.models.encoded import Encoded, Normalization, normalize
 from taser_jax.models.layers import mean_over_tokens
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.models.transformer import BlockCost, Remat, layer_names
+from taser_jax.storage.errors import ConfigError
 
 
 class Pooling(enum.Enum):

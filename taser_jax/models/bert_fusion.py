@@ -11,16 +11,16 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from taser_jax.batch import Augmented, DocumentsShape, Role, States, Tokens
-from taser_jax.encoded import Encoded, normalize
-from taser_jax.errors import ConfigError
+from taser_jax.models.batch import Augmented, DocumentsShape, Role, States, Tokens
 from taser_jax.models.bert import BertEncoder, EncoderOutput
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import Params, Towers
+from taser_jax.models.encoded import Encoded, normalize
 from taser_jax.models.fusion import join_segments
 from taser_jax.models.t5 import Decoder, T5Config
 from taser_jax.models.t5_layers import Kernel, RmsNorm
 from taser_jax.models.transformer import BlockCost
+from taser_jax.storage.errors import ConfigError
 
 # Parameters that exist only in query towers.
 FUSION_PARTS = ("fusion", "fusion_norm", "fusion_projection")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import pathlib
 
-from taser_jax.artifacts import check_version
-from taser_jax.errors import ConfigError
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.bert_fusion import BertFusionConfig
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.models.t5_fusion import T5FusionConfig
-from taser_jax.settings import from_plain, to_plain
+from taser_jax.storage.artifacts import check_version
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.settings import from_plain, to_plain
 
 FORMAT_VERSION = 1
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, UInt32
 
-from taser_jax.batch_shards import current_shard
-from taser_jax.errors import ConfigError
+from taser_jax.devices.batch_shards import current_shard
+from taser_jax.storage.errors import ConfigError
 
 _WORDS = 2
 # An odd number: multiplying by it spreads neighbouring positions over 32 bits.

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from taser_jax.batch import (
+from taser_jax.models.batch import (
     Augmented,
     BatchShape,
     DocumentsShape,
@@ -22,9 +22,9 @@ from taser_jax.batch import (
     States,
     Tokens,
 )
-from taser_jax.encoded import Encoded, Normalization
-from taser_jax.errors import ConfigError
+from taser_jax.models.encoded import Encoded, Normalization
 from taser_jax.models.transformer import BlockCost, Remat, TransformerConfig
+from taser_jax.storage.errors import ConfigError
 
 Params: TypeAlias = PyTree
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from taser_jax.batch import Augmented, Role, States, Tokens
+from taser_jax.models.batch import Augmented, Role, States, Tokens
 from taser_jax.models.dual_encoder import Params
 from taser_jax.models.t5_layers import ATTENTION
 

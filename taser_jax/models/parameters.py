@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from taser_jax.batch import Tokens
+from taser_jax.models.batch import Tokens
 from taser_jax.models.dual_encoder import DualEncoder, Params
 
 _ANY_LENGTH = 1

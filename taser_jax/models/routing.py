@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from taser_jax.batch import Role
-from taser_jax.batch_shards import rows_of_shard
-from taser_jax.errors import ConfigError, check_fields
-from taser_jax.expert_use import RoutingStatistics
+from taser_jax.devices.batch_shards import rows_of_shard
+from taser_jax.models.batch import Role
+from taser_jax.models.expert_use import RoutingStatistics
+from taser_jax.storage.errors import ConfigError, check_fields
 
 # The released code's patterns: block b, 1-based, is specialised iff the function says so.
 PATTERNS: dict[str, Callable[[int], bool]] = {

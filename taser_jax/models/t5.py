@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jax.tree_util import KeyPath
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from taser_jax.batch import Augmented, States, Tokens
-from taser_jax.errors import check_fields
+from taser_jax.models.batch import Augmented, States, Tokens
 from taser_jax.models.bert import Table
 from taser_jax.models.dropout import Dropout
 from taser_jax.models.dual_encoder import Params
@@ -28,6 +27,7 @@ from taser_jax.models.t5_layers import (
     SelfAttention,
 )
 from taser_jax.models.transformer import DTYPES, Remat, TransformerConfig
+from taser_jax.storage.errors import check_fields
 
 # T5 starts its decoder with the padding token.
 DECODER_START_ID = 0

@@ -11,9 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from taser_jax.batch import Augmented, Role, States, Tokens
-from taser_jax.encoded import Encoded, Normalization, normalize
-from taser_jax.errors import ConfigError, check_fields
+from taser_jax.models.batch import Augmented, Role, States, Tokens
 from taser_jax.models.dual_encoder import (
     Description,
     ModelConfig,
@@ -21,10 +19,12 @@ from taser_jax.models.dual_encoder import (
     TowerInit,
     Towers,
 )
+from taser_jax.models.encoded import Encoded, Normalization, normalize
 from taser_jax.models.layers import mean_over_tokens
 from taser_jax.models.t5 import T5, T5Config, rescale
 from taser_jax.models.t5_layers import Kernel
 from taser_jax.models.transformer import BlockCost, Remat, layer_names
+from taser_jax.storage.errors import ConfigError, check_fields
 
 
 class T5Embedding(enum.Enum):

@@ -8,11 +8,11 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from taser_jax.batch import Augmented, DocumentsShape, States, Tokens
-from taser_jax.errors import ConfigError
+from taser_jax.models.batch import Augmented, DocumentsShape, States, Tokens
 from taser_jax.models.fusion import DocumentInput, join_segments, with_query
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding, T5Tower
 from taser_jax.models.transformer import BlockCost
+from taser_jax.storage.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

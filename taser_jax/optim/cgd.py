@@ -13,7 +13,6 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from taser_jax.errors import ConfigError
 from taser_jax.optim.task_gradients import (
     Report,
     check_task_gradients,
@@ -22,6 +21,7 @@ from taser_jax.optim.task_gradients import (
     gram_matrix,
     weighted_gradients,
 )
+from taser_jax.storage.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

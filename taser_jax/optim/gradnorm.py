@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from taser_jax.errors import ConfigError, check_fields
-from taser_jax.optim.parameter_rules import parameter_path, parameter_paths
+from taser_jax.devices.parameter_rules import parameter_path, parameter_paths
 from taser_jax.optim.task_gradients import (
     Report,
     check_task_gradients,
@@ -24,6 +23,7 @@ from taser_jax.optim.task_gradients import (
     squared_norms,
     weighted_gradients,
 )
+from taser_jax.storage.errors import ConfigError, check_fields
 
 _SMALLEST_LOSS = 1e-6
 

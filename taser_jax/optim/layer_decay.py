@@ -7,8 +7,8 @@ import re
 import jax
 from jaxtyping import PyTree
 
-from taser_jax.errors import ConfigError
-from taser_jax.optim.parameter_rules import Rules, assign, parameter_paths
+from taser_jax.devices.parameter_rules import Rules, assign, parameter_paths
+from taser_jax.storage.errors import ConfigError
 
 # A decoder that fuses documents lies above the encoder, although it has layers of its own.
 _ENCODER = r"(?!(?:.*/)?fusion/)(?:.*/)?"

@@ -22,9 +22,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, UInt32
 
-from taser_jax.errors import ConfigError
 from taser_jax.optim.over_devices import Leaves, total
 from taser_jax.optim.selection import select
+from taser_jax.storage.errors import ConfigError
 
 _MAGNITUDE = 0x7FFFFFFF
 

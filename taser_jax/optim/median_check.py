@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import jax
 from jaxtyping import PyTree
 
-from taser_jax.errors import ConfigError
-from taser_jax.optim.parameter_rules import parameter_path
+from taser_jax.devices.parameter_rules import parameter_path
 from taser_jax.optim.task_gradients import keep_trainable
+from taser_jax.storage.errors import ConfigError
 
 _TOKEN_TABLE = re.compile(r"(?:.*/)?(?:embeddings/token|token_embedder)/embedding")
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import optax
 from jaxtyping import PyTree
 
-from taser_jax.errors import ConfigError
 from taser_jax.optim.cgd import CgdConfig, cgd
 from taser_jax.optim.gradnorm import GradNormConfig, gradnorm
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, trainable
@@ -17,6 +16,7 @@ from taser_jax.optim.pcgrad import PCGradConfig, pcgrad
 from taser_jax.optim.task_gradients import Reduction, check_combined, check_tasks
 from taser_jax.optim.tsage import tsage
 from taser_jax.optim.tsage_options import TSageConfig
+from taser_jax.storage.errors import ConfigError
 
 
 class Combiner(enum.Enum):

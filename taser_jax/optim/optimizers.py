@@ -10,10 +10,10 @@ import jax
 import optax
 from jaxtyping import PyTree
 
-from taser_jax.errors import ConfigError
+from taser_jax.devices.parameter_rules import Rules, assign, parameter_path
 from taser_jax.optim.layer_decay import layer_factors
-from taser_jax.optim.parameter_rules import Rules, assign, parameter_path
 from taser_jax.optim.schedules import ScheduleKind, make_schedule
+from taser_jax.storage.errors import ConfigError
 
 _WITHOUT_DECAY = ("bias", "scale")
 

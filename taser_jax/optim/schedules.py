@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike, Float
 
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 
 class ScheduleKind(enum.Enum):

@@ -19,8 +19,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from taser_jax.errors import ConfigError
-from taser_jax.optim.parameter_rules import parameter_path
+from taser_jax.devices.parameter_rules import parameter_path
+from taser_jax.storage.errors import ConfigError
 
 _WHERE = "multi-task optimiser"
 _ROW = 512

@@ -6,8 +6,8 @@ import dataclasses
 import enum
 import math
 
-from taser_jax.errors import check_fields
 from taser_jax.optim.median import MedianOver
+from taser_jax.storage.errors import check_fields
 
 
 class TemperatureSchedule(enum.Enum):

@@ -15,14 +15,14 @@ import numpy as np
 import Stemmer
 from bm25s.tokenization import Tokenizer
 
-from taser_jax import artifacts, checksums
-from taser_jax.errors import ConfigError, DataError, FingerprintError
-from taser_jax.json_fields import JsonField, JsonType
-from taser_jax.locks import one_writer
-from taser_jax.progress import track
-from taser_jax.records import Passage
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
-from taser_jax.settings import from_plain, to_plain
+from taser_jax.storage import artifacts, checksums
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
+from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.storage.locks import one_writer
+from taser_jax.storage.progress import track
+from taser_jax.storage.records import Passage
+from taser_jax.storage.settings import from_plain, to_plain
 
 _KIND = "bm25 index"
 _VERSION = 2

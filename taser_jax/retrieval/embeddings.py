@@ -16,13 +16,13 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Int
 
-from taser_jax import artifacts
-from taser_jax.batch import EncoderInput
-from taser_jax.encoded import Normalization
-from taser_jax.errors import DataError
-from taser_jax.json_fields import JsonField, JsonType
-from taser_jax.progress import bar, logger
+from taser_jax.models.batch import EncoderInput
+from taser_jax.models.encoded import Normalization
 from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
+from taser_jax.storage import artifacts
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.storage.progress import bar, logger
 
 _VERSION = 1
 # Batches queued on the device before the first result is awaited.

@@ -9,7 +9,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from taser_jax.errors import check_fields
+from taser_jax.storage.errors import check_fields
 
 # On a CPU the activations of a batch should fit its caches, and be small enough that the C library
 # keeps their memory between batches instead of unmapping it and faulting in new pages.

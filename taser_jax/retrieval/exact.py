@@ -14,10 +14,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from taser_jax.errors import check_fields
-from taser_jax.progress import bar
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
 from taser_jax.retrieval.searcher import EmbeddingRows, check_finite, check_search
+from taser_jax.storage.errors import check_fields
+from taser_jax.storage.progress import bar
 
 _AXIS = "passages"
 # Columns per group: only groups whose maxima are high enough are searched.
@@ -207,3 +207,11 @@ def grouped_top_k(
     values, positions = jax.lax.top_k(candidates.reshape(scores.shape[0], -1), k)
     group = jnp.take_along_axis(chosen, positions // _GROUP, axis=1)
     return values, group * _GROUP + positions % _GROUP
+
+
+def search_devices() -> list[jax.Device] | None:
+    """Devices of exact search: all of this host's accelerators; None, the first, on CPU.
+
+    A CPU's devices share the same cores, so splitting a product among them gains nothing.
+    """
+    return None if jax.default_backend() == "cpu" else jax.local_devices()

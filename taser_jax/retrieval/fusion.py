@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.retrieval.runs import Run, SearchResult, top_k
+from taser_jax.storage.errors import ConfigError, DataError
 
 # Queries joined at once: five lists of 1,000 have 5,000 candidates for each.
 _BLOCK = 256

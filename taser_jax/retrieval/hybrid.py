@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float64
 
-from taser_jax.errors import ConfigError
-from taser_jax.records import DevelopmentSets
 from taser_jax.retrieval.fusion import FusionConfig, ScoreNormalization, fuse_runs
 from taser_jax.retrieval.runs import Run
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import DevelopmentSets
 
 # Candidates for α if the scores of both lists have the same range.
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0)

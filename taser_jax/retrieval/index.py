@@ -13,9 +13,6 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax import artifacts
-from taser_jax.errors import ConfigError
-from taser_jax.json_fields import JsonField, JsonType
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.exact import ExactConfig, ExactSearcher
 from taser_jax.retrieval.scann_index import KIND as SCANN_KIND
@@ -23,6 +20,9 @@ from taser_jax.retrieval.scann_index import ScannSearcher, build_scann
 from taser_jax.retrieval.scann_shards import ScannConfig
 from taser_jax.retrieval.searcher import Searcher, check_finite
 from taser_jax.retrieval.truncation import TruncatedEmbeddings, TruncatedSearcher
+from taser_jax.storage import artifacts
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.json_fields import JsonField, JsonType
 
 _EXACT_KIND = "exact index"
 _BLOCK = 1 << 16

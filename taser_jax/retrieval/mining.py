@@ -25,8 +25,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float32, Int
 
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.progress import bar
 from taser_jax.retrieval.mining_options import (
     AnswerContaining,
     Choice,
@@ -37,6 +35,8 @@ from taser_jax.retrieval.mining_options import (
     Reason,
 )
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import bar
 
 # Makes these draws independent of other draws with the same seed.
 _PURPOSE = 0x4D494E45

@@ -7,7 +7,7 @@ import enum
 import math
 from collections.abc import Mapping
 
-from taser_jax.errors import ConfigError, check_fields
+from taser_jax.storage.errors import ConfigError, check_fields
 
 
 class Choice(enum.Enum):

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from taser_jax.artifacts import (
+from taser_jax.retrieval.runs import Run
+from taser_jax.storage.artifacts import (
     ARRAY_ERRORS,
     FINGERPRINTS,
     METADATA,
@@ -23,10 +24,9 @@ from taser_jax.artifacts import (
     require_equal,
     write_json,
 )
-from taser_jax.errors import DataError
-from taser_jax.json_fields import JsonField, JsonType
-from taser_jax.json_files import read_strings
-from taser_jax.retrieval.runs import Run
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.storage.json_files import read_strings
 
 LISTS, CONFIDENCE, FUSED_LISTS = "ranked lists", "confidence", "fused lists"
 _VERSION = 1

@@ -14,12 +14,12 @@ import pathlib
 import urllib.parse
 from collections.abc import Mapping
 
-from taser_jax.artifacts import METADATA, FilePath, require_equal, split_path
 from taser_jax.data.token_store.arrays import TokenizedQueries
-from taser_jax.errors import DataError
-from taser_jax.json_files import read_strings
 from taser_jax.retrieval.embeddings import Embeddings, EncodeFn, TokenRows, encode_texts
 from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
+from taser_jax.storage.artifacts import METADATA, FilePath, require_equal, split_path
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.json_files import read_strings
 
 _QUERY_IDS = "query_ids.json"
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from taser_jax.artifacts import FilePath, is_remote, replacing
-from taser_jax.checksums import check_file
 from taser_jax.data.files import numbered_lines
-from taser_jax.errors import DataError
+from taser_jax.storage.artifacts import FilePath, is_remote, replacing
+from taser_jax.storage.checksums import check_file
+from taser_jax.storage.errors import DataError
 
 NO_ROW = -1
 Qrels = dict[str, dict[int, int]]

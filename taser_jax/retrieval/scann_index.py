@@ -21,10 +21,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax import artifacts, checksums
-from taser_jax.errors import ConfigError
-from taser_jax.json_fields import JsonField, JsonType
-from taser_jax.progress import logger, track
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.scann_shards import (
@@ -45,7 +41,11 @@ from taser_jax.retrieval.searcher import (
     check_search,
     measure_recall,
 )
-from taser_jax.settings import from_plain, to_plain
+from taser_jax.storage import artifacts, checksums
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.storage.progress import logger, track
+from taser_jax.storage.settings import from_plain, to_plain
 
 KIND = "scann index"
 _VERSION = 1

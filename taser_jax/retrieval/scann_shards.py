@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from taser_jax import checksums
-from taser_jax.errors import ConfigError
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, merge
 from taser_jax.retrieval.scann_library import scann_library
+from taser_jax.storage import checksums
+from taser_jax.storage.errors import ConfigError
 
 # ScaNN's guide (docs/algorithms.md): brute force below 20,000, no tree below 100,000. Hashing pays
 # earlier than that on few cores, and its quantiser needs some thousands to be trained.

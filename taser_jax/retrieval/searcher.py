@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.retrieval.runs import SearchResult
+from taser_jax.storage.errors import ConfigError, DataError
 
 
 @runtime_checkable

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax.encoded import Normalization
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.models.encoded import Normalization
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.searcher import Searcher, check_search
+from taser_jax.storage.errors import ConfigError, DataError
 
 
 def truncate(

@@ -9,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from taser_jax.batch import Batch, EncoderInput, Role, TokenGroups
-from taser_jax.encoded import Encoded
+from taser_jax.models.batch import Batch, EncoderInput, Role, TokenGroups
+from taser_jax.models.encoded import Encoded
 from taser_jax.training.grad_cache import encode_in_chunks
 from taser_jax.training.keys import named_key
 from taser_jax.training.objective import Objective, ObjectiveConfig, StepMetrics

@@ -11,11 +11,11 @@ import jax
 from etils import epath, epy
 from jaxtyping import PyTree
 
-from taser_jax import checksums
-from taser_jax.artifacts import is_remote
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.optim.parameter_rules import parameter_path
-from taser_jax.progress import logger
+from taser_jax.devices.parameter_rules import parameter_path
+from taser_jax.storage import checksums
+from taser_jax.storage.artifacts import is_remote
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import logger
 from taser_jax.training.state import TrainState
 
 with epy.lazy_imports():

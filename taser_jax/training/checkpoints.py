@@ -16,9 +16,9 @@ import jax
 from etils import epath, epy
 from jaxtyping import PyTree
 
-from taser_jax import checksums
-from taser_jax.artifacts import check_version, is_remote
-from taser_jax.errors import ConfigError, FingerprintError, StorageError
+from taser_jax.storage import checksums
+from taser_jax.storage.artifacts import check_version, is_remote
+from taser_jax.storage.errors import ConfigError, FingerprintError, StorageError
 from taser_jax.training.checkpoint_directory import (
     PREFIX,
     absolute_path,

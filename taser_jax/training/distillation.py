@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from taser_jax.batch import Batch, TeacherEmbeddings
-from taser_jax.errors import ConfigError, check_fields
+from taser_jax.models.batch import Batch, TeacherEmbeddings
+from taser_jax.storage.errors import ConfigError, check_fields
 
 T = TypeVar("T")
 

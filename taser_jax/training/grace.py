@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 VARIABLE = "TASER_GRACE_SECONDS"
 logger = logging.getLogger("taser")

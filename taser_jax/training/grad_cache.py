@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import PyTree
 
-from taser_jax.batch import Array
-from taser_jax.batch_shards import on_shard, shard_axes, this_shard
-from taser_jax.errors import ConfigError
+from taser_jax.devices.batch_shards import on_shard, shard_axes, this_shard
+from taser_jax.models.batch import Array
+from taser_jax.storage.errors import ConfigError
 
 Encode = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, PyTree]]
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 
-from taser_jax import progress
-from taser_jax.errors import ConfigError
+from taser_jax.storage import progress
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.grace import GraceWatch
 from taser_jax.training.meter import Meter, StepCost

@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from taser_jax.batch import Batch
-from taser_jax.encoded import Encoded, Normalization, normalize
-from taser_jax.errors import ConfigError, check_fields
-from taser_jax.expert_use import (
+from taser_jax.models.batch import Batch
+from taser_jax.models.encoded import Encoded, Normalization, normalize
+from taser_jax.models.expert_use import (
     RoutingStatistics,
     expert_shares,
     logit_offset,
     logit_spread,
 )
+from taser_jax.storage.errors import ConfigError, check_fields
 from taser_jax.training.distillation import Distillation, Guide, TeacherInput
 from taser_jax.training.losses import (
     passage_to_query_loss,

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from taser_jax.optim.parameter_rules import parameter_path
+from taser_jax.devices.parameter_rules import parameter_path
 
 _ADAM_MOMENTS = 2
 _GIB = 2**30

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from taser_jax.encoded import Encoded
+from taser_jax.models.encoded import Encoded
 
 
 @dataclasses.dataclass(frozen=True)

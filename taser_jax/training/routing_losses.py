@@ -8,7 +8,7 @@ import enum
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from taser_jax.expert_use import (
+from taser_jax.models.expert_use import (
     RoutingStatistics,
     entropy,
     input_information,

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from taser_jax.errors import DataError, NonFiniteLossError, TaserError
-from taser_jax.optim.parameter_rules import parameter_path
+from taser_jax.devices.parameter_rules import parameter_path
 from taser_jax.optim.tsage import MEDIAN
-from taser_jax.progress import logger
+from taser_jax.storage.errors import DataError, NonFiniteLossError, TaserError
+from taser_jax.storage.progress import logger
 
 
 class SkipWatch:

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath
 from jaxtyping import PyTree
 
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.passage_queue import PassageQueue, QueueSize
 
 Params: TypeAlias = PyTree

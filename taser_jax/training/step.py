@@ -19,10 +19,10 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
-from taser_jax.batch import Batch
-from taser_jax.encoded import static_task
-from taser_jax.errors import ConfigError
+from taser_jax.models.batch import Batch
+from taser_jax.models.encoded import static_task
 from taser_jax.optim.task_gradients import Report, check_tasks, find_report
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import PASSAGES, Encoder, make_loss
 from taser_jax.training.keys import named_key
 from taser_jax.training.objective import Objective, StepMetrics

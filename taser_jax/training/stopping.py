@@ -12,7 +12,7 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
-from taser_jax.errors import Preempted
+from taser_jax.storage.errors import Preempted
 
 logger = logging.getLogger("taser")
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from taser_jax import progress
-from taser_jax.batch import Array
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.models.batch import Array
+from taser_jax.storage import progress
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.training.losses import positive_rank
 
 _POOL_PURPOSE = 20

@@ -11,9 +11,9 @@ import types
 
 import pytest
 
-from taser_jax import errors
 from taser_jax.assembly.metric_writers import JsonlWriter, Tracker, Tracking, make_writers
-from taser_jax.errors import ConfigError
+from taser_jax.storage import errors
+from taser_jax.storage.errors import ConfigError
 
 
 def write(path, steps, *, resume_step=0, value=1.0):

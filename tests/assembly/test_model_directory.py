@@ -8,13 +8,13 @@ import pytest
 import tiny_training
 
 from taser_jax.assembly.model_directory import LoadedModel, embed
-from taser_jax.batch import Role, Tokens
-from taser_jax.errors import ConfigError
-from taser_jax.mesh import MeshConfig, make_mesh
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import init_params
-from taser_jax.partitioning import Partitioner
+from taser_jax.storage.errors import ConfigError
 
 TOKENS = Tokens(np.full((8, 4), 7, np.int32), np.ones((8, 4), bool))
 

@@ -9,7 +9,7 @@ import pytest
 from taser_jax.assembly.text_facts import data_facts, text_settings
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
 from taser_jax.data.token_store.writer import TokenStoreWriter
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 CURLY = QuerySettings(QueryNormalization.CURLY_APOSTROPHE)
 PROMPTED = QuerySettings(prompt=(7, 3))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from taser_jax.assembly.settings_history import check_settings, record_settings
-from taser_jax.errors import DataError, FingerprintError
+from taser_jax.storage.errors import DataError, FingerprintError
 
 SETTINGS = {
     "model.bert.num_layers": 2,

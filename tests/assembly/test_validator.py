@@ -8,16 +8,16 @@ import pytest
 import tiny_training
 
 from taser_jax.assembly.validator import Validator
-from taser_jax.batch import Role
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.mesh import MeshConfig, make_mesh
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner
+from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import init_params
-from taser_jax.partitioning import Partitioner
-from taser_jax.records import DevelopmentSets
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import DevelopmentSets
 from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.validation import PoolConfig
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax import configuration
+from taser_jax.cli import configuration
 from taser_jax.commands import prepare
-from taser_jax.workflows import taser
+from taser_jax.commands.pipelines import taser
 
 pytestmark = pytest.mark.slow
 

@@ -13,17 +13,16 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax import cli
-from taser_jax.analysis.commitment import JudgedAt
-from taser_jax.analysis.config import AnalysisConfig
-from taser_jax.analysis.specialty import Specialty
 from taser_jax.assembly.model_directory import write_run_record
-from taser_jax.batch import Role
+from taser_jax.cli import main as cli
 from taser_jax.commands.analyze import analyze
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError, FingerprintError
-from taser_jax.mesh import MeshConfig
+from taser_jax.devices.mesh import MeshConfig
+from taser_jax.evaluation.specialty.commitment import JudgedAt
+from taser_jax.evaluation.specialty.config import AnalysisConfig
+from taser_jax.evaluation.specialty.specialty import Specialty
+from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, init_params
 from taser_jax.models.t5 import T5Config
@@ -31,6 +30,7 @@ from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.median import MedianOver
 from taser_jax.optim.multitask import Combiner, MultitaskConfig, build_multitask_optimizer
 from taser_jax.optim.optimizers import OptimizerConfig
+from taser_jax.storage.errors import ConfigError, FingerprintError
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
 from taser_jax.training.losses import contrastive_loss
 from taser_jax.training.state import init_state

@@ -7,15 +7,15 @@ import json
 
 import pytest
 
-from taser_jax import cli
-from taser_jax.batch import BatchShape
+from taser_jax.cli import main as cli
 from taser_jax.commands import compile as compile_module
-from taser_jax.compilation.ahead_of_time import (
+from taser_jax.devices.compilation.ahead_of_time import (
     CompiledStep,
     CompilerEffort,
     Memory,
     OutOfMemory,
 )
+from taser_jax.models.batch import BatchShape
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 from small_world import gin, refused, succeed
 
-from taser_jax.assembly.ensembles import Ensemble
 from taser_jax.assembly.model_directory import load_model, write_run_record
-from taser_jax.batch import Role, Tokens
 from taser_jax.commands import export
 from taser_jax.data.text.preprocessors import encode_queries
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.errors import ConfigError
 from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
 from taser_jax.interop import onnx, stablehlo
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.ensemble import EnsembleConfig, init_members
 from taser_jax.models.parameters import init_params, parameter_count
 from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.storage.errors import ConfigError
+from taser_jax.systems.muf.ensemble_files import Ensemble
+from taser_jax.systems.muf.network import EnsembleConfig, init_members
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState
 

@@ -82,7 +82,7 @@ def test_a_read_only_disk_is_named(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
 ):
-    """A directory that is there; one that is not is named in tests/test_locks.py."""
+    """A directory that is there; one that is not is named in tests/storage/test_locks.py."""
     out = tmp_path / "out"
     out.mkdir()
     arguments = command(name, small_world, compared, out)

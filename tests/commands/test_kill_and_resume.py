@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tiny_command
 
-from taser_jax.errors import EXIT_PREEMPTED
+from taser_jax.storage.errors import EXIT_PREEMPTED
 
 STEPS = 60
 

@@ -10,7 +10,7 @@ import tiny_training
 from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 ONE_TASK = tiny_training.training_config(train_steps=3, batch_size=16)
 EVERY_TASK = dataclasses.replace(

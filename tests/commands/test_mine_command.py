@@ -14,7 +14,7 @@ from taser_jax.assembly.data import training_queries
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.negatives import read_facts, write_negatives
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import FingerprintError
+from taser_jax.storage.errors import FingerprintError
 
 
 def _mined(directory: pathlib.Path, task: str) -> list[set[str]]:

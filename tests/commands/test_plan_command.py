@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from taser_jax import cli
+from taser_jax.cli import main as cli
 from taser_jax.commands import plan
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 SMALL = (
     *("--gin_file=runs/taser_base.gin", "--gin.BertConfig.num_layers=2"),

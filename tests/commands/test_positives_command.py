@@ -5,8 +5,8 @@ import pytest
 from taser_jax.commands.positives import positives
 from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
 from taser_jax.data.prepare.receipts import without_positive_file
-from taser_jax.errors import ConfigError
-from taser_jax.records import Passage, Query
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import Passage, Query
 
 TEXTS = (
     "the capital of france is paris",

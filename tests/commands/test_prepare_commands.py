@@ -16,8 +16,8 @@ from taser_jax.commands.prepare import drawn_by_hash
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError
-from taser_jax.records import Query
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import Query
 
 
 def test_dpr_files(capitals: Capitals):

@@ -13,24 +13,24 @@ import pytest
 import tiny_training
 from bert_checkpoints import write_checkpoint
 
-from taser_jax import cli
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.assembly.pretrained_words import check_words
-from taser_jax.batch import Role, Tokens
+from taser_jax.cli import main as cli
 from taser_jax.commands.import_model import import_model
 from taser_jax.commands.train import train
 from taser_jax.data.text.bert_files import WordSplitting
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError, DataError, TaserError
 from taser_jax.interop.pretrained import pretrained_bert
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retriever import Retriever
+from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"]
 

@@ -11,15 +11,15 @@ import tiny_training
 
 from taser_jax.assembly.config import MultitaskTraining
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.batch import Role
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
-from taser_jax.errors import ConfigError
+from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.multitask import Combiner, MultitaskConfig
+from taser_jax.storage.errors import ConfigError
 
 TASKS = ("first", "second")
 T5 = T5Config(

@@ -13,10 +13,10 @@ import pytest
 from small_world import SmallWorld, gin, refused, succeed
 
 from taser_jax.assembly.model_directory import LoadedModel, load_model
-from taser_jax.batch import Role, Tokens
 from taser_jax.commands import encode as encode_module
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings, encoded_splits
 from taser_jax.retrieval.runs import read_trec_run

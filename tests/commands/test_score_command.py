@@ -14,7 +14,6 @@ from capitals import IDS, Capitals
 from small_world import gin, refused, succeed
 
 from taser_jax.assembly.data import training_queries
-from taser_jax.batch import Tokens
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import QuerySet
 from taser_jax.data.token_store.negatives import (
@@ -24,9 +23,10 @@ from taser_jax.data.token_store.negatives import (
     write_negatives,
 )
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError, DataError, FingerprintError
+from taser_jax.models.batch import Tokens
 from taser_jax.retrieval.embeddings import encode_texts
 from taser_jax.retrieval.query_embeddings import encode_queries
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.training.distillation import Candidates, Distance, Distillation, Guide
 from taser_jax.training.objective import ObjectiveConfig
 

@@ -15,10 +15,10 @@ from taser_jax.assembly.config import MultitaskTraining
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
-from taser_jax.errors import ConfigError, FingerprintError, NonFiniteLossError, StorageError
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, parameter_count
 from taser_jax.optim.optimizers import OptimizerConfig
+from taser_jax.storage.errors import ConfigError, FingerprintError, NonFiniteLossError, StorageError
 from taser_jax.training.checkpoints import Checkpoints
 
 

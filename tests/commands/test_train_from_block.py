@@ -16,15 +16,15 @@ from taser_jax.commands.encode import encode
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError, FingerprintError
+from taser_jax.devices.parameter_rules import parameter_paths
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.optim.optimizers import OptimizerConfig, Update
-from taser_jax.optim.parameter_rules import parameter_paths
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.encode_config import EmbeddingDtype
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.storage.errors import ConfigError, FingerprintError
 from taser_jax.training.keys import named_key
 
 TRAINING = tiny_training.training_config(train_steps=2, validates=False)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from etils.epath import backend, gpath
 
 from taser_jax.data import files
-from taser_jax.errors import DataError
+from taser_jax.storage.errors import DataError
 
 
 def _write(path, content: bytes) -> str:

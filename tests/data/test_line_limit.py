@@ -6,10 +6,11 @@ import tracemalloc
 
 import pytest
 
-from taser_jax import cli, limits
+from taser_jax.cli import main as cli
 from taser_jax.data.files import json_lines, json_records, numbered_lines
 from taser_jax.data.readers import mesh
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.storage import limits
+from taser_jax.storage.errors import ConfigError, DataError
 
 SIZE = 32 << 20
 

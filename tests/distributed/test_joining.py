@@ -6,8 +6,9 @@ import threading
 import jax
 import pytest
 
-from taser_jax import cli, hosts
-from taser_jax.errors import ConfigError
+from taser_jax.cli import main as cli
+from taser_jax.devices import hosts
+from taser_jax.storage.errors import ConfigError
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def main(phase: str, process_count: int, folder: pathlib.Path) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("taser").setLevel(logging.INFO)
     jax.config.update("jax_num_cpu_devices", 2 // process_count)
-    from taser_jax import hosts
+    from taser_jax.devices import hosts
 
     if process_count > 1:
         hosts.initialize(timeout=120)
@@ -31,7 +31,7 @@ def main(phase: str, process_count: int, folder: pathlib.Path) -> None:
     import tiny_training
 
     from taser_jax.commands.train import train
-    from taser_jax.errors import ConfigError, TaserError
+    from taser_jax.storage.errors import ConfigError, TaserError
 
     training = tiny_training.training_config(
         train_steps=STEPS, evaluation_period=3, checkpoint_period=2
@@ -102,7 +102,8 @@ def run_command(folder, name: str, process_id: int, *flags: str) -> None:
 
 def run_any_command(folder, name: str, process_id: int, *arguments: str) -> None:
     """`taser ... --multihost` in this process, which has joined the other; notes what it said."""
-    from taser_jax import cli, hosts
+    from taser_jax.cli import main as cli
+    from taser_jax.devices import hosts
 
     def initialize(*, timeout: int) -> None:
         if not hosts.is_first():
@@ -148,7 +149,7 @@ def preempted(folder, process_id: int) -> None:
 
 
 def stages_and_errors(folder, process_id, hosts, error_type) -> None:
-    from taser_jax.workflows.stages import Stages
+    from taser_jax.commands.pipelines.stages import Stages
 
     calls = []
 

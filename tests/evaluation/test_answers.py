@@ -8,12 +8,12 @@ import pytest
 import regex
 from one_answer import has_answer
 
-from taser_jax.errors import DataError
 from taser_jax.evaluation.answers import (
     AnswerMatch,
     AnswerMatcher,
     tokenize,
 )
+from taser_jax.storage.errors import DataError
 
 
 def oracle_tokens(text):

@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 from taser_jax.commands.evaluate import write_table
-from taser_jax.errors import DataError
 from taser_jax.evaluation.comparisons import AVERAGE, compare_rows
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.reports import ResultsTable
@@ -22,6 +21,7 @@ from taser_jax.evaluation.results import (
     write_result,
 )
 from taser_jax.evaluation.significance import SignificanceConfig, bootstrap_over_tasks
+from taser_jax.storage.errors import DataError
 
 MEASURES = ("R@1", "R@20")
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from taser_jax.data.readers import dpr
-from taser_jax.errors import StorageError
 from taser_jax.evaluation.dpr_results import RetrievalResult, RetrievedPassage, write_dpr_results
-from taser_jax.records import Passage
+from taser_jax.storage.errors import StorageError
+from taser_jax.storage.records import Passage
 
 
 def test_dpr_results_are_what_fid_reads(tmp_path):

@@ -4,7 +4,6 @@ import random
 import numpy as np
 import pytest
 
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.kilt import (
     evaluate_pages,
     page_precision,
@@ -15,6 +14,7 @@ from taser_jax.evaluation.kilt import (
 )
 from taser_jax.evaluation.metrics import evaluate_qrels
 from taser_jax.retrieval.runs import Run
+from taser_jax.storage.errors import ConfigError, DataError
 
 # KILT's own test of its ranking measures.
 GOLD = [{"1", "2"}, {"5"}, {"7", "9", "11"}]

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.answers import AnswerMatcher
 from taser_jax.evaluation.metrics import (
     Evaluation,
@@ -13,8 +12,9 @@ from taser_jax.evaluation.metrics import (
     hit_measures,
     qrels_of,
 )
-from taser_jax.records import Query
 from taser_jax.retrieval.runs import Run
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import Query
 
 ALL = ("R@1", "R@2", "Success@2", "Recall@2", "MRR@2", "MRR", "nDCG@2", "P@2", "MAP")
 

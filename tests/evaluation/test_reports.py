@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from taser_jax.errors import DataError
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.reports import LEGEND, ResultsTable
 from taser_jax.evaluation.results import (
@@ -19,6 +18,7 @@ from taser_jax.evaluation.results import (
     write_per_query,
     write_result,
 )
+from taser_jax.storage.errors import DataError
 
 BM25 = SystemResult(
     "BM25",

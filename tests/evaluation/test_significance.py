@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.significance import (
     SignificanceConfig,
@@ -13,6 +12,7 @@ from taser_jax.evaluation.significance import (
     paired_over_seeds,
     resampled_means,
 )
+from taser_jax.storage.errors import ConfigError, DataError
 
 
 def on_one_task(first, second, resamples=10_000):

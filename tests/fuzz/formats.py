@@ -10,13 +10,13 @@ import numpy as np
 from bert_checkpoints import CONFIG
 from safetensors.numpy import save
 
-from taser_jax.artifacts import read_metadata
 from taser_jax.data.readers import beir, dpr, kilt, mesh, thesaurus, tsv
 from taser_jax.data.text.bert_files import WordSplitting, read_bert_files
 from taser_jax.data.text.wordpiece import wordpiece_tokenizer
 from taser_jax.interop.bert import bert_config
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.retrieval.runs import read_trec_run
+from taser_jax.storage.artifacts import read_metadata
 
 ROWS = {"p0": 0, "p1": 1, "p2": 2}
 

@@ -13,8 +13,8 @@ from mutations import mutated
 
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.vocabulary_training import train_vocabulary
-from taser_jax.errors import TaserError
 from taser_jax.interop.t5x import read_t5x_checkpoint
+from taser_jax.storage.errors import TaserError
 
 TARGET = {
     "token_embedder": {"embedding": np.arange(35, dtype=np.float32).reshape(7, 5)},

@@ -14,10 +14,11 @@ import tiny_training
 from formats import FORMATS
 from mutations import mutated
 
-from taser_jax import checksums, cli
+from taser_jax.cli import main as cli
 from taser_jax.data.token_store.negatives import read_negatives, write_negatives
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import TaserError
+from taser_jax.storage import checksums
+from taser_jax.storage.errors import TaserError
 
 SAMPLE, MANY = 25, 1300
 GIN = b"TRAIN_STEPS = 3\nLoopConfig.log_period = 5\n# a comment\nTASKS = ['a', 'b']\n"

@@ -23,12 +23,12 @@ from formats import FORMATS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from taser_jax import configuration
+from taser_jax.cli import configuration
 from taser_jax.data.readers import beir, dpr, kilt, mesh, thesaurus, tsv
 from taser_jax.data.text.bert_files import SPECIAL_TOKENS, piece_ids, read_vocab_txt
-from taser_jax.errors import DataError, TaserError
-from taser_jax.records import Passage
 from taser_jax.retrieval.runs import NO_ROW, Run, read_trec_run, write_trec_run
+from taser_jax.storage.errors import DataError, TaserError
+from taser_jax.storage.records import Passage
 
 FEW, MANY = 15, 1000
 

@@ -14,18 +14,18 @@ import numpy as np
 import optax
 import pytest
 
-from taser_jax.batch import Batch, Role, Tokens
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
+from taser_jax.models.batch import Batch, Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, Normalization, Towers
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig
-from taser_jax.records import Passage
+from taser_jax.storage.records import Passage
 from taser_jax.training.state import TrainState
 from taser_jax.training.step import make_train_step
 

@@ -9,7 +9,6 @@ import pytest
 from bert_checkpoints import CONFIG, random_tensors, tensor_shapes, write_checkpoint, write_config
 from hugging_face_parity import hidden_states, relative_error
 
-from taser_jax.errors import ConfigError, DataError, TaserError
 from taser_jax.interop.bert import (
     bert_config,
     config_to_json,
@@ -19,6 +18,7 @@ from taser_jax.interop.bert import (
 from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.layers import Activation
+from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 TINY = BertConfig(

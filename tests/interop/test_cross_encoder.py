@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from taser_jax.errors import ConfigError
 from taser_jax.interop.cross_encoder import CrossEncoder
+from taser_jax.storage.errors import ConfigError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
 QUERIES = ["a b", "c", "d e f", "a b"]

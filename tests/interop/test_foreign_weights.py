@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from legacy_t5x import write_index, write_zarr, zarr_leaf
 
-from taser_jax import limits
-from taser_jax.errors import DataError
 from taser_jax.interop.t5x import read_t5x, read_t5x_checkpoint
 from taser_jax.interop.tensors import read_shapes, read_tensors
+from taser_jax.storage import limits
+from taser_jax.storage.errors import DataError
 
 
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "F8_E8M0"])

@@ -11,9 +11,9 @@ import pytest
 from bert_checkpoints import write_checkpoint
 from huggingface_hub import constants
 
-from taser_jax.errors import DataError
 from taser_jax.interop import hub
 from taser_jax.interop.hub import fetch
+from taser_jax.storage.errors import DataError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ADVICE = r"(?s)the Hugging Face hub did not provide it.*fix: .*path of the directory"

@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from taser_jax.batch import Role, Tokens
-from taser_jax.errors import ConfigError
 from taser_jax.interop.bert import encoder_from_tensors, encoder_to_tensors
 from taser_jax.interop.plain import from_plain_encoders, plain_encoder
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
+from taser_jax.storage.errors import ConfigError
 
 BERT = BertConfig(
     vocab_size=40, embed_dim=16, num_layers=3, num_heads=2, head_dim=8, mlp_dim=24, max_length=12

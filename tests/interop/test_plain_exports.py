@@ -17,19 +17,19 @@ import numpy as np
 import pytest
 import ten_steps
 
-from taser_jax.batch import Role
 from taser_jax.data.text.preprocessors import encode_queries, passage_ids
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.text_settings import QuerySettings
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop import onnx, sentence_transformers
 from taser_jax.interop.model_card import write_card
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.pretrained import load_pretrained
+from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Normalization, Towers
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
+from taser_jax.storage.errors import ConfigError, DataError
 
 st = pytest.importorskip("sentence_transformers")
 transformers = pytest.importorskip("transformers")

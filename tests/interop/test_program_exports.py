@@ -15,12 +15,12 @@ import ten_steps
 import tensorflow as tf
 from exported_programs import run_snippet, saved_model_params
 
-from taser_jax import cli
 from taser_jax.assembly.model_directory import write_run_record
-from taser_jax.batch import Role
+from taser_jax.cli import main as cli
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.records import Passage
+from taser_jax.models.batch import Role
+from taser_jax.storage.records import Passage
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState
 

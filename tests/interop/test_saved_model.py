@@ -19,18 +19,18 @@ from tiny_source import (
     without,
 )
 
-from taser_jax.batch import Role
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.vocabulary_training import train_vocabulary
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.saved_model import export_saved_model
 from taser_jax.models import config_io
+from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import Routing
-from taser_jax.records import Passage
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import Passage
 
 MODELS = {
     "seq_r": {"experts": {"num_experts": 3, "routing": Routing.SEQUENCE}, "pooling": Pooling.MEAN},

@@ -21,12 +21,10 @@ from tiny_source import (
     without,
 )
 
-from taser_jax.batch import Role
 from taser_jax.data.text.preprocessors import encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.vocabulary_training import train_vocabulary
 from taser_jax.data.token_store.text_settings import QuerySettings
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop import lowering
 from taser_jax.interop.stablehlo import (
     LOAD_SNIPPET,
@@ -37,10 +35,12 @@ from taser_jax.interop.stablehlo import (
 )
 from taser_jax.models import config_io
 from taser_jax.models.attention import AttentionKernel
+from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import GateSharing, Routing
 from taser_jax.models.transformer import Remat
+from taser_jax.storage.errors import ConfigError, DataError
 
 MODELS = {
     "det_r": {"experts": DETERMINISTIC},

@@ -12,20 +12,20 @@ import sentencepiece
 import tensorflow as tf
 from exported_programs import run_snippet, saved_model_params
 
-from taser_jax.batch import Role
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
-from taser_jax.errors import ConfigError
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.saved_model import export_saved_model
 from taser_jax.interop.stablehlo import export_stablehlo
 from taser_jax.models import config_io
+from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import DualEncoder, Normalization, Towers
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.models.transformer import Remat
-from taser_jax.records import Passage
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import Passage
 
 LENGTHS = {Role.QUERY: 8, Role.PASSAGE: 12}
 QUERIES = ["on which river lies Paris?", "", "the capital " * 9, "Zürich"]

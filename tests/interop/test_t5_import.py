@@ -12,17 +12,17 @@ from legacy_t5x import write_legacy
 from safetensors.numpy import save_file
 from t5_in_hugging_face import t5_to_json, t5_to_tensors
 
-from taser_jax.batch import Role, Tokens
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.t5 import t5_from_t5x, t5_leaves
 from taser_jax.interop.t5_configs import t5_config, t5x_t5_config
 from taser_jax.interop.t5_pretrained import load_pretrained_t5, pretrained_t5
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.t5 import PositionBias, T5Config, T5Initialization
 from taser_jax.models.t5_dual_encoder import (
     T5DualEncoderConfig,
     T5Embedding,
 )
+from taser_jax.storage.errors import ConfigError, DataError
 
 T5_CONFIG = T5Config(
     vocab_size=11,

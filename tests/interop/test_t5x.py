@@ -7,8 +7,8 @@ import orbax.checkpoint as ocp
 import pytest
 from legacy_t5x import packed, write_index, write_legacy, write_zarr, zarr_leaf
 
-from taser_jax.errors import DataError
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x, read_t5x_checkpoint
+from taser_jax.storage.errors import DataError
 
 TARGET = {
     "token_embedder": {"embedding": np.arange(35, dtype=np.float32).reshape(7, 5)},

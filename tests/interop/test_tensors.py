@@ -7,8 +7,8 @@ import pytest
 from bert_checkpoints import random_tensors
 from safetensors.numpy import save_file
 
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.tensors import listed, read_shapes, read_tensors
+from taser_jax.storage.errors import ConfigError, DataError
 
 
 def write_shards(directory, tensors, shards=2):

@@ -6,8 +6,8 @@ from tokenizers import Tokenizer
 from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.interop.tokenizer_files import write_tokenizer
+from taser_jax.storage.errors import ConfigError, DataError
 
 PIECES = (
     *("[PAD]", "[UNK]", "[MASK]", "[SEP]", "[CLS]"),

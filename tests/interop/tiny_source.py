@@ -6,9 +6,9 @@ import functools
 import jax
 import numpy as np
 
-from taser_jax.batch import Role, Tokens
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.interop.export_source import ExportSource
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder

@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from taser_jax.errors import ConfigError
 from taser_jax.models import config_io
 from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertConfig
@@ -10,6 +9,7 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.transformer import Remat
+from taser_jax.storage.errors import ConfigError
 
 CONFIGS = [
     DualEncoderConfig(),

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from tiny_bert import encode, quick_jit, random_params, tiny_bert, tiny_model, tiny_tokens
 
-from taser_jax.batch import Role, Tokens
-from taser_jax.encoded import Normalization, normalize
-from taser_jax.errors import ConfigError
 from taser_jax.models.attention import AttentionKernel
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, TowerInit, Towers
+from taser_jax.models.encoded import Normalization, normalize
 from taser_jax.models.layers import Activation, activate
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes, parameter_count
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.models.transformer import Remat
+from taser_jax.storage.errors import ConfigError
 
 RNGS = {"dropout": jax.random.key(1), "routing": jax.random.key(2)}
 MODELS = {

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from tiny_bert import encode, tiny_bert, tiny_model
 
-from taser_jax.batch import BatchShape, Role, Tokens
+from taser_jax.models.batch import BatchShape, Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.parameters import abstract_params

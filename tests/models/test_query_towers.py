@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from tiny_bert import encode, quick_jit, random_params, tiny_bert, tiny_model, tiny_tokens
 
-from taser_jax.batch import BatchShape, Role
-from taser_jax.errors import ConfigError
 from taser_jax.interop.plain import from_plain_encoders, plain_encoder
 from taser_jax.models import config_io
+from taser_jax.models.batch import BatchShape, Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, TowerInit, Towers
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes, parameter_count
 from taser_jax.models.routing import ExpertConfig, Routing
+from taser_jax.storage.errors import ConfigError
 
 TASKS = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
 TOWERS = ("query_encoder_nq", "query_encoder_fever", "passage_encoder")

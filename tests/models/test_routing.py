@@ -8,11 +8,10 @@ import pytest
 from scipy.special import erf
 from tiny_bert import BLOCKS, encode, quick_jit, random_params, tiny_bert, tiny_model, tiny_tokens
 
-from taser_jax.batch import Role, Tokens
-from taser_jax.errors import ConfigError
-from taser_jax.expert_use import logit_spread
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.expert_use import logit_spread
 from taser_jax.models.feed_forward import FeedForward
 from taser_jax.models.layers import Activation
 from taser_jax.models.parameters import init_params
@@ -26,6 +25,7 @@ from taser_jax.models.routing import (
     routing_statistics,
     straight_through_gates,
 )
+from taser_jax.storage.errors import ConfigError
 
 NO_DROPOUT = tiny_bert(dropout_rate=0.0, attention_dropout_rate=0.0)
 LEARNED = [Routing.SEQUENCE, Routing.TOKEN]

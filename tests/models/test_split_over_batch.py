@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from taser_jax.compilation.collectives import CollectiveKind, read_collectives
-from taser_jax.mesh import MeshConfig, make_mesh
+from taser_jax.devices.compilation.collectives import CollectiveKind, read_collectives
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.layers import split_over_batch
-from taser_jax.partitioning import Partitioner
 
 RNG = np.random.default_rng(0)
 INPUTS = RNG.normal(size=(64, 16, 32)).astype(np.float32)

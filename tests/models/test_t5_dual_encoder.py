@@ -5,16 +5,16 @@ import pytest
 from tiny_bert import encode, quick_jit, tiny_tokens
 from tiny_t5 import one_block, random_t5_params, tiny_t5, tiny_t5_model
 
-from taser_jax.batch import Role
-from taser_jax.errors import ConfigError
-from taser_jax.mesh import MeshConfig, make_mesh
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner
+from taser_jax.models.batch import Role
 from taser_jax.models.bert import BertEncoder
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import Normalization, TowerInit, Towers
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding, T5Tower
 from taser_jax.models.transformer import Remat
-from taser_jax.partitioning import Partitioner
+from taser_jax.storage.errors import ConfigError
 
 TASKS = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
 

@@ -4,7 +4,7 @@ import numpy as np
 from tiny_bert import tiny_bert, tiny_tokens
 from tiny_t5 import one_block, tiny_t5
 
-from taser_jax.batch import Augmented, Tokens
+from taser_jax.models.batch import Augmented, Tokens
 from taser_jax.models.bert_fusion import BertFusionConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.t5_fusion import T5FusionConfig

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from task_problem import TASKS, TRAINABLE, flatten, on_eight_devices, permuted, run, steps, tree
 
-from taser_jax.errors import ConfigError
 from taser_jax.optim.cgd import CgdConfig, cgd
+from taser_jax.storage.errors import ConfigError
 
 PARAMS = tree(np.random.default_rng(9))
 SHARP = CgdConfig(temperature=2.0)

@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from taser_jax.errors import ConfigError
+from taser_jax.devices.parameter_rules import parameter_paths
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_fusion import BertFusionConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
@@ -10,7 +10,7 @@ from taser_jax.models.parameters import abstract_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.optim.layer_decay import layer_depths, layer_factors
-from taser_jax.optim.parameter_rules import parameter_paths
+from taser_jax.storage.errors import ConfigError
 
 
 def tower(num_layers):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from taser_jax.errors import ConfigError
 from taser_jax.optim.median import MedianOver, lower_median
+from taser_jax.storage.errors import ConfigError
 
 median = jax.jit(lambda values, guess: lower_median(values, guess=guess))
 median_of_products = jax.jit(

@@ -5,9 +5,8 @@ import optax
 import pytest
 from task_problem import TASKS, flatten, steps, tree
 
-from taser_jax import configuration
 from taser_jax.assembly.config import CONFIGURABLES, MultitaskTraining
-from taser_jax.errors import ConfigError
+from taser_jax.cli import configuration
 from taser_jax.optim.multitask import (
     Combiner,
     MultitaskConfig,
@@ -18,6 +17,7 @@ from taser_jax.optim.multitask import (
 )
 from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer
 from taser_jax.optim.task_gradients import Reduction, check_combined
+from taser_jax.storage.errors import ConfigError
 
 PARAMS = tree(np.random.default_rng(9))
 COMBINERS = [c for c in Combiner if reads_task_gradients(MultitaskConfig(c))]

@@ -6,7 +6,6 @@ import numpy as np
 import optax
 import pytest
 
-from taser_jax.errors import ConfigError
 from taser_jax.optim.optimizers import (
     OptimizerConfig,
     Update,
@@ -16,6 +15,7 @@ from taser_jax.optim.optimizers import (
     trainable,
 )
 from taser_jax.optim.schedules import ScheduleKind
+from taser_jax.storage.errors import ConfigError
 
 
 def random_params(seed=0):

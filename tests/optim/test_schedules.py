@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from taser_jax.errors import ConfigError
 from taser_jax.optim.schedules import ScheduleKind, make_schedule
+from taser_jax.storage.errors import ConfigError
 
 
 def rates(kind, steps, **kwargs):

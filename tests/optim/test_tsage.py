@@ -16,7 +16,6 @@ from task_problem import (
     tree,
 )
 
-from taser_jax.errors import ConfigError
 from taser_jax.optim.median import MedianOver
 from taser_jax.optim.median_check import check_median
 from taser_jax.optim.task_gradients import find_report
@@ -30,6 +29,7 @@ from taser_jax.optim.tsage_options import (
     TSageConfig,
     temperature_of,
 )
+from taser_jax.storage.errors import ConfigError
 
 PARAMS = tree(np.random.default_rng(9))
 QUICK = TSageConfig(beta=0.6, temperature=1.5, burn_in_share=0.2)

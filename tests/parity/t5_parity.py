@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from taser_jax.batch import Tokens
+from taser_jax.models.batch import Tokens
 from taser_jax.models.t5 import T5
 
 

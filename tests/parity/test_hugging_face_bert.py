@@ -10,10 +10,8 @@ import pytest
 from hugging_face_parity import hidden_states, relative_error
 from safetensors.numpy import save_file
 
-from taser_jax.batch import Role, Tokens
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.errors import DataError
 from taser_jax.interop.bert import (
     bert_config,
     config_to_json,
@@ -23,11 +21,13 @@ from taser_jax.interop.bert import (
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.interop.tokenizer_files import write_tokenizer
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig
-from taser_jax.records import Passage
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage
 
 torch = pytest.importorskip("torch", reason="PyTorch is an optional extra")
 transformers = pytest.importorskip("transformers", reason="an optional extra")

@@ -6,8 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from taser_jax.errors import ConfigError, DataError, FingerprintError
-from taser_jax.records import Passage
 from taser_jax.retrieval.bm25 import (
     Bm25Config,
     Bm25Index,
@@ -16,6 +14,8 @@ from taser_jax.retrieval.bm25 import (
     Stopwords,
     title_and_text,
 )
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
+from taser_jax.storage.records import Passage
 
 PLAIN = Bm25Config(stemming=Stemming.NONE, stopwords=Stopwords.NONE)
 

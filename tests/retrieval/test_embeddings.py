@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from taser_jax.data.token_store.arrays import TokenArray
-from taser_jax.errors import ConfigError, DataError, FingerprintError
 from taser_jax.retrieval.embeddings import Embeddings, encode_texts
 from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
 TABLE = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)
 CONFIG = EncodeConfig(batch_tokens=128, batch_multiple=2, length_multiple=8, shard_rows=40)

@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from taser_jax.errors import ConfigError
 from taser_jax.retrieval.exact import ExactConfig, ExactSearcher, grouped_top_k
+from taser_jax.storage.errors import ConfigError
 
 
 @dataclasses.dataclass

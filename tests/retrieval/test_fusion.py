@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.retrieval.fusion import (
     Absent,
     FusionConfig,
@@ -14,6 +13,7 @@ from taser_jax.retrieval.fusion import (
 )
 from taser_jax.retrieval.hybrid import fuse
 from taser_jax.retrieval.runs import Run, top_k
+from taser_jax.storage.errors import ConfigError, DataError
 
 
 def run(lists, names=None):

@@ -5,8 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.records import DevelopmentSets
 from taser_jax.retrieval.fusion import ScoreNormalization
 from taser_jax.retrieval.hybrid import (
     SHARES,
@@ -17,6 +15,8 @@ from taser_jax.retrieval.hybrid import (
     settle,
 )
 from taser_jax.retrieval.runs import Run, top_k
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import DevelopmentSets
 
 INF = np.inf
 # TASER, appendix D: 0.5 to 2 in steps of 0.1.

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from taser_jax.data.token_store.arrays import Ragged
-from taser_jax.errors import ConfigError, DataError
 from taser_jax.evaluation.answers import AnswerMatcher
 from taser_jax.retrieval.mining import mine_negatives
 from taser_jax.retrieval.mining_options import (
@@ -19,6 +18,7 @@ from taser_jax.retrieval.mining_options import (
     Reason,
 )
 from taser_jax.retrieval.runs import SearchResult
+from taser_jax.storage.errors import ConfigError, DataError
 
 INF = np.inf
 

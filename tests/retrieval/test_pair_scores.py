@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from taser_jax.batch import Tokens
+from taser_jax.models.batch import Tokens
 from taser_jax.retrieval.embeddings import Embeddings, encode_texts
 from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.pair_scores import EmbeddingScorer, PairScorer, RunScorer

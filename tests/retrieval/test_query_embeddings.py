@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from taser_jax.data.token_store.arrays import TokenizedQueries
-from taser_jax.errors import DataError, FingerprintError
 from taser_jax.retrieval.embeddings import Embeddings, encode_texts
 from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
 from taser_jax.retrieval.query_embeddings import (
@@ -18,6 +17,7 @@ from taser_jax.retrieval.query_embeddings import (
     encoded_splits,
     queries_directory,
 )
+from taser_jax.storage.errors import DataError, FingerprintError
 
 TABLE = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)
 PASSAGES = {"model": "m1", "collection": "c1", "vocabulary": "v1", "passages": "p1"}

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from taser_jax.errors import DataError, StorageError
 from taser_jax.retrieval.runs import (
     Run,
     SearchResult,
@@ -13,6 +12,7 @@ from taser_jax.retrieval.runs import (
     without_own,
     write_trec_run,
 )
+from taser_jax.storage.errors import DataError, StorageError
 
 IDS = [f"p{row}" for row in range(1000)]
 ROW_OF = {id: row for row, id in enumerate(IDS)}.__getitem__

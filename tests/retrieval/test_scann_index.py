@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from taser_jax.errors import ConfigError, DataError, FingerprintError
 from taser_jax.retrieval import scann_index
 from taser_jax.retrieval.exact import ExactSearcher
 from taser_jax.retrieval.runs import SearchResult
@@ -17,6 +16,7 @@ from taser_jax.retrieval.scann_shards import (
     structure_for,
 )
 from taser_jax.retrieval.searcher import measure_recall
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
 FINGERPRINTS = {"model": "m1", "collection": "c1"}
 

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from taser_jax.batch import Tokens
-from taser_jax.encoded import Normalization
-from taser_jax.errors import ConfigError, DataError, FingerprintError
+from taser_jax.models.batch import Tokens
+from taser_jax.models.encoded import Normalization
 from taser_jax.retrieval.embeddings import encode_texts
 from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index, open_index
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
 RNG = np.random.default_rng(0)
 # The first dimensions decide little of the whole norm, so that normalising again matters.

@@ -7,7 +7,7 @@ from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.formats import prepare_beir, prepare_dpr
 from taser_jax.data.prepare.questions import QuestionFiles
 from taser_jax.data.readers import dpr, mesh, thesaurus
-from taser_jax.errors import DataError
+from taser_jax.storage.errors import DataError
 
 
 @pytest.fixture(scope="module")

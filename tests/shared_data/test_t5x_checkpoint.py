@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from taser_jax.batch import Role, Tokens
 from taser_jax.interop.t5_pretrained import load_pretrained_t5, pretrained_t5
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x_checkpoint
+from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, Normalization
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding

@@ -16,8 +16,8 @@ import pytest
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
-from taser_jax.errors import ConfigError, FingerprintError, StorageError
-from taser_jax.mesh import MeshConfig, make_mesh
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.storage.errors import ConfigError, FingerprintError, StorageError
 from taser_jax.training.checkpoint_directory import restore_params_from
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
 from taser_jax.training.state import TrainState

@@ -14,14 +14,14 @@ import tiny_training
 import toy_loop
 from damage import flip
 
-from taser_jax import checksums
 from taser_jax.assembly.data import DeviceBatches
 from taser_jax.commands.verify import verify
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.options import BatchingConfig
-from taser_jax.errors import DataError, NonFiniteLossError
-from taser_jax.mesh import MeshConfig, make_mesh
-from taser_jax.partitioning import Partitioner
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner
+from taser_jax.storage import checksums
+from taser_jax.storage.errors import DataError, NonFiniteLossError
 from taser_jax.training.checkpoint_directory import (
     check_whole,
     restore_params_from,

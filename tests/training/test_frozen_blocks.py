@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from tiny_encoder import VOCAB, make_batch
 
-from taser_jax.batch import Role
+from taser_jax.devices.parameter_rules import parameter_paths
+from taser_jax.models.batch import Role
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, Towers
@@ -17,7 +18,6 @@ from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer, trainable
-from taser_jax.optim.parameter_rules import parameter_paths
 from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step
 

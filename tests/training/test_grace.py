@@ -7,7 +7,7 @@ import logging
 import pytest
 from toy_loop import run, steps_saved
 
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training import grace, loop
 
 CONFIG = loop.LoopConfig(train_steps=4, checkpoint_period=2, evaluation_period=2)

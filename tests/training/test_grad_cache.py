@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tiny_encoder import TinyEncoder, init, make_batch
 
-from taser_jax.batch import Role
-from taser_jax.errors import ConfigError
+from taser_jax.models.batch import Role
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.grad_cache import check_chunks, encode_in_chunks
 from taser_jax.training.losses import contrastive_loss
 from taser_jax.training.routing_losses import RoutingRegularizer, regularization

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.initial_checkpoint import restore_initial_params
 from taser_jax.training.state import TrainState

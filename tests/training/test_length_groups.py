@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 from tiny_encoder import VOCAB, make_batch
 
-from taser_jax.batch import HostShare
 from taser_jax.data.batches.padding import Layout, Padding
 from taser_jax.data.token_store.arrays import TokenArray
-from taser_jax.mesh import MeshConfig, make_mesh
+from taser_jax.devices.mesh import HostShare, MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes
 from taser_jax.models.routing import ExpertConfig, GateGradient, Routing
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.partitioning import Partitioner
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step

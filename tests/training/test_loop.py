@@ -25,7 +25,7 @@ from toy_loop import (
     toy_step,
 )
 
-from taser_jax.errors import ConfigError, DataError, NonFiniteLossError, Preempted
+from taser_jax.storage.errors import ConfigError, DataError, NonFiniteLossError, Preempted
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.meter import Meter

@@ -8,14 +8,14 @@ import pytest
 from jax.sharding import PartitionSpec
 from tiny_encoder import VOCAB, make_batch
 
-from taser_jax.mesh import MeshConfig, make_mesh
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.partitioning import Partitioner
 from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step
 

@@ -9,12 +9,12 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tiny_encoder import TinyEncoder, init, make_batch
 
-from taser_jax.errors import ConfigError
 from taser_jax.optim.multitask import MultitaskConfig, build_multitask_optimizer
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.optim.schedules import ScheduleKind
 from taser_jax.optim.task_gradients import check_combined
 from taser_jax.optim.tsage_options import TSageConfig
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.keys import named_key
 from taser_jax.training.state import TrainState, init_state, state_shardings

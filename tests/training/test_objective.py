@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from taser_jax.batch import Batch, TeacherEmbeddings, Tokens
-from taser_jax.encoded import Encoded, Normalization
-from taser_jax.errors import ConfigError
+from taser_jax.models.batch import Batch, TeacherEmbeddings, Tokens
+from taser_jax.models.encoded import Encoded, Normalization
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.distillation import (
     Candidates,
     Distance,

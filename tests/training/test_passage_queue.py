@@ -13,11 +13,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tiny_encoder import TinyEncoder, init, make_batch
 
-from taser_jax.assembly.ensembles import EnsembleTraining
-from taser_jax.batch import Batch, Role
 from taser_jax.data.batches.options import BatchingConfig
-from taser_jax.encoded import Encoded
-from taser_jax.errors import ConfigError
+from taser_jax.models.batch import Batch, Role
+from taser_jax.models.encoded import Encoded
+from taser_jax.storage.errors import ConfigError
+from taser_jax.systems.muf.ensemble_files import EnsembleTraining
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
 from taser_jax.training.passage_queue import PassageQueue, QueueSize
 from taser_jax.training.state import TrainState, init_state, state_shardings

@@ -12,7 +12,7 @@ from toy_loop import (
     toy_step,
 )
 
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
 from taser_jax.training.state import TrainState

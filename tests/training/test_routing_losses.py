@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from taser_jax.expert_use import RoutingStatistics
+from taser_jax.models.expert_use import RoutingStatistics
 from taser_jax.training.routing_losses import (
     Direction,
     RoutingMeasure,

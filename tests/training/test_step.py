@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tiny_encoder import TinyEncoder, init, make_batch
 
-from taser_jax.batch import Role
-from taser_jax.errors import ConfigError
+from taser_jax.models.batch import Role
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.keys import named_key
 from taser_jax.training.losses import contrastive_loss

@@ -10,13 +10,13 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tiny_encoder import VOCAB, make_batch
 
+from taser_jax.devices.parameter_rules import parameter_paths
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import abstract_params, init_params
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, learning_rate_factors
-from taser_jax.optim.parameter_rules import parameter_paths
 from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.routing_losses import RoutingRegularizer

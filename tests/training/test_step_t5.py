@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from tiny_encoder import VOCAB, make_batch
 
-from taser_jax.errors import ConfigError
-from taser_jax.mesh import MeshConfig, make_mesh
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.partitioning import Partitioner
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step
 

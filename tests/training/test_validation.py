@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.training.validation import (
     PoolConfig,
     rank_in_pool,

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from taser_jax.batch import Batch, Role, Tokens
-from taser_jax.expert_use import RoutingStatistics
+from taser_jax.models.batch import Batch, Role, Tokens
+from taser_jax.models.expert_use import RoutingStatistics
 
 VOCAB = 50
 

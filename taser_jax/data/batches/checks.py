@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from taser_jax.artifacts import require_equal
 from taser_jax.data.batches.options import BatchingConfig, FalseNegatives
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.storage.artifacts import require_equal
+from taser_jax.storage.errors import ConfigError, DataError
 
 
 def check_queries(

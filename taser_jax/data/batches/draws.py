@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 from jaxtyping import Bool, Int
 
-from taser_jax.artifacts import fingerprint
 from taser_jax.data.token_store.arrays import Ragged, TeacherScores, TokenizedQueries
+from taser_jax.storage.artifacts import fingerprint
 
 
 def take(lists: Ragged, rows: Int[np.ndarray, " queries"]) -> Ragged:

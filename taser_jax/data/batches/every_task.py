@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from taser_jax.artifacts import fingerprint_json
-from taser_jax.batch import Batch, HostShare
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.batches.padding import Layout, OtherTexts, Padding
@@ -19,7 +17,10 @@ from taser_jax.data.batches.schedule import task_number
 from taser_jax.data.batches.teacher import TeacherRows
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError
+from taser_jax.devices.mesh import HostShare
+from taser_jax.models.batch import Batch
+from taser_jax.storage.artifacts import fingerprint_json
+from taser_jax.storage.errors import ConfigError
 
 # Query arrays are as long as the task's longest query, rounded up to a multiple of this.
 _LENGTH_MULTIPLE = 8

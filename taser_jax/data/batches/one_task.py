@@ -11,16 +11,6 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Bool, Int
 
-from taser_jax.artifacts import fingerprint_json
-from taser_jax.batch import (
-    Augmented,
-    Batch,
-    Embedded,
-    EncoderInput,
-    HostShare,
-    TeacherEmbeddings,
-    TokenGroups,
-)
 from taser_jax.data.batches import draws as sampling
 from taser_jax.data.batches.checks import check_queries
 from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
@@ -29,7 +19,17 @@ from taser_jax.data.batches.schedule import Purpose, Schedule, generator, task_n
 from taser_jax.data.batches.teacher import ScoreTable, TeacherRows
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError
+from taser_jax.devices.mesh import HostShare
+from taser_jax.models.batch import (
+    Augmented,
+    Batch,
+    Embedded,
+    EncoderInput,
+    TeacherEmbeddings,
+    TokenGroups,
+)
+from taser_jax.storage.artifacts import fingerprint_json
+from taser_jax.storage.errors import ConfigError
 
 logger = logging.getLogger("taser")
 

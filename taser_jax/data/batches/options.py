@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from taser_jax.errors import check_fields
+from taser_jax.storage.errors import check_fields
 
 
 class FalseNegatives(enum.Enum):

@@ -8,9 +8,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
-from taser_jax.batch import EncoderInput, HostShare, TokenGroups
 from taser_jax.data.token_store.arrays import TokenizedQueries
-from taser_jax.errors import ConfigError
+from taser_jax.devices.mesh import HostShare
+from taser_jax.models.batch import EncoderInput, TokenGroups
+from taser_jax.storage.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

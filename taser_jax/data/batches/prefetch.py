@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 BatchT = TypeVar("BatchT")
 

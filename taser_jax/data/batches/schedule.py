@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int
 
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 
 class Purpose(enum.IntEnum):

@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from taser_jax.batch import Batch
 from taser_jax.data.batches.padding import OtherTexts
+from taser_jax.models.batch import Batch
 
 
 @runtime_checkable

@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow_datasets as tfds
 from etils import epath
 
-from taser_jax.artifacts import Fingerprint
 from taser_jax.data import id_index
-from taser_jax.errors import DataError
-from taser_jax.records import EmptyPassages, Passage, Query, check_id, empty_passage
+from taser_jax.storage.artifacts import Fingerprint
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import EmptyPassages, Passage, Query, check_id, empty_passage
 
 
 def text_features(*names: str) -> tfds.features.FeaturesDict:

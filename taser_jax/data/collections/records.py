@@ -15,8 +15,9 @@ from typing import Any
 import tensorflow_datasets as tfds
 from etils import epath
 
-from taser_jax import checksums
-from taser_jax.artifacts import (
+from taser_jax.data.blocks import in_blocks
+from taser_jax.storage import checksums
+from taser_jax.storage.artifacts import (
     METADATA,
     check_version,
     is_remote,
@@ -24,8 +25,7 @@ from taser_jax.artifacts import (
     storage_errors,
     write_json,
 )
-from taser_jax.data.blocks import in_blocks
-from taser_jax.errors import DataError
+from taser_jax.storage.errors import DataError
 
 FORMAT_VERSION = 1
 _STAGING = ".building"

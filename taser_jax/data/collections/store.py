@@ -14,7 +14,6 @@ from typing import Any
 
 from etils import epath
 
-from taser_jax.artifacts import FilePath, Fingerprint, require_equal, storage_errors
 from taser_jax.data import id_index
 from taser_jax.data.collections import records as record_dataset
 from taser_jax.data.collections.content import (
@@ -24,9 +23,10 @@ from taser_jax.data.collections.content import (
     query_examples,
     query_features,
 )
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.progress import phase, track
-from taser_jax.records import Passage, Query
+from taser_jax.storage.artifacts import FilePath, Fingerprint, require_equal, storage_errors
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import phase, track
+from taser_jax.storage.records import Passage, Query
 
 SPLITS = ("train", "validation", "test")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

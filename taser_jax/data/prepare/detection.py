@@ -14,7 +14,7 @@ from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.files import json_records, numbered_lines
 from taser_jax.data.prepare.questions import QuestionFiles
 from taser_jax.data.readers import beir
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 _TEXT = (".json", ".jsonl", ".tsv", ".csv", ".txt")
 _SPLIT_WORDS = {"train": "train", "dev": "validation", "valid": "validation"} | {

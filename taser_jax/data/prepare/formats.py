@@ -6,7 +6,6 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from taser_jax.artifacts import FilePath, fingerprint_json
 from taser_jax.data.collections.store import SPLITS, write_collection, write_queries
 from taser_jax.data.files import file_digest
 from taser_jax.data.prepare.merging import PassageMerger, PassageSource
@@ -28,9 +27,10 @@ from taser_jax.data.prepare.receipts import (
 )
 from taser_jax.data.readers import beir, dpr, mesh, thesaurus, tsv
 from taser_jax.data.readers.located import Question
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.records import EmptyPassages, Passage, Query
-from taser_jax.settings import to_plain
+from taser_jax.storage.artifacts import FilePath, fingerprint_json
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import EmptyPassages, Passage, Query
+from taser_jax.storage.settings import to_plain
 
 _FORMAT_VERSION = 1
 VALIDATION = "validation"

@@ -11,7 +11,6 @@ from typing import IO
 
 from etils import epath
 
-from taser_jax.artifacts import FilePath, fingerprint_json, storage_errors
 from taser_jax.data.collections.store import QuerySet, write_collection, write_queries
 from taser_jax.data.files import file_digest
 from taser_jax.data.prepare import query_splits
@@ -29,9 +28,10 @@ from taser_jax.data.prepare.receipts import (
 from taser_jax.data.readers import kilt
 from taser_jax.data.readers.kilt import KiltPassage, KiltQuery
 from taser_jax.data.readers.kilt_chunking import chunk_page
-from taser_jax.errors import ConfigError, DataError, TaserError
-from taser_jax.records import EmptyPassages, Query
-from taser_jax.settings import to_plain
+from taser_jax.storage.artifacts import FilePath, fingerprint_json, storage_errors
+from taser_jax.storage.errors import ConfigError, DataError, TaserError
+from taser_jax.storage.records import EmptyPassages, Query
+from taser_jax.storage.settings import to_plain
 
 GOLD_FILE = "kilt.jsonl"
 ALL_SPLITS = "train+validation+test"

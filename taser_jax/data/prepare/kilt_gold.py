@@ -11,8 +11,8 @@ import numpy as np
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.id_index import HashIndex, text_hash
 from taser_jax.data.readers.kilt import KiltPassage, Provenance, Span
-from taser_jax.errors import DataError
-from taser_jax.records import Passage
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage
 
 
 class Gold(enum.Enum):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from taser_jax.data.prepare.kilt_gold import Gold
 from taser_jax.data.prepare.questions import PrepareOptions
 from taser_jax.data.readers.kilt import Outputs
-from taser_jax.errors import ConfigError, check_fields
+from taser_jax.storage.errors import ConfigError, check_fields
 
 VALIDATION = "validation"
 # Default shares of the splits of a file that holds several.

@@ -6,8 +6,8 @@ from taser_jax.data.prepare.kilt_gold import Gold, ProvenanceIndex
 from taser_jax.data.prepare.kilt_options import KiltOptions
 from taser_jax.data.prepare.questions import IncompleteQuestions
 from taser_jax.data.readers.kilt import KiltQuery
-from taser_jax.errors import DataError
-from taser_jax.records import Query
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Query
 
 # The answers of fact checking; no passage contains them as answers.
 _VERDICTS = frozenset({"SUPPORTS", "REFUTES", "DISPUTED", "NOT ENOUGH INFO"})

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from taser_jax.artifacts import FilePath
 from taser_jax.data.id_index import hash_share
 from taser_jax.data.prepare import query_splits
 from taser_jax.data.prepare.formats import prepare_sources
@@ -17,9 +16,10 @@ from taser_jax.data.prepare.questions import PrepareOptions, QuestionFiles, judg
 from taser_jax.data.prepare.receipts import PreparedCollection
 from taser_jax.data.readers import beir, kilt, tsv
 from taser_jax.data.readers.located import Context, Question
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.records import EmptyPassages, Passage
-from taser_jax.settings import to_plain
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import EmptyPassages, Passage
+from taser_jax.storage.settings import to_plain
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from taser_jax.artifacts import FilePath
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.id_index import normalized_content
 from taser_jax.data.readers.located import Context
-from taser_jax.errors import DataError
-from taser_jax.records import Passage, check_id
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage, check_id
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

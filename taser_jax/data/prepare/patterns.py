@@ -11,12 +11,12 @@ from typing import Any
 
 from etils import epath
 
-from taser_jax.artifacts import FilePath
 from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.files import file_exists
 from taser_jax.data.prepare.questions import QuestionFiles
-from taser_jax.errors import ConfigError
-from taser_jax.progress import logger
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger
 
 # The files of a task and split, or a pattern for several.
 Files = FilePath | QuestionFiles

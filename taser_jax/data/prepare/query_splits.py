@@ -11,8 +11,8 @@ import numpy as np
 
 from taser_jax.data.collections.store import SPLITS
 from taser_jax.data.id_index import hash_share, text_hash
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.records import Query
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import Query
 
 Item = TypeVar("Item")
 

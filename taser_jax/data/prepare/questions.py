@@ -9,12 +9,12 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from taser_jax.artifacts import FilePath
 from taser_jax.data.prepare.merging import PassageResolver
 from taser_jax.data.readers import beir, dpr, tsv
 from taser_jax.data.readers.located import Context, Judgement, Question
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.records import EmptyPassages, Query, check_id
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import EmptyPassages, Query, check_id
 
 
 class MissingPassages(enum.Enum):

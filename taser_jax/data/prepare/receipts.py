@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from taser_jax.artifacts import FilePath, read_json, split_path, write_json, write_text
 from taser_jax.data.collections.store import PassageStore, QuerySet
-from taser_jax.errors import TaserError
+from taser_jax.storage.artifacts import FilePath, read_json, split_path, write_json, write_text
+from taser_jax.storage.errors import TaserError
 
 _RECEIPT = "prepare.json"
 _FORMAT_VERSION = 1

@@ -9,11 +9,11 @@ import functools
 import os
 from collections.abc import Iterator
 
-from taser_jax.artifacts import FilePath
 from taser_jax.data.files import file_exists, json_lines
 from taser_jax.data.readers import located
-from taser_jax.errors import DataError
-from taser_jax.records import EmptyPassages, Passage
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import EmptyPassages, Passage
 
 # BEIR's name for a split's file -> ours.
 SPLITS = {"train": "train", "dev": "validation", "test": "test"}

@@ -12,11 +12,11 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from taser_jax.artifacts import FilePath
 from taser_jax.data.files import json_records, numbered_lines
 from taser_jax.data.readers import located
-from taser_jax.errors import DataError
-from taser_jax.records import EmptyPassages, Passage
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import EmptyPassages, Passage
 
 _REQUIRED_COLUMNS = ("id", "text", "title")
 _PAGE_COLUMNS = ("wikipedia_id", "page_id")

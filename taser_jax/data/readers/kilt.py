@@ -12,13 +12,13 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from taser_jax.artifacts import FilePath
 from taser_jax.data.files import json_lines
 from taser_jax.data.id_index import RepeatFinder
 from taser_jax.data.readers import dpr
 from taser_jax.data.readers.located import checked_passages, id_field, string_field
-from taser_jax.errors import DataError
-from taser_jax.records import EmptyPassages, Passage, check_id
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import EmptyPassages, Passage, check_id
 
 # Paragraph and character in it. A whole paragraph ends at this character.
 Position = tuple[int, int]

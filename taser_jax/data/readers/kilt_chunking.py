@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from taser_jax.data.readers.kilt import KiltPassage, Page, Span
-from taser_jax.errors import ConfigError
-from taser_jax.records import Passage
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import Passage
 
 _SECTION = "Section::::"
 

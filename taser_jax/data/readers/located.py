@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from taser_jax.artifacts import FilePath
 from taser_jax.data.id_index import RepeatFinder
-from taser_jax.errors import DataError
-from taser_jax.records import EmptyPassages, Passage, check_id, empty_passage
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import EmptyPassages, Passage, check_id, empty_passage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ import xml.sax.handler
 import xml.sax.xmlreader
 from collections.abc import Iterator
 
-from taser_jax import limits
-from taser_jax.artifacts import FilePath
 from taser_jax.data.files import open_bytes
 from taser_jax.data.readers.located import checked_passages
-from taser_jax.errors import DataError
-from taser_jax.records import EmptyPassages, Passage
+from taser_jax.storage import limits
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import EmptyPassages, Passage
 
 _ROOTS = ("DescriptorRecordSet", "QualifierRecordSet")
 _CONCEPT, _ID, _NAME, _NOTE = "Concept", "ConceptUI", "ConceptName", "ScopeNote"

@@ -7,11 +7,11 @@ import os
 import re
 from collections.abc import Callable, Iterator
 
-from taser_jax.artifacts import FilePath
 from taser_jax.data.files import json_lines, numbered_lines
 from taser_jax.data.readers.located import checked_passages, id_field, string_field
-from taser_jax.errors import DataError
-from taser_jax.records import EmptyPassages, Passage
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import EmptyPassages, Passage
 
 # def: "text, with \" for a quote" [where it is from]
 _DEFINITION = re.compile(r'"((?:[^"\\]|\\.)*)"')

@@ -9,11 +9,11 @@ import functools
 import os
 from collections.abc import Iterator
 
-from taser_jax.artifacts import FilePath
 from taser_jax.data.files import numbered_lines
 from taser_jax.data.readers.located import Judgement, Question, checked_passages
-from taser_jax.errors import DataError
-from taser_jax.records import EmptyPassages, Passage
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import EmptyPassages, Passage
 
 _HEADERS = (["id", "text"], ["id", "text", "title"])
 _QRELS_HEADER = "query-id"

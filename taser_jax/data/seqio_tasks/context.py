@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from taser_jax.data.text.vocabularies import Vocabulary
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,6 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
-from taser_jax.artifacts import fingerprint
 from taser_jax.data.seqio_tasks import retrieval_task
 from taser_jax.data.seqio_tasks.context import require_data
 from taser_jax.data.seqio_tasks.retrieval_task import (
@@ -38,7 +37,8 @@ from taser_jax.data.seqio_tasks.tokenizers import (
     QueryTokenizer,
 )
 from taser_jax.data.token_store.text_settings import QuerySettings, Titles
-from taser_jax.errors import DataError
+from taser_jax.storage.artifacts import fingerprint
+from taser_jax.storage.errors import DataError
 
 _BLOCK = 1024
 Preprocessor = Callable[[tf.data.Dataset], tf.data.Dataset]

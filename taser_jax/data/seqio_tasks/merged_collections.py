@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from taser_jax.artifacts import FilePath, check_version, read_json, write_bytes, write_json
 from taser_jax.data.collections.records import METADATA
 from taser_jax.data.collections.store import (
     PassageStore,
@@ -26,10 +25,11 @@ from taser_jax.data.prepare.merging import PassageMerger, PassageSource
 from taser_jax.data.seqio_tasks.context import require_data
 from taser_jax.data.seqio_tasks.retrieval_task import QueryTask
 from taser_jax.data.seqio_tasks.sources import QuerySource
-from taser_jax.errors import ConfigError, TaserError
-from taser_jax.locks import one_writer
-from taser_jax.progress import logger
-from taser_jax.records import EmptyPassages, Query
+from taser_jax.storage.artifacts import FilePath, check_version, read_json, write_bytes, write_json
+from taser_jax.storage.errors import ConfigError, TaserError
+from taser_jax.storage.locks import one_writer
+from taser_jax.storage.progress import logger
+from taser_jax.storage.records import EmptyPassages, Query
 
 MERGED_FILE = "merged.json"
 _FORMAT_VERSION = 1

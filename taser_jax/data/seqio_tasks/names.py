@@ -10,7 +10,7 @@ from taser_jax.data.seqio_tasks.retrieval_task import (
     RetrievalMixture,
     RetrievalTask,
 )
-from taser_jax.errors import ConfigError, how_to_install
+from taser_jax.storage.errors import ConfigError, how_to_install
 
 Registered = RetrievalTask | CollectionPassages | RetrievalMixture
 _here: dict[str, Registered] = {}

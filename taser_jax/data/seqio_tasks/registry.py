@@ -38,7 +38,7 @@ from taser_jax.data.seqio_tasks.sources import OwnSource, PassageSource, QuerySo
 from taser_jax.data.text.preprocessors import check_length
 from taser_jax.data.text.prompts import TaskPrompt
 from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 if TYPE_CHECKING:
     import seqio

@@ -10,14 +10,14 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from taser_jax.artifacts import fingerprint
 from taser_jax.data.blocks import in_blocks
 from taser_jax.data.seqio_tasks.context import require_data
 from taser_jax.data.seqio_tasks.sources import PassageSource, QuerySource
 from taser_jax.data.text import preprocessors
 from taser_jax.data.text.prompts import TaskPrompt
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
-from taser_jax.errors import ConfigError
+from taser_jax.storage.artifacts import fingerprint
+from taser_jax.storage.errors import ConfigError
 
 _BLOCK = 4096
 

@@ -19,8 +19,8 @@ from taser_jax.data.collections.store import (
     write_queries,
 )
 from taser_jax.data.seqio_tasks.context import data_in_use, require_data
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.records import Query
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import Query
 
 if TYPE_CHECKING:
     import seqio

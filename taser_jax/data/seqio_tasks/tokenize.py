@@ -9,7 +9,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from taser_jax.artifacts import METADATA, read_json, storage_errors
 from taser_jax.data.collections.store import SPLITS, list_tasks
 from taser_jax.data.seqio_tasks import registry
 from taser_jax.data.seqio_tasks.context import use_data
@@ -20,9 +19,10 @@ from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.text_settings import PREPROCESSING_VERSION
 from taser_jax.data.token_store.writer import TokenStoreWriter
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.progress import phase, track
-from taser_jax.settings import flatten
+from taser_jax.storage.artifacts import METADATA, read_json, storage_errors
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import phase, track
+from taser_jax.storage.settings import flatten
 
 INPUTS = "inputs.json"
 logger = logging.getLogger("taser")

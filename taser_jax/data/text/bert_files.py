@@ -10,10 +10,10 @@ from typing import Any
 
 from etils import epath
 
-from taser_jax.artifacts import read_json
 from taser_jax.data.text.vocabulary_files import read_bytes
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.json_fields import JsonField, JsonType
+from taser_jax.storage.artifacts import read_json
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.json_fields import JsonField, JsonType
 
 VOCAB_FILE = "vocab.txt"
 TOKENIZER_FILE = "tokenizer.json"

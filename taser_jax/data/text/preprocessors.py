@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from taser_jax.batch import Tokens
 from taser_jax.data.text.vocabularies import Vocabulary
 from taser_jax.data.token_store.text_settings import QueryNormalization, QuerySettings, Titles
-from taser_jax.errors import ConfigError
-from taser_jax.records import Passage
+from taser_jax.models.batch import Tokens
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import Passage
 
 _MIN_LENGTH = 4
 

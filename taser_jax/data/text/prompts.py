@@ -6,7 +6,7 @@ import dataclasses
 import enum
 
 from taser_jax.data.text.vocabularies import Vocabulary
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 
 class Prompt(enum.Enum):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import sentencepiece
 
-from taser_jax.artifacts import fingerprint
 from taser_jax.data.text import vocabulary_files
-from taser_jax.errors import DataError
+from taser_jax.storage.artifacts import fingerprint
+from taser_jax.storage.errors import DataError
 
 if TYPE_CHECKING:
     import tensorflow as tf

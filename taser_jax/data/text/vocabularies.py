@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from etils import epath
 
-from taser_jax.artifacts import read_json
 from taser_jax.data.text.bert_files import (
     TOKENIZER_CONFIG_FILE,
     VOCAB_FILE,
@@ -18,8 +17,9 @@ from taser_jax.data.text.bert_files import (
 from taser_jax.data.text.sentencepiece import EXTRA_ID, SentencePieceVocabulary
 from taser_jax.data.text.vocabulary_files import METADATA, read_metadata
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.errors import DataError
-from taser_jax.json_fields import JsonField, JsonType
+from taser_jax.storage.artifacts import read_json
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.json_fields import JsonField, JsonType
 
 if TYPE_CHECKING:
     import tensorflow as tf

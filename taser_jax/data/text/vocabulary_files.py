@@ -6,9 +6,9 @@ from typing import Any
 
 from etils import epath
 
-from taser_jax.artifacts import check_version, read_json, replacing, write_json
-from taser_jax.errors import DataError, FingerprintError
-from taser_jax.json_fields import JsonField, JsonType
+from taser_jax.storage.artifacts import check_version, read_json, replacing, write_json
+from taser_jax.storage.errors import DataError, FingerprintError
+from taser_jax.storage.json_fields import JsonField, JsonType
 
 METADATA = "vocabulary.json"
 FORMAT_VERSION = 1

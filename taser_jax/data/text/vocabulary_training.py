@@ -17,8 +17,8 @@ from taser_jax.data.text.bert_files import MAX_WORD_CHARACTERS, SPECIAL_TOKENS
 from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabularies import Vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.progress import phase, track
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import phase, track
 
 _MAX_ALPHABET = 1000
 _MIN_SIZE = 64

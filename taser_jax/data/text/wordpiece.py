@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from taser_jax.artifacts import fingerprint
 from taser_jax.data.text import vocabulary_files
 from taser_jax.data.text.bert_files import (
     MAX_WORD_CHARACTERS,
@@ -18,6 +17,7 @@ from taser_jax.data.text.bert_files import (
     piece_ids,
     read_vocab_txt,
 )
+from taser_jax.storage.artifacts import fingerprint
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Float32, Int
 
-from taser_jax.artifacts import fingerprint
-from taser_jax.batch import Tokens
-from taser_jax.errors import DataError
+from taser_jax.models.batch import Tokens
+from taser_jax.storage.artifacts import fingerprint
+from taser_jax.storage.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True)

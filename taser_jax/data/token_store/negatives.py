@@ -21,9 +21,9 @@ from typing import IO, Any
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from taser_jax import artifacts
-from taser_jax.checksums import check_file
-from taser_jax.errors import DataError
+from taser_jax.storage import artifacts
+from taser_jax.storage.checksums import check_file
+from taser_jax.storage.errors import DataError
 
 FORMAT_VERSION = 2
 _REMAKE = "mine them again with `taser mine`, into a new directory"

@@ -18,11 +18,11 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Int
 
-from taser_jax.artifacts import FilePath, split_path
-from taser_jax.batch import States
-from taser_jax.checksums import check_file
 from taser_jax.data.token_store.arrays import TokenizedQueries
-from taser_jax.errors import DataError
+from taser_jax.models.batch import States
+from taser_jax.storage.artifacts import FilePath, split_path
+from taser_jax.storage.checksums import check_file
+from taser_jax.storage.errors import DataError
 
 STATES = "states.npy"
 

@@ -21,12 +21,12 @@ from typing import Literal
 
 import numpy as np
 
-from taser_jax.artifacts import ARRAY_ERRORS, METADATA, FilePath, check_version, read_json
-from taser_jax.checksums import check_directory
 from taser_jax.data.token_store.arrays import Ragged, TokenArray, TokenizedQueries
 from taser_jax.data.token_store.text_settings import PREPROCESSING_VERSION
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.json_files import read_strings
+from taser_jax.storage.artifacts import ARRAY_ERRORS, METADATA, FilePath, check_version, read_json
+from taser_jax.storage.checksums import check_directory
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.json_files import read_strings
 
 FORMAT_VERSION = 1
 _REMAKE = "make the token store again with `taser tokenize`"

@@ -10,7 +10,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from taser_jax import artifacts, checksums
 from taser_jax.data.blocks import in_blocks
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries, id_dtype, pack_tokens
 from taser_jax.data.token_store.store import (
@@ -20,7 +19,8 @@ from taser_jax.data.token_store.store import (
     queries_folder,
 )
 from taser_jax.data.token_store.text_settings import QuerySettings, Titles
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.storage import artifacts, checksums
+from taser_jax.storage.errors import ConfigError, DataError
 
 _BLOCK_ROWS = 4096
 

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax.batch import HostShare
 from taser_jax.data.batches.every_task import (
     BatchTotal,
     TaskBatchingConfig,
@@ -13,7 +12,8 @@ from taser_jax.data.batches.every_task import (
     task_batch_sizes,
 )
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import ConfigError
+from taser_jax.devices.mesh import HostShare
+from taser_jax.storage.errors import ConfigError
 
 # TACO-DR, table 5: task -> (training queries, batch size).
 KILT = {

@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from taser_jax.batch import HostShare
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.data.token_store.writer import TokenStoreWriter
-from taser_jax.errors import ConfigError, DataError, FingerprintError
+from taser_jax.devices.mesh import HostShare
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
 NUM_PASSAGES = 40
 

@@ -6,14 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from taser_jax.batch import HostShare, TokenGroups, Tokens
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.batches.padding import Layout, Padding
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.data.token_store.writer import TokenStoreWriter
-from taser_jax.errors import ConfigError
+from taser_jax.devices.mesh import HostShare
+from taser_jax.models.batch import TokenGroups, Tokens
+from taser_jax.storage.errors import ConfigError
 
 QUERY_LENGTH, PASSAGE_LENGTH = 12, 64
 CONFIG = BatchingConfig(batch_size=16, num_negatives=2)

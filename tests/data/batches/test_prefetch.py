@@ -4,7 +4,7 @@ import time
 import pytest
 
 from taser_jax.data.batches.prefetch import prefetch
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 
 class Stream:

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import tiny_training
 
-from taser_jax.batch import BatchShape, HostShare
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.token_store.arrays import Ragged, TeacherScores
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.errors import DataError
+from taser_jax.devices.mesh import HostShare
+from taser_jax.models.batch import BatchShape
+from taser_jax.storage.errors import DataError
 
 
 def score(task, query_id, row):

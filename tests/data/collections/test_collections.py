@@ -13,8 +13,8 @@ import tensorflow_datasets as tfds
 
 from taser_jax.data.collections import store as collections
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
-from taser_jax.errors import ConfigError, DataError, FingerprintError, StorageError
-from taser_jax.records import Passage, Query
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError, StorageError
+from taser_jax.storage.records import Passage, Query
 
 PASSAGES = [
     Passage("a", "first text", "One", "p1"),
@@ -158,7 +158,7 @@ def test_a_build_killed_without_warning_is_built_again(tmp_path):
     script = (
         "import itertools, sys\n"
         "from taser_jax.data.collections.store import write_collection\n"
-        "from taser_jax.records import Passage\n"
+        "from taser_jax.storage.records import Passage\n"
         "passages = (Passage(str(n), 'x' * 500) for n in itertools.count())\n"
         "write_collection(sys.argv[1], 'tiny', passages)\n"
     )

@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 from taser_jax.data.prepare.detection import Format, detect
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 PASSAGES = "id\ttext\ttitle\np1\tsome text\tA title\n"
 DPR = {"question": "q?", "answers": ["a"], "positive_ctxs": []}

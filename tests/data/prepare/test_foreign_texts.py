@@ -14,9 +14,9 @@ import pytest
 from taser_jax.data.collections.store import PassageStore, QuerySet, write_collection, write_queries
 from taser_jax.data.prepare.formats import prepare_beir, prepare_dpr, prepare_thesaurus, prepare_tsv
 from taser_jax.data.readers import dpr, kilt, tsv
-from taser_jax.errors import DataError
-from taser_jax.records import Passage, Query, check_id
 from taser_jax.retrieval.runs import Run, read_trec_run, write_trec_run
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage, Query, check_id
 
 CORPUS = [{"_id": "d1", "title": "One\tor 1", "text": "first"}, {"_id": "d2", "text": "second"}]
 QUERIES = [{"_id": "q1", "text": "one?"}]

@@ -11,8 +11,8 @@ from taser_jax.data.prepare.questions import (
     PrepareOptions,
     QuestionFiles,
 )
-from taser_jax.errors import ConfigError, DataError, StorageError
-from taser_jax.records import EmptyPassages
+from taser_jax.storage.errors import ConfigError, DataError, StorageError
+from taser_jax.storage.records import EmptyPassages
 
 PASSAGES = "id\ttext\ttitle\n1\tfirst\tA\n2\tsecond\tB\n3\tthird\t\n"
 

@@ -9,7 +9,7 @@ from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.id_index import text_hash
 from taser_jax.data.prepare.merged import BeirFolder, KiltFiles, MergeOptions, prepare_merged
 from taser_jax.data.prepare.questions import PrepareOptions
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError
 
 # Of "set\tqN", N below 10, with validation's share of a half: hashes below the middle are training.
 HALF = {"train": 0.5, "validation": 0.5}

@@ -5,8 +5,8 @@ import pytest
 from taser_jax.data.collections.store import write_collection
 from taser_jax.data.prepare.merging import PassageMerger, PassageSource
 from taser_jax.data.readers.located import Context
-from taser_jax.errors import DataError
-from taser_jax.records import Passage
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage
 
 
 def _source(label: str, *passages: tuple[str, str]) -> PassageSource:

@@ -10,7 +10,7 @@ from taser_jax.data.collections.store import QuerySet, list_tasks
 from taser_jax.data.prepare.formats import prepare_tsv
 from taser_jax.data.prepare.patterns import below, by_task_and_split
 from taser_jax.data.prepare.questions import QuestionFiles
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 
 @pytest.fixture

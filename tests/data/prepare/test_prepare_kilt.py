@@ -13,7 +13,7 @@ from taser_jax.data.prepare.kilt_queries import dialogue_input, entity_input
 from taser_jax.data.prepare.query_splits import sampled, split_of
 from taser_jax.data.prepare.questions import NoPositive, PrepareOptions
 from taser_jax.data.readers.kilt import Outputs
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError
 
 PASSAGES = [
     # id, text, title, wikipedia_id, paragraph_id

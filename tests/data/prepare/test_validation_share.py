@@ -13,8 +13,8 @@ from taser_jax.data.prepare.formats import prepare_beir
 from taser_jax.data.prepare.query_splits import divide_by_positives
 from taser_jax.data.prepare.questions import PrepareOptions
 from taser_jax.data.prepare.receipts import without_positive_file
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.records import Query
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import Query
 
 
 def _query(id: str, *positives: int) -> Query:

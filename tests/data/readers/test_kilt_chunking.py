@@ -5,7 +5,7 @@ import pytest
 
 from taser_jax.data.readers.kilt import Page, Span
 from taser_jax.data.readers.kilt_chunking import chunk_page
-from taser_jax.errors import ConfigError
+from taser_jax.storage.errors import ConfigError
 
 PAGE = Page(
     "k:1",

@@ -5,8 +5,8 @@ import pathlib
 import pytest
 
 from taser_jax.data.readers import beir, tsv
-from taser_jax.errors import DataError
-from taser_jax.records import Passage
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage
 
 CORPUS = [
     {"_id": "d1", "title": "One", "text": "first", "metadata": {}},

@@ -5,8 +5,8 @@ import pytest
 
 from taser_jax.data.readers import dpr
 from taser_jax.data.readers.located import Context, Question
-from taser_jax.errors import DataError
-from taser_jax.records import EmptyPassages, Passage
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import EmptyPassages, Passage
 
 
 def _write(path, text: str):

@@ -5,8 +5,8 @@ import pytest
 
 from taser_jax.data.readers import kilt
 from taser_jax.data.readers.kilt import PARAGRAPH_END, Output, Outputs, Provenance, Span
-from taser_jax.errors import DataError
-from taser_jax.records import Passage
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage
 
 GOLD = {"answer": "Bern", "provenance": [{"wikipedia_id": "7", "title": "Bern"}]}
 

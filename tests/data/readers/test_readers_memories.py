@@ -5,8 +5,8 @@ import gzip
 import pytest
 
 from taser_jax.data.readers import mesh, thesaurus
-from taser_jax.errors import DataError
-from taser_jax.records import Passage
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage
 
 MESH = """<?xml version="1.0"?>
 <!DOCTYPE DescriptorRecordSet SYSTEM "desc2006.dtd">

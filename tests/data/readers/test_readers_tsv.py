@@ -1,8 +1,8 @@
 import pytest
 
 from taser_jax.data.readers import tsv
-from taser_jax.errors import DataError
-from taser_jax.records import Passage
+from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage
 
 
 def _write(path, text: str):

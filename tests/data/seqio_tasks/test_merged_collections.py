@@ -11,7 +11,6 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from taser_jax.artifacts import write_json
 from taser_jax.commands.inputs import tasks_with
 from taser_jax.commands.tokenize import tokenize
 from taser_jax.data.collections.store import (
@@ -27,8 +26,9 @@ from taser_jax.data.seqio_tasks.merged_collections import MERGED_FILE, write_mer
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.text_settings import Titles
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.records import Passage, Query
+from taser_jax.storage.artifacts import write_json
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import Passage, Query
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgxyz"]
 # By hand. Rows: hills p1 0, p2 1; seas' p1 is hills' p2, p2 is another passage under a taken id,

@@ -14,8 +14,8 @@ from taser_jax.data.collections.store import QuerySet, write_collection, write_q
 from taser_jax.data.seqio_tasks.registry import add_retrieval_task, remove
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.records import Passage, Query
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import Passage, Query
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh"]
 ROWS = [("a b", "p2", "p0"), ("c", "p1", "p2")]

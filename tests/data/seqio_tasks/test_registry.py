@@ -12,8 +12,8 @@ from taser_jax.data.seqio_tasks.seqio_sources import PASSAGES_SPLIT
 from taser_jax.data.seqio_tasks.tokenizers import ContextVocabulary
 from taser_jax.data.text.preprocessors import QueryNormalization, Titles
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.errors import ConfigError
-from taser_jax.records import Passage, Query
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import Passage, Query
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz", "'", "find"]
 TASK_FILES = pathlib.Path(__file__).resolve().parents[3] / "tasks"

@@ -15,8 +15,8 @@ from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.records import Passage, Query
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import Passage, Query
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz", "0", "1", "2", "##1"]
 RANDOM = np.random.default_rng(0)

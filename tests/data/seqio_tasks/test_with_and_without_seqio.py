@@ -15,8 +15,8 @@ from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text.prompts import Prompt, TaskPrompt
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.text_settings import QueryNormalization
-from taser_jax.errors import ConfigError
-from taser_jax.records import Passage, Query
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import Passage, Query
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh", "'", "é", "##b"]
 TEXTS = ["a b c", "d’e ab", "", "h " * 40, "é e\u0301", "\U0001f600 a", "𐐀a"]

@@ -10,7 +10,7 @@ import tokenizers
 from taser_jax.data.text.bert_files import WordSplitting, read_bert_files
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary, wordpiece_tokenizer
-from taser_jax.errors import ConfigError, DataError, TaserError
+from taser_jax.storage.errors import ConfigError, DataError, TaserError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused1]"]
 PIECES += ["new", "##word", "cafe", "café", "Cafe", "世", "界", "世界", "e", "##e", "é", "##é"]

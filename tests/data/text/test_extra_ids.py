@@ -15,8 +15,8 @@ from taser_jax.data.text.preprocessors import query_ids
 from taser_jax.data.text.prompts import Prompt, TaskPrompt
 from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabularies import load_vocabulary
-from taser_jax.errors import ConfigError, DataError
-from taser_jax.records import Passage, Query
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import Passage, Query
 
 TEXTS = ["which river flows through the old town", "a bear lives there", "nq fever trex"]
 PIECES = 32

@@ -15,8 +15,8 @@ from taser_jax.data.text.preprocessors import (
 from taser_jax.data.text.vocabularies import Vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
 from taser_jax.data.token_store.text_settings import QuerySettings
-from taser_jax.errors import ConfigError
-from taser_jax.records import Passage
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import Passage
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS, "'", "’"]

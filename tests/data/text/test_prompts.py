@@ -13,8 +13,8 @@ from taser_jax.data.text.preprocessors import query_ids
 from taser_jax.data.text.prompts import Family, Prompt, TaskPrompt
 from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.errors import ConfigError
-from taser_jax.records import Passage, Query
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.records import Passage, Query
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "nq", "a", "b", "c", "fact", "checking"]
 CLS, SEP, NQ, A, B, C = 2, 3, 4, 5, 6, 7

@@ -8,7 +8,7 @@ from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.vocabulary_training import train_vocabulary
 from taser_jax.data.text.wordpiece import WordPieceVocabulary
-from taser_jax.errors import DataError, FingerprintError
+from taser_jax.storage.errors import DataError, FingerprintError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES += ["un", "##do", "##able", "the", "cafe", ".", "[", "]", "cl", "##s", "世", "界", "σ", "ß"]

@@ -7,7 +7,7 @@ import pytest
 
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.vocabulary_training import VocabularyKind, train_vocabulary
-from taser_jax.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError
 
 _SYLLABLES = ("wal", "ker", "ta", "ling", "größ", "naï", "ve", "漢", "字", "est", "ly", "un")
 _RANDOM = random.Random(0)

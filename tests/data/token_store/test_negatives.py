@@ -10,7 +10,7 @@ from taser_jax.data.token_store.negatives import (
     read_negatives,
     write_negatives,
 )
-from taser_jax.errors import DataError, FingerprintError, StorageError
+from taser_jax.storage.errors import DataError, FingerprintError, StorageError
 
 METADATA = {"collection_fingerprint": "c0", "source": "bm25"}
 

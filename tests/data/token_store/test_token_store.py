@@ -6,7 +6,7 @@ import pytest
 from taser_jax.data.token_store.arrays import Ragged, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
-from taser_jax.errors import ConfigError, DataError, StorageError
+from taser_jax.storage.errors import ConfigError, DataError, StorageError
 
 PASSAGES = [[2, 7, 3], [2, 3], [2, 9, 8, 7, 3]]
 

@@ -1,0 +1,205 @@
+"""What can be set for a command: names, defaults and meanings, from Gin files and docstrings."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+from taser_jax.cli.command_table import Command
+from taser_jax.cli.gin_files import find_gin_file, gin_directory
+
+_WIDTH = 80
+# Parameters that the command line fills in.
+_NOT_OPTIONS = ("config_text", "dry_run")
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What to write after `--gin.`.
+
+    Attributes:
+        name: a macro of the command's Gin file, or `function.parameter`.
+        default: as Gin text; None where one is required.
+        parameter: what a macro sets, as `Owner.parameter`; empty where nothing of the command's.
+        meaning: from the docstring.
+    """
+
+    name: str
+    default: str | None
+    parameter: str
+    meaning: str
+
+
+def options(
+    gin_file: str, function: Callable[..., Any], configurables: Collection[Callable[..., Any]]
+) -> list[Option]:
+    """The macros of a command's Gin file, then parameters that the file does not bind.
+
+    Args:
+        gin_file: a packaged file.
+        function: the command's.
+        configurables: what its bindings may refer to.
+    """
+    about = {function.__name__: entries(inspect.getdoc(function) or "", "Args")}
+    about |= {c.__name__: entries(inspect.getdoc(c) or "", "Attributes") for c in configurables}
+    found = []
+    for name, (value, parameter) in _macros(gin_file).items():
+        owner, _, field = parameter.rpartition(".")
+        default = None if value == "%gin.REQUIRED" else value
+        found.append(Option(name, default, parameter, about.get(owner, {}).get(field, "")))
+    bound = dict(bindings(gin_file))
+    for field, described in inspect.signature(function).parameters.items():
+        full = f"{function.__name__}.{field}"
+        if full not in bound and field not in _NOT_OPTIONS:
+            meaning = about[function.__name__].get(field, "")
+            found.append(Option(full, shown_default(described.default), full, meaning))
+    return found
+
+
+def _macros(gin_file: str) -> dict[str, tuple[str, str]]:
+    """Macro -> (its value, what it sets first), of a Gin file and of those it includes."""
+    values: dict[str, str] = {}
+    targets: dict[str, str] = {}
+    for left, right in bindings(gin_file):
+        if left.isupper():
+            values[left] = right
+        elif right.startswith("%") and right != "%gin.REQUIRED":
+            targets.setdefault(right[1:], left)
+    # A macro that is only a part of another value is set for that value's sake.
+    return {name: (value, targets.get(name, "")) for name, value in values.items()}
+
+
+def bindings(gin_file: str) -> Iterator[tuple[str, str]]:
+    """(name, value as text) of a packaged Gin file's bindings, and of those it includes."""
+    pending = ""
+    for line in read(gin_file).splitlines():
+        line = line.split(" #")[0].rstrip() if not line.startswith("#") else ""
+        if line.startswith("include "):
+            yield from bindings(line.split(" ", 1)[1].strip("'\""))
+            continue
+        pending += line.strip() + (" " if line.endswith(",") else "")
+        closed = all(pending.count(a) == pending.count(b) for a, b in ("()", "[]", "{}"))
+        if pending and closed:
+            left, _, right = pending.partition("=")
+            yield left.strip(), re.sub(r", ?([\])}])", r"\1", right.strip())
+            pending = ""
+
+
+def read(gin_file: str) -> str:
+    """The text of a packaged Gin file."""
+    return (gin_directory() / gin_file).read_text(encoding="utf-8")
+
+
+def entries(doc: str, section: str) -> dict[str, str]:
+    """`name: text` entries of a section of a Google docstring."""
+    found = re.search(rf"^{section}:\n((?:    .*\n?|\n)*)", doc, re.MULTILINE)
+    meanings: dict[str, str] = {}
+    name = ""
+    for line in found.group(1).splitlines() if found else ():
+        start = re.match(r"    (\w+): (.*)", line)
+        if start:
+            name = start.group(1)
+            meanings[name] = start.group(2)
+        elif name and line.strip():
+            meanings[name] += " " + line.strip()
+    return meanings
+
+
+def description(doc: str) -> str:
+    """A docstring up to its first section."""
+    kept = re.split(r"\n(?=(?:Args|Attributes|Example|Returns|Raises|Yields|Source):)", doc)[0]
+    return kept.strip()
+
+
+def shown_default(value: object) -> str | None:
+    """A default as text; None where one is required."""
+    if value is inspect.Parameter.empty:
+        return None
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if dataclasses.is_dataclass(value):
+        return f"{type(value).__name__}()"
+    return repr(value)
+
+
+def packaged() -> list[str]:
+    """Names of all packaged Gin files."""
+    folder = gin_directory()
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.gin"))
+
+
+def files_for(
+    function: Callable[..., Any], configurables: Collection[Callable[..., Any]]
+) -> list[str]:
+    """Packaged Gin files for a command: recipes of its function; parts that set its objects only.
+
+    Example:
+        models/taser.gin sets `DualEncoderConfig` and `ExpertConfig`: it is for `taser train`.
+    """
+    objects = {target.__name__ for target in configurables}
+    found = []
+    for name in packaged():
+        owners = {
+            left.rpartition("/")[2].split(".")[0] for left, _ in bindings(name) if "." in left
+        }
+        if function.__name__ in owners or (not name.startswith("runs/") and owners <= objects):
+            found.append(name)
+    return found
+
+
+def first_comment(text: str) -> str:
+    """The first sentence of a Gin file's first comment; empty without one."""
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# "))
+    return re.split(r"(?<=[.;])\s", " ".join(lines), maxsplit=1)[0].rstrip(".;:")
+
+
+def help_text(
+    name: str,
+    command: Command,
+    function: Callable[..., Any],
+    configurables: Collection[Callable[..., Any]],
+) -> str:
+    """What a command does, all that can be set for it, and the Gin files at hand."""
+    parts = [f"taser {name}: {command.summary}\n\n{description(inspect.getdoc(function) or '')}\n"]
+    if command.flags:
+        parts.append("".join(f"  {flag}=VALUE  sets {m}\n" for flag, m in command.flags.items()))
+    if explained := "".join(map(_explained, options(command.gin_file, function, configurables))):
+        parts.append("After --gin. (in capitals: also a line of a Gin file), with the default:\n")
+        parts.append(explained)
+    if objects := sorted(target.__name__ for target in configurables):
+        text = f"Objects, set as --gin.NAME.FIELD=VALUE (docs/commands.md): {', '.join(objects)}."
+        parts.append(textwrap.fill(text, _WIDTH) + "\n")
+    parts.append(
+        f"Without --gin_file it reads {' and then '.join(command.gin_files())}. At hand:\n"
+    )
+    parts.append(listed(files_for(function, configurables)))
+    parts.append("`taser gin FILE` prints one.")
+    return "\n".join(parts)
+
+
+def _explained(option: Option) -> str:
+    default = "required" if option.default is None else option.default
+    sets = f" ({option.parameter})" if option.parameter not in ("", option.name) else ""
+    meaning = textwrap.fill(
+        f"{option.meaning}{sets}".strip(), _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+    )
+    return f"  {option.name} = {default}\n" + (meaning + "\n" if meaning else "")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Gin files with their first comments, as indented lines."""
+    width = max(map(len, names), default=0)
+    comments = (first_comment(find_gin_file(name).read_text(encoding="utf-8")) for name in names)
+    return "".join(
+        f"  {name:<{width}}  {textwrap.shorten(comment, _WIDTH - width - 4, placeholder=' …')}\n"
+        for name, comment in zip(names, comments, strict=True)
+    )

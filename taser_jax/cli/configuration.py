@@ -1,0 +1,400 @@
+"""Resolves Gin files and flags into one checked configuration.
+
+A command is one function, and its configuration is all that its bindings reach. So what a command
+will use is known before it runs: a misspelled macro, an unknown name or an override without effect
+is an error, never a silent default.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import gin
+
+from taser_jax.cli.argument_types import describe, fits, fix_of
+from taser_jax.cli.gin_files import (
+    MACRO,
+    GinReader,
+    did_you_mean,
+    former_macros,
+    packaged_macros,
+    read_files,
+    references,
+    without_default,
+)
+from taser_jax.storage.errors import ConfigError
+
+_PRETRAINED = "PRETRAINED"
+# The class that loads the weights it names.
+_WEIGHTS = "Pretrained"
+
+
+@dataclasses.dataclass(frozen=True)
+class GinFlags:
+    """The Gin flags of a command line.
+
+    Attributes:
+        files: Gin files, later ones win.
+        defaults: Gin files read before them unless they configure the whole command themselves;
+            those of a project hold paths and names for all commands.
+        bindings: (name, value as written) pairs; they win over files.
+        search_paths: folders searched for Gin files beside the packaged ones.
+        imports: modules that files may import beside those of this package.
+    """
+
+    files: tuple[str, ...] = ()
+    defaults: tuple[str, ...] = ()
+    bindings: tuple[tuple[str, str], ...] = ()
+    search_paths: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A resolved and checked configuration.
+
+    Attributes:
+        function: the configured command; call it without arguments.
+        text: the configuration that the command reaches, as Gin text (what `config.gin` holds).
+        unused: bindings of files that this command could reach and does not.
+        elsewhere: functions and objects of other commands that the files configure.
+        unset: macros still `%gin.REQUIRED`; empty unless they were allowed.
+    """
+
+    function: Callable[..., object]
+    text: str
+    unused: tuple[str, ...]
+    elsewhere: tuple[str, ...]
+    unset: tuple[str, ...]
+
+
+def configurable(target: Callable[..., object]) -> Callable[..., object]:
+    """Wraps a dataclass or function so that Gin may give enums by value and tuples as lists.
+
+    Example:
+        `ExpertConfig.routing = 'sequence'` arrives as `Routing.SEQUENCE`; a value that is none of
+        the enum's raises a `ConfigError` that lists them.
+    """
+    # A dataclass's own hints, since those of `__init__` are not found where a field is inherited.
+    is_fields = dataclasses.is_dataclass(target) or not inspect.isclass(target)
+    hints = typing.get_type_hints(target if is_fields else target.__init__)
+
+    @functools.wraps(target, updated=())
+    def build(*args: Any, **kwargs: Any) -> Any:
+        converted = {
+            name: _convert(value, hints.get(name), where=f"{target.__name__}.{name}")
+            for name, value in kwargs.items()
+        }
+        try:
+            return target(*args, **converted)
+        except TypeError as error:
+            unset = [name for name in converted if _is_unset(converted[name], hints.get(name))]
+            if not unset or not inspect.isclass(target):
+                raise
+            raise ConfigError(
+                "not set",
+                where=", ".join(_with_macro(f"{target.__name__}.{name}") for name in unset),
+                expected="a value: a dry run checks it with the others",
+                fix="set it in a Gin file or on the command line",
+            ) from error
+
+    # Gin reads parameter names from the signature and would follow __wrapped__ to a class.
+    del build.__wrapped__
+    build.__signature__ = inspect.signature(target)  # type: ignore[attr-defined]  # of functions
+    return build
+
+
+def _convert(value: Any, hint: Any, *, where: str) -> Any:
+    """Converts a value to its type hint: values to enum members, lists to tuples."""
+    options = typing.get_args(hint) if _is_union(hint) else (hint,)
+    enums = [
+        option for option in options if inspect.isclass(option) and issubclass(option, enum.Enum)
+    ]
+    if isinstance(value, str) and enums and str not in options:
+        for kind in enums:
+            if value in [member.value for member in kind]:
+                return kind(value)
+        choices = [member.value for kind in enums for member in kind]
+        raise ConfigError(
+            f"{value!r} is not a choice",
+            where=where,
+            expected=f"one of {', '.join(map(repr, choices))}",
+            fix=did_you_mean(value, choices) or "use one of those",
+        )
+    # A dry run gives None for what is still to be set.
+    if hint is not None and value is not None and not fits(value, hint):
+        raise ConfigError(
+            f"{value!r}",
+            where=_with_macro(where),
+            expected=describe(hint),
+            fix=fix_of(value, hint),
+        )
+    if isinstance(value, list) and any(typing.get_origin(option) is tuple for option in options):
+        return tuple(value)
+    return value
+
+
+def _is_unset(value: Any, hint: Any) -> bool:
+    """Whether a dry run gave None for what must be set."""
+    return value is None and hint is not None and not fits(None, hint)
+
+
+def _with_macro(parameter: str) -> str:
+    """`Owner.parameter`, and the macro that sets it."""
+    owner, name = parameter.split(".")
+    macros = {
+        scope
+        for (_, selector), values in _all_bindings().items()
+        if selector.split(".")[-1] == owner and name in values
+        for scope, kind in references(values[name])
+        if kind == MACRO
+    }
+    return " = ".join([parameter, *(f"%{macro}" for macro in sorted(macros))])
+
+
+def _is_union(hint: object) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def resolve(
+    function: Callable[..., object],
+    *,
+    configurables: Collection[Callable[..., object]],
+    flags: GinFlags,
+    allow_unset: bool = False,
+    recipe_of: str | None = None,
+    elsewhere: Collection[str] = frozenset(),
+) -> Resolved:
+    """Reads files and bindings for a command and checks every name in them.
+
+    Args:
+        function: the command's function; bindings name it as `<function name>.<parameter>`.
+        configurables: dataclasses and functions that its bindings may refer to.
+        flags: files and bindings of the command line.
+        allow_unset: list macros that are still required instead of raising (for dry runs); what
+            they would have set is then None.
+        recipe_of: another command's function: bindings that only it reaches are not `unused`.
+        elsewhere: functions and objects of all commands; files may configure them too.
+
+    Raises:
+        ConfigError: with the nearest real name where something is misspelled.
+    """
+    targets = [function, *configurables]
+    _register(targets)
+    needed = frozenset() if recipe_of else without_default(function)
+    make = functools.partial(GinReader, flags.search_paths, elsewhere, flags.imports)
+    name = recipe_of or function.__name__
+    reader = read_files(make, flags.files, flags.defaults, function=name, needed=needed)
+    for name, value in flags.bindings:
+        reader.read_binding(name, value)
+    bindings = _all_bindings()
+    used = _reachable(function.__name__, bindings)
+    _check_macros(bindings, reader.referenced, targets, given={name for name, _ in flags.bindings})
+    _check_pretrained(bindings, used, configurables)
+    _check_command_line(flags.bindings, bindings, used, function.__name__)
+    unset = _required(bindings, used)
+    if unset and not allow_unset:
+        raise ConfigError(
+            f"{', '.join(unset)} not set",
+            where=", ".join(flags.files) or "the command line",
+            expected="a value",
+            fix=" ".join(map(_how_to_set, unset)),
+        )
+    for name in unset:
+        gin.bind_parameter(f"{name}/gin.macro.value" if name.isupper() else name, None)
+    reached = used | _reachable(recipe_of, bindings) if recipe_of else used
+    own = {_selector(target) for target in targets}
+    others = {selector.split(".")[-1] for _, selector in bindings if selector not in {MACRO, *own}}
+    return Resolved(
+        function=gin.get_configurable(_selector(function)),
+        text=_text(reached),
+        unused=_unused(bindings, reached, own),
+        elsewhere=tuple(sorted(reader.skipped | others)),
+        unset=tuple(unset),
+    )
+
+
+def _text(reached: set[_Key]) -> str:
+    """Bindings as Gin text, without those of other commands and of objects that are not used."""
+    whole = gin.config._CONFIG
+    try:
+        gin.config._CONFIG = {key: whole[key] for key in whole if key in reached}
+        return gin.config_str()
+    finally:
+        gin.config._CONFIG = whole
+
+
+def _unused(bindings: _Bindings, reached: set[_Key], own: set[str]) -> tuple[str, ...]:
+    """Bindings of the command's own objects that it does not reach, and their macros."""
+    macros = {
+        scope
+        for (_, selector), values in bindings.items()
+        if selector in own
+        for value in values.values()
+        for scope, kind in references(value)
+        if kind == MACRO
+    }
+    return tuple(
+        sorted(
+            _binding_name(key, parameter)
+            for key, parameters in bindings.items()
+            for parameter in parameters
+            if key not in reached and (key[1] in own or key[0] in macros)
+        )
+    )
+
+
+def _selector(target: Callable[..., object]) -> str:
+    return f"{target.__module__}.{target.__name__}"
+
+
+def _register(targets: Iterable[Callable[..., object]]) -> None:
+    for target in targets:
+        try:
+            gin.get_configurable(_selector(target))
+        except ValueError:
+            gin.external_configurable(
+                configurable(target), name=target.__name__, module=target.__module__
+            )
+
+
+_Key = tuple[str, str]
+_Bindings = Mapping[_Key, Mapping[str, Any]]
+
+
+def _all_bindings() -> _Bindings:
+    # Gin has no public way to list bindings with their references.
+    return {key: dict(values) for key, values in gin.config._CONFIG.items()}
+
+
+def _reachable(root: str, bindings: _Bindings) -> set[_Key]:
+    """Keys of the bindings that calling the root may read, following references and macros.
+
+    As Gin evaluates them: a call under scope a/b reads the bindings of a/b, a and no scope; a
+    reference without a scope is called under its caller's, one with a scope (a macro's is its
+    name) under its own.
+    """
+    used: set[_Key] = set()
+    calls = collections.deque(("", key[1]) for key in bindings if key[1].split(".")[-1] == root)
+    seen: set[_Key] = set()
+    while calls:
+        call = calls.popleft()
+        if call in seen:
+            continue
+        seen.add(call)
+        active, selector = call
+        for key in bindings:
+            if key[1] != selector or not (active + "/").startswith(key[0] + "/" if key[0] else ""):
+                continue
+            used.add(key)
+            for value in bindings[key].values():
+                for scope, target in references(value):
+                    calls.append((scope or active, target))
+    return used
+
+
+def _check_macros(
+    bindings: _Bindings,
+    referenced: set[str],
+    targets: Iterable[Callable[..., object]],
+    *,
+    given: Collection[str],
+) -> None:
+    """Rejects unknown macros, and macros of other commands on the command line."""
+    bound = {scope for scope, selector in bindings if selector == MACRO}
+    known = referenced | {target.__name__ for target in targets}
+    for name in sorted(referenced - bound):
+        raise ConfigError(
+            f"%{name} is referred to but never given a value",
+            where=f"%{name}",
+            fix=_in_place_of(name, known) or did_you_mean(name, bound) or f"set --gin.{name}=...",
+        )
+    # A project's file sets macros for all commands.
+    for name in sorted(bound - referenced - (packaged_macros() - set(given))):
+        raise ConfigError(
+            f"macro {name} is set, but nothing refers to it",
+            where=name,
+            expected=f"one of {', '.join(sorted(referenced))}",
+            fix=_in_place_of(name, known)
+            or did_you_mean(name, referenced | packaged_macros() - {name})
+            or "check the spelling, or remove it",
+        )
+
+
+def _in_place_of(macro: str, known: Collection[str]) -> str | None:
+    """Names the bindings of this command that replace a former macro."""
+    bindings = former_macros().get(macro, [])
+    possible = [name for name in bindings if name.split("/")[-1].split(".")[0] in known]
+    return f"set {' or '.join(possible)} instead" if possible else None
+
+
+def _check_pretrained(
+    bindings: _Bindings, used: set[_Key], configurables: Iterable[Callable[..., object]]
+) -> None:
+    """Rejects a configuration that names pretrained weights without loading them."""
+    loads = any(target.__name__ == _WEIGHTS for target in configurables)
+    loaded = any(selector.split(".")[-1] == _WEIGHTS for _, selector in used)
+    if (_PRETRAINED, MACRO) in bindings and loads and not loaded:
+        raise ConfigError(
+            f"{_PRETRAINED} is set, but nothing loads it: this would start from random weights",
+            where=_PRETRAINED,
+            fix=f"include models/bert_pretrained.gin or models/t5_pretrained.gin after what sets "
+            f"TrainingConfig.pretrained otherwise, or leave {_PRETRAINED} out",
+        )
+
+
+def _check_command_line(
+    given: Sequence[tuple[str, str]], bindings: _Bindings, used: set[_Key], command: str
+) -> None:
+    reached = [_binding_name(key, parameter) for key in used for parameter in bindings[key]]
+    for name, value in given:
+        short = name.split("/")[-1].split(".")
+        if len(short) > 1:
+            parts = (name.rpartition("/")[0], short[-2], short[-1])
+            hits = [
+                key
+                for key in used
+                if key[0] == parts[0]
+                and key[1].split(".")[-1] == parts[1]
+                and parts[2] in bindings[key]
+            ]
+        else:
+            hits = [key for key in used if key == (name, MACRO)]
+        if not hits:
+            raise ConfigError(
+                f"`{command}` never uses {name}",
+                where=f"--gin.{name}={value}",
+                expected=f"one of {', '.join(sorted(reached))}",
+                fix=did_you_mean(name, reached) or "remove it",
+            )
+
+
+def _required(bindings: _Bindings, used: set[_Key]) -> list[str]:
+    """Names of used bindings that are still `%gin.REQUIRED`."""
+    return sorted(
+        _binding_name(key, parameter)
+        for key in used
+        for parameter, value in bindings[key].items()
+        if isinstance(value, gin.config.ConfigurableReference) and repr(value) == "%gin.REQUIRED"
+    )
+
+
+def _how_to_set(name: str) -> str:
+    """What to add to the command line: a packaged model, or a value."""
+    return "--gin_file=models/taser.gin" if name == "MODEL" else f"--gin.{name}=..."
+
+
+def _binding_name(key: _Key, parameter: str) -> str:
+    scope, selector = key
+    if selector == MACRO:
+        return scope
+    name = f"{selector.split('.')[-1]}.{parameter}"
+    return f"{scope}/{name}" if scope else name

@@ -1,0 +1,375 @@
+"""Reads Gin files and command-line bindings into Gin's registry."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import functools
+import importlib
+import importlib.resources
+import inspect
+import pathlib
+import re
+import tokenize
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TextIO
+
+import gin
+from gin import config_parser
+
+from taser_jax.storage.errors import ConfigError
+
+_GIN_ERRORS = (
+    *(ValueError, SyntaxError, AttributeError, TypeError, tokenize.TokenError),
+    # From brackets nested a thousand deep, or as many files that include one another.
+    RecursionError,
+)
+MACRO = "gin.macro"
+# Packages whose modules Gin files may import; importing a module runs its code.
+IMPORTABLE = ("taser_jax", "tasks")
+# Gin's dynamic registration, by which a file may name any function of any module.
+_DYNAMIC = "__gin__"
+
+
+def gin_directory() -> pathlib.Path:
+    """The folder of packaged Gin files, of the installation or the checkout."""
+    packaged = pathlib.Path(str(importlib.resources.files("taser_jax"))) / "gin_configs"
+    checkout = pathlib.Path(__file__).resolve().parents[2] / "gin_configs"
+    return packaged if packaged.is_dir() else checkout
+
+
+def find_gin_file(path: str, search_paths: Sequence[str] = ()) -> pathlib.Path:
+    """A Gin file of the working directory, the search paths or the package.
+
+    Raises:
+        ConfigError: there is none; suggests the nearest.
+    """
+    packaged = gin_directory()
+    for folder in ("", *search_paths, str(packaged)):
+        found = pathlib.Path(folder, path)
+        if found.is_file():
+            return found
+    names = sorted(str(file.relative_to(packaged)) for file in packaged.rglob("*.gin"))
+    raise ConfigError(
+        "no such Gin file",
+        where=path,
+        expected=f"a path, or one of {', '.join(names)}",
+        fix=did_you_mean(path.removeprefix("gin_configs/"), names) or "check the path",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Binding:
+    """A binding's value and location.
+
+    Attributes:
+        value: as Gin text.
+        files: the chain of includes that leads to it, the outermost file first.
+        line: its line in the last file.
+    """
+
+    value: str
+    files: tuple[str, ...]
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.files[-1]}:{self.line}"
+
+
+class _Delegate(gin.config.ParserDelegate):
+    """Makes references, and records those to other commands' configurables."""
+
+    def __init__(self, elsewhere: Collection[str]) -> None:
+        super().__init__()
+        self._elsewhere = elsewhere
+        self.skipped: str | None = None
+
+    def configurable_reference(self, scoped_selector: str, evaluate: bool) -> object:
+        name = scoped_selector.rpartition("/")[2]
+        if _is_only_elsewhere(name, self._elsewhere):
+            self.skipped = name
+            return None
+        return super().configurable_reference(scoped_selector, evaluate)
+
+
+def _is_only_elsewhere(selector: str, elsewhere: Collection[str]) -> bool:
+    """Whether other commands know a name, and this one does not."""
+    if selector.split(".")[-1] not in elsewhere:
+        return False
+    try:
+        gin.get_configurable(selector)
+    except ValueError:
+        return True
+    return False
+
+
+class GinReader:
+    """Reads files in the order given; later bindings win.
+
+    A file's own lines override what it includes, and each file on the command line overrides those
+    before it. An included file may only fill in what is still `%gin.REQUIRED`: otherwise a recipe
+    would say one thing and do another.
+
+    Args:
+        search_paths: folders searched for files after the working directory and before the
+            packaged ones.
+        elsewhere: names that only other commands know; file bindings that use them are skipped.
+        imports: modules that files may import beside those of `IMPORTABLE`.
+
+    Attributes:
+        referenced: macros that any binding refers to, overridden bindings included.
+        skipped: those of `elsewhere` that were skipped.
+    """
+
+    def __init__(
+        self,
+        search_paths: Sequence[str] = (),
+        elsewhere: Collection[str] = frozenset(),
+        imports: Sequence[str] = (),
+    ) -> None:
+        self._search_paths = search_paths
+        self._elsewhere = elsewhere
+        self._imports = (*IMPORTABLE, *imports)
+        self._bindings: dict[tuple[str, str, str], _Binding] = {}
+        self.referenced: set[str] = set()
+        self.skipped: set[str] = set()
+
+    def read_file(self, path: str, included_by: tuple[str, ...] = ()) -> None:
+        """Reads a file and its includes.
+
+        Raises:
+            ConfigError: a missing file, a malformed line, an include that changes a value, or an
+                import of a module that files may not import.
+        """
+        if path in included_by:
+            raise ConfigError("a Gin file includes itself", where=" > ".join((*included_by, path)))
+        # Some editors put a byte order mark first.
+        with find_gin_file(path, self._search_paths).open(encoding="utf-8-sig") as text:
+            self._read(text, (*included_by, path), self._elsewhere)
+
+    def read_binding(self, name: str, value: str) -> None:
+        """Reads one binding of the command line."""
+        self._read(f"{name} = {literal(value)}", (f"--gin.{name}={value}",))
+
+    def _read(
+        self, text: TextIO | str, files: tuple[str, ...], elsewhere: Collection[str] = frozenset()
+    ) -> None:
+        delegate = _Delegate(elsewhere)
+        try:
+            for statement in config_parser.ConfigParser(text, delegate):
+                match statement:
+                    case config_parser.BindingStatement(selector=selector, arg_name=parameter):
+                        if parameter and _is_only_elsewhere(selector, elsewhere):
+                            delegate.skipped = selector
+                        if delegate.skipped is None:
+                            self._bind(statement, files)
+                        else:
+                            self.skipped.add(delegate.skipped.split(".")[-1])
+                            delegate.skipped = None
+                    case config_parser.IncludeStatement(filename=filename):
+                        self.read_file(filename, files)
+                    case config_parser.ImportStatement(module=module, location=location):
+                        self._import(module, where=f"{files[-1]}:{location.line_num}")
+        except _GIN_ERRORS as error:
+            raise _readable(error, where=files[-1]) from error
+
+    def _import(self, module: str, *, where: str) -> None:
+        """Imports a module that files may import.
+
+        Raises:
+            ConfigError: they may not, or there is no such module.
+        """
+        if module.split(".")[0] == _DYNAMIC:
+            raise ConfigError(
+                "dynamic registration, by which a file may call any function of any module",
+                where=where,
+                expected="settings of what this command knows",
+                fix="remove the line; `taser <command> --help` lists the names that can be set",
+            )
+        if not any(f"{module}.".startswith(f"{allowed}.") for allowed in self._imports):
+            raise ConfigError(
+                f"import of {module!r}, which runs the code of that module",
+                where=where,
+                expected=f"modules of {', '.join(self._imports)}",
+                fix=f"if you trust the file and the module: --gin_import={module}",
+            )
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"cannot import {error.name!r}",
+                where=where,
+                expected="a module that is installed, or on PYTHONPATH",
+                fix="correct the name, or run from the folder it is in with PYTHONPATH=.",
+            ) from error
+
+    def _bind(self, statement: config_parser.BindingStatement, files: tuple[str, ...]) -> None:
+        scope, selector, parameter, value, location = statement
+        if parameter:
+            key = (scope, selector, parameter)
+            name = f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}"
+        else:
+            name = f"{scope}/{selector}" if scope else selector
+            key = (name, MACRO, "value")
+        binding = _Binding(repr(value), files, location.line_num)
+        former = self._bindings.get(key)
+        if former and _contradicts(binding, former):
+            raise ConfigError(
+                f"an included file sets {name} to {binding.value} over {former.value}",
+                where=f"{binding}, over {former}",
+                expected=f"in {files[0]}, defaults first",
+                fix=f"include {files[-1]} before what sets {name}",
+            )
+        gin.bind_parameter(key, value)
+        self._bindings[key] = binding
+        self.referenced |= {scope for scope, kind in references(value) if kind == MACRO}
+
+
+def without_default(function: Callable[..., object]) -> frozenset[str]:
+    """Names of a function's parameters that must be given."""
+    parameters = inspect.signature(function).parameters.values()
+    return frozenset(one.name for one in parameters if one.default is inspect.Parameter.empty)
+
+
+def read_files(
+    make_reader: Callable[[], GinReader],
+    files: Sequence[str],
+    defaults: Sequence[str],
+    *,
+    function: str,
+    needed: frozenset[str],
+) -> GinReader:
+    """Reads the files, and the defaults before them unless they configure the whole function.
+
+    Example:
+        `ask.task = 'faq'` in a project's file is a setting beside the defaults; a recipe that binds
+        all that is needed stands for them.
+
+    Args:
+        make_reader: makes what reads them.
+        files: files of the command line.
+        defaults: the command's default files.
+        function: the command's function.
+        needed: its parameters without a default.
+
+    Returns:
+        The reader, after the last file.
+    """
+
+    def read(paths: Sequence[str]) -> GinReader:
+        gin.clear_config(clear_constants=False)
+        reader = make_reader()
+        for path in paths:
+            reader.read_file(path)
+        return reader
+
+    reader = read(files)
+    bound = {
+        parameter
+        for (_, selector), values in gin.config._CONFIG.items()
+        if selector.split(".")[-1] == function
+        for parameter in values
+    }
+    if (bound and needed <= bound) or not defaults:
+        return reader
+    return read([*defaults, *files])
+
+
+def references(value: Any) -> Iterator[tuple[str, str]]:
+    """(scope, selector) of every reference inside a value; a macro's scope is its name."""
+    for reference in gin.config.iterate_references({"value": value}):
+        yield reference.config_key
+
+
+@functools.cache
+def packaged_macros() -> frozenset[str]:
+    """Macros of all packaged files."""
+    texts = (path.read_text(encoding="utf-8") for path in gin_directory().rglob("*.gin"))
+    return frozenset(
+        name for text in texts for name in re.findall(r"^([A-Z][A-Z0-9_]*) = ", text, re.MULTILINE)
+    )
+
+
+def former_macros() -> dict[str, list[str]]:
+    """Former macros -> the bindings or macros that replace them."""
+    text = (gin_directory() / "former_macros.txt").read_text(encoding="utf-8")
+    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    return {name: bindings for name, *bindings in rows}
+
+
+def _contradicts(binding: _Binding, former: _Binding) -> bool:
+    """Whether an include changes a value that the same command-line file had already set."""
+    within = former.files[: len(binding.files)] == binding.files
+    same_root = former.files[0] == binding.files[0]
+    return same_root and not within and former.value not in (binding.value, "%gin.REQUIRED")
+
+
+def literal(value: str) -> str:
+    """A value as Gin text: literals, @references and %macros unchanged, anything else a string.
+
+    Example:
+        >>> literal("1e-5"), literal("models/first"), literal("[1, 2]")
+        ('1e-5', "'models/first'", '[1, 2]')
+    """
+    if value.startswith(("@", "%")):
+        return value
+    try:
+        found = ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return value if _holds_references(value) else repr(value)
+    kinds = (str, int, float, list, tuple, dict, types.NoneType)
+    return value if isinstance(found, kinds) else repr(value)
+
+
+def _holds_references(value: str) -> bool:
+    """Whether it is a list, tuple or dictionary with @references or %macros in it."""
+    if not value.startswith(("[", "(", "{")):
+        return False
+    try:
+        gin.config.parse_value(value)
+    except _GIN_ERRORS:
+        return False
+    return True
+
+
+def _readable(error: Exception, *, where: str) -> ConfigError:
+    """Turns Gin's error into a `ConfigError` that suggests the nearest known name."""
+    message = " ".join(str(error).split())
+    known = _known_parameters()
+    unknown = re.search(r"No configurable matching (?:reference )?'@?([^'()]+)", message)
+    parameter = re.search(r"[Cc]onfigurable '([\w.]+)'.*?parameter named '(\w+)'", message)
+    if parameter:
+        owner, name = parameter.group(1).split(".")[-1], parameter.group(2)
+        return ConfigError(
+            f"{owner} has no parameter {name!r}",
+            where=where,
+            expected=f"one of {', '.join(known.get(owner, ()))}",
+            fix=did_you_mean(name, known.get(owner, ())) or "use one of those",
+        )
+    if unknown:
+        name = unknown.group(1)
+        return ConfigError(
+            f"unknown name {name!r}",
+            where=where,
+            expected=f"one of {', '.join(sorted(known))}, or a macro in capitals",
+            fix=did_you_mean(name.split(".")[-1], known) or "check the spelling",
+        )
+    return ConfigError(message, where=where, fix="correct the Gin syntax or the name")
+
+
+def _known_parameters() -> dict[str, list[str]]:
+    """Configurable name -> its parameters, for those registered with Gin."""
+    known = {}
+    for selector, entry in gin.config._REGISTRY.items():
+        if selector.startswith("gin."):
+            continue
+        known[selector.split(".")[-1]] = list(inspect.signature(entry.wrapped).parameters)
+    return known
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
+    """Suggests the nearest choice; None if no choice is similar."""
+    nearest = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    return f"did you mean {nearest[0]}?" if nearest else None

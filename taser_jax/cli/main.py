@@ -1,0 +1,189 @@
+"""`taser <command>`: every command is one Gin-configurable function."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import inspect
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import argcomplete
+
+from taser_jax import __version__
+from taser_jax.cli import configuration
+from taser_jax.cli.command_line import Arguments, configurable_names, overview, parse, parser
+from taser_jax.cli.command_options import help_text
+from taser_jax.cli.command_table import COMMANDS, GROUPS
+from taser_jax.storage import limits, messages
+from taser_jax.storage.errors import (
+    EXIT_HOST_LOST,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+    ConfigError,
+    HostLostError,
+    Preempted,
+    TaserError,
+)
+
+logger = logging.getLogger("taser")
+
+# Commands that do not coordinate hosts: each host would write the same files.
+_ONE_HOST = ("init", "gin", "prepare", "import", "ask", "export", "quickstart", "compile", "plan")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the console script; exits with the status that `run` returns."""
+    argcomplete.autocomplete(parser())
+    try:
+        status = run(sys.argv[1:] if argv is None else list(argv))
+    except Exception:
+        if _this_host():
+            traceback.print_exc()
+            _leave(1)
+        raise
+    _leave(status)
+    sys.exit(status)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs one command.
+
+    Returns:
+        0 when it finished, 2 for a problem the user can mend, 75 when SIGTERM preempted it and
+        the same command will resume, 134 when another host is lost. Any other exception is a
+        defect and propagates.
+    """
+    messages.set_up(verbose=not {"-v", "--verbose"}.isdisjoint(argv))
+    try:
+        if not argv or argv[0] in ("--help", "-h", "help"):
+            print(overview())
+            return 0
+        if argv[0] == "--version":
+            print(f"taser_jax {__version__}")
+            return 0
+        if argv[0] in GROUPS and argv[1:] in (["--help"], ["-h"]):
+            print(overview(argv[0]))
+            return 0
+        arguments = parse(argv)
+        command = COMMANDS[arguments.command]
+        if arguments.multihost:
+            if arguments.command.startswith(_ONE_HOST):
+                raise ConfigError(
+                    f"`taser {arguments.command}` runs on one host",
+                    where="--multihost",
+                    fix="leave it out",
+                )
+            from taser_jax.devices import hosts
+
+            hosts.initialize(timeout=arguments.coordinator_timeout)
+        module = importlib.import_module(f"taser_jax.{command.module}")
+        function = getattr(module, command.function)
+        if arguments.help:
+            print(help_text(arguments.command, command, function, module.CONFIGURABLES))
+            return 0
+        lost = hosts.naming_lost_hosts() if arguments.multihost else contextlib.nullcontext()
+        from taser_jax.storage.artifacts import storage_errors
+
+        # Commands name what they write; this is for the rest.
+        rest = storage_errors(f"taser {arguments.command}", doing="read or write")
+        with limits.use(arguments.limits), lost, rest:
+            return _execute(module, function, arguments)
+    except TaserError as error:
+        messages.say(f"error{_this_host()}: {_message(error)}")
+        return EXIT_USER_ERROR
+    except Preempted as error:
+        messages.say(f"preempted{_this_host()}: {_message(error)}; rerun the command to resume")
+        return EXIT_PREEMPTED
+    except HostLostError as error:
+        messages.say(
+            f"error{_this_host()}: {_message(error)}\n"
+            "  expected: all hosts to work until the command ends\n"
+            "  fix: read what the other hosts said last; if one was lost or killed, rerun the "
+            "command on all hosts to resume"
+        )
+        return EXIT_HOST_LOST
+    except KeyboardInterrupt as error:
+        kept = str(error) or "finished work is kept"
+        messages.say(f"interrupted: {kept}; rerun the command to resume")
+        return 130
+
+
+def _leave(status: int) -> None:
+    hosts = sys.modules.get("taser_jax.devices.hosts")
+    if hosts:
+        hosts.leave(status)
+
+
+def _this_host() -> str:
+    """Names this host in messages, since several hosts may write to one terminal."""
+    hosts = sys.modules.get("taser_jax.devices.hosts")
+    host = hosts.joined_as() if hosts else None
+    return "" if host is None else f" on host {host}"
+
+
+def _message(error: Exception) -> str:
+    """The error's message, without the list of configurables that Gin appends."""
+    return str(error).split("\n  In call to configurable ")[0]
+
+
+def _execute(module: ModuleType, function: Callable[..., None], arguments: Arguments) -> int:
+    has_dry_run = "dry_run" in inspect.signature(function).parameters
+    try:
+        if arguments.dry_run and not has_dry_run:
+            raise ConfigError(
+                f"`taser {arguments.command}` has no dry run",
+                where="--dry_run",
+                fix="leave it out",
+            )
+        resolved = configuration.resolve(
+            function,
+            configurables=module.CONFIGURABLES,
+            flags=arguments.flags,
+            allow_unset=arguments.dry_run,
+            recipe_of=COMMANDS[arguments.command].recipe_of,
+            elsewhere=configurable_names(),
+        )
+    except ConfigError as error:
+        # The other hosts wait for this one's command line. They learn that it differs; here the
+        # error itself says more.
+        if arguments.multihost:
+            with contextlib.suppress(ConfigError):
+                _require_same_start(arguments, f"error: {error}")
+        raise
+    if arguments.multihost:
+        _require_same_start(arguments, resolved.text)
+    if resolved.unused:
+        logger.info("not used by this command: %s", ", ".join(resolved.unused))
+    if resolved.elsewhere:
+        logger.info("for other commands: %s", ", ".join(resolved.elsewhere))
+    if resolved.unset:
+        logger.info("still to be set: %s", ", ".join(resolved.unset))
+    keywords: dict[str, Any] = {"dry_run": arguments.dry_run} if has_dry_run else {}
+    if "config_text" in inspect.signature(function).parameters:
+        keywords["config_text"] = resolved.text
+    resolved.function(**keywords)
+    return 0
+
+
+def _require_same_start(arguments: Arguments, configuration_text: str) -> None:
+    """Checks that all hosts run the same command with the same configuration and versions."""
+    from taser_jax.devices import hosts
+
+    jax_version = importlib.metadata.version("jax")
+    hosts.require_same(
+        {
+            "command": f"{arguments.command} {arguments.dry_run}",
+            "configuration": configuration_text,
+            "package version": f"taser_jax {__version__}, jax {jax_version}",
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

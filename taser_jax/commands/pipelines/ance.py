@@ -1,0 +1,283 @@
+"""`taser pipeline ance`: warm up on BM25's negatives, then episodes on the model's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import pathlib
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from taser_jax.assembly.config import TrainingConfig
+from taser_jax.assembly.model_directory import latest_checkpoint, selected_checkpoint
+from taser_jax.commands.inputs import check_collection
+from taser_jax.commands.pipelines.episodes import Episode, Episodes, number_episodes
+from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages
+from taser_jax.commands.pipelines.setting import BM25, Setting
+from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.commands.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
+from taser_jax.commands.pipelines.taser import begin_pipeline, check_depth, print_table
+from taser_jax.commands.train import train
+from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.devices import hosts
+from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.retrieval.mining_options import MiningConfig
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.settings import flatten
+
+WARM_UP = "warm-up"
+
+
+class KeptEmbeddings(enum.Enum):
+    """Whose embeddings and indexes stay on disk: all models', or the last one's only."""
+
+    ALL = "all"
+    LAST = "last"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Retriever:
+    """A trained model of the pipeline, encoded and searched with.
+
+    Attributes:
+        label: prefix of its stages' names.
+        root: its folder, with model/ and, where an episode follows, negatives/.
+        inputs: everything it depends on, for the records of later stages.
+    """
+
+    label: str
+    root: pathlib.Path
+    inputs: Mapping[str, object]
+
+
+@hosts.writes("{setting.output_dir}")
+def pipeline_ance(
+    *,
+    setting: Setting,
+    model: ModelConfig,
+    episodes: Sequence[Episodes] = (),
+    name: str = "ANCE",
+    warm_up_dir: str | None = None,
+    branch_after: int = 0,
+    kept_embeddings: KeptEmbeddings = KeptEmbeddings.ALL,
+    config_text: str = "",
+) -> ResultsTable:
+    """Trains on BM25's negatives, then in episodes on what the model itself ranks too high.
+
+    An episode starts from the checkpoint selected in the one before, whose run over the training
+    queries gave its hard negatives. Every model is evaluated. If interrupted, rerun the command to
+    resume at the interrupted stage.
+
+    Args:
+        setting: what all stages share; its training is the warm-up's, its first mining BM25's, its
+            second mining every episode's.
+        model: the dual encoder.
+        episodes: the trainings after the warm-up; none stops after mining with its model.
+        name: the model's name in the table's rows.
+        warm_up_dir: OUTPUT_DIR of a finished run to take model and negatives from; None warms up
+            here. Runs that compare optimisers share one warm-up, and so may other prompts and
+            task-specific query encoders.
+        branch_after: number of that run's episode to continue from; 0 is its warm-up. The next
+            episode then has the same checkpoint, negatives and batches in both runs.
+        kept_embeddings: whose embeddings and indexes stay on disk.
+        config_text: written to config.gin.
+
+    Returns:
+        The table, also in table.md, table.csv and table.png.
+
+    Raises:
+        ConfigError: the directory was begun with other settings, the run to branch from is not
+            finished, or mining considers more results than are searched.
+        StorageError: the directory cannot be written.
+
+    Source: ANCE (Xiong et al., 2021), with episodes one after another; TACO-DR (Zhang et al.,
+        2023), section 4.2.
+    """
+    check_depth(setting)
+    if branch_after < 0 or (branch_after and warm_up_dir is None):
+        raise ConfigError(
+            f"branch_after {branch_after}, warm_up_dir {warm_up_dir}",
+            where="pipeline_ance",
+            expected="0, or the number of an episode of the run in warm_up_dir",
+        )
+    output_dir = pathlib.Path(setting.output_dir)
+    begin_pipeline(output_dir, config_text)
+    store = TokenStore.open(setting.token_store)
+    check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
+    setting.check_tasks(store.tasks)
+    run = _AnceRun(setting, model, name, store, kept_embeddings)
+    numbered = list(number_episodes(episodes, after=branch_after))
+    rows: list[str] = []
+    if warm_up_dir is None:
+        retriever = run.warm_up(rows)
+    else:
+        retriever = _finished(pathlib.Path(warm_up_dir), branch_after, setting.second_mining)
+    for episode in numbered:
+        retriever = run.episode(episode, retriever, rows, is_last=episode is numbered[-1])
+    return print_table(setting, rows, by_task=setting.evaluation.measures[0])
+
+
+class _AnceRun:
+    """The stages of one run; methods append the rows they evaluate."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        model: ModelConfig,
+        name: str,
+        store: TokenStore,
+        kept: KeptEmbeddings,
+    ) -> None:
+        self._setting, self._model, self._name, self._kept = setting, model, name, kept
+        self._root = pathlib.Path(setting.output_dir)
+        self._stages = Stages(self._root)
+        self._retrieval = RetrievalStages(self._stages, setting, store.metadata.collection)
+        self._data = {
+            "token_store": store.metadata.fingerprint,
+            "tasks": list(setting.tasks or []),
+            **flatten(model=model),
+        }
+
+    def warm_up(self, rows: list[str]) -> _Retriever:
+        """BM25's negatives, a training on them, and its negatives for the first episode."""
+        setting, bm25_root = self._setting, self._root / "bm25"
+        bm25_inputs = {key: self._data[key] for key in ("token_store", "tasks")}
+        bm25_inputs = self._retrieval.bm25(bm25_root, bm25_inputs, splits=("train", "test"))
+        self._retrieval.mine("bm25", bm25_root, setting.first_mining, bm25_inputs)
+        rows.append(
+            self._retrieval.evaluate(BM25, bm25_root / "runs", bm25_inputs, parameters=None)
+        )
+        inputs = {**self._data, **flatten(training=setting.training, mining=setting.first_mining)}
+        trained = self._train(
+            WARM_UP, setting.training, inputs, negatives_dir=bm25_root / "negatives"
+        )
+        return self._retrieve(WARM_UP, inputs, trained, rows, next_episode=1)
+
+    def episode(
+        self, episode: Episode, before: _Retriever, rows: list[str], *, is_last: bool
+    ) -> _Retriever:
+        """Trains on the negatives of the retriever before; mines for the next episode."""
+        inputs = {
+            **self._data,
+            **flatten(training=episode.training),
+            "before": before.inputs["model"],
+            "continued": episode.is_continued,
+        }
+        trained = self._train(
+            episode.label,
+            episode.training,
+            inputs,
+            negatives_dir=before.root / "negatives",
+            before=before,
+            is_continued=episode.is_continued,
+        )
+        following = None if is_last else episode.number + 1
+        retriever = self._retrieve(episode.label, inputs, trained, rows, next_episode=following)
+        if self._kept is KeptEmbeddings.LAST and before.root.parent == self._root:
+            _forget_embeddings(before.root)
+        return retriever
+
+    def _train(
+        self,
+        label: str,
+        training: TrainingConfig,
+        inputs: Mapping[str, object],
+        *,
+        negatives_dir: pathlib.Path,
+        before: _Retriever | None = None,
+        is_continued: bool = False,
+    ) -> Mapping[str, Any]:
+        def train_stage() -> dict[str, Any]:
+            initial = continued = None
+            if before is not None and is_continued:
+                continued = str(latest_checkpoint(before.root / "model"))
+            elif before is not None:
+                initial = str(selected_checkpoint(before.root / "model"))
+            summary = train(
+                model_dir=str(self._root / label / "model"),
+                token_store=self._setting.token_store,
+                model=self._model,
+                # A checkpoint has all parameters: pretrained weights are for the first training.
+                training=training
+                if before is None
+                else dataclasses.replace(training, pretrained=None),
+                tasks=self._setting.tasks,
+                negatives_dirs=[str(negatives_dir)],
+                initial_checkpoint=initial,
+                continued_checkpoint=continued,
+            )
+            assert summary is not None
+            return dataclasses.asdict(summary)
+
+        return self._stages.run(f"{label}-train", train_stage, inputs=inputs)
+
+    def _retrieve(
+        self,
+        label: str,
+        inputs: Mapping[str, object],
+        trained: Mapping[str, Any],
+        rows: list[str],
+        *,
+        next_episode: int | None,
+    ) -> _Retriever:
+        """Encodes, searches and evaluates; mines where an episode follows."""
+        root = self._root / label
+        searched = ("test",) if next_episode is None else ("train", "test")
+        inputs = self._retrieval.retrieve(label, root, inputs, splits=searched)
+        if next_episode is not None:
+            mining = _mining_for(self._setting.second_mining, next_episode)
+            self._retrieval.mine(label, root, mining, inputs)
+        rows.append(
+            self._retrieval.evaluate(
+                f"{self._name} ({label})",
+                root / "runs",
+                inputs,
+                parameters=trained["parameters"],
+                details={"training": f"{trained['seconds']:.0f} s"},
+            )
+        )
+        return _Retriever(label, root, inputs)
+
+
+def _mining_for(mining: MiningConfig, episode: int) -> MiningConfig:
+    """An episode's mining, with its own sample."""
+    return dataclasses.replace(mining, seed=mining.seed + episode - 1)
+
+
+def _finished(directory: pathlib.Path, episodes: int, mining: MiningConfig) -> _Retriever:
+    """Another run's model after that many episodes, mined from as this run would have."""
+    stages = Stages(directory)
+    label = f"episode-{episodes}" if episodes else WARM_UP
+    missing = [
+        stage for stage in (f"{label}-encode", f"{label}-mine") if stage not in stages.finished()
+    ]
+    if missing:
+        raise ConfigError(
+            f"no finished stage {', '.join(missing)}",
+            where=str(directory),
+            expected="the OUTPUT_DIR of a `taser pipeline ance` that has mined there",
+            fix="run it there first: a warm-up needs no episodes, an episode one that follows it",
+        )
+    mined = stages.record(f"{label}-mine").inputs
+    for setting, wanted in flatten(mining=_mining_for(mining, episodes + 1)).items():
+        if mined.get(setting, wanted) != wanted:
+            raise ConfigError(
+                f"{setting} {mined[setting]!r} made its negatives for the next episode",
+                where=str(directory),
+                expected=f"{wanted!r}, as this run has it",
+                fix="mine as that run did, or warm up here",
+            )
+    record = stages.record(f"{label}-encode")
+    return _Retriever(label, directory / label, {**record.inputs, **record.outputs})
+
+
+@hosts.first_host_only
+def _forget_embeddings(root: pathlib.Path) -> None:
+    for name in ("embeddings", "exact", "index"):
+        shutil.rmtree(root / name, ignore_errors=True)
+
+
+CONFIGURABLES = (*TASER_CONFIGURABLES, Episodes)

@@ -1,0 +1,130 @@
+"""`taser quickstart`: from nothing to a table, on the built-in collection."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from taser_jax.commands.pipelines.answers import answer, best_dense_row
+from taser_jax.commands.pipelines.setting import BM25, Setting, System
+from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.commands.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
+from taser_jax.commands.pipelines.taser import pipeline_taser
+from taser_jax.commands.prepare import prepare_pydocs
+from taser_jax.commands.tokenize import tokenize
+from taser_jax.commands.vocab import vocab
+from taser_jax.devices.hosts import writes
+from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.interop.hub import fetch
+
+COLLECTION = "pydocs"
+
+
+@writes("{setting.output_dir}")
+def quickstart(
+    *,
+    setting: Setting,
+    systems: Mapping[str, System],
+    hybrid_systems: Sequence[str],
+    questions: Sequence[str],
+    untrained_systems: Mapping[str, System] | None = None,
+    first_negatives: Sequence[str] = (BM25,),
+    rounds: int = 2,
+    vocabulary: str | None = None,
+    vocabulary_size: int = 8192,
+    query_length: int = 32,
+    passage_length: int = 64,
+    train_queries: int | None = None,
+    config_text: str = "",
+) -> ResultsTable:
+    """Builds pydocs, trains and compares systems on all its tasks, and answers three questions.
+
+    Args:
+        setting: what the stages share; data and tokens are made where it says.
+        systems: row name -> model.
+        hybrid_systems: systems also shown with BM25 added.
+        questions: questions that the best dense row answers at the end.
+        untrained_systems: row name -> model shown as its pretrained weights left it.
+        first_negatives: rows that round 1's hard negatives are mined with.
+        rounds: 2 mines with the model and trains again.
+        vocabulary: pretrained weights whose vocabulary is used; None trains one on the collection.
+        vocabulary_size: entries of the WordPiece vocabulary that is trained.
+        query_length: tokens per query.
+        passage_length: tokens per passage.
+        train_queries: maximum number of training queries per task; None means all.
+        config_text: written to config.gin.
+
+    Returns:
+        The table that was printed.
+    """
+    root = pathlib.Path(setting.output_dir)
+    stages = Stages(root)
+    if vocabulary is not None:
+        vocabulary = str(fetch(vocabulary))
+    sizes = {
+        "vocabulary": vocabulary or vocabulary_size,
+        "lengths": {"query": query_length, "passage": passage_length},
+    }
+    passages = stages.run(
+        "prepare",
+        lambda: {
+            "passages": prepare_pydocs(
+                data_dir=setting.data_dir, collection=COLLECTION, train_queries=train_queries
+            )
+        },
+        inputs={} if train_queries is None else {"train_queries": train_queries},
+    )
+    if vocabulary is None:
+        trained = str(root / "vocabulary")
+        stages.run(
+            "vocab",
+            lambda: {
+                "vocabulary": vocab(
+                    data_dir=setting.data_dir,
+                    collection=COLLECTION,
+                    output_dir=trained,
+                    size=vocabulary_size,
+                )
+            },
+            inputs={**sizes, **passages},
+        )
+        vocabulary = trained
+    stages.run(
+        "tokenize",
+        lambda: {
+            "token_store": tokenize(
+                data_dir=setting.data_dir,
+                mixture_or_task=COLLECTION,
+                module="taser_jax.tasks.pydocs",
+                vocabulary=vocabulary,
+                feature_lengths={"query": query_length, "passage": passage_length},
+                output_dir=setting.token_store,
+            )
+        },
+        inputs={**sizes, **passages},
+    )
+    table = pipeline_taser(
+        setting=setting,
+        systems=systems,
+        hybrid_systems=hybrid_systems,
+        untrained_systems=untrained_systems,
+        first_negatives=first_negatives,
+        rounds=rounds,
+        config_text=config_text,
+    )
+    best, folder = best_dense_row(
+        table,
+        root,
+        systems=systems,
+        untrained=untrained_systems or (),
+        first_negatives=first_negatives,
+        rounds=rounds,
+    )
+    print(f"\nThree questions, answered by {best}:")
+    answer(questions, root=root, folder=folder, data_dir=setting.data_dir, collection=COLLECTION)
+    print(f"\nAll of it is under {root}: table.md, table.csv, table.png, runs, models, stages.")
+    print(f"In Python: taser_jax.Retriever.load({str(root)!r}).search(['your question'])")
+    return table
+
+
+CONFIGURABLES = TASER_CONFIGURABLES

@@ -1,0 +1,357 @@
+"""`taser pipeline taser`: train, mine, retrain, search and evaluate, one resumable stage each."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from taser_jax.commands.evaluate import EvaluationConfig, write_table
+from taser_jax.commands.hybrid import hybrid
+from taser_jax.commands.index import CONFIGURABLES as INDEX_CONFIGURABLES
+from taser_jax.commands.inputs import check_collection
+from taser_jax.commands.pipelines.retrieval_stages import (
+    DEVELOPMENT,
+    RetrievalStages,
+    check_untrained,
+)
+from taser_jax.commands.pipelines.setting import (
+    BM25,
+    FinalNegatives,
+    Setting,
+    System,
+    row_name,
+)
+from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.commands.train import CONFIGURABLES as TRAIN_CONFIGURABLES
+from taser_jax.commands.train import train
+from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.devices.hosts import writes
+from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.evaluation.significance import SignificanceConfig
+from taser_jax.retrieval.bm25 import Bm25Config
+from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.retrieval.hybrid import HybridConfig
+from taser_jax.retrieval.mining_options import MiningConfig
+from taser_jax.storage.artifacts import file_name, storage_errors
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger
+from taser_jax.storage.settings import flatten, to_plain
+
+
+@writes("{setting.output_dir}")
+def pipeline_taser(
+    *,
+    setting: Setting,
+    systems: Mapping[str, System],
+    hybrid_systems: Sequence[str] = (),
+    untrained_systems: Mapping[str, System] | None = None,
+    first_negatives: Sequence[str] = (BM25,),
+    rounds: int = 2,
+    config_text: str = "",
+) -> ResultsTable:
+    """Runs the paper's recipe for each system beside BM25, and prints one table.
+
+    BM25 negatives (P1) -> train -> search the training queries -> mine (P2) -> train again, as
+    long, on P2 (a single set: on P1 and P2) -> search held-out queries -> evaluate -> add BM25 to
+    the chosen systems. If interrupted, rerun the command to resume at the interrupted stage.
+
+    Every round starts from the same weights and draws the same queries in the same order (one seed
+    for all): the rows of one system differ by their hard negatives alone. In the paper, too,
+    TASER's final model does not continue the one that mined (appendix B).
+
+    Args:
+        setting: what all stages share.
+        systems: row name -> model.
+        hybrid_systems: systems whose last round is also shown with BM25 added.
+        untrained_systems: row name -> model that is evaluated as its pretrained weights left it.
+        first_negatives: rows that round 1's hard negatives are mined with: BM25 as in the paper,
+            untrained systems, or both, whose lists are then joined per query.
+        rounds: 1 stops before mining with the model; 2 is the paper's.
+        config_text: written to config.gin.
+
+    Returns:
+        The table, also in table.md, table.csv and table.png.
+
+    Raises:
+        ConfigError: the directory was begun with other settings, or names that do not fit.
+        StorageError: the directory cannot be written.
+    """
+    untrained_systems = untrained_systems or {}
+    _check_systems(systems, hybrid_systems, rounds)
+    check_untrained(setting, untrained_systems, systems, where="pipeline_taser.untrained_systems")
+    _check_first_negatives(first_negatives, untrained_systems)
+    check_depth(setting)
+    output_dir = pathlib.Path(setting.output_dir)
+    begin_pipeline(output_dir, config_text)
+    stages = Stages(output_dir)
+    store = TokenStore.open(setting.token_store)
+    check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
+    setting.check_tasks(store.tasks)
+    _check_development(store)
+    sets = setting.tasks or [task for task, splits in store.tasks.items() if "train" in splits]
+    if setting.final_negatives is None:
+        final_negatives = FinalNegatives.of_paper(len(sets))
+        setting = dataclasses.replace(setting, final_negatives=final_negatives)
+    data = {"token_store": store.metadata.fingerprint, "tasks": list(setting.tasks or [])}
+    comparison = Comparison(
+        stages, setting, store.metadata.collection, data, first_negatives=tuple(first_negatives)
+    )
+    comparison.bm25()
+    order = [BM25]
+    for name, system in untrained_systems.items():
+        order.append(comparison.untrained(name, system))
+    for number in range(1, rounds + 1):
+        for name, system in systems.items():
+            order.append(comparison.round(name, system, number, is_last=number == rounds))
+    for name in hybrid_systems:
+        order.append(comparison.add_bm25(name, rounds))
+    return print_table(setting, order, by_task=setting.evaluation.measures[-1])
+
+
+class Comparison:
+    """The stages of one comparison, in terms of the commands they run."""
+
+    def __init__(
+        self,
+        stages: Stages,
+        setting: Setting,
+        collection: str,
+        data: Mapping[str, Any],
+        *,
+        first_negatives: tuple[str, ...] = (BM25,),
+    ) -> None:
+        self._stages, self._setting, self._data = stages, setting, data
+        self._first_negatives = first_negatives
+        self._root = pathlib.Path(setting.output_dir)
+        self._retrieval = RetrievalStages(stages, setting, collection)
+        self._common: dict[str, Any] = {
+            "data_dir": setting.data_dir,
+            "collection": collection,
+            "tasks": setting.tasks,
+        }
+
+    def bm25(self) -> None:
+        """BM25 runs of all splits, round-1 negatives, and BM25's row."""
+        root, splits = self._root / "bm25", ("train", DEVELOPMENT, "test")
+        inputs = self._retrieval.bm25(root, self._data, splits=splits)
+        self._retrieval.mine("bm25", root, self._setting.first_mining, inputs)
+        self._retrieval.evaluate(BM25, root / "runs", inputs, parameters=None)
+
+    def untrained(self, name: str, system: System) -> str:
+        """Encodes, indexes, searches and evaluates a pretrained model; returns its row's name."""
+        label = file_name(name)
+        root, splits = self._root / label, [DEVELOPMENT, "test"]
+        parameters, inputs = self._retrieval.untrained(label, root, system.model, self._data)
+        if name in self._first_negatives:
+            splits.insert(0, "train")
+        inputs = self._retrieval.retrieve(label, root, inputs, splits=splits, encoded=splits)
+        if name in self._first_negatives:
+            self._retrieval.mine(label, root, self._setting.second_mining, inputs)
+        return self._retrieval.evaluate(
+            name,
+            root / "runs",
+            inputs,
+            parameters=parameters,
+            details={"training": "none"},
+        )
+
+    def round(self, name: str, system: System, number: int, *, is_last: bool) -> str:
+        """Trains, encodes, indexes, searches, mines and evaluates one round.
+
+        Nothing mines with the last round, so its training queries are not encoded. Returns the
+        row's name.
+        """
+        setting = self._setting
+        label = f"{file_name(name)}-{number}"
+        root = self._root / label
+        training = system.training(setting.training)
+        inputs = {
+            **self._data,
+            **flatten(
+                model=system.model,
+                training=training,
+                negatives=(setting.first_mining, setting.second_mining)[number > 1],
+            ),
+        }
+        if system.tasks is not None:
+            inputs["tasks"] = list(system.tasks)
+        sources = [file_name(each) for each in self._first_negatives]
+        if self._first_negatives != (BM25,):
+            inputs |= flatten(first_negatives=sources, mining=setting.second_mining)
+        if number > 1:
+            assert setting.final_negatives is not None
+            inputs |= flatten(final_negatives=setting.final_negatives)
+            mined = f"{file_name(name)}-{number - 1}"
+            joins = setting.final_negatives is FinalNegatives.JOINED
+            sources = ["bm25", mined] if joins else [mined]
+
+        def train_stage() -> dict[str, Any]:
+            summary = train(
+                model_dir=str(root / "model"),
+                token_store=setting.token_store,
+                model=system.model,
+                training=training,
+                tasks=system.tasks or setting.tasks,
+                negatives_dirs=[str(self._root / source / "negatives") for source in sources],
+            )
+            assert summary is not None
+            return dataclasses.asdict(summary)
+
+        trained = self._stages.run(f"{label}-train", train_stage, inputs=inputs)
+        splits = (*(() if is_last else ("train",)), DEVELOPMENT, "test")
+        inputs = self._retrieval.retrieve(label, root, inputs, splits=splits, encoded=splits)
+        if not is_last:
+            self._retrieval.mine(label, root, setting.second_mining, inputs)
+        return self._retrieval.evaluate(
+            row_name(name, number, self._first_negatives),
+            root / "runs",
+            inputs,
+            parameters=trained["parameters"],
+            details={
+                "false negatives": training.batching.false_negatives.value,
+                "training": f"{trained['seconds']:.0f} s",
+            },
+        )
+
+    def add_bm25(self, name: str, number: int) -> str:
+        """Joins a system's last round with BM25; returns its row's name."""
+        setting = self._setting
+        label = f"{file_name(name)}-{number}"
+        root = self._root / f"{label}-bm25"
+        trained = self._stages.record(f"{label}-train").outputs
+        inputs = {
+            **self._data,
+            **self._stages.record(f"{label}-encode").outputs,
+            **flatten(hybrid=setting.hybrid, evaluation=setting.evaluation),
+            "measure": setting.hybrid_measure,
+            "bm25": to_plain(setting.bm25),
+            "k": setting.k,
+        }
+
+        def fuse_stage() -> dict[str, Any]:
+            alphas = hybrid(
+                dense_dir=str(self._root / label / "runs"),
+                sparse_dir=str(self._root / "bm25" / "runs"),
+                output_dir=str(root / "runs"),
+                development_split=DEVELOPMENT,
+                k=setting.k,
+                measure=setting.hybrid_measure,
+                config=setting.hybrid,
+                evaluation=setting.evaluation,
+                **self._common,
+            )
+            return {"alphas": alphas}
+
+        fused = self._stages.run(f"{label}-hybrid", fuse_stage, inputs=inputs)
+        low, high = min(fused["alphas"].values()), max(fused["alphas"].values())
+        return self._retrieval.evaluate(
+            f"{name} + BM25",
+            root / "runs",
+            inputs,
+            parameters=trained["parameters"],
+            details={
+                "false negatives": setting.training.batching.false_negatives.value,
+                "alpha": f"{low:g}" if low == high else f"{low:g} to {high:g}",
+            },
+        )
+
+
+def begin_pipeline(output_dir: pathlib.Path, config_text: str) -> None:
+    """Makes a pipeline's folder, with its config.gin and a cache of compiled programs.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    with storage_errors(output_dir):
+        output_dir.mkdir(parents=True, exist_ok=True)
+        (output_dir / "config.gin").write_text(config_text, encoding="utf-8")
+    keep_compiled_programs(output_dir)
+
+
+def keep_compiled_programs(output_dir: pathlib.Path) -> None:
+    """Caches compiled programs on disk: rounds and restarts run the same ones."""
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # set as JAX loads
+        jax.config.update("jax_compilation_cache_dir", str(output_dir / "compilation_cache"))
+
+
+def print_table(setting: Setting, rows: Sequence[str], *, by_task: str) -> ResultsTable:
+    """Writes and prints the table of a pipeline's folder; `by_task` is the measure of each task."""
+    table = write_table(
+        setting.output_dir, systems=rows, by_task=by_task, significance=setting.significance
+    )
+    print("\n" + table.to_text())
+    path = pathlib.Path(setting.output_dir) / "table.md"
+    logger.info("table: %s (and .csv, .png)", path)
+    return table
+
+
+def _check_systems(
+    systems: Mapping[str, System], hybrid_systems: Sequence[str], rounds: int
+) -> None:
+    unknown = sorted(set(hybrid_systems) - systems.keys())
+    names = {file_name(name) for name in systems}
+    if unknown or rounds not in (1, 2) or not systems or len(names) < len(systems):
+        raise ConfigError(
+            f"systems {', '.join(systems) or 'none'}; hybrid systems {', '.join(hybrid_systems)}; "
+            f"{rounds} rounds",
+            where="pipeline_taser",
+            expected="systems with distinct names, hybrid systems among them, one or two rounds",
+            fix=f"remove {', '.join(unknown)} from hybrid_systems" if unknown else None,
+        )
+
+
+def _check_development(store: TokenStore) -> None:
+    if not any(DEVELOPMENT in splits for splits in store.tasks.values()):
+        raise ConfigError(
+            f"no task of collection {store.metadata.collection!r} has a validation split",
+            where=str(store.directory),
+            expected="queries on which checkpoints and alpha are chosen",
+            fix="run `taser prepare` with VALIDATION_SHARE=0.1, which makes one of training "
+            "queries, and `taser tokenize` again",
+        )
+
+
+def _check_first_negatives(names: Sequence[str], untrained_systems: Mapping[str, System]) -> None:
+    known = (BM25, *untrained_systems)
+    unknown = sorted(set(names) - set(known))
+    if unknown or not names:
+        raise ConfigError(
+            f"hard negatives of {', '.join(names) or 'nothing'}",
+            where="pipeline_taser.first_negatives",
+            expected=f"one or more of {', '.join(known)}",
+        )
+
+
+def check_depth(setting: Setting) -> None:
+    """Checks that mining finds the ranks it looks at.
+
+    Raises:
+        ConfigError: fewer results per query than mining's depth.
+    """
+    depth = max(setting.first_mining.depth, setting.second_mining.depth)
+    if setting.k < depth:
+        raise ConfigError(
+            f"{setting.k} results per query, and mining considers the first {depth}",
+            where="TOP_K",
+            expected=f"at least {depth}",
+            fix="raise TOP_K, or lower MiningConfig.depth",
+        )
+
+
+CONFIGURABLES = (
+    *TRAIN_CONFIGURABLES,
+    *INDEX_CONFIGURABLES,
+    Bm25Config,
+    EncodeConfig,
+    EvaluationConfig,
+    SignificanceConfig,
+    HybridConfig,
+    MiningConfig,
+    Setting,
+    System,
+)

@@ -1,0 +1,179 @@
+"""The built-in collection: docstrings of the installed packages as a multi-task retrieval set."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from taser_jax.data.pydocs.leakage import find_leaks
+from taser_jax.data.pydocs.objects import read_objects
+from taser_jax.data.pydocs.passages import Corpus, build_corpus
+from taser_jax.data.pydocs.splits import SPLITS, assign
+from taser_jax.data.pydocs.tasks import (
+    TASKS,
+    Question,
+    candidates,
+    cut_elements,
+    fair_questions,
+)
+from taser_jax.data.pydocs.walk import THIRD_PARTY, package_of
+from taser_jax.storage.artifacts import Fingerprint
+from taser_jax.storage.progress import phase, track
+from taser_jax.storage.records import Passage, Query
+
+FORMAT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class PydocsCollection:
+    """Passages of docstrings, and queries of several tasks over them.
+
+    A query's id starts with the package of the object that answers it ("numpy:..."). Equal versions
+    give equal ids.
+
+    Attributes:
+        passages: the corpus; `page_id` is the object's canonical name.
+        queries: task -> split -> queries; positives are rows of `passages`.
+        checksum: checksum of all passages and queries; equal for equal versions.
+        versions: versions of Python and of the packages that were read.
+        unavailable: modules that could not be imported on this machine; they change the checksum.
+    """
+
+    passages: list[Passage]
+    queries: dict[str, dict[str, list[Query]]]
+    checksum: str
+    versions: dict[str, str]
+    unavailable: tuple[str, ...]
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts for checking a collection, ready for JSON.
+
+        Returns:
+            Passages and objects per package, words per passage, and for each task the number of
+            queries per split and package, their words, and the sizes of their gold sets in
+            objects (how many test queries have 1, 2, ... gold objects).
+        """
+        return {
+            "passages": len(self.passages),
+            "objects": len({p.page_id for p in self.passages}),
+            "passages_by_package": _by_package(p.page_id for p in self.passages),
+            "passage_words": _percentiles([len(p.text.split()) for p in self.passages]),
+            "tasks": {task: self._task_statistics(splits) for task, splits in self.queries.items()},
+        }
+
+    def _task_statistics(self, splits: dict[str, list[Query]]) -> dict[str, Any]:
+        everything = [query for queries in splits.values() for query in queries]
+        gold = Counter(
+            len({self.passages[row].page_id for row in q.positives}) for q in splits["test"]
+        )
+        return {
+            "queries": {split: len(queries) for split, queries in splits.items()},
+            "packages": _by_package(q.id for q in everything),
+            "query_words": _percentiles([len(q.text.split()) for q in everything]),
+            "test_gold_objects": {str(size): gold[size] for size in sorted(gold)},
+        }
+
+
+def query_package(query_id: str) -> str:
+    """The package that a query belongs to: the first part of its id."""
+    return query_id.partition(":")[0]
+
+
+def _by_package(names: Iterable[str]) -> dict[str, int]:
+    counts = Counter(query_package(n) if ":" in n else package_of(n) for n in names)
+    return {p: counts[p] for p in ("python", *THIRD_PARTY) if counts[p]}
+
+
+def _percentiles(lengths: list[int]) -> dict[str, int]:
+    if not lengths:
+        return {}
+    return {f"p{p}": int(np.percentile(lengths, p)) for p in (10, 50, 90)}
+
+
+def _query(question: Question, corpus: Corpus, name: str) -> Query:
+    """The query with its rows; the passage nearest to the query's original position comes first."""
+    asked = question.candidate
+    own = list(corpus.rows[asked.target])
+    if asked.element is not None:
+        nearest = corpus.element_rows[asked.target][asked.element]
+        own.sort(key=lambda row: (row != nearest, row))
+    rows = [*own, *(row for target in question.gold[1:] for row in corpus.rows[target])]
+    parts = (package_of(name), asked.task, name, *([asked.detail] if asked.detail else []))
+    return Query(id=":".join(parts), text=asked.text, task=asked.task, positives=tuple(rows))
+
+
+def _without_leaks(questions: Sequence[Question], corpus: Corpus) -> list[Question]:
+    cores = ["" if q.candidate.task == "lookup" else q.candidate.core for q in questions]
+    texts = ["" if q.candidate.task == "lookup" else q.candidate.text for q in questions]
+    passages = [f"{p.title}\n{p.text}" for p in corpus.passages]
+    leaks = find_leaks([*cores, *texts], track(passages, "looking for leaks", unit="passage"))
+    leaking = {position % len(questions) for position in leaks}
+    return [q for position, q in enumerate(questions) if position not in leaking]
+
+
+def _checksum(passages: list[Passage], queries: dict[str, dict[str, list[Query]]]) -> str:
+    total = Fingerprint().add(FORMAT_VERSION)
+    for passage in passages:
+        total.add(passage.id).add(passage.title).add(passage.text).add(passage.page_id)
+    for task, splits in queries.items():
+        for split, members in splits.items():
+            total.add(task).add(split).add(len(members))
+            for query in members:
+                total.add(query.id).add(query.text).add(np.asarray(query.positives, np.int32))
+    return total.hex()
+
+
+def _versions() -> dict[str, str]:
+    versions = {name: importlib.metadata.version(name) for name in THIRD_PARTY}
+    return {"python": platform.python_version(), **versions}
+
+
+def build_pydocs(packages: Sequence[str] | None = None) -> PydocsCollection:
+    """Builds the collection from the docstrings of the installed packages.
+
+    Nothing is downloaded; it takes less than a minute on one core. The same versions give the same
+    collection, byte for byte. Splits are by object: no passage of a validation or test query is a
+    training positive of any task.
+
+    Args:
+        packages: root modules to read, e.g. `("json", "optax")`; by default the standard library,
+            numpy, jax, flax and optax.
+
+    Raises:
+        DataError: a package is missing.
+    """
+    with phase("reading docstrings"):
+        objects, unavailable = read_objects(packages)
+    with phase("making queries"):
+        assignment = assign(objects)
+        questions = list(fair_questions(candidates(objects), assignment))
+        corpus = build_corpus(objects, cut_elements(objects, questions))
+        # An object whose text is too short to be a passage answers nothing.
+        answered = [
+            dataclasses.replace(q, gold=tuple(t for t in q.gold if corpus.rows[t]))
+            for q in questions
+            if corpus.rows[q.candidate.target]
+        ]
+        fair = _without_leaks(answered, corpus)
+        queries: dict[str, dict[str, list[Query]]] = {t: {s: [] for s in SPLITS} for t in TASKS}
+        seen: Counter[str] = Counter()
+        for question in fair:
+            target = question.candidate.target
+            query = _query(question, corpus, objects[target].name)
+            seen[query.id] += 1
+            if seen[query.id] > 1:  # a class can name a parameter in two sections
+                query = dataclasses.replace(query, id=f"{query.id}:{seen[query.id]}")
+            queries[question.candidate.task][assignment.split[target]].append(query)
+    return PydocsCollection(
+        passages=corpus.passages,
+        queries=queries,
+        checksum=_checksum(corpus.passages, queries),
+        versions=_versions(),
+        unavailable=unavailable,
+    )

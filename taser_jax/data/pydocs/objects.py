@@ -1,0 +1,174 @@
+"""Documented objects of the installed packages: one for each distinct docstring."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from taser_jax.data.pydocs import walk
+from taser_jax.data.pydocs.parse import Element, ParsedDocstring, parse_docstring, words
+from taser_jax.storage import progress
+from taser_jax.storage.errors import DataError
+
+_MAX_ALIASES = 12
+# If more objects share a text of at least this many words, it does not distinguish them.
+_MIN_BOILERPLATE_WORDS = 8
+# Variables that the child interpreter needs to find packages and libraries; nothing else of the
+# environment can affect a docstring.
+_ENVIRONMENT = (
+    "HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE", "SYSTEMROOT",
+    "VIRTUAL_ENV",
+)  # fmt: skip
+_FIXED_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",  # never claims an accelerator
+    "LC_ALL": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    "PYTHONUTF8": "1",
+    "TZ": "UTC",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentedObject:
+    """A module, class, function, method or property with a docstring of its own.
+
+    Attributes:
+        name: canonical dotted name.
+        names: every public name it was found by, `name` among them.
+        doc: its parsed docstring.
+        body: a function's source without docstrings and comments; empty where there is none.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    doc: ParsedDocstring
+    body: str
+
+    @property
+    def leaf(self) -> str:
+        """The last part of its name."""
+        return self.name.rpartition(".")[2]
+
+
+def _child_records(roots: Sequence[str]) -> Iterator[dict[str, Any]]:
+    source_root = str(pathlib.Path(walk.__file__).resolve().parents[3])
+    environment = {k: os.environ[k] for k in _ENVIRONMENT if k in os.environ} | _FIXED_ENVIRONMENT
+    paths = [source_root, environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
+    command = [sys.executable, "-P", "-W", "ignore", "-m", walk.__name__, *roots]
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as child:
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                yield json.loads(line)
+        except BaseException:  # the caller was interrupted: do not wait for the walk to end
+            child.kill()
+            raise
+        code = child.wait()
+    if code:
+        raise DataError(
+            f"the walk over the installed modules exited with status {code}",
+            where=" ".join(roots[:4]) + (" ..." if len(roots) > 4 else ""),
+            expected="an interpreter that imports numpy, jax, flax and optax",
+            fix=f"run it directly to see why: {sys.executable} -m {walk.__name__} numpy",
+        )
+
+
+def _canonical_order(name: str) -> tuple[int, int, str]:
+    return name.count("."), len(name), name
+
+
+def _merge(records: list[dict[str, Any]]) -> Iterator[DocumentedObject]:
+    """One object per distinct normalised docstring that at most a dozen objects share."""
+    by_text: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for record in sorted(records, key=lambda r: r["name"]):
+        by_text.setdefault(tuple(words(record["doc"])), []).append(record)
+    for same in by_text.values():
+        if len(same) > _MAX_ALIASES:
+            continue
+        # Another package may re-export the object; the name is that of the original.
+        first = min(same, key=lambda r: (_package_rank(r["name"]), *_canonical_order(r["name"])))
+        yield DocumentedObject(
+            name=first["name"],
+            names=tuple(sorted({name for record in same for name in record["names"]})),
+            doc=parse_docstring(first["doc"]),
+            body=first["body"],
+        )
+
+
+def _without_boilerplate(objects: list[DocumentedObject]) -> Iterator[DocumentedObject]:
+    """Drops long texts that more than a dozen docstrings repeat, such as the `out` of ufuncs."""
+
+    def key(element: Element) -> tuple[str, ...]:
+        return tuple(words(element.description or element.text))
+
+    holders = Counter(k for o in objects for k in {key(e) for e in o.doc.elements})
+    for item in objects:
+        kept = tuple(
+            e
+            for e in item.doc.elements
+            if holders[key(e)] <= _MAX_ALIASES or len(key(e)) < _MIN_BOILERPLATE_WORDS
+        )
+        yield dataclasses.replace(item, doc=dataclasses.replace(item.doc, elements=kept))
+
+
+def _package_rank(name: str) -> int:
+    return ("python", *walk.THIRD_PARTY).index(walk.package_of(name))
+
+
+def read_objects(
+    packages: Sequence[str] | None = None,
+) -> tuple[list[DocumentedObject], tuple[str, ...]]:
+    """Walks the installed packages in a clean child interpreter.
+
+    Args:
+        packages: root modules to walk; by default the whole standard library, numpy, jax, flax
+            and optax.
+
+    Returns:
+        The objects, by package and canonical name, and the modules that cannot be imported here.
+
+    Raises:
+        DataError: a root does not exist, or the child interpreter fails.
+    """
+    roots = list(packages or (*walk.standard_library_roots(), *walk.THIRD_PARTY))
+    records: list[dict[str, Any]] = []
+    failed: list[str] = []
+    stream = _child_records(roots)
+    total = next(stream)["modules"]
+    with progress.bar("reading docstrings", total=total, unit="module") as bar:
+        for record in stream:
+            if "object" in record:
+                records.append(record["object"])
+            else:
+                bar.update()
+                if record["failed"]:
+                    failed.append(record["module"])
+    missing = sorted(set(failed) & set(packages or walk.THIRD_PARTY))
+    if missing:
+        raise DataError(
+            f"cannot be imported: {', '.join(missing)}",
+            where="the packages whose docstrings are read",
+            expected="installed packages",
+            fix="pip install " + " ".join(missing),
+        )
+    by_name: dict[str, DocumentedObject] = {}
+    for item in _without_boilerplate(list(_merge(records))):
+        by_name.setdefault(item.name, item)  # a function may have the name of its module
+    objects = sorted(by_name.values(), key=lambda o: (_package_rank(o.name), o.name))
+    return objects, tuple(sorted(failed))

@@ -1,0 +1,286 @@
+"""Parses a docstring into summary, prose, parameters, code examples and see-also lines.
+
+Understands numpydoc's underlined sections, Google's `Args:` blocks and `:param name:` fields, as
+far as retrieval needs them. Code and see-also lines are removed from the text: they become queries,
+never passages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+
+from taser_jax.data.pydocs.code_blocks import examples, indent, without_code
+
+
+class ElementKind(enum.Enum):
+    """The kind of a docstring's piece, which decides for which task it may become a query."""
+
+    SUMMARY = "summary"
+    PARAMETER = "parameter"
+    PROSE = "prose"
+
+
+@dataclasses.dataclass(frozen=True)
+class Element:
+    """One piece of a docstring's running text, in the order it was written.
+
+    Attributes:
+        kind: its kind.
+        text: as in a passage.
+        name: a parameter's name.
+        description: a parameter's description without its name and type.
+    """
+
+    kind: ElementKind
+    text: str
+    name: str = ""
+    description: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class SeeAlso:
+    """A line that points to another object: the name it gives and its description."""
+
+    name: str
+    description: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ParsedDocstring:
+    """A parsed docstring.
+
+    Attributes:
+        elements: the running text; the first is the summary if there is any prose.
+        examples: blocks of Python that parse, without prompts, outputs and imports.
+        see_also: lines that describe one other object.
+    """
+
+    elements: tuple[Element, ...]
+    examples: tuple[str, ...]
+    see_also: tuple[SeeAlso, ...]
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_UNDERLINE = re.compile(r"\s*([-=~^*])\1{2,}\s*$")
+_SECTIONS = {
+    "args": "parameters", "arguments": "parameters", "parameters": "parameters",
+    "params": "parameters", "other parameters": "parameters", "keyword args": "parameters",
+    "keyword arguments": "parameters", "kwargs": "parameters", "attributes": "parameters",
+    "fields": "parameters", "other arguments": "parameters", "optional arguments": "parameters",
+    "see also": "see also", "seealso": "see also",
+    "references": "dropped", "reference": "dropped",
+    "example": "prose", "examples": "prose", "example usage": "prose", "usage": "prose",
+    "returns": "prose", "return": "prose", "yields": "prose", "raises": "prose",
+    "note": "prose", "notes": "prose", "warnings": "prose", "warning": "prose", "warns": "prose",
+    "methods": "prose",
+}  # fmt: skip
+_GOOGLE_HEADER = re.compile(r"\s*\**([A-Za-z][A-Za-z ]{2,20})\**:\**\s*$")
+_FIELD = re.compile(r"\s*:(\w+)([^:`]*):(?!`|\w+:`)\s*(.*)$")
+_NUMPY_PARAMETER = re.compile(r"(\*{0,2}\w+(?:, ?\*{0,2}\w+)*)(?:\s*:\s*(.*))?$")
+_GOOGLE_PARAMETER = re.compile(r"[-*]?\s?`{0,2}(\*{0,2}\w+)`{0,2}\s*(?:\(([^()]*)\))?\s*:\s+(.*)$")
+_ROLE = re.compile(r":[\w+]+(?::[\w+]+)*:`([^`]*)`")
+_BACKTICKS = re.compile(r"(`{1,2})([^`]+)\1_{0,2}")
+_CITATION = re.compile(r"\s*\[\w+\]_")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(\[]?[A-Z0-9*])")
+_ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|eq|fig|resp|approx|al)|\b[A-Z])\.$", re.I)
+_SIGNATURE = re.compile(
+    r"[\w.]+\((?:[^()]|\([^()]*\))*\)(?:\s*->\s*\S+(?:\s+\S+){0,3}(?<!\.))?",
+)
+
+
+def words(text: str) -> list[str]:
+    """Lower-cased runs of letters, digits and underscores, for comparing and counting text."""
+    return re.findall(r"\w+", text.lower())
+
+
+def count_words(text: str) -> int:
+    """White-space separated words."""
+    return len(text.split())
+
+
+def sentences(text: str) -> list[str]:
+    """Splits a paragraph into sentences; abbreviations do not end one."""
+    parts: list[str] = []
+    for piece in _SENTENCE_END.split(text):
+        if parts and _ABBREVIATION.search(parts[-1]):
+            parts[-1] += " " + piece
+        else:
+            parts.append(piece)
+    return parts
+
+
+def clean_text(lines: list[str]) -> str:
+    """Joins lines and removes reStructuredText mark-up: roles, backticks, citations, rulers."""
+    text = " ".join(line.strip() for line in lines if any(c.isalnum() for c in line))
+    text = _ROLE.sub(lambda m: _role_target(m.group(1)), text)
+    text = _BACKTICKS.sub(lambda m: _role_target(m.group(2)), text)
+    return " ".join(_CITATION.sub("", text).replace("**", "").split())
+
+
+def _role_target(target: str) -> str:
+    return re.sub(r"\s*<[^>]*>$", "", target).lstrip("~!").strip() or target
+
+
+def _split_sections(lines: list[str]) -> list[tuple[str, list[str]]]:
+    """(section kind, lines) in order. A numpydoc section ends at a header, Google's by indent."""
+    sections: list[tuple[str, list[str]]] = [("prose", [])]
+    i = 0
+    google_indent: int | None = None
+    content_seen = False
+    while i < len(lines):
+        line = lines[i]
+        title = line.strip().strip("*").lower()
+        if line.strip() and i + 1 < len(lines) and _UNDERLINE.match(lines[i + 1]):
+            sections.append((_SECTIONS.get(title.rstrip(":"), "prose"), []))
+            if title.rstrip(":") not in _SECTIONS:
+                sections[-1][1].extend([line, ""])
+            google_indent = None
+            i += 2
+            continue
+        header = _GOOGLE_HEADER.match(line)
+        if header and header.group(1).strip().lower() in _SECTIONS:
+            sections.append((_SECTIONS[header.group(1).strip().lower()], []))
+            google_indent, content_seen = indent(line), False
+            i += 1
+            continue
+        if google_indent is not None and line.strip():
+            inside = indent(line) > google_indent
+            bullet = sections[-1][0] == "see also" and re.match(r"\s*[-*] ", line)
+            if not inside and not bullet and (content_seen or not lines[i - 1].strip()):
+                sections.append(("prose", []))
+                google_indent = None
+            content_seen = True
+        sections[-1][1].append(line)
+        i += 1
+    return sections
+
+
+def _entries(lines: list[str]) -> list[list[str]]:
+    """Groups lines into entries, which start at the smallest indent of the section."""
+    base = min((indent(x) for x in lines if x.strip()), default=0)
+    entries: list[list[str]] = []
+    for line in lines:
+        if line.strip() and (indent(line) == base or not entries):
+            entries.append([line.strip()])
+        elif entries:
+            entries[-1].append(line)
+    return entries
+
+
+def _parameter(name: str, kind: str, description: str) -> Element:
+    kind = clean_text([kind])
+    label = f"{name} ({kind})" if kind else name
+    text = f"{label}: {description}" if description else label
+    return Element(ElementKind.PARAMETER, text, name=name, description=description)
+
+
+def _parameters(lines: list[str]) -> list[Element]:
+    elements = []
+    for entry in _entries(lines):
+        google = _GOOGLE_PARAMETER.match(entry[0])
+        numpy = _NUMPY_PARAMETER.match(entry[0])
+        # "name: text" with a body below it is numpydoc's "name : type" only with the space.
+        if google and not (numpy and " : " in entry[0] and len(entry) > 1):
+            name, kind, first = google.groups()
+            elements.append(_parameter(name, kind or "", clean_text([first, *entry[1:]])))
+        elif numpy:
+            name, kind = numpy.groups()
+            elements.append(_parameter(name, kind or "", clean_text(entry[1:])))
+        else:
+            elements.extend(_prose(entry))
+    return elements
+
+
+def _prose(lines: list[str]) -> list[Element]:
+    """Paragraphs and `:param name: text` fields, in order."""
+    elements: list[Element] = []
+    paragraph: list[str] = []
+    field: tuple[str, str] | None = None
+
+    def close() -> None:
+        nonlocal field
+        text = clean_text(paragraph)
+        if field and field[0] in ("param", "parameter", "arg", "argument", "keyword"):
+            if text and field[1]:
+                name, kind = field[1].split()[-1], " ".join(field[1].split()[:-1])
+                elements.append(_parameter(name, kind, text))
+        elif field and field[0] not in ("type", "rtype") and text:
+            label = " ".join(part for part in field if part)
+            elements.append(Element(ElementKind.PROSE, f"{label}: {text}"))
+        elif not field and text and not re.fullmatch(r"(\w+ ){0,3}\w+:", text):
+            elements.append(Element(ElementKind.PROSE, text))
+        paragraph.clear()
+        field = None
+
+    for line in lines:
+        match = _FIELD.match(line)
+        if match:
+            close()
+            field = (match.group(1), match.group(2).strip())
+            paragraph.append(match.group(3))
+        elif line.strip():
+            paragraph.append(line)
+        else:
+            close()
+    close()
+    return elements
+
+
+def _see_also(lines: list[str]) -> list[SeeAlso]:
+    found = []
+    for entry in _entries([re.sub(r"^(\s*)[-*] ", r"\1", line) for line in lines]):
+        text = clean_text(entry)
+        name, colon, description = text.partition(":")
+        name = name.strip().removesuffix("()")
+        if colon and re.fullmatch(r"[\w.]+", name) and description.strip():
+            found.append(SeeAlso(name.strip("."), description.strip()))
+    return found
+
+
+def _without_signature(doc: str) -> str:
+    """Drops a first paragraph that is a call signature, as C functions have."""
+    first, _, rest = doc.partition("\n\n")
+    if _SIGNATURE.fullmatch(first.strip()):
+        return rest
+    line, _, rest = doc.partition("\n")
+    if rest and _SIGNATURE.fullmatch(line.strip()):
+        return rest
+    # "name(arguments) -> Text." of older built-ins keeps its text.
+    return re.sub(r"^[\w.]+\([^()]*\)\s*(?:->|--)\s*", "", doc, count=1)
+
+
+def parse_docstring(doc: str) -> ParsedDocstring:
+    r"""Parses a cleaned (`inspect.cleandoc`) docstring.
+
+    Example:
+        >>> parsed = parse_docstring("Adds two numbers.\n\nArgs:\n  a: the first number.")
+        >>> [e.text for e in parsed.elements]
+        ['Adds two numbers.', 'a: the first number.']
+
+    Args:
+        doc: the docstring. Memory addresses and lines about "this platform" are dropped.
+
+    Returns:
+        Its parts; `elements` is empty if there is nothing but code or a signature.
+    """
+    doc = _ADDRESS.sub("", doc)
+    doc = "\n".join(x for x in doc.splitlines() if "on this platform" not in x)
+    prose, blocks = without_code(_without_signature(doc).strip("\n"))
+    elements: list[Element] = []
+    see_also: list[SeeAlso] = []
+    for kind, lines in _split_sections(prose):
+        if kind == "parameters":
+            elements.extend(_parameters(lines))
+        elif kind == "see also":
+            see_also.extend(_see_also(lines))
+        elif kind == "prose":
+            elements.extend(_prose(lines))
+    if elements and elements[0].kind is ElementKind.PROSE:
+        first, *rest = sentences(elements[0].text)
+        head = [Element(ElementKind.SUMMARY, first)]
+        if rest:
+            head.append(Element(ElementKind.PROSE, " ".join(rest)))
+        elements[:1] = head
+    return ParsedDocstring(tuple(elements), examples(blocks), tuple(see_also))

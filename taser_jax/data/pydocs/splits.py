@@ -1,0 +1,71 @@
+"""Splits objects into train, validation and test so that near-copies stay together."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+from taser_jax.data.pydocs.objects import DocumentedObject
+from taser_jax.data.pydocs.similarity import components, jaccard, shingles, similar_pairs
+
+SPLITS = ("train", "validation", "test")
+_SAME_LEAF = 0.5
+_SAME_TEXT = 0.9
+_TEST_SHARE, _VALIDATION_SHARE = 0.22, 0.10
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """The split and cluster of each object.
+
+    Attributes:
+        split: one of `SPLITS` per object.
+        cluster: the number of each object's cluster; its texts are near-duplicates, and its objects
+            share their gold.
+    """
+
+    split: tuple[str, ...]
+    cluster: tuple[int, ...]
+
+
+def split_of(family: str) -> str:
+    """The split of a family of objects, by the SHA-256 of its name.
+
+    Args:
+        family: canonical name of the family's first object.
+    """
+    share = int.from_bytes(hashlib.sha256(family.encode()).digest()[:8], "big") / 2**64
+    if share < _TEST_SHARE:
+        return "test"
+    return "validation" if share < _TEST_SHARE + _VALIDATION_SHARE else "train"
+
+
+def assign(objects: Sequence[DocumentedObject]) -> Assignment:
+    """Finds near-duplicates and splits the objects.
+
+    Objects whose four-word shingles have a Jaccard similarity of at least 0.9 form a cluster.
+    Clusters, and objects of the same last name with a similarity of at least 0.5, form a family,
+    which lies in one split.
+
+    Args:
+        objects: all objects, in any order: only their text matters.
+    """
+    sets = [shingles(" ".join(e.text for e in o.doc.elements), 4) for o in objects]
+    same_text = list(similar_pairs(sets, _SAME_TEXT))
+    by_leaf: dict[str, list[int]] = {}
+    for index, item in enumerate(objects):
+        by_leaf.setdefault(item.leaf, []).append(index)
+    same_leaf = [
+        (i, j)
+        for group in by_leaf.values()
+        for position, i in enumerate(group)
+        for j in group[position + 1 :]
+        if jaccard(sets[i], sets[j]) >= _SAME_LEAF
+    ]
+    cluster = components(len(objects), same_text)
+    family = components(len(objects), [*same_text, *same_leaf])
+    names: dict[int, str] = {}
+    for index, head in enumerate(family):
+        names[head] = min(names.get(head, objects[index].name), objects[index].name)
+    return Assignment(tuple(split_of(names[head]) for head in family), tuple(cluster))

@@ -1,0 +1,323 @@
+"""Several hosts running one program: joining, agreement, work done once, by host 0, and locks.
+
+Each host of a pod runs the same command. Joint computation needs no special treatment, but work
+that must be done once does, and hosts must be started with equal settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import os
+import pickle
+import socket
+import string
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from taser_jax.storage import locks, progress
+from taser_jax.storage.artifacts import fingerprint
+from taser_jax.storage.errors import ConfigError, HostLostError, TaserError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+COORDINATOR_TIMEOUT = 300
+# Seconds that JAX's runtime waits longer than we do.
+_GRACE = 60
+# Seconds for which a host that failed waits for the others to end, too.
+_LEAVING = 20
+# Words of JAX's errors about a lost host, for which it has no exception type.
+_LOST = (
+    *("gloo", "nccl", "heartbeat", "coordination", "another task died", "barrier"),
+    *("connection reset by peer", "connection closed by peer", "broken pipe", "socket closed"),
+)
+_joined: list[int] = []
+
+
+def initialize(*, timeout: int = COORDINATOR_TIMEOUT) -> None:
+    """Joins the other hosts; afterwards only host 0 logs and shows progress.
+
+    On TPU pods, Slurm and Kubernetes JAX finds the coordinator itself. Elsewhere set the
+    environment variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+
+    Args:
+        timeout: seconds to wait for the coordinator and for the hosts.
+
+    Raises:
+        ConfigError: no coordinator is known, its port is taken, it or a host did not answer in
+            time, or joining failed for another reason.
+    """
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    options = _from_environment()
+    if address is not None:
+        elsewhere = "JAX_COORDINATOR_BIND_ADDRESS" in os.environ
+        _check_address(address, serves=options.get("process_id") == 0 and not elsewhere)
+    failures: list[Exception] = []
+
+    def join() -> None:
+        try:
+            jax.distributed.initialize(initialization_timeout=timeout + _GRACE, **options)
+        except Exception as error:
+            failures.append(error)
+
+    # JAX's runtime aborts the process when its own time is up, without a helpful message. So
+    # ours ends before, and the thread is left behind.
+    thread = threading.Thread(target=join, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if thread.is_alive():
+        raise ConfigError(
+            f"the coordinator{f' at {address}' if address else ''} did not answer, or not all "
+            f"hosts came, within {timeout} s",
+            where="--multihost",
+            expected="the same command started on every host at about the same time",
+            fix="check that host 0 runs, its port is reachable and every host was started; "
+            "--coordinator_timeout=SECONDS waits longer",
+        )
+    if failures:
+        known = address is not None
+        raise ConfigError(
+            f"the hosts could not be joined ({type(failures[0]).__name__}: {failures[0]})"
+            if known
+            else f"no coordinator ({failures[0]})",
+            where="--multihost",
+            expected="a TPU pod, Slurm, Kubernetes, or the variables JAX_COORDINATOR_ADDRESS, "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID, which is 0 on the first host",
+            fix="check these variables and the output of the other hosts"
+            if known
+            else "leave out --multihost on one host, or set them",
+        ) from failures[0]
+    _joined.append(jax.process_index())
+    if not is_first():
+        progress.silence()
+        logging.getLogger("taser").setLevel(logging.WARNING)
+
+
+def joined_as() -> int | None:
+    """This host's number, if `initialize` has joined it to others; does not query devices."""
+    return _joined[-1] if _joined else None
+
+
+@contextlib.contextmanager
+def naming_lost_hosts() -> Iterator[None]:
+    """Turns the errors that JAX raises when another host is gone into a `HostLostError`.
+
+    Raises:
+        HostLostError: joint work failed since another host has ended or cannot be reached.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, TimeoutError) as error:
+        # JAX raises RuntimeErrors, compiled programs also ValueErrors, and Orbax TimeoutErrors.
+        text = str(error).lower()
+        if not _joined or not any(words in text for words in _LOST):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise HostLostError(f"joint work with another host failed ({reason})") from error
+
+
+def leave(status: int) -> None:
+    """Ends this process if it failed after it had joined other hosts; else does nothing.
+
+    At exit JAX waits minutes for all hosts. A host that is lost, or still waits for this one in a
+    joint computation, would never come; the others get some seconds to fail and report why.
+
+    Args:
+        status: the process's exit status; 0 is success.
+    """
+    if status == 0 or not _joined:
+        return
+    thread = threading.Thread(target=_shut_down, daemon=True)
+    thread.start()
+    thread.join(_LEAVING)
+    if thread.is_alive():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _shut_down() -> None:
+    # Hosts that are gone have been reported already.
+    with contextlib.suppress(Exception):
+        jax.distributed.shutdown()
+
+
+def _from_environment() -> dict[str, Any]:
+    """The variables that JAX does not read itself (it reads the coordinator's address)."""
+    names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
+    try:
+        return {key: int(os.environ[name]) for key, name in names.items() if name in os.environ}
+    except ValueError as error:
+        raise ConfigError(
+            str(error), where=" or ".join(names.values()), expected="whole numbers"
+        ) from error
+
+
+def _check_address(address: str, *, serves: bool) -> None:
+    """Refuses addresses to which JAX's runtime reacts with an IndexError or a crash."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError(
+            f"address {address!r}",
+            where="JAX_COORDINATOR_ADDRESS",
+            expected="HOST:PORT, host 0's name or IP address and a free port of it",
+        )
+    if not serves:
+        return
+    try:
+        dualstack = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dualstack else socket.AF_INET
+        socket.create_server(("", int(port)), family=family, dualstack_ipv6=dualstack).close()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on port {port} ({os.strerror(error.errno or 0)})",
+            where="JAX_COORDINATOR_ADDRESS",
+            expected="a free port of host 0, which this is",
+            fix="end the process of an earlier start, or use another port on all hosts",
+        ) from error
+
+
+def is_first() -> bool:
+    """Whether this is host 0, which does all work that is done once."""
+    return jax.process_index() == 0
+
+
+def require_same(facts: Mapping[str, str]) -> None:
+    """Raises on every host if any host was started with other facts.
+
+    Example:
+        require_same({"configuration": gin_text, "data": stream.fingerprint})
+
+    Args:
+        facts: name -> text that must be equal on all hosts. The names must be, too.
+
+    Raises:
+        ConfigError: names what differs, and on which hosts.
+    """
+    if jax.process_count() == 1:
+        return
+    mine = [fingerprint([name, text]) for name, text in facts.items()]
+    digits = np.array([list(digest.encode()) for digest in mine], np.uint8)
+    everyone = np.asarray(multihost_utils.process_allgather(digits))
+    differ = (everyone != everyone[0]).any(axis=2)
+    if not differ.any():
+        return
+    differences = []
+    for number, name in enumerate(facts):
+        hosts = np.flatnonzero(differ[:, number])
+        if len(hosts):
+            found = bytes(everyone[hosts[0], number].tolist()).decode()
+            first = bytes(everyone[0, number].tolist()).decode()
+            names = ", ".join(map(str, hosts))
+            differences.append(f"{name} differs on host {names} ({found}) from host 0 ({first})")
+    raise ConfigError(
+        "; ".join(differences),
+        where=f"hosts 0 to {jax.process_count() - 1}",
+        expected="the same command, files and package version on every host",
+        fix="copy the same checkout, Gin files and data to all hosts, then start them again",
+    )
+
+
+def first_host_only(work: Callable[P, T]) -> Callable[P, T]:
+    """Makes a function run on host 0 only; the other hosts wait and return its result.
+
+    All hosts must call it. The result is sent between them and must be picklable.
+
+    Raises:
+        TaserError: on the other hosts, if host 0 failed.
+    """
+
+    @functools.wraps(work)
+    def on_first(*args: P.args, **kwargs: P.kwargs) -> T:
+        if jax.process_count() == 1:
+            return work(*args, **kwargs)
+        result, failure = None, None
+        if is_first():
+            try:
+                result = work(*args, **kwargs)
+            except BaseException as error:
+                failure = error
+        message = None if failure is None else f"{type(failure).__name__}: {failure}"
+        result, message = _from_first((result, message))
+        if failure is not None:
+            raise failure
+        if message is not None:
+            raise TaserError(f"host 0 stopped ({message})", where=work.__name__)
+        return cast(T, result)
+
+    return on_first
+
+
+def _from_first(value: T) -> T:
+    """Host 0's value, on every host."""
+    data = np.frombuffer(pickle.dumps(value), np.uint8) if is_first() else np.zeros(0, np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.array(len(data), np.int32)))
+    data = data if is_first() else np.zeros(size, np.uint8)
+    # As int32, which every backend's collectives can sum without a change of type.
+    received = np.asarray(multihost_utils.broadcast_one_to_all(data.astype(np.int32)))
+    return pickle.loads(received.astype(np.uint8).tobytes())
+
+
+def writes(*directories: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Makes a command the only writer of its directories while it runs, on whichever host.
+
+    All hosts must call the command. A dry run writes nothing and takes no lock.
+
+    Example:
+        @writes("{setting.output_dir}")
+        def pipeline(*, setting: Setting) -> None: ...
+
+    Args:
+        directories: paths with the command's arguments and their fields in braces; a path whose
+            argument is None or empty is skipped.
+
+    Raises:
+        BusyError: another process writes there.
+    """
+
+    def decorate(command: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(command)
+
+        @functools.wraps(command)
+        def locked(*args: P.args, **kwargs: P.kwargs) -> T:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = bound.arguments
+            with contextlib.ExitStack() as held:
+                if not given.get("dry_run"):
+                    first_host_only(_lock)(held, [_filled(one, given) for one in directories])
+                return command(*args, **kwargs)
+
+        return locked
+
+    return decorate
+
+
+def _filled(pattern: str, arguments: Mapping[str, object]) -> str | None:
+    """A path with its fields filled in; None where one is empty."""
+    formatter = string.Formatter()
+    fields = [name for _, name, _, _ in formatter.parse(pattern) if name]
+    if not all(formatter.get_field(name, (), arguments)[0] for name in fields):
+        return None
+    return pattern.format(**arguments)
+
+
+def _lock(held: contextlib.ExitStack, directories: Sequence[str | None]) -> None:
+    for directory in directories:
+        if directory is not None:
+            held.enter_context(locks.one_writer(directory))
+
+
+def wait_for_all(name: str) -> None:
+    """Waits until all hosts have reached this point."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)

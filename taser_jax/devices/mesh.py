@@ -1,0 +1,174 @@
+"""A mesh of devices: how many along each axis, and which of them neighbours."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh
+
+from taser_jax.storage.errors import ConfigError
+
+MESH_AXES = ("replica", "data", "fsdp", "model")
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Number of devices along each mesh axis; -1, at most once, means all remaining devices.
+
+    Attributes:
+        replica: parts of the batch, with everything else copied; for the slowest links (between the
+            slices of a multi-slice job).
+        data: parts of the batch; parameters are copied along it.
+        fsdp: parts of the batch and of the parameters.
+        model: parts of the parameters and of the matrix products with them.
+        across_slices: the axis that spans the slices of a multi-slice TPU job, whose links are
+            slow; every other axis stays inside a slice.
+    """
+
+    replica: int = 1
+    data: int = -1
+    fsdp: int = 1
+    model: int = 1
+    across_slices: str = "replica"
+
+    def __post_init__(self) -> None:
+        if self.across_slices not in MESH_AXES:
+            raise ConfigError(
+                f"mesh axis {self.across_slices!r}",
+                where="MeshConfig.across_slices",
+                expected=f"one of {', '.join(MESH_AXES)}",
+            )
+
+    def shape(self, num_devices: int) -> tuple[int, int, int, int]:
+        """Devices along (replica, data, fsdp, model).
+
+        Raises:
+            ConfigError: the axes do not multiply to `num_devices`.
+        """
+        asked = sizes = {name: getattr(self, name) for name in MESH_AXES}
+        for name, size in sizes.items():
+            if size < 1 and size != -1:
+                raise ConfigError(
+                    f"{size} devices along {name}", where="mesh", expected="1 or more, or -1"
+                )
+        free = [name for name, size in sizes.items() if size == -1]
+        if len(free) > 1:
+            raise ConfigError(
+                f"-1 for {' and '.join(free)}", where="mesh", expected="-1 for one axis at most"
+            )
+        known = math.prod(size for size in sizes.values() if size != -1)
+        if free and num_devices % known == 0:
+            sizes = {**sizes, free[0]: num_devices // known}
+        if math.prod(sizes.values()) != num_devices:
+            nearest = axes_text(_nearest_shape(asked, num_devices))
+            raise ConfigError(
+                f"a mesh of {known} devices{' or a multiple' if free else ''} ({axes_text(asked)})",
+                where="mesh",
+                expected=f"a mesh of all {num_devices} devices",
+                fix=f"{nearest} would fit; an axis of -1 takes the remaining devices",
+            )
+        return sizes["replica"], sizes["data"], sizes["fsdp"], sizes["model"]
+
+
+def axes_text(sizes: Mapping[str, int]) -> str:
+    """The axes and their sizes, for messages."""
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())
+
+
+def _nearest_shape(asked: Mapping[str, int], num_devices: int) -> dict[str, int]:
+    """The nearest axes, none above those requested, that fit the devices; `data` takes the rest."""
+    sizes = dict.fromkeys(MESH_AXES, 1)
+    left = num_devices
+    for name in ("model", "fsdp", "replica"):
+        most = left if asked[name] == -1 else min(asked[name], left)
+        sizes[name] = next(size for size in range(most, 0, -1) if left % size == 0)
+        left //= sizes[name]
+    sizes["data"] = left
+    return sizes
+
+
+def make_mesh(
+    config: MeshConfig | None = None, *, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    """A mesh with axes (replica, data, fsdp, model), neighbours along the last.
+
+    On several TPU slices, `config.across_slices` spans them and the other axes stay inside one.
+
+    Args:
+        config: devices along each axis; None puts all on `data`.
+        devices: None means all of `jax.devices()`.
+
+    Raises:
+        ConfigError: the axes do not multiply to the number of devices, or do not fit its slices.
+    """
+    devices = jax.devices() if devices is None else devices
+    grid = device_grid(config or MeshConfig(), devices)
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def device_grid(config: MeshConfig, devices: Sequence[jax.Device]) -> np.ndarray:
+    """The devices of a mesh, [replica, data, fsdp, model]; see `make_mesh`."""
+    shape = config.shape(len(devices))
+    # GPUs and CPUs may report their hosts as slices, but have one network.
+    on_tpu = devices[0].platform == "tpu"
+    slices = len({getattr(device, "slice_index", 0) for device in devices}) if on_tpu else 1
+    if slices == 1:
+        return _grid(mesh_utils.create_device_mesh, shape, devices)
+    across = MESH_AXES.index(config.across_slices)
+    if shape[across] % slices:
+        raise ConfigError(
+            f"{shape[across]} devices along {config.across_slices}, which must span "
+            f"{slices} slices",
+            where="mesh",
+            expected=f"a multiple of {slices} along {config.across_slices}",
+            fix=f"set {config.across_slices} to {slices}, or set MeshConfig.across_slices to "
+            "another axis",
+        )
+    inside, between = list(shape), [1] * len(shape)
+    inside[across], between[across] = shape[across] // slices, slices
+    return _grid(
+        lambda inner, devices, **options: mesh_utils.create_hybrid_device_mesh(
+            inner, between, devices, **options
+        ),
+        inside,
+        devices,
+    )
+
+
+def _grid(
+    make: Callable[..., np.ndarray], shape: Sequence[int], devices: Sequence[jax.Device]
+) -> np.ndarray:
+    try:
+        return make(shape, devices)
+    except NotImplementedError:
+        # Puts two mesh axes along one axis of the torus: fewer neighbours, but a valid mesh.
+        return make(shape, devices, allow_split_physical_axes=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class HostShare:
+    """The parts of a global batch that a host makes.
+
+    On a pod the parts need not be contiguous: devices are ordered by their links, not by host.
+
+    Example:
+        >>> HostShare(parts=(0, 3), count=4).rows(8)
+        array([0, 1, 6, 7])
+
+    Attributes:
+        parts: the host's parts, in ascending order; several hosts may make the same part.
+        count: number of equal parts of the global batch.
+    """
+
+    parts: tuple[int, ...] = (0,)
+    count: int = 1
+
+    def rows(self, num_rows: int) -> Int[np.ndarray, " rows"]:
+        """Rows of the host in a global batch of `num_rows`, a multiple of `count`."""
+        size = num_rows // self.count
+        return (np.array(self.parts)[:, None] * size + np.arange(size)).reshape(-1)

@@ -1,0 +1,284 @@
+"""The rules that assign array axes to mesh axes.
+
+Models name the axes of their parameters (`embed`, `mlp`, ...), and one table maps each name to mesh
+axes. `jax.jit` with the resulting shardings does the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from flax.core import meta
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
+from jaxtyping import PyTree
+
+from taser_jax.devices.mesh import MESH_AXES, HostShare, axes_text
+from taser_jax.devices.parameter_rules import parameter_path
+from taser_jax.storage.errors import ConfigError
+
+BATCH = "batch"
+
+MeshAxes = str | tuple[str, ...] | None
+T = TypeVar("T")
+
+
+# Models split activations over these axes, whatever the rules for parameters.
+BATCH_AXES = ("replica", "data", "fsdp")
+DEFAULT_RULES: tuple[tuple[str, MeshAxes], ...] = (
+    (BATCH, BATCH_AXES),
+    ("mlp", "model"),
+    ("heads", "model"),
+    ("vocab", "model"),
+    ("embed", "fsdp"),
+    # Not split: a statically routed input needs only one expert, so the other devices would idle.
+    ("expert", None),
+    ("kv", None),
+    ("length", None),
+    ("task", None),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicalRules:
+    """Logical axis -> mesh axes, or None to replicate.
+
+    An array's axes get their mesh axes in the table's order. An axis is replicated if its length is
+    not divisible by the mesh axis, or if another axis of the array already uses the mesh axis.
+
+    Attributes:
+        rules: (logical axis, mesh axis or axes or None), each logical axis once; flax's format.
+            The batch stays along replica, data and fsdp.
+    """
+
+    rules: tuple[tuple[str, MeshAxes], ...] = DEFAULT_RULES
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.rules]
+        for name, axes in self.rules:
+            if names.count(name) > 1:
+                raise ConfigError(
+                    f"{names.count(name)} rules for {name!r}", where="logical rules", expected="one"
+                )
+            for axis in mesh_axes_of(axes):
+                if axis not in MESH_AXES:
+                    raise ConfigError(
+                        f"mesh axis {axis!r} for {name!r}",
+                        where="logical rules",
+                        expected=f"one of {', '.join(MESH_AXES)}",
+                    )
+
+    def spec(
+        self, logical: PartitionSpec, shape: Sequence[int], mesh: Mesh, *, name: str
+    ) -> PartitionSpec:
+        """Mesh axes of an array whose logical axes are known.
+
+        Example:
+            P("embed", "mlp") of shape [768, 3072] -> P("fsdp", "model").
+
+        Args:
+            logical: name of each axis; None for a replicated axis.
+            shape: shape of the array.
+            mesh: the mesh, for the sizes of its axes.
+            name: name of the parameter, for errors.
+
+        Raises:
+            ConfigError: an axis without a rule, or a number of axes that differs from the shape's.
+        """
+        if len(logical) != len(shape):
+            raise ConfigError(
+                f"{len(logical)} logical axes {tuple(logical)} for shape {tuple(shape)}",
+                where=f"parameter {name}",
+                expected="a name for each axis",
+            )
+        order = {rule: number for number, (rule, _) in enumerate(self.rules)}
+        table = dict(self.rules)
+        for axis in logical:
+            if axis is not None and axis not in table:
+                nearest = difflib.get_close_matches(str(axis), table, n=1)
+                raise ConfigError(
+                    f"no rule for logical axis {axis!r}",
+                    where=f"parameter {name}",
+                    expected=f"one of {', '.join(table)}",
+                    fix=f"did you mean {nearest[0]!r}? Otherwise add a rule"
+                    if nearest
+                    else "add a rule to LogicalRules",
+                )
+        spec: list[MeshAxes] = [None] * len(shape)
+        used: set[str] = set()
+        named = [place for place, axis in enumerate(logical) if axis is not None]
+        for place in sorted(named, key=lambda place: order[logical[place]]):
+            axes = mesh_axes_of(table[logical[place]])
+            parts = math.prod(mesh.shape[axis] for axis in axes)
+            if axes and not used.intersection(axes) and shape[place] % parts == 0:
+                spec[place] = axes[0] if len(axes) == 1 else axes
+                used.update(axes)
+        return PartitionSpec(*spec)
+
+
+class Partitioner:
+    """Shardings of parameters, state and batches on one mesh.
+
+    Example:
+        partitioner = Partitioner(make_mesh(MeshConfig(fsdp=4)))
+        shardings = partitioner.param_shardings(logical_axes(model), abstract_params(model))
+        params = jax.jit(init, out_shardings=shardings)(key)
+        batch = partitioner.put_batch(stream.batch(step))
+
+    Args:
+        mesh: from `make_mesh`.
+        rules: the logical-axis table.
+    """
+
+    def __init__(self, mesh: Mesh, rules: LogicalRules | None = None) -> None:
+        self.mesh = mesh
+        self.rules = rules or LogicalRules()
+        table = dict(self.rules.rules)
+        if table.get(BATCH) is None:
+            raise ConfigError(f"no mesh axis for {BATCH!r}", where="logical rules")
+        self._batch_axes = mesh_axes_of(table[BATCH])
+        found, wanted = (
+            [axis for axis in axes if mesh.shape[axis] > 1]
+            for axes in (self._batch_axes, BATCH_AXES)
+        )
+        if found != wanted:
+            raise ConfigError(
+                f"{BATCH!r} along {', '.join(self._batch_axes)}, on a mesh of "
+                f"{axes_text(dict(mesh.shape))}",
+                where="logical rules",
+                expected=f"{', '.join(BATCH_AXES)}: activations are split over these",
+                fix="leave this rule as it is; an axis of one device does not split the batch",
+            )
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """Replicated on all devices."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def batch_sharding(self) -> NamedSharding:
+        """First axis split over the batch axes; a pytree prefix for all leaves of a `Batch`."""
+        return NamedSharding(self.mesh, PartitionSpec(self._batch_axes))
+
+    @property
+    def batch_devices(self) -> int:
+        """Number of parts of a global batch."""
+        return math.prod(self.mesh.shape[axis] for axis in self._batch_axes)
+
+    @property
+    def host_share(self) -> HostShare:
+        """This host's parts of the global batch, for `BatchStream`; hosts may share parts."""
+        return self.share_of(jax.process_index())
+
+    def share_of(self, process: int) -> HostShare:
+        """The parts of the global batch on a host's devices."""
+        batch_first = [*self._batch_axes, *(a for a in MESH_AXES if a not in self._batch_axes)]
+        grid = self.mesh.devices.transpose([MESH_AXES.index(axis) for axis in batch_first])
+        parts = [
+            part
+            for part, devices in enumerate(grid.reshape(self.batch_devices, -1))
+            if any(device.process_index == process for device in devices)
+        ]
+        return HostShare(tuple(parts), self.batch_devices)
+
+    def param_shardings(self, logical_axes: PyTree, shapes: PyTree) -> PyTree:
+        """Sharding of each parameter.
+
+        Args:
+            logical_axes: tree of PartitionSpec of logical axis names.
+            shapes: the same tree of arrays or `jax.ShapeDtypeStruct`.
+
+        Returns:
+            The same tree of NamedSharding.
+
+        Raises:
+            ConfigError: a parameter without logical axes, or with an axis without a rule.
+        """
+        specs, _ = jax.tree_util.tree_flatten_with_path(
+            logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
+        )
+        by_path = {parameter_path(path): spec for path, spec in specs}
+
+        def sharding(path: KeyPath, array: Any) -> NamedSharding:
+            name = parameter_path(path)
+            if name not in by_path:
+                raise ConfigError("no logical axes", where=f"parameter {name}")
+            spec = self.rules.spec(by_path[name], array.shape, self.mesh, name=name)
+            return NamedSharding(self.mesh, spec)
+
+        return jax.tree_util.tree_map_with_path(sharding, meta.unbox(shapes))
+
+    def check_batch_size(self, batch_size: int) -> None:
+        """Raises `ConfigError` if the devices cannot get equal parts of a global batch.
+
+        If the B queries are divisible, so are their B·(1+N) passages.
+        """
+        parts = self.batch_devices
+        mesh = ""
+        if batch_size > 0 and (fits := math.gcd(batch_size, parts)) < parts:
+            mesh = f"; or let {' · '.join(self._batch_axes)} be {fits} and model the rest"
+        _check_divisible("queries in a batch", batch_size, parts, otherwise=mesh)
+
+    def put_batch(self, batch: T) -> T:
+        """Puts the global batch on the devices, given this host's share.
+
+        Args:
+            batch: tree of NumPy arrays, this host's share along the first axis.
+
+        Raises:
+            ConfigError: an array whose first axis the devices cannot share equally.
+        """
+        share = self.host_share
+        place = {part: number for number, part in enumerate(share.parts)}
+
+        def put(path: KeyPath, array: np.ndarray) -> jax.Array:
+            what = f"rows of {parameter_path(path)} on this host"
+            _check_divisible(what, len(array), len(share.parts))
+            size = len(array) // len(share.parts)
+
+            def part(index: tuple[slice, ...] | None) -> np.ndarray:
+                assert index is not None
+                start = place[(index[0].start or 0) // size] * size
+                return array[start : start + size]
+
+            shape = (size * share.count, *array.shape[1:])
+            return jax.make_array_from_callback(shape, self.batch_sharding, part)
+
+        return jax.tree_util.tree_map_with_path(put, batch)
+
+
+def _check_divisible(what: str, size: int, devices: int, *, otherwise: str = "") -> None:
+    if size > 0 and size % devices == 0:
+        return
+    below, above = size // devices * devices, (size // devices + 1) * devices
+    nearest = f"{below} or {above}" if below > 0 else str(above)
+    raise ConfigError(
+        f"{size} {what} cannot be split evenly over {devices} devices",
+        where="batch",
+        expected=f"a multiple of {devices}",
+        fix=f"the nearest are {nearest}{otherwise}",
+    )
+
+
+def placed(tree: PyTree, shardings: PyTree) -> PyTree:
+    """Shapes and dtypes of a tree with their shardings: a tree like it, or one for all leaves."""
+    if isinstance(shardings, jax.sharding.Sharding):
+        shardings = jax.tree.map(lambda _: shardings, tree)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        shardings,
+    )
+
+
+def mesh_axes_of(axes: MeshAxes) -> tuple[str, ...]:
+    """The mesh axes of a rule (one, several or none) as a tuple."""
+    if axes is None:
+        return ()
+    return (axes,) if isinstance(axes, str) else tuple(axes)

@@ -1,0 +1,1 @@
+"""Which parameters serve which task."""

@@ -1,0 +1,332 @@
+"""Token arrays for models: one batch type from the token store to the training step."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, no_type_check
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+Array = jax.Array | np.ndarray
+
+
+class Role(enum.Enum):
+    """The side of the dual encoder that a text belongs to."""
+
+    QUERY = "query"
+    PASSAGE = "passage"
+
+
+# JAX rebuilds pytrees with leaves that are not arrays (shapes, shardings, scan and vmap slices), so
+# these shapes are documented, not checked.
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """Token ids, padded at the end.
+
+    Attributes:
+        ids: vocabulary ids, 0-padded. Shape [batch, length], int32.
+        mask: True at real tokens. Shape [batch, length], bool.
+    """
+
+    ids: Int[Array, "batch length"]
+    mask: Bool[Array, "batch length"]
+
+    def resized(self, length: int) -> Tokens:
+        """The same texts in arrays of `length` columns; what is cut off must be padding."""
+        missing = ((0, 0), (0, max(length - self.ids.shape[1], 0)))
+        return Tokens(*(np.pad(array[:, :length], missing) for array in (self.ids, self.mask)))
+
+
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class States:
+    """The output of frozen blocks, in place of a text's tokens; padded at the end.
+
+    Attributes:
+        hidden: output of the last frozen block. Shape [batch, length, embed].
+        mask: True at real tokens. Shape [batch, length], bool.
+    """
+
+    hidden: Float[Array, "batch length embed"]
+    mask: Bool[Array, "batch length"]
+
+    def resized(self, length: int) -> States:
+        """The same texts in arrays of `length` columns; what is cut off must be padding."""
+        missing = ((0, 0), (0, max(length - self.mask.shape[1], 0)))
+        return States(
+            np.pad(self.hidden[:, :length], (*missing, (0, 0))),
+            np.pad(self.mask[:, :length], missing),
+        )
+
+
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Embedded:
+    """Embeddings that a frozen tower gave texts, in place of the texts: nothing is encoded again.
+
+    Attributes:
+        embeddings: as the tower made them. Shape [batch, dim], float32.
+    """
+
+    embeddings: Float[Array, "batch dim"]
+
+    @property
+    def mask(self) -> Bool[np.ndarray, "batch 0"]:
+        """No token is computed."""
+        return np.zeros((len(self.embeddings), 0), bool)
+
+    def resized(self, length: int) -> Embedded:
+        """The same texts: they have no padding."""
+        del length
+        return self
+
+
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Augmented:
+    """Queries with the K documents that a memory gave for each (MoMA, equation 2).
+
+    Attributes:
+        query: the queries.
+        documents: tokens [batch, K, document_length], states of frozen blocks [batch, K,
+            document_length, embed], or, for late fusion, the documents' embeddings [batch, K, dim].
+        present: False where a query has fewer than K documents. [batch, K]
+    """
+
+    query: Tokens | States
+    documents: Tokens | States | Float[Array, "batch documents dim"]
+    present: Bool[Array, "batch documents"]
+
+    @property
+    def mask(self) -> Bool[Array, "batch length"]:
+        """True at the queries' real tokens."""
+        return self.query.mask
+
+    @property
+    def flat_documents(self) -> Tokens | States:
+        """Their tokens or states, as batch·K texts."""
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), self.documents)
+
+    def resized(self, length: int) -> Augmented:
+        """The same texts with queries of `length` columns; what is cut off must be padding."""
+        return dataclasses.replace(self, query=self.query.resized(length))
+
+
+# Texts of one length, in whatever form a model takes them.
+EncoderInput = Tokens | States | Augmented | Embedded
+
+
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TokenGroups:
+    """Texts in groups of similar length, each padded to a length of its own.
+
+    On several hosts, each group holds this host's share of its rows, and `place` that of the texts.
+
+    Attributes:
+        groups: the texts, short ones first.
+        place: row of each text among all rows of the groups, one group after another. [batch]
+    """
+
+    groups: tuple[EncoderInput, ...]
+    place: Int[Array, " batch"]
+
+
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TeacherEmbeddings:
+    """A teacher's embeddings of a batch's texts; inner products are its scores.
+
+    Attributes:
+        queries: shape [batch, teacher_dim], float32.
+        passages: shape [batch·(1+N), teacher_dim], float32.
+    """
+
+    queries: Float[Array, "batch teacher_dim"]
+    passages: Float[Array, "passages teacher_dim"]
+
+
+@no_type_check
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Queries and passages of one training step; all of one task.
+
+    Passages are query-major: query i's positive is passage i·(1+N), its N hard negatives follow.
+    Texts in groups are in this order after `place`.
+    On several hosts, `queries`, `passages`, `query_rows`, `positive_index` and the first axis of
+    `ignore` hold this host's share; `positive_index` and the second axis of `ignore` refer to the
+    passages of the *global* batch.
+
+    Attributes:
+        queries: shape [batch, query_length], or groups; with documents where a memory is used.
+        passages: shape [batch·(1+N), passage_length], or groups; embedded by a frozen tower.
+        positive_index: column of each query's positive among the global batch's passages. [batch]
+        ignore: True where a passage must not count as a negative of the query (it is another of
+            its positives, or the same passage again); never True at the positive. With a queue of
+            passages, columns of these follow. [batch, passages]
+        query_rows: row of each query in its task's query set. [batch]
+        passage_rows: row of each passage in the store. [batch·(1+N)]
+        teacher_scores: a teacher's scores of each query's positive and hard negatives, NaN where it
+            has none; None without a teacher. [batch, 1+N], float32
+        teacher_embeddings: a teacher's embeddings of the same texts; None without.
+    """
+
+    queries: Tokens | States | Augmented | TokenGroups
+    passages: Tokens | States | Embedded | TokenGroups
+    positive_index: Int[Array, " batch"]
+    ignore: Bool[Array, "batch columns"]
+    query_rows: Int[Array, " batch"]
+    passage_rows: Int[Array, " all_passages"]
+    teacher_scores: Float[Array, "batch candidates"] | None = None
+    teacher_embeddings: TeacherEmbeddings | None = None
+
+    @property
+    def texts(self) -> list[EncoderInput]:
+        """The texts of both sides, groups one by one."""
+        return [*groups_of(self.queries), *groups_of(self.passages)]
+
+    @property
+    def shape(self) -> BatchShape:
+        """Sizes of the arrays, over all devices where they are on these."""
+        queries, passages = (
+            tuple((len(each.mask), each.mask.shape[1]) for each in groups_of(side))
+            for side in (self.queries, self.passages)
+        )
+        (num_queries, query_length), (num_passages, passage_length) = (
+            (sum(rows for rows, _ in side), max(length for _, length in side))
+            for side in (queries, passages)
+        )
+        groups = (*queries, *passages)
+        first = groups_of(self.queries)[0]
+        fused = _documents_shape(first) if isinstance(first, Augmented) else None
+        return BatchShape(
+            num_queries, query_length, num_passages, passage_length, groups=groups, memory=fused
+        )
+
+
+def _documents_shape(texts: Augmented) -> DocumentsShape:
+    per_query, documents = texts.present.shape[1], texts.documents
+    if isinstance(documents, Tokens | States):
+        return DocumentsShape(per_query, documents.mask.shape[2])
+    return DocumentsShape(per_query, 1, documents.shape[2])
+
+
+def groups_of(
+    texts: EncoderInput | TokenGroups,
+) -> tuple[EncoderInput, ...]:
+    """The arrays of one side."""
+    return texts.groups if isinstance(texts, TokenGroups) else (texts,)
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentsShape:
+    """Sizes of what a memory adds to queries.
+
+    Attributes:
+        per_query: documents of a query, K.
+        length: tokens of each, padding included; 1 for embeddings.
+        dim: width of the embeddings that stand for them; 0 where they come as tokens.
+    """
+
+    per_query: int
+    length: int
+    dim: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchShape:
+    """Sizes of a batch's arrays, over all devices.
+
+    Attributes:
+        queries: queries in the batch.
+        query_length: tokens of each, padding included.
+        passages: positives and hard negatives.
+        passage_length: tokens of each, padding included.
+        teacher_candidates: passages of a query that a teacher scores; 0 without such scores.
+        teacher_dim: dimensions of a teacher's embeddings; 0 without.
+        queued: passages of earlier steps that are negatives too.
+        groups: (texts, length) of each group, where texts are padded in groups.
+        memory: documents of queries that a memory augments; None without.
+    """
+
+    queries: int
+    query_length: int
+    passages: int
+    passage_length: int
+    teacher_candidates: int = 0
+    teacher_dim: int = 0
+    queued: int = 0
+    groups: tuple[tuple[int, int], ...] = ()
+    memory: DocumentsShape | None = None
+
+    @property
+    def sides(self) -> tuple[tuple[int, int], ...]:
+        """(texts, length) of queries and of passages, or of all their groups."""
+        whole = (self.queries, self.query_length), (self.passages, self.passage_length)
+        return self.groups or whole
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all texts, padding included; documents that come as embeddings have none."""
+        memory = self.memory
+        documents = 0 if memory is None or memory.dim else memory.per_query * memory.length
+        return sum(count * length for count, length in self.sides) + self.queries * documents
+
+    def chunk(self, num_chunks: int) -> BatchShape:
+        """One of `num_chunks` equal parts."""
+        return dataclasses.replace(
+            self,
+            queries=self.queries // num_chunks,
+            passages=self.passages // num_chunks,
+            groups=tuple((rows // num_chunks, length) for rows, length in self.groups),
+        )
+
+    def abstract(self) -> Batch:
+        """Shapes and dtypes of the arrays, without groups, as `jax.jit(...).lower` takes them."""
+
+        # Any: what stands in the batch's fields is no array.
+        def array(dtype: type, *shape: int) -> Any:
+            return jax.ShapeDtypeStruct(shape, dtype)
+
+        whole = dataclasses.replace(self, groups=())
+
+        def tokens(*shape: int) -> Tokens:
+            return Tokens(array(np.int32, *shape), array(np.bool_, *shape))
+
+        queries, passages = (tokens(*side) for side in whole.sides)
+        memory = self.memory
+        if memory is not None:
+            each = (self.queries, memory.per_query)
+            documents = (
+                array(np.float32, *each, memory.dim) if memory.dim else tokens(*each, memory.length)
+            )
+        return Batch(
+            queries=queries
+            if memory is None
+            else Augmented(queries, documents, array(np.bool_, *each)),
+            passages=passages,
+            positive_index=array(np.int32, self.queries),
+            ignore=array(np.bool_, self.queries, self.passages + self.queued),
+            query_rows=array(np.int32, self.queries),
+            passage_rows=array(np.int32, self.passages),
+            teacher_scores=array(np.float32, self.queries, self.teacher_candidates)
+            if self.teacher_candidates
+            else None,
+            teacher_embeddings=TeacherEmbeddings(
+                queries=array(np.float32, self.queries, self.teacher_dim),
+                passages=array(np.float32, self.passages, self.teacher_dim),
+            )
+            if self.teacher_dim
+            else None,
+        )

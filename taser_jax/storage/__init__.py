@@ -1,0 +1,1 @@
+"""Files that survive: artefacts, checksums, locks, typed JSON, errors, records, progress."""

@@ -1,0 +1,1 @@
+"""What only one of the published systems needs, from model to figures."""

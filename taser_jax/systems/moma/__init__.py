@@ -1,0 +1,1 @@
+"""MoMA: memories, attention, commands, stages, figures."""

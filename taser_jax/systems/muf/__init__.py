@@ -1,0 +1,1 @@
+"""DPR-MUF: network, step, confidence, fusion, commands, stages, figures."""

@@ -1,0 +1,336 @@
+"""Ensembles: the inputs of their training, and the artefact it writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from taser_jax.assembly.data import training_queries
+from taser_jax.data.batches.draws import queries_of
+from taser_jax.data.batches.one_task import BatchStream
+from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.data.batches.prefetch import prefetch
+from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.optim.optimizers import OptimizerConfig
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.storage.artifacts import (
+    ARRAY_ERRORS,
+    FINGERPRINTS,
+    METADATA,
+    FilePath,
+    Fingerprint,
+    fingerprint_json,
+    read_metadata,
+    replacing,
+    require_equal,
+    write_json,
+)
+from taser_jax.storage.errors import ConfigError, DataError, check_fields
+from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.systems.muf.ensemble_step import EnsembleBatch, MemberPlacement, member_seed
+from taser_jax.systems.muf.network import EnsembleConfig, Params, apply_members
+
+KIND = "ensemble"
+_VERSION = 1
+_COUNT = JsonField(JsonType.INTEGER, required=True, minimum=1)
+_FIELDS = {
+    "fingerprints": FINGERPRINTS,
+    "members": _COUNT,
+    "hidden_dims": JsonField(JsonType.LIST, required=True, items=_COUNT),
+    "tasks": JsonField(JsonType.LIST, required=True, items=JsonField(JsonType.STRING)),
+}
+_MEMBERS = "members.npz"
+
+
+class Kept(enum.Enum):
+    """The parameters that are kept: those of the lowest mean validation loss, or the last."""
+
+    BEST = "best"
+    LAST = "last"
+
+
+@dataclasses.dataclass(frozen=True)
+class EnsembleTraining:
+    """How an ensemble is trained; the defaults are DPR-MUF's.
+
+    Attributes:
+        model: sizes.
+        batching: queries in a member's batch, and its hard negatives.
+        optimizer: optimiser of each member. Its warm-up is at most a tenth of the run.
+        epochs: passes of each member over the specialist's training queries.
+        evaluations: number of validations, and of checkpoints, in the whole run.
+        validation_split: split whose queries choose the checkpoint.
+        validation_batches: maximum number of their batches, the same for all members.
+        kept: the best checkpoint, or the last.
+        log_period: steps between lines in metrics.jsonl.
+        seed: seed of weights and batches.
+    """
+
+    model: EnsembleConfig = EnsembleConfig()
+    batching: BatchingConfig = BatchingConfig(batch_size=128)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, warmup_steps=1237)
+    epochs: int = 100
+    evaluations: int = 20
+    validation_split: str = "validation"
+    validation_batches: int = 20
+    kept: Kept = Kept.BEST
+    log_period: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = ("epochs", "evaluations", "validation_batches", "log_period")
+        check_fields(self, *counts, is_valid=lambda n: n >= 1, expected="1 or more")
+        if self.batching.queue_steps:
+            raise ConfigError(
+                f"a queue of {self.batching.queue_steps} steps",
+                where="EnsembleTraining.batching",
+                expected="no queue: members see the passages of their batch alone",
+                fix="set its queue_steps = 0",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialistVectors:
+    """A specialist's frozen vectors of some queries and all passages.
+
+    Attributes:
+        passages: its passage embeddings, memory-mapped.
+        queries: task -> embeddings of its queries, in the order of `tokenized`.
+        tokenized: task -> positives and hard negatives of these queries.
+    """
+
+    passages: Embeddings
+    queries: Mapping[str, Float[np.ndarray, "queries dim"]]
+    tokenized: Mapping[str, TokenizedQueries]
+
+    @classmethod
+    def read(
+        cls,
+        embeddings_dir: FilePath,
+        store: TokenStore,
+        *,
+        tasks: Sequence[str],
+        split: str,
+        negatives_dirs: Sequence[str] = (),
+    ) -> SpecialistVectors:
+        """Opens the embeddings of these tasks' split, without queries that have no positive.
+
+        Raises:
+            ConfigError: the token store has no such task or split.
+            DataError: it is not encoded, or no query has a positive.
+            FingerprintError: the embeddings are of another model, collection or token store.
+        """
+        passages = Embeddings.open(
+            embeddings_dir, fingerprints={"passages": store.metadata.passages_fingerprint}
+        )
+        vectors, tokenized = {}, {}
+        for task in tasks:
+            expected = {**passages.fingerprints, "queries": store.queries(task, split).fingerprint}
+            encoded = QueryEmbeddings.of_split(embeddings_dir, task, split, fingerprints=expected)
+            queries = training_queries(
+                store, task_names=[task], negatives_dirs=negatives_dirs, split=split
+            )[task]
+            kept = np.flatnonzero(queries.positives.lengths)
+            if not len(kept):
+                raise DataError(
+                    f"none of {len(queries)} queries has a positive",
+                    where=f"task {task!r}, split {split!r}",
+                    expected="queries to train and validate the ensemble with",
+                    fix="leave the task out",
+                )
+            tokenized[task] = queries_of(queries, kept)
+            row_of = {query_id: row for row, query_id in enumerate(encoded.query_ids)}
+            rows = np.array([row_of[query_id] for query_id in tokenized[task].query_ids])
+            vectors[task] = np.asarray(encoded.take(rows), np.float32)
+        return cls(passages, vectors, tokenized)
+
+    def stream(self, store: TokenStore, batching: BatchingConfig) -> BatchStream:
+        """Rows of batches of these queries."""
+        return BatchStream(store, self.tokenized, batching)
+
+    def batch(self, streams: Sequence[BatchStream], step: int) -> EnsembleBatch:
+        """One batch of each stream, as vectors, with a leading axis of streams."""
+        rows = [stream.rows(step) for stream in streams]
+        found = self.passages.take(np.concatenate([one.passage_rows for one in rows]))
+        return EnsembleBatch(
+            queries=np.stack([self.queries[one.task][one.query_rows] for one in rows]),
+            passages=found.reshape(len(rows), -1, found.shape[1]),
+            positive_index=np.stack([one.positive_index for one in rows]),
+            ignore=np.stack([one.ignore for one in rows]),
+        )
+
+
+class EnsembleBatches:
+    """Every member's batches, gathered ahead in a thread and placed on the devices.
+
+    Args:
+        vectors: the specialist's vectors.
+        stream: rows of batches; each member reseeds it.
+        placement: members over devices; a host gathers batches for the members on its own.
+        seed: the ensemble's seed.
+    """
+
+    def __init__(
+        self,
+        vectors: SpecialistVectors,
+        stream: BatchStream,
+        placement: MemberPlacement,
+        *,
+        seed: int,
+    ) -> None:
+        self._vectors, self._split = vectors, placement.split
+        parts = self._split.addressable_devices_indices_map((placement.padded,)).values()
+        here = sorted(
+            member for part in parts if part for member in range(placement.padded)[part[0]]
+        )
+        self._streams = [stream.reseeded(member_seed(seed, member)) for member in here]
+        self._members = placement.padded
+
+    def iterate(self, start_step: int, stop_step: int) -> Iterator[tuple[int, EnsembleBatch]]:
+        """Batches on the devices, for steps start_step .. stop_step - 1."""
+        return prefetch(self._make, start_step, stop_step, self._put)
+
+    def describe(self, step: int) -> str:
+        """Task and first query ids of the first member's batch."""
+        rows = self._streams[0].rows(step)
+        ids = self._vectors.tokenized[rows.task].query_ids
+        shown = ", ".join(repr(ids[row]) for row in rows.query_rows[:4])
+        return f"the first member's task {rows.task!r}, queries {shown}, ..."
+
+    def _make(self, step: int) -> EnsembleBatch:
+        return self._vectors.batch(self._streams, step)
+
+    def _put(self, batch: EnsembleBatch) -> EnsembleBatch:
+        def put(array: np.ndarray) -> jax.Array:
+            shape = (self._members, *array.shape[1:])
+            return jax.make_array_from_process_local_data(self._split, array, shape)
+
+        return jax.tree.map(put, batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ensemble:
+    """A trained ensemble.
+
+    Attributes:
+        config: sizes.
+        params: arrays with a leading axis of members.
+        fingerprints: fingerprints of the specialist's model, collection, vocabulary and passages,
+            and of the ensemble itself ("ensemble").
+        tasks: tasks whose queries it was trained on.
+    """
+
+    config: EnsembleConfig
+    params: Params
+    fingerprints: Mapping[str, str]
+    tasks: tuple[str, ...]
+
+    def embed(self, queries: Float[np.ndarray, "queries dim"]) -> jax.Array:
+        """Every member's embeddings of a specialist's query embeddings: [members, queries, dim]."""
+        return apply_members(self.params, queries)
+
+    def first(self, members: int) -> Ensemble:
+        """The ensemble of the first members, equal to one trained with that many.
+
+        Raises:
+            ConfigError: it has fewer.
+        """
+        if not 2 <= members <= self.config.members:
+            raise ConfigError(
+                f"{members} members of an ensemble of {self.config.members}",
+                where="ensemble",
+                expected=f"2 to {self.config.members}",
+                fix="train a larger ensemble, or take fewer members",
+            )
+        params = jax.tree.map(lambda leaf: leaf[:members], self.params)
+        total = fingerprint_json([self.fingerprints["ensemble"], members])
+        return dataclasses.replace(
+            self,
+            config=dataclasses.replace(self.config, members=members),
+            params=params,
+            fingerprints={**self.fingerprints, "ensemble": total},
+        )
+
+    def save(self, directory: FilePath, *, facts: Mapping[str, object]) -> None:
+        """Writes members.npz and, last, metadata.json.
+
+        Args:
+            directory: where it goes.
+            facts: facts about its training; JSON-able.
+        """
+        directory = pathlib.Path(directory)
+        arrays = {
+            f"{layer}/{name}": np.asarray(array)
+            for layer, leaves in self.params.items()
+            for name, array in leaves.items()
+        }
+        with (
+            replacing(directory / _MEMBERS, recorded=True) as scratch,
+            open(scratch, "wb") as file,
+        ):
+            np.savez(file, allow_pickle=False, **arrays)
+        write_json(
+            directory / METADATA,
+            {
+                "format_version": _VERSION,
+                "kind": KIND,
+                "members": self.config.members,
+                "hidden_dims": list(self.config.hidden_dims),
+                "tasks": list(self.tasks),
+                "fingerprints": dict(self.fingerprints),
+                **facts,
+            },
+        )
+
+    @classmethod
+    def open(
+        cls, directory: FilePath, *, fingerprints: Mapping[str, str] | None = None
+    ) -> Ensemble:
+        """Opens a finished ensemble.
+
+        Args:
+            directory: what `taser ensemble` wrote.
+            fingerprints: required fingerprints of the embeddings it was trained on.
+
+        Raises:
+            DataError: none is there, or its arrays are damaged.
+            FingerprintError: it belongs to another model or collection.
+        """
+        metadata = read_metadata(directory, KIND, _VERSION, fields=_FIELDS)
+        require_equal(
+            f"ensemble {directory}",
+            metadata["fingerprints"],
+            fingerprints or {},
+            "train an ensemble on this model's embeddings (`taser ensemble`), or correct the path",
+        )
+        path = pathlib.Path(directory) / _MEMBERS
+        params: dict[str, dict[str, np.ndarray]] = {}
+        try:
+            with np.load(path) as arrays:
+                for name in arrays.files:
+                    layer, _, leaf = name.partition("/")
+                    params.setdefault(layer, {})[leaf] = arrays[name]
+        except ARRAY_ERRORS as error:
+            raise DataError(
+                f"missing or damaged: {error}",
+                where=str(path),
+                fix="run `taser ensemble` again: it writes them from its checkpoints",
+            ) from error
+        config = EnsembleConfig(metadata["members"], tuple(metadata["hidden_dims"]))
+        return cls(config, params, metadata["fingerprints"], tuple(metadata["tasks"]))
+
+
+def ensemble_fingerprint(params: Params) -> str:
+    """Fingerprint of an ensemble's arrays."""
+    total = Fingerprint()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        total.add(jax.tree_util.keystr(path)).add(np.asarray(leaf))
+    return total.hex()

@@ -1,0 +1,192 @@
+"""`taser pipeline muf`: specialists trained apart and fused by confidence; DPR-MUF's tables."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from taser_jax.commands.inputs import check_collection
+from taser_jax.commands.pipelines.retrieval_stages import check_untrained
+from taser_jax.commands.pipelines.setting import BM25, Setting, System
+from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.commands.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
+from taser_jax.commands.pipelines.taser import begin_pipeline
+from taser_jax.data.collections.store import PassageStore
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.devices.hosts import writes
+from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.storage.artifacts import file_name, write_text
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger
+from taser_jax.systems.muf.domains import MixedConfig
+from taser_jax.systems.muf.ensemble import CONFIGURABLES as ENSEMBLE_CONFIGURABLES
+from taser_jax.systems.muf.fuse import CONFIGURABLES as FUSE_CONFIGURABLES
+from taser_jax.systems.muf.muf_costs import costs_table, write_figures
+from taser_jax.systems.muf.muf_tables import (
+    BAYESIAN,
+    EQUAL,
+    LITERAL,
+    MUF,
+    ORACLE,
+    OWN,
+    WITHOUT_DOMAIN,
+    WORST,
+    MufRows,
+    write_tables,
+    write_uncertainty,
+)
+from taser_jax.systems.muf.stages import Fusion, MufStages
+
+
+@writes("{setting.output_dir}")
+def pipeline_muf(
+    *,
+    setting: Setting,
+    specialists: Mapping[str, System],
+    joint: Mapping[str, System],
+    untrained: Mapping[str, System] | None = None,
+    students: Mapping[str, System] | None = None,
+    fusion: Fusion = Fusion(),
+    config_text: str = "",
+) -> Mapping[str, ResultsTable]:
+    """Trains specialists and joint models, fuses the specialists, and prints DPR-MUF's tables.
+
+    BM25 and its negatives -> train, encode and index every model on its own tasks -> an ensemble
+    for every specialist -> lists of all tasks' queries -> temperatures -> fused lists -> tables:
+    of single, joint and fused models by task (domains.md, the paper's table 2), on mixes of tasks
+    (mixed.md, table 3) and with BM25 added (bm25.md, table 4); how well confidences predict errors
+    is in uncertainty.csv and figures/. If interrupted, rerun the command to resume at the
+    interrupted stage. A specialist added to a finished run is trained, and fusions with it run
+    anew; everything else is reused.
+
+    Args:
+        setting: what all stages share; `setting.tasks` are those searched.
+        specialists: name -> a model with `tasks` of its own.
+        joint: name -> a model of several tasks, to compare with; its `train_steps` should let it
+            see as many queries as the specialists together.
+        untrained: name -> a model that is shown as its pretrained weights left it.
+        students: name -> a model that learns from the specialists' fused lists; its objective has a
+            distillation.
+        fusion: ensembles, weights and mixes.
+        config_text: written to config.gin.
+
+    Returns:
+        The tables: "domains", "bm25" and, where there are mixes or sizes, "mixed" and "sizes".
+
+    Raises:
+        ConfigError: names, tasks or steps that do not fit, or another run's directory.
+        StorageError: the directory cannot be written.
+    """
+    output_dir = pathlib.Path(setting.output_dir)
+    store = TokenStore.open(setting.token_store)
+    check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
+    setting.check_tasks(store.tasks)
+    untrained, students = untrained or {}, students or {}
+    trained = {**specialists, **joint}
+    _check(specialists, joint, students, fusion, store.tasks)
+    check_untrained(setting, untrained, trained, where="pipeline_muf.untrained")
+    begin_pipeline(output_dir, config_text)
+    run = MufStages(Stages(output_dir), setting, fusion, store)
+    run.bm25()
+    for name, system in untrained.items():
+        run.untrained(name, system)
+    for name, system in trained.items():
+        run.model(name, system, speaks=name in specialists)
+    fusions = run.fusions(specialists)
+    for name, system in students.items():
+        run.student(name, system, list(specialists))
+    models = [*untrained, *joint, *students]
+    for name in (*specialists, *models):
+        run.fuse(name, [name])
+    rows = run.rows(specialists)
+    tables = write_tables(
+        rows,
+        models=models,
+        fusions=fusions,
+        sizes=fusion.sizes,
+        mixed=fusion.mixed,
+    )
+    write_uncertainty(rows, run.directory_of(MUF) / "lists", fusion.config)
+    _write_costs(run, rows, list(specialists), [*joint, *students])
+    for name, table in tables.items():
+        print(f"\n{table.to_text()}")
+        logger.info("table: %s (and .csv, .png)", output_dir / f"{name}.md")
+    return tables
+
+
+def _write_costs(
+    run: MufStages, rows: MufRows, specialists: Sequence[str], joint: Sequence[str]
+) -> None:
+    """Writes costs.md, the fusion's costs beside joint models', and the paper's other figures."""
+    latencies = run.latencies(specialists)
+    costs = {name: run.cost(name) for name in (*specialists, *joint)}
+    table = costs_table(
+        {name: costs[name] for name in specialists},
+        {name: costs[name] for name in joint},
+        latencies[max(latencies)],
+    )
+    write_text(rows.directory / "costs.md", table)
+    lists = {row: run.directory_of(row) / "lists" for row in (MUF, BAYESIAN) if row in rows.values}
+    write_figures(rows, run.opened(specialists), lists, latencies)
+
+
+def _check(
+    specialists: Mapping[str, System],
+    joint: Mapping[str, System],
+    students: Mapping[str, System],
+    fusion: Fusion,
+    known: Mapping[str, Sequence[str]],
+) -> None:
+    """Rejects names and tasks that do not fit before anything is computed."""
+    names = [*specialists, *joint, *students]
+    rows = [*names, BM25, MUF, OWN, WORST, ORACLE, BAYESIAN, WITHOUT_DOMAIN, EQUAL, LITERAL]
+    if len(specialists) < 2 or len(set(map(file_name, rows))) < len(rows):
+        raise ConfigError(
+            f"models {', '.join(names) or 'none'}",
+            where="pipeline_muf",
+            expected="two specialists at least; names that differ in letters or digits from each "
+            "other's and from the tables' rows",
+        )
+    for name, system in specialists.items():
+        if not system.tasks:
+            raise ConfigError(
+                f"specialist {name!r} has no tasks",
+                where="System.tasks",
+                expected="the tasks that it is trained on",
+                fix=f"bind {file_name(name)}/System.tasks = ['...']",
+            )
+    for name, system in students.items():
+        if system.objective is None or system.objective.distillation is None:
+            raise ConfigError(
+                f"student {name!r} does not learn from a teacher",
+                where="System.objective",
+                expected="an ObjectiveConfig with a distillation",
+                fix=f"bind {file_name(name)}/System.objective, and its distillation",
+            )
+    for name, system in {**specialists, **joint, **students}.items():
+        if unknown := sorted(set(system.tasks or ()) - known.keys()):
+            raise ConfigError(
+                f"{name!r} is to be trained on {', '.join(unknown)}",
+                where="System.tasks",
+                expected=f"tasks of the token store: {', '.join(known)}",
+            )
+    if fusion.left_out is not None and fusion.left_out not in specialists:
+        raise ConfigError(
+            f"{fusion.left_out!r} is no specialist",
+            where="Fusion.left_out",
+            expected=f"one of {', '.join(specialists)}",
+        )
+    if fusion.left_out is not None and len(specialists) < 3:
+        raise ConfigError(
+            f"{len(specialists)} specialists without {fusion.left_out!r}",
+            where="Fusion.left_out",
+            expected="two left at least",
+            fix="add a specialist, or set left_out to None",
+        )
+
+
+CONFIGURABLES = (
+    *dict.fromkeys((*TASER_CONFIGURABLES, *ENSEMBLE_CONFIGURABLES, *FUSE_CONFIGURABLES)),
+    Fusion,
+    MixedConfig,
+)

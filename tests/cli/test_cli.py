@@ -1,0 +1,286 @@
+"""Commands, flags and exit codes of `taser`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+import taser_jax
+from taser_jax.cli import command_table, gin_files
+from taser_jax.cli import main as cli
+from taser_jax.storage.errors import ConfigError, Preempted, StorageError
+
+
+@pytest.fixture(autouse=True)
+def _same_logging_afterwards():
+    root, absl = logging.getLogger(), logging.getLogger("absl")
+    handlers, level, absl_level = root.handlers[:], root.level, absl.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    absl.setLevel(absl_level)
+
+
+class _Toy(types.ModuleType):
+    """A module whose command does what a test tells it to."""
+
+    CONFIGURABLES = ()
+    act = None
+
+    @staticmethod
+    def toy_command(*, message: str = "", config_text: str = ""):
+        _Toy.act(message, config_text)
+
+
+@pytest.fixture
+def toy(monkeypatch, tmp_path):
+    module = _Toy("taser_jax.commands.toy_module")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    path = tmp_path / "toy.gin"
+    path.write_text("MESSAGE = 'hello'\ntoy_command.message = %MESSAGE\n")
+    command = command_table.Command("commands.toy_module", "toy_command", "a toy", str(path))
+    monkeypatch.setitem(cli.COMMANDS, "toy", command)
+    return lambda act: monkeypatch.setattr(_Toy, "act", staticmethod(act))
+
+
+def test_a_finished_command_returns_0(toy):
+    seen = []
+
+    def remember(message, config_text):
+        seen.append((message, config_text))
+
+    toy(remember)
+    assert cli.run(["toy", "--gin.MESSAGE=a b"]) == 0
+    assert cli.run(["toy", "--gin.MESSAGE", "c"]) == 0
+    assert cli.run(["toy", "--gin_bindings=MESSAGE = d"]) == 0
+    assert [message for message, _ in seen] == ["a b", "c", "d"]
+    assert "MESSAGE = 'a b'" in seen[0][1]
+
+
+def test_a_problem_the_user_can_mend_returns_2_without_a_traceback(toy, capsys):
+    def fail(message, config_text):
+        raise StorageError("the disk is full", where="here", fix="free space")
+
+    toy(fail)
+    assert cli.run(["toy"]) == 2
+    assert capsys.readouterr().err == "error: here: the disk is full\n  fix: free space\n"
+
+
+def test_preemption_returns_75(toy, capsys):
+    def stop(message, config_text):
+        raise Preempted("saved after step 3 of 9")
+
+    toy(stop)
+    assert cli.run(["toy"]) == 75
+    assert capsys.readouterr().err == (
+        "preempted: saved after step 3 of 9; rerun the command to resume\n"
+    )
+
+
+def test_an_interrupt_returns_130(toy, capsys):
+    def interrupt(message, config_text):
+        raise KeyboardInterrupt
+
+    toy(interrupt)
+    assert cli.run(["toy"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_defect_raises(toy):
+    def defect(message, config_text):
+        raise ZeroDivisionError("a defect")
+
+    toy(defect)
+    with pytest.raises(ZeroDivisionError):
+        cli.run(["toy"])
+
+
+def test_a_command_without_a_dry_run_says_so(toy, capsys):
+    def act(message, config_text):
+        pytest.fail("it ran")
+
+    toy(act)
+    assert cli.run(["toy", "--dry_run"]) == 2
+    assert "has no dry run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["trian"], "did you mean `taser train`?"),
+        (["prepare"], "did you mean `taser prepare"),
+        (["prepare", "pydoc"], "did you mean `taser prepare pydocs`?"),
+        (["zzz"], "run `taser --help`"),
+        (["train", "now"], "no command 'train now'"),
+        (["--gin_file=a.gin"], "no command ''"),
+        (["train", "--gin_fil=a.gin"], "unknown flag '--gin_fil=a.gin'"),
+        (["train", "--gin_file=a", "stray"], "unknown flag 'stray'"),
+        (["train", "--gin_file"], "--gin_file has no value"),
+        (["train", "--gin.MODEL_DIR="], "--gin.MODEL_DIR has no value"),
+        (["train", "--coordinator_timeout=soon"], "--coordinator_timeout is 'soon'"),
+        (["ask", "--multihost"], "`taser ask` runs on one host"),
+        (["prepare", "pydocs", "--multihost"], "runs on one host"),
+        (["train", "--gin.LERNING_RATE=1"], "macro LERNING_RATE is set"),
+        (["train", "--gin_file=runs/taser_bse.gin"], "did you mean runs/taser_base.gin?"),
+        (["train"], "--gin_file=models/taser.gin --gin.MODEL_DIR=..."),
+    ],
+)
+def test_wrong_command_lines_return_2(argv, words, capsys):
+    assert cli.run(argv) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert "Path not found" not in captured.err
+    assert "In call to configurable" not in captured.err
+
+
+def test_parsing():
+    arguments = cli.parse(
+        [
+            *("prepare", "dpr", "--gin_file=a.gin", "--gin_file", "b.gin", "--dry-run"),
+            *("--gin.X=1=2", "--gin_search_paths=c,d", "--multihost", "--coordinator_timeout=9"),
+        ]
+    )
+    assert arguments.command == "prepare dpr"
+    assert arguments.flags.files == ("a.gin", "b.gin")
+    assert arguments.flags.bindings == (("X", "1=2"),)
+    assert arguments.flags.search_paths == ("c", "d")
+    assert arguments.dry_run
+    assert arguments.multihost
+    assert arguments.coordinator_timeout == 9
+    assert not arguments.help
+    assert cli.parse(["train"]).flags.files == ("runs/train.gin",)
+    with pytest.raises(ConfigError, match="no command"):
+        cli.parse(["--help"])
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
+def test_the_overview_lists_every_command(argv, capsys):
+    assert cli.run(argv) == 0
+    printed = capsys.readouterr().out
+    for name, command in cli.COMMANDS.items():
+        assert name in printed
+        assert command.summary in printed
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_help_of_a_group_lists_its_commands(flag, capsys):
+    assert cli.run(["prepare", flag]) == 0
+    printed = capsys.readouterr().out
+    assert "prepare beir" in printed
+    assert "quickstart" not in printed
+
+
+def test_the_version_is_the_packages(capsys):
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"taser_jax {taser_jax.__version__}\n"
+
+
+TINY = [
+    *("train", "--dry_run", "--gin_file=models/bert_tiny.gin", "--gin_file=models/taser.gin"),
+    *("--gin.TRAIN_STEPS=9", "--gin.WARMUP_STEPS=1"),
+    "--gin.TASK_FEATURE_LENGTHS={'query': 8, 'passage': 8}",
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (["--help"], {"jax", "tensorflow", "numpy"}),
+        # Each of them is a large part of the two seconds that a dry run may take to start.
+        (TINY, {"tensorflow", "tensorflow_datasets", "orbax.checkpoint", "scipy", "matplotlib"}),
+    ],
+)
+def test_what_starts_soon_loads_only_what_it_uses(arguments, absent):
+    program = (
+        "import sys; from taser_jax import cli; "
+        f"assert cli.run({arguments!r}) == 0; print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "taser_jax.cli.main" in loaded
+    assert not absent & loaded
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("taser en", {"encode", "ensemble"}),
+        ("taser memory ", {"add", "list", "remove", "report"}),
+        ("taser compile --topo", {"--topology"}),
+        ("taser train --gin_file runs/taser_b", {"runs/taser_base.gin"}),
+    ],
+)
+def test_the_shell_completes(line, completed, tmp_path):
+    answer = tmp_path / "answer"
+    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line}
+    asked |= {"COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
+    subprocess.run(
+        [sys.executable, "-c", "from taser_jax import cli; cli.main()"],
+        env=os.environ | asked,
+        check=True,
+        timeout=60,
+    )
+    assert {word.strip() for word in answer.read_text().split("\n")} == completed
+
+
+def test_the_help_of_a_command_shows_its_options(capsys):
+    assert cli.run(["train", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "Trains a dual encoder" in printed
+    assert "  TOKEN_STORE = required\n      tokens of passages and queries" in printed
+    assert "  LEARNING_RATE = 2e-5\n      peak rate. (OptimizerConfig.learning_rate)" in printed
+    assert "  train.accept_changes = False\n" in printed
+    files = printed.partition("At hand:")[2]
+    assert "  models/taser.gin                TASER: one encoder" in files
+    assert "runs/taser_base.gin" in files
+    assert "runs/index.gin" not in files
+
+
+def test_gin_files_are_listed_and_printed(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.gin").write_text("# My model. It is small.\nX = 1\n")
+    assert cli.run(["gin"]) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.split(maxsplit=1) == ["mine.gin", "My model"]
+    packaged = gin_files.gin_directory()
+    assert len(others) == len(list(packaged.rglob("*.gin")))
+    assert all(len(line.split(maxsplit=1)) == 2 for line in others), "a file without a comment"
+    for name, folder in (("models/taser.gin", packaged), ("mine.gin", tmp_path)):
+        assert cli.run(["gin", name]) == 0
+        assert capsys.readouterr().out == (folder / name).read_text()
+    assert cli.run(["gin", "models/tasr.gin"]) == 2
+    assert "did you mean models/taser.gin?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gin_file", "total"),
+    [("runs/taser_base.gin", "127,787,520"), ("runs/dpr_base.gin", "217,783,296")],
+)
+def test_dry_runs_print_the_papers_parameter_counts(gin_file, total, capsys):
+    assert cli.run(["train", "--dry_run", f"--gin_file={gin_file}"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.rstrip().splitlines()[-2].split() == ["total", total]
+    assert "GiB per device" in captured.out
+    assert f"parameters: {total}" in captured.err
+    assert "negatives per query" in captured.err
+    assert "still to be set: MODEL_DIR, TOKEN_STORE" in captured.err
+    assert "Path not found" not in captured.err
+
+
+def test_the_module_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "taser_jax.cli.main", "trian"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "did you mean `taser train`?" in done.stderr

@@ -1,0 +1,310 @@
+"""Every way a configuration can be wrong is an error that names the nearest right name."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+
+import pytest
+
+from taser_jax.cli import configuration
+from taser_jax.cli.configuration import GinFlags
+from taser_jax.cli.gin_files import literal
+from taser_jax.storage.errors import ConfigError
+
+
+class Flavour(enum.Enum):
+    SWEET = "sweet"
+    SALTY = "salty"
+
+
+@dataclasses.dataclass(frozen=True)
+class SauceConfig:
+    flavour: Flavour = Flavour.SWEET
+    layers: tuple[int, ...] | None = None
+    amount: float = 1.0
+
+    def __post_init__(self):
+        assert self.amount > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class GarnishConfig:
+    sauce: SauceConfig | None = None
+
+
+def cook(*, dish: str, sauce: SauceConfig = SauceConfig(), portions: int = 1, note: str = ""):
+    return dish, sauce, portions, note
+
+
+def broken_cook(*, dish: str):
+    raise ConfigError(f"no {dish}", where="kitchen")
+
+
+BASE = """
+DISH = %gin.REQUIRED
+FLAVOUR = 'sweet'
+cook.dish = %DISH
+cook.sauce = @SauceConfig()
+SauceConfig.flavour = %FLAVOUR
+"""
+
+
+@pytest.fixture
+def resolve(tmp_path):
+    def call(text=BASE, *bindings, files=(), allow_unset=False, search_paths=()):
+        path = tmp_path / "base.gin"
+        path.write_text(text)
+        return configuration.resolve(
+            cook,
+            configurables=(SauceConfig, GarnishConfig),
+            flags=GinFlags(
+                files=(str(path), *map(str, files)),
+                bindings=tuple(binding.split("=", 1) for binding in bindings),
+                search_paths=tuple(map(str, search_paths)),
+            ),
+            allow_unset=allow_unset,
+        )
+
+    return call
+
+
+def test_files_bindings_and_enums_come_together(resolve):
+    resolved = resolve(BASE, "DISH=noodle soup", "FLAVOUR=salty", "SauceConfig.layers=[1, 2]")
+    assert resolved.function() == ("noodle soup", SauceConfig(Flavour.SALTY, (1, 2)), 1, "")
+    assert resolved.unused == ()
+    assert resolved.unset == ()
+    assert "noodle soup" in resolved.text
+
+
+def test_the_text_has_what_the_command_reaches_and_nothing_else(resolve, tmp_path):
+    first = resolve(BASE + "GarnishConfig.sauce = 'mint'\n", "DISH=pie", "cook.sauce=None")
+    assert "cook.dish = %DISH" in first.text
+    assert not any(word in first.text for word in ("mint", "SauceConfig", "FLAVOUR"))
+    again = tmp_path / "config.gin"
+    again.write_text(first.text)
+    assert resolve(BASE, files=[again]).function() == first.function()
+
+
+def test_parameters_without_a_macro_can_be_set(resolve):
+    assert resolve(BASE, "DISH=pie", "cook.portions=3").function()[2] == 3
+
+
+def test_later_files_win_over_earlier_and_the_command_line_over_both(resolve, tmp_path):
+    second = tmp_path / "second.gin"
+    second.write_text("DISH = 'second'\ncook.portions = 2\n")
+    assert resolve(BASE, files=[second]).function()[::2] == ("second", 2)
+    assert resolve(BASE, "DISH=third", files=[second]).function()[::2] == ("third", 2)
+
+
+@pytest.mark.parametrize(
+    ("project", "dish"),
+    [
+        # Beside the defaults, which it does not replace.
+        ("DISH = 'pie'\ncook.portions = 2\n", "pie"),
+        ("cook.portions = 2\nDISH = 'stew'\ncook.note = 'hot'\n", "stew"),
+        # In place of them: DISH of the defaults is still required, and would be refused.
+        ("cook.portions = 2\ncook.dish = 'soup'\n", "soup"),
+    ],
+)
+def test_defaults_are_read_unless_the_files_set_all_that_is_needed(tmp_path, project, dish):
+    for name, text in (("defaults", BASE), ("project", project)):
+        (tmp_path / f"{name}.gin").write_text(text)
+    resolved = configuration.resolve(
+        cook,
+        configurables=(SauceConfig, GarnishConfig),
+        flags=GinFlags(
+            files=(str(tmp_path / "project.gin"),), defaults=(str(tmp_path / "defaults.gin"),)
+        ),
+    )
+    assert resolved.function()[::2] == (dish, 2)
+
+
+def test_resolving_again_forgets_the_former_configuration(resolve):
+    resolve(BASE, "DISH=pie", "cook.portions=3")
+    assert resolve(BASE, "DISH=pie").function()[2] == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("1e-5", "1e-5"),
+        ("3", "3"),
+        ("True", "True"),
+        ("None", "None"),
+        ("'quoted'", "'quoted'"),
+        ("[1, 2]", "[1, 2]"),
+        ("{'a': 1}", "{'a': 1}"),
+        ("@SauceConfig()", "@SauceConfig()"),
+        ("%DISH", "%DISH"),
+        ("models/first", "'models/first'"),
+        ("gs://bucket/a b", "'gs://bucket/a b'"),
+        ("it's", '"it\'s"'),
+        ("a=b", "'a=b'"),
+        ("007", "'007'"),
+        ("1e-5x", "'1e-5x'"),
+        ("[1, 2", "'[1, 2'"),
+        ("2024-run", "'2024-run'"),
+        ("[%DISH, @SauceConfig()]", "[%DISH, @SauceConfig()]"),
+        ("...", "'...'"),
+    ],
+)
+def test_bare_strings(written, value):
+    assert literal(written) == value
+
+
+def test_bare_strings_arrive_as_they_were_written(resolve):
+    for written in ("models/first", "it's", 'say "hi"', "a=b", "a\\b", "gs://bucket/x"):
+        assert resolve(BASE, f"DISH={written}").function()[0] == written
+
+
+@pytest.mark.parametrize(
+    ("binding", "found", "fix"),
+    [
+        ("DISSH=pie", "macro DISSH is set, but nothing refers to it", "did you mean DISH?"),
+        ("cook.dishh=pie", "cook has no parameter 'dishh'", "did you mean dish?"),
+        ("cok.dish=pie", "unknown name 'cok", "did you mean cook?"),
+        ("SauceConfg.amount=1", "unknown name 'SauceConfg", "did you mean SauceConfig?"),
+        ("SauceConfig.amout=1", "SauceConfig has no parameter 'amout'", "did you mean amount?"),
+        ("cook.sauce=@SauceConfg()", "SauceConfg", "did you mean SauceConfig?"),
+        ("cook.note=%DISSH", "%DISSH is referred to but never given a value", "mean DISH?"),
+        ("GarnishConfig.sauce=None", "`cook` never uses GarnishConfig.sauce", "fix:"),
+        ("spicy/SauceConfig.amount=2", "`cook` never uses spicy/SauceConfig.amount", "fix:"),
+    ],
+)
+def test_wrong_names_on_the_command_line(resolve, binding, found, fix):
+    with pytest.raises(ConfigError) as error:
+        resolve(BASE, "DISH=soup", binding)
+    assert found in str(error.value)
+    assert fix in str(error.value)
+    assert binding.split("=")[0] in str(error.value) or "%" in binding
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("SauceConfig.amout = 1", "SauceConfig has no parameter 'amout'"),
+        ("SauceConfg.amount = 1", "unknown name 'SauceConfg'"),
+        ("cook.note = @Sause()", "Sause"),
+        ("cook.note = 'unclosed", "base.gin"),
+        ("cook.note == 1", "base.gin"),
+        ("UNUSED = 1", "macro UNUSED is set, but nothing refers to it"),
+        ("cook.note = %UNBOUND", "%UNBOUND is referred to but never given a value"),
+    ],
+)
+def test_wrong_lines_in_files(resolve, line, found):
+    with pytest.raises(ConfigError) as error:
+        resolve(f"{BASE}{line}\n", "DISH=soup")
+    assert found in str(error.value)
+    assert "fix:" in str(error.value)
+
+
+def test_a_missing_file_names_the_nearest(resolve, tmp_path):
+    with pytest.raises(ConfigError, match=r"did you mean runs/train.gin\?"):
+        resolve(BASE, files=["runs/trian.gin"])
+    with pytest.raises(ConfigError, match="no such Gin file"):
+        resolve("include 'models/nowhere.gin'\n")
+
+
+def test_required_values_are_all_named_with_how_to_set_them(resolve):
+    text = BASE + "cook.portions = %gin.REQUIRED\n"
+    with pytest.raises(ConfigError) as error:
+        resolve(text)
+    assert "DISH" in str(error.value)
+    assert "--gin.DISH=..." in str(error.value)
+    assert "--gin.cook.portions=..." in str(error.value)
+
+
+def test_required_values_may_stay_open_where_allowed(resolve):
+    resolved = resolve(BASE, allow_unset=True)
+    assert resolved.unset == ("DISH",)
+    assert resolved.function()[0] is None
+    text = BASE + "X = %gin.REQUIRED\nSauceConfig.amount = %X\n"
+    unset = resolve(text, "DISH=soup", allow_unset=True)
+    with pytest.raises(ConfigError, match=r"SauceConfig\.amount = %X: not set"):
+        unset.function()
+
+
+def test_a_required_value_that_is_not_reached_is_not_asked_for(resolve):
+    text = BASE + "OTHER = %gin.REQUIRED\nGarnishConfig.sauce = %OTHER\n"
+    resolved = resolve(text, "DISH=soup")
+    assert resolved.unused == ("GarnishConfig.sauce", "OTHER")
+
+
+def test_a_macro_that_only_an_unreached_binding_uses_cannot_be_set(resolve):
+    text = BASE + "OTHER = None\nGarnishConfig.sauce = %OTHER\n"
+    with pytest.raises(ConfigError, match="`cook` never uses OTHER"):
+        resolve(text, "DISH=soup", "OTHER=1")
+
+
+def test_what_replaces_a_reference_leaves_its_bindings_unused(resolve):
+    assert resolve(BASE, "DISH=soup", "cook.sauce=None").unused == (
+        "FLAVOUR",
+        "SauceConfig.flavour",
+    )
+
+
+def test_scoped_references_reach_their_own_and_the_common_bindings(resolve):
+    text = (
+        "cook.dish = 'soup'\ncook.sauce = @hot/SauceConfig()\n"
+        "hot/SauceConfig.amount = 3.0\nSauceConfig.flavour = 'salty'\n"
+        "cold/SauceConfig.amount = 9.0\n"
+    )
+    resolved = resolve(text)
+    assert resolved.function()[1] == SauceConfig(Flavour.SALTY, None, 3.0)
+    assert resolved.unused == ("cold/SauceConfig.amount",)
+
+
+def test_a_wrong_choice_lists_the_right_ones(resolve):
+    with pytest.raises(ConfigError) as error:
+        resolve(BASE, "DISH=soup", "FLAVOUR=swet").function()
+    assert "SauceConfig.flavour" in str(error.value)
+    assert "'sweet', 'salty'" in str(error.value)
+    assert "did you mean sweet?" in str(error.value)
+
+
+def test_included_files_are_found_without_noise(resolve, tmp_path, caplog, capfd):
+    folder = tmp_path / "more"
+    folder.mkdir()
+    (folder / "extra.gin").write_text("cook.note = 'extra'\n")
+    text = BASE + "include 'extra.gin'\n"
+    with caplog.at_level(logging.DEBUG):
+        assert resolve(text, "DISH=soup", search_paths=[folder]).function()[3] == "extra"
+    assert "Path not found" not in caplog.text + capfd.readouterr().err
+
+
+def test_a_python_package_of_the_same_name_is_not_in_the_way(resolve, tmp_path, monkeypatch):
+    """A working directory with a folder `models/` is a namespace package to Python."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "gin" / "models").mkdir(parents=True)
+    (tmp_path / "gin" / "models" / "salty.gin").write_text("FLAVOUR = 'salty'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = BASE.replace("FLAVOUR = 'sweet'", "include 'models/salty.gin'")
+    resolved = resolve(text, "DISH=soup", search_paths=[tmp_path / "gin"])
+    assert resolved.function()[1].flavour is Flavour.SALTY
+
+
+def plate(*, garnish: GarnishConfig):
+    return garnish
+
+
+def test_a_scope_reaches_what_its_references_are_made_of(tmp_path):
+    path = tmp_path / "plate.gin"
+    path.write_text(
+        "plate.garnish = @mild/GarnishConfig()\nGarnishConfig.sauce = @SauceConfig()\n"
+        "SauceConfig.amount = 2.0\nhot/SauceConfig.amount = 9.0\n"
+    )
+
+    def resolve(*bindings):
+        return configuration.resolve(
+            plate,
+            configurables=(GarnishConfig, SauceConfig),
+            flags=GinFlags(files=(str(path),), bindings=bindings),
+        )
+
+    resolved = resolve(("mild/SauceConfig.flavour", "salty"))
+    assert resolved.function() == GarnishConfig(SauceConfig(Flavour.SALTY, amount=2.0))
+    assert resolved.unused == ("hot/SauceConfig.amount",)
+    with pytest.raises(ConfigError, match=r"hot/SauceConfig\.flavour"):
+        resolve(("hot/SauceConfig.flavour", "salty"))

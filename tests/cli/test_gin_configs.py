@@ -1,0 +1,171 @@
+"""Every packaged Gin file resolves for its command, and what has replaced former macros exists."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from taser_jax.cli import configuration
+from taser_jax.cli import main as cli
+from taser_jax.cli.gin_files import former_macros, gin_directory
+from taser_jax.storage.errors import ConfigError
+
+RECIPES = {
+    "train": (
+        ("runs/taser_base.gin",),
+        ("runs/dpr_base.gin",),
+        ("runs/taser_base.gin", "models/bert_pretrained.gin"),
+        ("runs/train.gin", "models/bert_tiny.gin", "models/shared.gin"),
+        ("runs/taser_base.gin", "models/routing_regularizer.gin"),
+        ("runs/train.gin", "models/t5_base.gin"),
+        ("runs/train.gin", "models/t5_base.gin", "models/t5_pretrained.gin"),
+        ("runs/train.gin", "models/t5_fusion.gin"),
+        ("runs/train.gin", "models/bert_fusion.gin"),
+        *(
+            ("runs/taser_base.gin", f"optim/{combiner}.gin")
+            for combiner in ("naive", "pcgrad", "cgd", "gradnorm", "tsage")
+        ),
+    ),
+    "tokenize": (("runs/kilt_full_tokenize.gin",),),
+    "prepare kilt": (("runs/kilt_mini_prepare.gin",), ("runs/kilt_full_prepare.gin",)),
+    "prepare merged": (("runs/muf_mini_prepare.gin",),),
+    "prepare dpr": (("runs/odqa_prepare.gin",), ("runs/open_qa_prepare.gin",)),
+    "evaluate": (("runs/entity_questions.gin",),),
+    "pipeline taser": (
+        ("runs/open_qa.gin",),
+        ("runs/open_qa_pretrained.gin",),
+        ("runs/open_qa_pretrained.gin", "runs/taser_claims.gin"),
+        ("runs/odqa.gin",),
+        ("runs/yardstick.gin",),
+        ("runs/compared.gin", "models/bert_tiny.gin"),
+    ),
+    "pipeline muf": (("runs/muf_wiki.gin",), ("runs/muf_mini.gin",)),
+    "pipeline moma": (("runs/moma_mini.gin",), ("runs/moma_base.gin",)),
+    "pipeline ance": (
+        ("runs/kilt_mini_ance.gin",),
+        ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin"),
+        ("runs/taco_dr_kilt.gin",),
+        *(
+            ("runs/kilt_mini_ance.gin", f"optim/{other}.gin")
+            for other in ("pcgrad", "cgd", "gradnorm")
+        ),
+    ),
+    "quickstart": (("runs/quickstart_scratch.gin",),),
+}
+PAIRS = sorted(
+    {(name, command.gin_files()) for name, command in cli.COMMANDS.items()}
+    | {(name, files) for name, recipes in RECIPES.items() for files in recipes}
+)
+
+FILES = sorted(str(path.relative_to(gin_directory())) for path in gin_directory().rglob("*.gin"))
+
+
+def _lines(*gin_files: str) -> Iterator[str]:
+    """Lines of files and of what they include."""
+    for file in gin_files:
+        for line in (gin_directory() / file).read_text(encoding="utf-8").splitlines():
+            yield line
+            if line.startswith("include"):
+                yield from _lines(line.split("'")[1])
+
+
+@pytest.mark.parametrize(("name", "gin_files"), PAIRS)
+def test_it_resolves(name, gin_files):
+    command = cli.COMMANDS[name]
+    module = importlib.import_module(f"taser_jax.{command.module}")
+    function = getattr(module, command.function)
+    flags = configuration.GinFlags(files=gin_files)
+    resolved = configuration.resolve(
+        function,
+        configurables=module.CONFIGURABLES,
+        flags=flags,
+        allow_unset=True,
+        recipe_of=command.recipe_of,
+    )
+    assert not resolved.unused
+    # What is required is documented, can be set by its name, and then nothing is left open.
+    comments = [line for line in _lines(*gin_files) if line.startswith("#")]
+    for name in resolved.unset:
+        assert re.search(rf"\b{re.escape(name.split('/')[-1])}\b", "\n".join(comments)), name
+    bindings = tuple((name, "something") for name in resolved.unset)
+    flags = dataclasses.replace(flags, bindings=bindings)
+    again = configuration.resolve(function, configurables=module.CONFIGURABLES, flags=flags)
+    assert again.unset == ()
+
+
+def test_every_file_is_in_a_recipe_that_is_resolved():
+    resolved = {pathlib.PurePath(file) for _, files in PAIRS for file in files}
+    included = {
+        pathlib.PurePath(line.split("'")[1])
+        for _, files in PAIRS
+        for line in _lines(*files)
+        if line.startswith("include")
+    }
+    assert {pathlib.PurePath(file) for file in FILES} == resolved | included
+
+
+def test_taser_base_is_short():
+    """A reader of the paper's recipe opens at most four files, of 80 lines in all."""
+    lines = list(_lines("runs/taser_base.gin"))
+    assert len(lines) <= 80
+    assert 1 + sum(line.startswith("include") for line in lines) <= 4
+
+
+def _parameters() -> set[str]:
+    """`Owner.parameter` of all that commands can be given, and the macros of packaged files."""
+    names = set()
+    for command in cli.COMMANDS.values():
+        module = importlib.import_module(f"taser_jax.{command.module}")
+        for target in (getattr(module, command.function), *module.CONFIGURABLES):
+            names |= {f"{target.__name__}.{name}" for name in inspect.signature(target).parameters}
+    return names | {name for name in map(_macro, _lines(*FILES)) if name}
+
+
+def _macro(line: str) -> str | None:
+    """The macro that a line of Gin sets."""
+    found = re.match(r"([A-Z][A-Z0-9_]*) = ", line)
+    return found.group(1) if found else None
+
+
+def test_what_has_replaced_a_macro_exists():
+    known = _parameters()
+    for macro, bindings in former_macros().items():
+        assert bindings
+        assert {binding.split("/")[-1] for binding in bindings} <= known, macro
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_no_file_names_a_macro_that_it_does_not_have(file):
+    """Comments and values alike: a macro of the file, of what it includes or of its includers."""
+    text = (gin_directory() / file).read_text(encoding="utf-8")
+    known = {name for name in map(_macro, _lines(*FILES)) if name}
+    gone = {name for name in former_macros() if name not in known}
+    assert not gone & set(re.findall(r"\b[A-Z][A-Z0-9_]*[A-Z0-9]\b", text))
+
+
+@pytest.mark.parametrize(
+    ("name", "macro", "instead"),
+    [
+        ("train", "NUM_LAYERS", "set BertConfig.num_layers or T5Config.num_layers instead"),
+        # Of what has replaced it, a command names what it has.
+        ("analyze", "NUM_NEGATIVES", "set TaskBatchingConfig.num_negatives instead"),
+        ("encode", "CHECKPOINT_STEP", "set encode.step instead"),
+        # A macro of other commands.
+        ("bm25", "RUNS_DIR", "set BM25_RUNS_DIR instead"),
+        ("index", "RUNS_DIR", "did you mean"),
+    ],
+)
+def test_a_macro_that_is_gone_is_answered_with_what_has_replaced_it(name, macro, instead):
+    command = cli.COMMANDS[name]
+    module = importlib.import_module(f"taser_jax.{command.module}")
+    flags = configuration.GinFlags(files=command.gin_files(), bindings=((macro, "2"),))
+    with pytest.raises(ConfigError, match=rf"(?s)macro {macro} is set, but nothing.*{instead}"):
+        configuration.resolve(
+            getattr(module, command.function), configurables=module.CONFIGURABLES, flags=flags
+        )

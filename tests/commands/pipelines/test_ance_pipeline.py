@@ -1,0 +1,333 @@
+"""`taser pipeline ance`: its episodes, what each starts from, and that it goes on where killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny_training
+from small_world import TASKS, SmallWorld, figures, gin, refused, succeed
+from tiny_training import training_config
+
+from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
+from taser_jax.assembly.data import training_queries
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.cli import main as cli
+from taser_jax.commands.pipelines import ance, retrieval_stages
+from taser_jax.commands.pipelines.episodes import Episodes, OptimizerState, number_episodes
+from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
+from taser_jax.data.batches.one_task import BatchStream
+from taser_jax.data.collections.store import QuerySet
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.optim.multitask import MultitaskConfig
+from taser_jax.optim.tsage_options import TemperatureSchedule, TSageConfig, temperature_of
+from taser_jax.training.checkpoints import Checkpoints
+
+pytestmark = pytest.mark.slow
+
+ROWS = ("BM25", "ANCE (warm-up)", "ANCE (episode-1)", "ANCE (episode-2)")
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the pipeline may catch it."""
+
+
+def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> list[str]:
+    """Three steps of a tiny model in the warm-up and in each of two episodes, T-SAGE in all."""
+    return [
+        *("pipeline", "ance", "--gin_file=runs/pipeline_ance.gin"),
+        "--gin_file=optim/tsage.gin",
+        *gin(DATA_DIR=world.data_dir, TOKEN_STORE=world.token_store, OUTPUT_DIR=output_dir),
+        *gin(
+            "BertConfig",
+            embed_dim=16,
+            num_layers=1,
+            num_heads=2,
+            head_dim=8,
+            mlp_dim=32,
+            dropout_rate=0.0,
+            attention_dropout_rate=0.0,
+        ),
+        *gin(WARM_UP_STEPS=3, TRAIN_STEPS=3, WARMUP_STEPS=1),
+        *gin("TaskBatchingConfig", total=16),
+        *gin("ValidationConfig", num_batches=1),
+        *gin("IndexConfig", kind="exact"),
+        *gin("second/MiningConfig", choice="sample", count=20),
+        *gin("MiningConfig", count=20),
+        *gin("TSageConfig", median_over="nonzero"),
+        "--gin.TaskBatchingConfig.num_negatives=1",
+        "--gin.ValidationConfig.pool=None",
+        "--gin.ValidationConfig.batch_size=8",
+        *bindings,
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(small_world: SmallWorld, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A finished run; tests read it, or work on a copy."""
+    directory = tmp_path_factory.mktemp("ance") / "out"
+    succeed(*arguments(small_world, directory))
+    return directory
+
+
+def test_taco_dr_is_six_uniform_episodes_and_one_of_t_sage():
+    uniform, specialised = training_config(train_steps=5), training_config(train_steps=7)
+    numbered = list(number_episodes([Episodes(uniform, count=6), Episodes(specialised)]))
+    assert [episode.number for episode in numbered] == [1, 2, 3, 4, 5, 6, 7]
+    steps = [episode.training.loop.train_steps for episode in numbered]
+    assert steps == 6 * [5] + [7]
+    assert not any(episode.is_continued for episode in numbered)
+
+
+def test_the_annealed_schedule_gets_the_episode():
+    """τ = 64·0.5^(a − 4) from the fourth episode on: infinite, 64, 32, 16, 8 for 3 to 7."""
+    tsage = TSageConfig(temperature_schedule=TemperatureSchedule.ANNEALED)
+    training = dataclasses.replace(
+        training_config(train_steps=5),
+        multitask=MultitaskTraining(TaskBatchingConfig(), MultitaskConfig(tsage=tsage)),
+    )
+    found = [
+        temperature_of(episode.training.multitask.combiner.tsage)
+        for episode in number_episodes([Episodes(training, count=7)])
+        if episode.training.multitask
+    ]
+    assert found == [np.inf, np.inf, np.inf, 64, 32, 16, 8]
+
+
+def _first_rows(training: TrainingConfig, store: TokenStore) -> list[list[int]]:
+    """Query rows of the first two steps, of every task."""
+    queries = training_queries(store)
+    if training.multitask is None:
+        stream = BatchStream(store, queries, training.batching)
+        return [stream.rows(step).query_rows.tolist() for step in range(2)]
+    tasks = TaskBatchStream(store, queries, training.multitask.batching)
+    return [np.concatenate(list(tasks.query_rows(step).values())).tolist() for step in range(2)]
+
+
+@pytest.mark.parametrize("of_every_task", [False, True], ids=["one task", "every task"])
+def test_no_episode_trains_on_the_batches_of_another(of_every_task: bool, tmp_path: pathlib.Path):
+    store = tiny_training.write_token_store(tmp_path / "tokens")
+    training = training_config(train_steps=5)
+    if of_every_task:
+        batching = TaskBatchingConfig(total=16, num_negatives=1)
+        training = dataclasses.replace(training, multitask=MultitaskTraining(batching=batching))
+    found = []
+    for seed in (0, 1):
+        seeded = _seeded(training, seed)
+        found.append(_first_rows(seeded, store))
+        for episode in number_episodes([Episodes(seeded, count=2), Episodes(seeded)]):
+            found.append(_first_rows(episode.training, store))
+            # The same whenever it is asked for.
+            assert found[-1] == _first_rows(episode.training, store)
+    assert len({json.dumps(rows) for rows in found}) == len(found) == 8
+    # A branch's episode is that of the run it branched from.
+    [branched] = number_episodes([Episodes(_seeded(training, 1))], after=2)
+    assert (branched.number, _first_rows(branched.training, store)) == (3, found[-1])
+
+
+def _seeded(training: TrainingConfig, seed: int) -> TrainingConfig:
+    """As `RANDOM_SEED` sets it: of weights, dropout and batches."""
+    multitask = training.multitask
+    if multitask is not None:
+        batching = dataclasses.replace(multitask.batching, seed=seed)
+        multitask = dataclasses.replace(multitask, batching=batching)
+    batching = dataclasses.replace(training.batching, seed=seed)
+    return dataclasses.replace(training, seed=seed, batching=batching, multitask=multitask)
+
+
+def test_continued_episodes_share_one_schedule():
+    group = Episodes(training_config(train_steps=5), 3, OptimizerState.CONTINUED)
+    numbered = list(number_episodes([Episodes(training_config(train_steps=2)), group]))
+    assert [episode.training.loop.train_steps for episode in numbered] == [2, 5, 10, 15]
+    assert [episode.training.schedule_steps for episode in numbered] == [None, 15, 15, 15]
+    assert [episode.is_continued for episode in numbered] == [False, False, True, True]
+    # And one stream of batches: together they are one long training, but for their negatives.
+    assert len({(e.training.seed, e.training.batching.seed) for e in numbered[1:]}) == 1
+    assert numbered[0].training.batching.seed != numbered[1].training.batching.seed
+
+
+def test_every_model_is_a_row(finished: pathlib.Path):
+    lines = figures(finished)
+    assert [(line["system"], line["task"]) for line in lines] == [
+        (row, task) for row in ROWS for task in (*sorted(TASKS), "average")
+    ]
+    assert (finished / "table.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_episode_starts_from_the_model_before_and_its_negatives(
+    finished: pathlib.Path, small_world: SmallWorld
+):
+    records = Stages(finished)
+    for before, label in (("warm-up", "episode-1"), ("episode-1", "episode-2")):
+        encoded = records.record(f"{before}-encode").outputs["model"]
+        assert records.record(f"{label}-train").inputs["before"] == encoded
+        assert load_model(finished / before / "model").fingerprint == encoded
+        metadata = json.loads((finished / before / "negatives" / "metadata.json").read_text())
+        assert metadata["source"] == str(finished / before / "runs")
+    for label in ("bm25", "warm-up", "episode-1"):
+        for task in TASKS:
+            queries = QuerySet.open(small_world.data_dir, "small", task, "train")
+            path = finished / label / "negatives" / f"{task}.train.jsonl"
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            for query, line in zip(queries, lines, strict=True):
+                assert query.id == line["query_id"]
+                assert not set(line["rows"]) & set(query.positives)
+    assert not (finished / "episode-2" / "negatives").exists(), "no episode follows it"
+
+
+def test_each_episode_draws_its_own_sample(finished: pathlib.Path):
+    seeds = [
+        Stages(finished).record(f"{label}-mine").inputs["mining.seed"]
+        for label in ("warm-up", "episode-1")
+    ]
+    assert seeds == [0, 1]
+
+
+@pytest.mark.release
+def test_killed_in_several_stages_it_resumes_in_each(
+    finished: pathlib.Path,
+    small_world: SmallWorld,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    output = tmp_path / "out"
+    shutil.copytree(finished, output)
+    names = Stages(finished).finished()
+    for name in names[names.index("warm-up-mine") :]:
+        (output / "stages" / f"{name}.json").unlink()
+    for label in ("episode-1", "episode-2", "warm-up/negatives"):
+        shutil.rmtree(output / label)
+    (output / "results" / "ance-episode-2.json").unlink()
+    _die_once(monkeypatch, retrieval_stages, "mine")
+    _die_once(monkeypatch, ance, "train")
+    _die_once(monkeypatch, retrieval_stages, "encode")
+    for _ in range(3):
+        with pytest.raises(Killed):
+            cli.run(arguments(small_world, output))
+    succeed(*arguments(small_world, output))
+    assert figures(output) == figures(finished)
+
+
+@pytest.mark.release
+def test_runs_share_a_warm_up(
+    finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
+):
+    shared = [
+        f"--gin.pipeline_ance.warm_up_dir={finished}",
+        "--gin.Episodes.count=1",
+        "--gin.pipeline_ance.name=Second",
+    ]
+    shared.append("--gin.pipeline_ance.kept_embeddings=last")
+    succeed(*arguments(small_world, tmp_path / "out", *shared))
+    mine = {line["task"]: line for line in figures(tmp_path / "out")}
+    theirs = {
+        line["task"]: line for line in figures(finished) if line["system"] == "ANCE (episode-1)"
+    }
+    for task in TASKS:
+        # Differences to a baseline aside: only the other run's table has BM25's row.
+        own, other = (
+            {name: value for name, value in line.items() if name != "system" and " " not in name}
+            for line in (mine[task], theirs[task])
+        )
+        assert own == other
+    assert not (tmp_path / "out" / "warm-up").exists()
+    assert (finished / "warm-up" / "embeddings").exists(), "another run's files stay"
+    # Asked for one more episode, it mines with what was the last model.
+    shared[1] = "--gin.Episodes.count=2"
+    succeed(*arguments(small_world, tmp_path / "out", *shared))
+    assert {line["system"] for line in figures(tmp_path / "out")} == {
+        "Second (episode-1)",
+        "Second (episode-2)",
+    }
+
+
+def test_a_branch_has_the_next_episode_of_the_run_it_came_from(
+    finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
+):
+    """Same checkpoint, negatives, batches and seeds: an equal recipe comes to the same model."""
+    output = tmp_path / "out"
+    branch = gin("pipeline_ance", warm_up_dir=finished, branch_after=1) + gin("Episodes", count=1)
+    succeed(*arguments(small_world, output, *branch))
+    assert {line["system"] for line in figures(output)} == {"ANCE (episode-2)"}
+    theirs = Stages(finished).record("episode-2-train").inputs
+    assert Stages(output).record("episode-2-train").inputs == theirs
+    expected, found = (
+        load_model(directory / "episode-2" / "model").params for directory in (finished, output)
+    )
+    jax.tree.map(np.testing.assert_array_equal, expected, found)
+
+
+@pytest.mark.release
+def test_a_continued_optimiser_and_embeddings_that_go(
+    finished: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
+):
+    output = tmp_path / "out"
+    options = (
+        gin(TRAIN_STEPS=2)
+        + gin("pipeline_ance", warm_up_dir=finished, kept_embeddings="last")
+        + gin("Episodes", optimizer_state="continued")
+    )
+    succeed(*arguments(small_world, output, *options))
+    assert Checkpoints(output / "episode-1" / "model").latest_step == 2
+    assert Checkpoints(output / "episode-2" / "model").latest_step == 4
+    lines = (output / "episode-2" / "model" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines][-1] == 4
+    assert not (output / "episode-1" / "embeddings").exists()
+    assert (output / "episode-2" / "embeddings").exists()
+    first, second = (
+        load_model(output / label / "model").params for label in ("episode-1", "episode-2")
+    )
+    changed = jax.tree.map(lambda a, b: bool(np.any(np.asarray(a) != np.asarray(b))), first, second)
+    assert any(jax.tree.leaves(changed))
+
+
+def test_refused_before_anything_is_done(
+    finished: pathlib.Path,
+    small_world: SmallWorld,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    output = tmp_path / "out"
+    message = refused(
+        capsys, *arguments(small_world, output, f"--gin.pipeline_ance.warm_up_dir={tmp_path}")
+    )
+    assert "no finished stage warm-up-encode, warm-up-mine" in message
+    other_mining = (
+        gin("pipeline_ance", warm_up_dir=finished)
+        + gin("MiningConfig", count=7)
+        + gin("second/MiningConfig", count=7)
+    )
+    message = refused(capsys, *arguments(small_world, output, *other_mining))
+    assert "mining.count 20 made its negatives" in message
+    no_negatives = gin("pipeline_ance", warm_up_dir=finished, branch_after=2)
+    message = refused(capsys, *arguments(small_world, output, *no_negatives))
+    assert "no finished stage episode-2-mine" in message
+    message = refused(capsys, *arguments(small_world, output, "--gin.pipeline_ance.branch_after=1"))
+    assert "branch_after 1, warm_up_dir None" in message
+    message = refused(capsys, *arguments(small_world, output, "--gin.TOP_K=50"))
+    assert "mining considers the first 100" in message
+    message = refused(capsys, *arguments(small_world, output, "--gin.Episodes.count=0"))
+    assert "count is 0" in message
+    message = refused(capsys, *arguments(small_world, finished, "--gin.LEARNING_RATE=0.5"))
+    assert "learning_rate was 0.001 when this stage ran, now 0.5" in message
+
+
+def _die_once(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+    """The first call of a command does its work, and then the pipeline dies."""
+    function, calls = getattr(module, name), []
+
+    def dies_once(**keywords: Any) -> Any:
+        result = function(**keywords)
+        calls.append(name)
+        if len(calls) == 1:
+            raise Killed(name)
+        return result
+
+    monkeypatch.setattr(module, name, dies_once)

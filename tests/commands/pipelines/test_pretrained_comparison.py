@@ -1,0 +1,98 @@
+"""`taser pipeline taser` from pretrained weights, with a row for them as they come."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from bert_checkpoints import write_with_vocabulary
+from small_world import SmallWorld, figures, gin, refused, succeed
+
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.data.token_store.negatives import negatives_path
+from taser_jax.models.parameters import parameter_count
+
+
+@pytest.fixture
+def checkpoint(small_world: SmallWorld, tmp_path: pathlib.Path) -> pathlib.Path:
+    """A tiny BERT that knows the small world's words."""
+    vocabulary = small_world.root / "vocabulary"
+    return write_with_vocabulary(tmp_path / "bert", vocabulary, num_layers=1)
+
+
+def arguments(world: SmallWorld, output: pathlib.Path, *bindings: str) -> list[str]:
+    """SQuAD + NQ's recipe on other data, cut to one system and three steps."""
+    return [
+        *("pipeline", "taser", "--gin_file=runs/open_qa_pretrained.gin"),
+        *gin(DATA_DIR=world.data_dir, TOKEN_STORE=world.token_store, OUTPUT_DIR=output),
+        *gin(TRAIN_STEPS=3, BATCH_SIZE=16, WARMUP_STEPS=1),
+        *gin("ValidationConfig", num_batches=0),
+        *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),
+        *gin(EVAL_PERIOD=0, CHECKPOINT_PERIOD=100, TASKS=["code"]),
+        *gin("EvaluationConfig", judge="qrels"),
+        "--gin.pipeline_taser.systems={'Shared': @shared/System()}",
+        "--gin.pipeline_taser.hybrid_systems=[]",
+        "--gin.pipeline_taser.rounds=1",
+        *bindings,
+    ]
+
+
+def test_the_untrained_row_stands_beside_the_trained_one(
+    small_world: SmallWorld, checkpoint: pathlib.Path, tmp_path: pathlib.Path
+):
+    output = tmp_path / "out"
+    both = "--gin.pipeline_taser.first_negatives=['BM25', 'Pretrained, untrained']"
+    succeed(*arguments(small_world, output, f"--gin.PRETRAINED={checkpoint}", both))
+    rows = {line["system"]: line for line in figures(output) if line["task"] == "code"}
+    trained = "Shared (negatives of BM25 and Pretrained, untrained)"
+    assert list(rows) == ["BM25", "Pretrained, untrained", trained]
+    pools = [
+        negatives_path(output / label / "negatives", "code", "train").read_text()
+        for label in ("bm25", "pretrained-untrained")
+    ]
+    assert pools[0] != pools[1]
+    inputs = Stages(output).record("shared-1-train").inputs
+    assert inputs["first_negatives"] == ["bm25", "pretrained-untrained"]
+    lines = (output / "table.md").read_text().splitlines()
+    assert "| none |" in next(line for line in lines if "untrained" in line)
+    untrained = load_model(output / "pretrained-untrained" / "model")
+    trained = load_model(output / "shared-1" / "model")
+    assert (untrained.step, trained.step) == (0, 3)
+    assert parameter_count(untrained.params) == parameter_count(trained.params)
+    facts = json.loads((output / "shared-1" / "model" / "run.json").read_text())
+    assert facts["pretrained"] == str(checkpoint)
+    assert "pretrained-untrained-import" in Stages(output).finished()
+
+
+def test_untrained_systems_need_pretrained_weights(
+    small_world: SmallWorld, checkpoint: pathlib.Path, tmp_path: pathlib.Path, capsys
+):
+    message = refused(
+        capsys,
+        *("pipeline", "taser", *gin(DATA_DIR=small_world.data_dir, OUTPUT_DIR=tmp_path / "out")),
+        f"--gin.TOKEN_STORE={small_world.token_store}",
+        "--gin.pipeline_taser.untrained_systems={'untrained': @taser/System()}",
+    )
+    assert "no pretrained weights" in message
+    message = refused(
+        capsys,
+        *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),
+        "--gin.TrainingConfig.pretrained=None",
+    )
+    assert "PRETRAINED is set, but nothing loads it" in message
+    message = refused(
+        capsys,
+        *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),
+        "--gin.pipeline_taser.untrained_systems={'shared': @untrained/System()}",
+    )
+    assert "give each row its own name" in message
+    message = refused(
+        capsys,
+        *arguments(small_world, tmp_path / "out", f"--gin.PRETRAINED={checkpoint}"),
+        "--gin.pipeline_taser.first_negatives=['bm25']",
+    )
+    assert "hard negatives of bm25" in message
+    assert "one or more of BM25, Pretrained, untrained" in message
+    assert not (tmp_path / "out").exists()

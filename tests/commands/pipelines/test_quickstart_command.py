@@ -1,0 +1,82 @@
+"""`taser quickstart` from nothing to answers, on three small packages; run again it reuses all."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import pathlib
+
+import pytest
+from small_world import gin, refused, succeed
+
+from taser_jax.commands.pipelines import quickstart, retrieval_stages, taser
+
+ROWS = ("BM25", "TASER (BM25 negatives)", "TASER (mined negatives)", "TASER + BM25")
+
+
+@pytest.mark.slow
+def test_quickstart_and_again(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    packages = functools.partial(
+        quickstart.prepare_pydocs, packages=("json", "statistics", "optax")
+    )
+    monkeypatch.setattr(quickstart, "prepare_pydocs", packages)
+    output = tmp_path / "out"
+    # Sizes are those of the small comparison, so that nothing compiles anew.
+    arguments = [
+        "quickstart",
+        *gin(OUTPUT_DIR=output, DATA_DIR=output / "data", TOKEN_STORE=output / "tokens"),
+        "--gin_file=runs/quickstart_scratch.gin",
+        "--gin.SYSTEMS={'TASER': @taser/System()}",
+        "--gin.quickstart.vocabulary_size=1000",
+        "--gin.quickstart.query_length=16",
+        "--gin.quickstart.passage_length=32",
+        "--gin.taser/ExpertConfig.shared_per_specialized=1",
+        *gin(
+            "BertConfig",
+            embed_dim=32,
+            num_layers=2,
+            num_heads=2,
+            head_dim=16,
+            mlp_dim=64,
+            dropout_rate=0.0,
+            attention_dropout_rate=0.0,
+        ),
+        *gin(TRAIN_STEPS=6, WARMUP_STEPS=2, BATCH_SIZE=16, TASKS=["lookup"]),
+        *gin("ValidationConfig", num_batches=0),
+        *gin(QUESTIONS=["median of some numbers", "write json to a file"]),
+    ]
+    succeed(*arguments)
+    first = capsys.readouterr().out
+    _check_output(first)
+    with open(output / "table.csv", newline="") as file:
+        assert list(dict.fromkeys(line["system"] for line in csv.DictReader(file))) == list(ROWS)
+
+    def never(**_: object) -> None:
+        raise AssertionError("a finished stage was run again")
+
+    for module, names in (
+        (quickstart, ("prepare_pydocs", "vocab", "tokenize")),
+        (taser, ("train", "hybrid")),
+        (retrieval_stages, ("bm25", "encode", "index", "search", "mine", "evaluate")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, never)
+    succeed(*arguments)
+    again = capsys.readouterr().out
+    _check_output(again)
+    # What training says comes before the table; the rest is the same to the letter.
+    assert first.endswith(again)
+
+    message = refused(capsys, *arguments, "--gin.quickstart.vocabulary_size=600")
+    assert "vocabulary was 1000" in message
+    assert "now 600" in message
+
+
+def _check_output(printed: str) -> None:
+    assert all(row in printed for row in ROWS)
+    for question in ("median of some numbers", "write json to a file"):
+        assert f"? {question}\n  1. " in printed

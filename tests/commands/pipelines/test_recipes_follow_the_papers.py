@@ -1,0 +1,67 @@
+"""What the packaged recipes set, held to what the papers state."""
+
+from __future__ import annotations
+
+import recipes
+
+from taser_jax.retrieval.bm25 import Possessives
+from taser_jax.retrieval.mining_options import AnswerContaining, Excluded
+from taser_jax.storage.records import DevelopmentSets
+from taser_jax.tasks.odqa import ENTITY_TASKS, TASKS
+from taser_jax.training.checkpoints import Selection
+from taser_jax.training.validation import PoolConfig
+
+
+def test_tasers_second_negatives_are_the_top_hundred_without_the_gold():
+    """TASER, appendix B: "top-100 ranked passages for each question excluding the gold passage"."""
+    setting = recipes.value("pipeline taser", "setting", "runs/pipeline_taser.gin")
+    second = setting.second_mining
+    assert (second.depth, second.count) == (100, 100)
+    assert (second.excluded, second.answer_containing) == (Excluded.GOLD, AnswerContaining.KEEP)
+    # P1 is DPR's: BM25's best without an answer.
+    assert setting.first_mining.answer_containing is AnswerContaining.DROP
+
+
+def test_the_rate_of_the_paper_does_not_stand_beside_the_decay_of_the_code():
+    """TASER, appendix C: a rate of 3e-5 or 5e-5 and no decay; its code: 2e-5 and 0.8."""
+    training = recipes.value("train", "training", "runs/taser_base.gin")
+    assert training.optimizer.learning_rate in (3e-5, 5e-5)
+    assert training.optimizer.layer_decay is None
+
+
+def test_bm25_takes_words_as_lucene_does():
+    setting = recipes.value("pipeline taser", "setting", "runs/pipeline_taser.gin")
+    assert setting.bm25.possessives is Possessives.STRIP
+
+
+def test_five_sets_as_the_paper_trains_on_them():
+    """TASER, section 4.1 and appendix D."""
+    setting = recipes.value("pipeline taser", "setting", "runs/odqa.gin")
+    assert tuple(setting.tasks) == TASKS
+    assert set(setting.tasks) > {"squad"}
+    # "We combine NQ and TriviaQA development sets for model selection", and for α.
+    for chosen in (setting.training.validation, setting.hybrid):
+        assert (chosen.tasks, chosen.sets) == (("nq", "trivia"), DevelopmentSets.COMBINED)
+    assert setting.training.validation.pool == PoolConfig(10_000, 30, 30)
+    assert setting.training.checkpoints.selection is Selection.AVERAGE_RANK
+    assert (min(setting.hybrid.alphas), max(setting.hybrid.alphas)) == (0.5, 2.0)
+    assert (setting.hybrid.depth, setting.k) == (100, 100)
+    assert setting.evaluation.regex_tasks == ("trec",)
+    assert setting.training.optimizer.learning_rate in (3e-5, 5e-5)
+    assert setting.training.pretrained is not None
+    questions = sum((58_880, 60_413, 2_474, 1_125, 70_096))
+    epochs = setting.training.loop.train_steps * setting.training.batching.batch_size / questions
+    assert 39.5 < epochs < 40.5
+
+
+def test_entity_questions_are_averaged_over_relations():
+    assert tuple(recipes.value("evaluate", "tasks", "runs/entity_questions.gin")) == ENTITY_TASKS
+    prepared = recipes.value("prepare dpr", "tasks", "runs/odqa_prepare.gin")
+    assert set(prepared) == {*TASKS, *ENTITY_TASKS}
+    assert all(set(prepared[task]) == {"test"} for task in ENTITY_TASKS)
+
+
+def test_selection_of_taco_dr_is_by_the_sum_of_the_tasks_losses():
+    setting = recipes.value("pipeline ance", "setting", "runs/taco_dr_kilt.gin")
+    assert setting.training.validation.sets is DevelopmentSets.APART
+    assert setting.training.checkpoints.selection is Selection.NLL

@@ -1,0 +1,175 @@
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from taser_jax.data.pydocs import objects, walk
+from taser_jax.data.pydocs.build import TASKS, build_pydocs, query_package
+from taser_jax.data.pydocs.leakage import find_leaks
+from taser_jax.data.pydocs.walk import module_names, standard_library_roots
+from taser_jax.storage.errors import DataError
+
+SMALL = ("json", "statistics", "optax")
+CHECKSUM = (
+    "from taser_jax.data.pydocs.build import build_pydocs;"
+    f"print('checksum', build_pydocs({SMALL!r}).checksum)"
+)
+
+
+@pytest.fixture(scope="session")
+def small():
+    return build_pydocs(SMALL)
+
+
+@pytest.fixture(scope="session")
+def full():
+    return build_pydocs()
+
+
+def test_checksum_does_not_depend_on_process_hash_seed_or_environment(small, tmp_path):
+    environment = os.environ | {
+        "PYTHONHASHSEED": "12345",
+        "TZ": "Asia/Tokyo",
+        "COLUMNS": "40",
+        "HTTP_PROXY": "secret",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p) or os.getcwd(),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CHECKSUM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert done.stdout == f"checksum {small.checksum}\n"
+
+
+def test_small_collection_is_complete(small):
+    names = {p.page_id for p in small.passages}
+    assert {"json.dumps", "statistics.median", "optax.adam"} <= names
+    assert set(small.versions) == {"python", "numpy", "jax", "flax", "optax"}
+    assert list(small.queries) == list(TASKS)
+    assert all(list(s) == ["train", "validation", "test"] for s in small.queries.values())
+    assert len(small.queries["code"]["train"]) > 30
+    assert small.statistics()["tasks"]["lookup"]["queries"]["train"] > 100
+    check_ids(small)
+    check_held_out(small)
+
+
+def test_the_walk_runs_the_code_of_its_caller(monkeypatch):
+    class Started(Exception):
+        pass
+
+    def popen(command, *, env, **_):
+        raise Started(env["PYTHONPATH"].split(os.pathsep)[0])
+
+    monkeypatch.setattr(objects.subprocess, "Popen", popen)
+    with pytest.raises(Started) as started:
+        build_pydocs(("json",))
+    found = pathlib.Path(str(started.value), *walk.__name__.split(".")).with_suffix(".py")
+    assert found.samefile(walk.__file__)
+
+
+def test_a_missing_package_is_reported():
+    with pytest.raises(DataError, match="no_such_package_here"):
+        build_pydocs(("json", "no_such_package_here"))
+
+
+def test_modules_with_side_effects_are_never_walked():
+    roots = standard_library_roots()
+    assert not {"antigravity", "this", "turtle", "tkinter", "idlelib", "test"} & set(roots)
+    assert {"json", "os", "asyncio", "builtins"} <= set(roots)
+    names = module_names("asyncio")
+    assert "asyncio.queues" in names
+    assert "asyncio.__main__" not in names
+    assert not [n for n in module_names("optax") if "contrib" in n or "experimental" in n]
+
+
+def check_ids(collection):
+    ids = [p.id for p in collection.passages]
+    assert len(set(ids)) == len(ids)
+    assert not [i for i in ids if re.search(r"\s", i)]
+    for task, splits in collection.queries.items():
+        queries = [q for queries in splits.values() for q in queries]
+        assert len({q.id for q in queries}) == len(queries), task
+        for query in queries:
+            assert query.task == task
+            assert query_package(query.id) in collection.versions
+            assert query.text.strip()
+            assert not re.search(r"\s", query.id)
+            assert query.positives
+            assert len(set(query.positives)) == len(query.positives)
+            assert max(query.positives) < len(collection.passages)
+
+
+def check_held_out(collection):
+    trained = {
+        row
+        for splits in collection.queries.values()
+        for q in splits["train"]
+        for row in q.positives
+    }
+    for splits in collection.queries.values():
+        for split in ("validation", "test"):
+            for query in splits[split]:
+                assert not trained & set(query.positives), query.id
+    pages = {collection.passages[row].page_id for row in trained}
+    held_out = {
+        collection.passages[row].page_id
+        for splits in collection.queries.values()
+        for q in (*splits["validation"], *splits["test"])
+        for row in q.positives
+    }
+    assert held_out
+    assert not pages & held_out
+
+
+@pytest.mark.release
+def test_full_collection_has_the_expected_size(full):
+    statistics = full.statistics()
+    assert 8_000 < statistics["passages"] < 13_000
+    train = {t: s["queries"]["train"] for t, s in statistics["tasks"].items()}
+    test = {t: s["queries"]["test"] for t, s in statistics["tasks"].items()}
+    assert 5_500 < sum(train.values()) - train["lookup"] < 9_500
+    assert min(train.values()) > 400
+    assert min(test.values()) > 100
+    assert set(statistics["passages_by_package"]) == set(full.versions)
+    assert statistics["passage_words"]["p90"] <= 110
+
+
+@pytest.mark.release
+def test_full_collection_keeps_ids_unique_and_held_out_objects_out_of_training(full):
+    check_ids(full)
+    check_held_out(full)
+
+
+@pytest.mark.release
+def test_no_query_of_five_words_stands_in_a_passage(full):
+    queries = [
+        q
+        for task, splits in full.queries.items()
+        if task != "lookup"
+        for members in splits.values()
+        for q in members
+    ]
+    # Of a parameter neither the query nor its description alone.
+    texts = [q.text for q in queries] + [
+        q.text.partition(": ")[2] if q.task == "parameter" else q.text for q in queries
+    ]
+    assert find_leaks(texts, [f"{p.title} {p.text}" for p in full.passages]) == []
+
+
+@pytest.mark.release
+def test_nothing_of_the_machine_is_in_the_text(full):
+    texts = [p.text for p in full.passages] + [
+        q.text for s in full.queries.values() for members in s.values() for q in members
+    ]
+    addresses = re.compile(r" at 0x[0-9a-f]{6,}")
+    private = [os.path.expanduser("~"), sys.prefix, os.getcwd()]
+    for text in texts:
+        assert not addresses.search(text), text
+        assert not [p for p in private if len(p) > 1 and p in text], text

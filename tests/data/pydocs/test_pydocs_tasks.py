@@ -1,0 +1,153 @@
+import pytest
+
+from taser_jax.data.pydocs.objects import DocumentedObject
+from taser_jax.data.pydocs.parse import parse_docstring
+from taser_jax.data.pydocs.passages import MAX_WORDS, build_corpus, name_in_words
+from taser_jax.data.pydocs.splits import Assignment, assign, split_of
+from taser_jax.data.pydocs.tasks import candidates, cut_elements, fair_questions
+
+FILLER = " ".join(f"filler{i}" for i in range(30)) + "."
+
+
+def documented(name, doc, body="", names=()):
+    return DocumentedObject(name, (name, *names), parse_docstring(doc), body)
+
+
+def spread(objects, split="train"):
+    return Assignment((split,) * len(objects), tuple(range(len(objects))))
+
+
+def questions(objects, task, assignment=None):
+    fair = fair_questions(candidates(objects), assignment or spread(objects))
+    return [q for q in fair if q.candidate.task == task]
+
+
+def unique(name, text):
+    return documented(name, f"{text}\n\n" + " ".join(f"{name}{i}" for i in range(30)) + ".")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("numpy.linalg.matrix_rank", "numpy linalg matrix rank"),
+        ("json.JSONEncoder.iterencode", "json JSON Encoder iterencode"),
+        ("builtins.dict.setdefault", "dict setdefault"),
+    ],
+)
+def test_names_in_words(name, expected):
+    assert name_in_words(name) == expected
+
+
+def test_a_summary_is_cut_only_where_twenty_words_remain():
+    long = documented("a.long", "Computes the total of things.\n\n" + FILLER)
+    short = documented("a.short", "Divides one thing by another.\n\nOnly a few words more here.")
+    asked = questions([long, short], "summary")
+    assert [q.candidate.text for q in asked] == ["Computes the total of things."]
+    cuts = cut_elements([long, short], asked)
+    assert cuts == [{0}, set()]
+    corpus = build_corpus([long, short], cuts)
+    assert [p.text for p in corpus.passages] == [
+        FILLER,
+        "Divides one thing by another. Only a few words more here.",
+    ]
+
+
+def test_at_most_two_parameters_rarest_first_and_shared_text_is_cut_everywhere():
+    args = "\n\nArgs:\n  axis: the axis along which it is computed.\n  {}: {}\n  {}: {}\n"
+    first = (
+        "Sums.\n\n"
+        + FILLER
+        + args.format("p", "first rare text of it", "q", "second rare text is here")
+    )
+    other = (
+        "Mean.\n\n"
+        + FILLER
+        + args.format("r", "third rare text is this", "s", "fourth rare text is that")
+    )
+    third = "Mode.\n\n" + FILLER + "\n\nArgs:\n  axis: the axis along which it is computed.\n"
+    objects = [documented("a.sum", first), documented("b.mean", other), documented("c.mode", third)]
+    asked = questions(objects, "parameter")
+    by_object = {
+        i: {q.candidate.detail for q in asked if q.candidate.target == i} for i in range(3)
+    }
+    assert by_object == {0: {"p", "q"}, 1: {"r", "s"}, 2: {"axis"}}
+    axis = next(q for q in asked if q.candidate.detail == "axis")
+    assert axis.gold == (2, 0, 1)
+    corpus = build_corpus(objects, cut_elements(objects, asked))
+    assert not [p for p in corpus.passages if "axis along which" in p.text]
+
+
+def test_an_equal_question_is_asked_once_and_answered_by_all():
+    objects = [unique("b", "Return the sum of it."), unique("a", "Return the sum of it!")]
+    (asked,) = questions(objects, "summary")
+    assert asked.gold == (0, 1)
+
+
+def test_a_question_answered_in_two_splits_is_not_asked():
+    objects = [unique("b", "Return the sum of it."), unique("a", "Return the sum of it!")]
+    assert not questions(objects, "summary", Assignment(("train", "test"), (0, 1)))
+
+
+def test_a_question_with_more_than_four_answers_is_not_asked():
+    objects = [unique(f"o{i}", "Return the sum of it.") for i in range(5)]
+    assert not questions(objects, "summary")
+    assert len(questions(objects[:4], "summary")) == 1
+    # Five objects that say the same are one cluster.
+    assert len(questions(objects, "summary", Assignment(("train",) * 5, (0,) * 5))) == 1
+
+
+def test_see_also_is_answered_by_the_object_mentioned_in_the_nearest_scope():
+    see = "Sorts.\n\n" + FILLER + "\n\nSee Also\n--------\nfind : Looks for a thing.\n"
+    objects = [
+        documented("pkg.find", "Not this. " + FILLER),
+        documented("pkg.mod.Table.find", "Looks up rows. " + FILLER.replace("filler", "row")),
+        documented("pkg.mod.Table.sort", see),
+    ]
+    (asked,) = questions(objects, "see_also")
+    assert asked.candidate.text == "Looks for a thing."
+    assert asked.gold == (1,)
+
+
+def test_code_and_example_queries():
+    body = (
+        "total = 0\nfor value in values:\n    total += weight * value\nreturn total / len(values)"
+    )
+    objects = [documented("a.mean", "Mean.\n\n>>> mean([1, 2, 3], weight=2)\n4.0", body)]
+    assert [q.candidate.text for q in questions(objects, "code")] == [" ".join(body.split())]
+    assert [q.candidate.text for q in questions(objects, "example")] == [
+        "mean([1, 2, 3], weight=2)"
+    ]
+
+
+def test_near_copies_share_a_split_and_copies_their_gold():
+    base = " ".join(f"word{i}" for i in range(40))
+    objects = [
+        documented("one.run", base + " and an ending"),
+        documented("two.run", base + " but another one"),
+        documented("three.go", base + " and an ending"),
+        documented("four.stop", " ".join(f"other{i}" for i in range(40))),
+    ]
+    assignment = assign(objects)
+    assert assignment.split[0] == assignment.split[1] == assignment.split[2]
+    assert assignment.cluster[0] == assignment.cluster[2] != assignment.cluster[1]
+    assert assignment.cluster[3] == 3
+
+
+def test_splits_have_their_shares():
+    drawn = [split_of(f"family{i}") for i in range(20_000)]
+    assert drawn.count("test") / len(drawn) == pytest.approx(0.22, abs=0.01)
+    assert drawn.count("validation") / len(drawn) == pytest.approx(0.10, abs=0.01)
+
+
+def test_long_texts_become_passages_that_lose_nothing():
+    sentences = [" ".join(f"w{i}x{j}" for j in range(30)) + "." for i in range(9)]
+    doc = "Summary here. " + " ".join(s[0].upper() + s[1:] for s in sentences)
+    item = documented("a.b", doc + "\n\n" + " ".join(f"v{i}" for i in range(250)))
+    corpus = build_corpus([item], [set()])
+    joined = " ".join(p.text for p in corpus.passages)
+    assert joined == " ".join(e.text for e in item.doc.elements)
+    assert all(10 <= len(p.text.split()) <= MAX_WORDS + 10 for p in corpus.passages)
+    assert [p.id for p in corpus.passages] == [f"a.b#{i}" for i in range(len(corpus.passages))]
+    assert list(corpus.rows[0]) == list(range(len(corpus.passages)))
+    # The row of each element is one that holds its beginning or follows it.
+    assert corpus.element_rows[0] == sorted(corpus.element_rows[0])

@@ -1,0 +1,181 @@
+"""The real TPU compiler's answers to functions whose figures are known."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from taser_jax.devices.compilation import ahead_of_time
+from taser_jax.devices.compilation.ahead_of_time import CompilerEffort, OutOfMemory, compile_step
+from taser_jax.devices.compilation.collectives import Network
+from taser_jax.devices.compilation.report import StepReport
+from taser_jax.devices.compilation.topologies import open_topology
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+
+
+def array(mesh, shape, spec=PartitionSpec(), dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+
+def test_a_product_split_over_four_chips():
+    mesh = make_mesh(MeshConfig(), devices=open_topology("v5e:2x2").devices)
+    split = PartitionSpec(None, "data")
+    left, right = array(mesh, (512, 1024), split), array(mesh, (1024, 256), PartitionSpec("data"))
+    step = jax.jit(jnp.matmul, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    found = compile_step(step, left, right, mesh=mesh)
+    # A quarter of 512·1024 and of 1024·256 numbers of two bytes; a result of 512·256.
+    assert found.memory.arguments == (512 * 1024 + 1024 * 256) // 4 * 2
+    assert found.memory.outputs == 512 * 256 * 2
+    assert sum(product.flops for product in found.products) == 2 * 512 * 1024 * 256
+    assert found.compiler_flops == pytest.approx(2 * 512 * 1024 * 256 / 4, rel=0.1)
+    # Partial sums are added over the four, all-reduced or scattered and gathered.
+    sent = sum(each.link_bytes for each in found.collectives)
+    assert sent == pytest.approx(2 * 3 / 4 * 512 * 256 * 2, rel=0.01) or sent == pytest.approx(
+        2 * 3 / 4 * 512 * 256 * 4, rel=0.01
+    )
+
+
+def test_quick_effort_compiles_the_same_products_and_is_over_afterwards():
+    mesh = make_mesh(MeshConfig(), devices=open_topology("v5e:1x1").devices)
+    square = array(mesh, (256, 256))
+
+    levels = []
+
+    def step():
+        def product(x):
+            levels.append(jax.config.values["jax_optimization_level"])
+            return jnp.tanh(x @ x) @ x
+
+        return jax.jit(product)
+
+    before = jax.config.values["jax_optimization_level"]
+    quick = compile_step(step(), square, mesh=mesh, effort=CompilerEffort.QUICK)
+    full = compile_step(step(), square, mesh=mesh)
+    assert levels == ["O1", before]
+    assert (quick.effort, full.effort) == (CompilerEffort.QUICK, CompilerEffort.FULL)
+    for compiled in (quick, full):
+        assert sum(product.flops for product in compiled.products) == 2 * 2 * 256**3
+
+
+def test_more_than_the_chip_has():
+    mesh = make_mesh(MeshConfig(), devices=open_topology("v5e:1x1").devices)
+    large = array(mesh, (2**17, 2**17))
+    with pytest.raises(OutOfMemory) as error:
+        compile_step(jax.jit(jnp.add), large, large, mesh=mesh)
+    assert error.value.needed >= 64 * 2**30
+    assert 15 * 2**30 < error.value.available <= 16 * 2**30
+
+
+def test_two_slices_add_up_gradients_over_the_network():
+    topology = open_topology("v5e:2x2", num_slices=2)
+    mesh = make_mesh(MeshConfig(replica=2, data=4), devices=topology.devices)
+    rows = NamedSharding(mesh, PartitionSpec(("replica", "data")))
+    whole = NamedSharding(mesh, PartitionSpec())
+    inputs = jax.ShapeDtypeStruct((64, 256), jnp.float32, sharding=rows)
+    kernel = jax.ShapeDtypeStruct((256, 512), jnp.float32, sharding=whole)
+
+    def step(kernel, inputs):
+        return kernel - jax.grad(lambda kernel: jnp.sum(jnp.tanh(inputs @ kernel)))(kernel)
+
+    compiled = compile_step(jax.jit(step), kernel, inputs, mesh=mesh)
+    crossing = [each for each in compiled.collectives if each.network is Network.DCN]
+    assert [each.group_size for each in crossing] == [2] * len(crossing)
+    # Each chip of a slice sends its quarter of the slice's sum, or all of it.
+    size = 4 * 256 * 512
+    assert size / 4 <= sum(each.num_bytes for each in crossing) <= size
+
+
+def test_groups_lie_on_the_torus():
+    """Rows of the mesh lie along one axis of eight chips: no ring, and one link."""
+    topology = open_topology("v5e:4x8")
+    mesh = make_mesh(MeshConfig(data=8, model=4), devices=topology.devices)
+    rows = array(mesh, (1024, 512), PartitionSpec("data"))
+    step = jax.jit(lambda x: x + 1, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    (gather,) = compile_step(step, rows, mesh=mesh).collectives
+    assert (gather.group_size, gather.extent) == (8, (1, 8, 1))
+    assert topology.links(gather.group_size, gather.extent) == 1
+
+
+def test_rounds_of_loops_are_read_and_unknown_lengths_reported():
+    mesh = make_mesh(MeshConfig(), devices=open_topology("v5e:1x1").devices)
+    square = array(mesh, (256, 256), dtype=jnp.float32)
+    topology = open_topology("v5e:1x1")
+
+    def until_small(x):
+        return jax.lax.while_loop(lambda x: jnp.sum(x) > 1, lambda x: x @ x, x)
+
+    def five_times(x):
+        return jax.lax.fori_loop(0, 5, lambda _, x: jnp.tanh(x @ x), x)
+
+    unknown, known = (
+        compile_step(jax.jit(loop), square, mesh=mesh) for loop in (until_small, five_times)
+    )
+    assert (unknown.unknown_loops, known.unknown_loops) == (1, 0)
+    told = str(StepReport("step", "", topology, dict(mesh.shape), unknown, model_flops=1e9))
+    assert "loops of a length that the compiler does not know: 1;" in told
+
+
+def test_a_collective_in_a_loop_counts_in_each_round():
+    """Gradients of chunks: the TPU compiler does not write how often a loop goes round."""
+    mesh = make_mesh(MeshConfig(), devices=open_topology("v5e:2x2").devices)
+    kernel = array(mesh, (256, 512), dtype=jnp.float32)
+    chunks = array(mesh, (6, 64, 256), PartitionSpec(None, "data"), dtype=jnp.float32)
+
+    def step(kernel, chunks):
+        def add(total, rows):
+            gradient = jax.grad(lambda kernel: jnp.sum(jnp.tanh(rows @ kernel)))(kernel)
+            # Were it a sum of gradients, the compiler would reduce it once, after the loop.
+            return 0.5 * total + gradient, None
+
+        return jax.lax.scan(add, jnp.zeros_like(kernel), chunks)[0]
+
+    step = jax.jit(step, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    found = compile_step(step, kernel, chunks, mesh=mesh).collectives
+    assert sum(each.num_bytes * each.times for each in found) == 6 * 256 * 512 * 4
+
+
+def test_an_error_gives_back_what_the_compiler_wrote(capfd, monkeypatch):
+    # An earlier test's handler may write to a stream that is closed by now.
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+
+    def compiler():
+        os.write(2, b"why the compiler gave up\n")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError), ahead_of_time._native_messages():
+        compiler()
+    assert "why the compiler gave up" in capfd.readouterr().err
+    with ahead_of_time._native_messages() as messages:
+        os.write(2, b"a warning\n")
+    assert messages == ["a warning"]
+    assert "a warning" not in capfd.readouterr().err
+
+
+ABORTS = """
+import logging, os
+from taser_jax.devices.compilation import ahead_of_time
+logging.basicConfig(level=logging.INFO)
+with ahead_of_time._native_messages():
+    os.write(2, b"check failed in native code")
+    os.abort()
+"""
+
+
+def test_an_abort_leaves_the_compilers_last_words(tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", ABORTS], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    named = re.search(r"last words are in (\S+)", done.stderr)
+    assert named is not None, done.stderr
+    assert pathlib.Path(named.group(1)).read_text() == "check failed in native code"

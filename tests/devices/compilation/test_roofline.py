@@ -1,0 +1,58 @@
+"""The roofline by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from taser_jax.devices.compilation.chips import CHIPS
+from taser_jax.devices.compilation.collectives import Collective, CollectiveKind, Network
+from taser_jax.devices.compilation.roofline import Bound, roofline
+from taser_jax.devices.compilation.topologies import Topology
+
+V5E = Topology("v5e:16x16", CHIPS["v5e"], (16, 16), 1, ())
+MILLISECOND = {"flops": 197e9, "num_bytes": 819e6}
+
+
+def estimate(*, flops=0.0, num_bytes=0.0, sent=0.0, crossing=0.0):
+    kind = CollectiveKind.COLLECTIVE_PERMUTE
+    collectives = [
+        Collective(kind, int(sent), 256, 1, ""),
+        Collective(kind, int(crossing), 2, 1, "", Network.DCN),
+    ]
+    return roofline(
+        V5E, flops=flops, model_flops=flops / 2, num_bytes=num_bytes, collectives=collectives
+    )
+
+
+def test_each_resource_at_its_peak():
+    # Four links of 50 GB/s, and 3.125 GB/s between slices.
+    found = estimate(**MILLISECOND, sent=200e6, crossing=3.125e6)
+    seconds = (found.compute, found.hbm, found.ici, found.dcn)
+    assert seconds == pytest.approx((1e-3, 1e-3, 1e-3, 1e-3))
+    assert found.step_seconds == pytest.approx(1e-3)
+    assert found.sequential_seconds == pytest.approx(4e-3)
+    assert found.mfu == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("more", "bound"),
+    [
+        ({"flops": 394e9}, Bound.COMPUTE),
+        ({"num_bytes": 1638e6}, Bound.HBM),
+        ({"sent": 500e6}, Bound.ICI),
+        ({"crossing": 10e6}, Bound.DCN),
+    ],
+)
+def test_the_longest_decides(more, bound):
+    found = estimate(**(MILLISECOND | more))
+    assert found.bound is bound
+    assert found.step_seconds == max(found.compute, found.hbm, found.ici, found.dcn)
+
+
+@pytest.mark.parametrize(
+    ("extent", "seconds"), [((16, 1), 1e-3), ((8, 2), 1e-3), ((8, 1), 2e-3), (None, 2e-3)]
+)
+def test_a_group_has_the_links_of_the_axes_it_spans(extent, seconds):
+    each = Collective(CollectiveKind.COLLECTIVE_PERMUTE, 10**8, 16, 1, "", extent=extent)
+    found = roofline(V5E, flops=1.0, model_flops=1.0, num_bytes=1.0, collectives=[each])
+    assert found.ici == pytest.approx(seconds)

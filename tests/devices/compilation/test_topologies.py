@@ -1,0 +1,137 @@
+"""Topologies by name; links and hosts. libtpu must load: without it these fail, as they should."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import math
+
+import pytest
+
+from taser_jax.devices.compilation.chips import CHIPS
+from taser_jax.devices.compilation.topologies import (
+    KNOWN_SHAPES,
+    Topology,
+    one_host,
+    open_topology,
+    require_compiler,
+)
+from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.partitioning import Partitioner
+from taser_jax.storage.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices", "num_hosts"),
+    [
+        ("v4:2x2x4", 16, 4),
+        ("v5e:2x4", 8, 2),
+        ("v5e:1x1", 1, 1),
+        ("v5p:4x4x4", 64, 16),
+        ("v6e:4x8", 32, 8),
+        # Two devices on a chip.
+        ("tpu7x:2x2x2", 16, 2),
+    ],
+)
+def test_devices_are_chips(name, num_devices, num_hosts):
+    found = open_topology(name)
+    assert len(found.devices) == num_devices
+    assert len({device.process_index for device in found.devices}) == num_hosts
+    assert found.chip.device_kind == found.devices[0].device_kind
+    # A mesh of any kind can be laid over them, v4's too, and every host has a share.
+    partitioner = Partitioner(make_mesh(MeshConfig(), devices=found.devices))
+    shares = {part for host in range(num_hosts) for part in partitioner.share_of(host).parts}
+    assert shares == set(range(num_devices))
+
+
+def test_slices():
+    found = open_topology("v5e:2x2", num_slices=2)
+    mesh = make_mesh(MeshConfig(replica=2), devices=found.devices)
+    slices = [{device.slice_index for device in part.flat} for part in mesh.devices]
+    assert slices == [{0}, {1}]
+
+
+@pytest.mark.parametrize("name", ["v5e:3x5", "v5e:4by4", "v9:2x2", "", None, "v5e"])
+def test_unknown_topologies_list_the_known(name):
+    with pytest.raises(ConfigError, match="v5e: 1x1, 2x2, 2x4") as error:
+        open_topology(name)
+    assert "v6e" in str(error.value)
+
+
+def test_the_nearest_name_is_suggested():
+    with pytest.raises(ConfigError, match="did you mean v5e:4x4"):
+        open_topology("v5:4x4")
+
+
+@pytest.mark.parametrize(("libtpu", "works"), [("0.0.42.1", False), ("0.0.50.1", True)])
+def test_a_compiler_that_crashes_for_a_chip_is_not_started(monkeypatch, libtpu, works):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: libtpu)
+    require_compiler(open_topology("v5e:2x2"))
+    with contextlib.nullcontext() if works else pytest.raises(ConfigError) as error:
+        require_compiler(open_topology("tpu7x:2x2x1"))
+    if not works:
+        assert "libtpu 0.0.42.1 crashes when it compiles for tpu7x" in str(error.value)
+        assert "num_compiled=0" in str(error.value)
+
+
+def test_without_libtpu_it_says_what_to_install(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "libtpu" else find(name)
+    )
+    with pytest.raises(ConfigError, match=r"pip install 'jax\[tpu\]=="):
+        open_topology("v5e:2x2")
+
+
+@pytest.mark.parametrize(
+    ("chip", "shape", "links"),
+    [
+        # Rings of 16 on v5e and v6e, in cubes of 4x4x4 on v4 and v5p, and nowhere else.
+        ("v5e", (16, 16), 4),
+        ("v6e", (8, 16), 3),
+        ("v5e", (4, 8), 2),
+        ("v6e", (4, 8), 2),
+        ("v5e", (2, 4), 2),
+        ("v5e", (1, 1), 1),
+        ("v5p", (4, 4, 4), 6),
+        ("v4", (4, 4, 8), 6),
+        ("v4", (2, 4, 4), 3),
+        ("v4", (2, 2, 4), 3),
+        ("v4", (2, 2, 1), 2),
+    ],
+)
+def test_links_of_a_whole_slice(chip, shape, links):
+    topology = Topology("", CHIPS[chip], shape, 1, ())
+    assert topology.links(math.prod(shape)) == topology.links(math.prod(shape), shape) == links
+
+
+@pytest.mark.parametrize(
+    ("chip", "shape", "extent", "links"),
+    [
+        # The axis that is spanned counts, not the longest; a part of an axis is no ring.
+        ("v5e", (8, 16), (8, 1, 1), 1),
+        ("v5e", (8, 16), (1, 16, 1), 2),
+        ("v5e", (8, 16), (1, 8, 1), 1),
+        ("v5p", (4, 4, 8), (1, 4, 8), 4),
+        ("v5p", (4, 4, 8), (2, 2, 1), 2),
+    ],
+)
+def test_links_of_a_part(chip, shape, extent, links):
+    topology = Topology("", CHIPS[chip], shape, 1, ())
+    assert topology.links(math.prod(extent), extent) == links
+
+
+def test_a_part_that_is_not_known_has_one_link():
+    assert Topology("", CHIPS["v5e"], (16, 16), 1, ()).links(16) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "host"), [("v5e:4x8", "v5e:2x2"), ("v4:2x2x4", "v4:2x2x1"), ("v5e:1x1", "v5e:1x1")]
+)
+def test_one_of_its_hosts(name, host):
+    assert one_host(open_topology(name)).name == host
+
+
+def test_every_chip_has_shapes():
+    assert KNOWN_SHAPES.keys() == CHIPS.keys()

@@ -1,0 +1,207 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import quadratic
+
+from taser_jax.evaluation.specialty.float_bins import bin_of
+from taser_jax.evaluation.specialty.specialty import (
+    SHARED_BINS,
+    SPECIFIC_BINS,
+    Bounds,
+    Specialty,
+    add_up,
+    count_leaf,
+    entropy_edges,
+    most_sensitive_task,
+    on_host,
+    specialty_of,
+    task_entropy,
+    task_weights,
+)
+from taser_jax.storage.errors import ConfigError
+
+SILENT, SPECIFIC, SHARED = range(3)
+TEMPERATURES = (2.0, 8.0)
+
+
+def draw(seed=0, tasks=3):
+    """A total a task of each leaf; a quarter of the values small, some of them all 0."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for name, shape in quadratic.SHAPES.items():
+        values = np.exp(2 * rng.normal(size=(tasks, *shape))).astype(np.float32)
+        small = rng.uniform(size=shape) < 0.25
+        values = np.where(small, values * np.float32(1e-3), values)
+        found[name] = np.where(rng.uniform(size=shape) < 0.1, np.float32(0), values)
+    return found
+
+
+def count(values, *, devices=1, medians=None, bounds=Bounds()):
+    """Counts of each leaf."""
+    tasks = len(values["bias"])
+    medians = np.ones(tasks, np.float32) if medians is None else medians
+    placed = [
+        quadratic.put({name: leaf[task] for name, leaf in values.items()}, devices)
+        for task in range(tasks)
+    ]
+    return {
+        name: on_host(
+            count_leaf(
+                tuple(tree[name] for tree in placed),
+                medians,
+                bounds=bounds,
+                temperatures=TEMPERATURES,
+                sharding=placed[0][name].sharding,
+            )
+        )
+        for name in values
+    }
+
+
+def test_entropy_of_the_papers_bound():
+    """95% on one task and 5% on the other seven are just inside 0.3 nats."""
+    weights = jnp.array([0.95, *[0.05 / 7] * 7])
+    assert float(task_entropy(weights)) == pytest.approx(0.2958, abs=1e-4)
+    assert float(task_entropy(jnp.full(8, 1 / 8))) == pytest.approx(math.log(8))
+
+
+def test_worked_example():
+    """Three tasks; I of four parameters, at τ = 2.
+
+    (8, 0, 0): softmax of (4, 0, 0) is (0.9647, 0.0177, 0.0177), entropy 0.1774: specific to 0.
+    (0, 5, 0): softmax of (0, 2.5, 0) gives 0.5046 nats: shared. (1, 1, 1): ln 3, shared, and
+    nobody's. (0.05, 0.09, 0): not activated.
+    """
+    values = jnp.array([[8.0, 0, 1, 0.05], [0, 5, 1, 0.09], [0, 0, 1, 0]])
+    entropy = task_entropy(task_weights(values, 2.0))
+    np.testing.assert_allclose(entropy[:3], [0.1774, 0.5046, math.log(3)], atol=1e-4)
+    kinds = specialty_of(values, entropy, Bounds())
+    assert kinds.tolist() == [SPECIFIC, SHARED, SHARED, SILENT]
+    assert most_sensitive_task(values).tolist() == [0, 1, 3, 1]
+    sharding = quadratic.put({"bias": np.zeros(16)})["bias"].sharding
+    counts = on_host(
+        count_leaf(
+            tuple(values * 3),
+            jnp.full(3, 3.0),
+            bounds=Bounds(),
+            temperatures=(2.0,),
+            sharding=sharding,
+        )
+    )
+    assert counts.size == 4
+    assert counts.zeros.tolist() == [1, 1, 3]
+    assert counts.specialty[0].tolist() == [[0, 1, 0, 0], [1, 0, 0, 0], [0, 1, 0, 1]]
+    # Not activated parameters have no entropy bin; ln 3 is in the last one.
+    assert counts.entropy[0, :SPECIFIC_BINS].sum() == 1
+    assert counts.entropy[0, -1] == 1
+    assert counts.entropy.sum() == 3
+    assert counts.entropy_sum[0] == pytest.approx(0.1774 + 0.5046 + math.log(3), abs=1e-3)
+    assert counts.share(Specialty.SPECIFIC) == 0.25
+    # Softmax of (0.025, 0.045, 0) has 0.3406, 0.3475 and 0.3319.
+    first = 0.9647 + 0.0705 + 1 / 3 + 0.3338
+    assert counts.weight_sum[0, 0] == pytest.approx(first, abs=1e-3)
+
+
+def test_everything_equals_a_float64_oracle():
+    values, bounds = draw(), Bounds(0.4, 0.2)
+    medians = np.array([0.5, 1.0, 3.0], np.float32)
+    counts = add_up(count(values, medians=medians, bounds=bounds).values())
+    single = np.concatenate([v.reshape(3, -1) for v in values.values()], 1) / medians[:, None]
+    flat = single.astype(np.float64)
+    assert counts.zeros.tolist() == (flat == 0).sum(1).tolist()
+    for task in range(3):
+        wanted = np.bincount(
+            bin_of(jnp.asarray(single[task])), minlength=counts.sensitivity.shape[1]
+        )
+        np.testing.assert_array_equal(counts.sensitivity[task], wanted)
+    activated = flat.max(0) >= bounds.activated
+    owner = np.where((flat == flat.max(0)).sum(0) == 1, flat.argmax(0), 3)
+    edges = entropy_edges(3, bounds)
+    for place, temperature in enumerate(TEMPERATURES):
+        entropy, weights = quadratic.entropy(flat, temperature)
+        kind = np.where(
+            activated, np.where(entropy < bounds.specific_entropy, SPECIFIC, SHARED), SILENT
+        )
+        wanted = np.zeros((3, 4), int)
+        np.add.at(wanted, (kind, owner), 1)
+        np.testing.assert_array_equal(counts.specialty[place], wanted)
+        bins = np.clip(np.searchsorted(edges, entropy[activated], "right") - 1, 0, len(edges) - 2)
+        assert np.abs(counts.entropy[place] - np.bincount(bins, minlength=15)).sum() <= 2
+        assert counts.entropy_sum[place] == pytest.approx(entropy[activated].sum(), rel=1e-5)
+        np.testing.assert_allclose(counts.weight_sum[place], weights.sum(1), rtol=1e-5)
+        assert counts.largest_sum[place] == pytest.approx(weights.max(0).sum(), rel=1e-5)
+    assert {SILENT, SPECIFIC, SHARED} == set(kind.tolist())
+
+
+def test_eight_devices_count_what_one_counts():
+    one, eight = count(draw()), count(draw(), devices=8)
+    for name in quadratic.SHAPES:
+        for field, mine, its in zip(one[name]._fields, one[name], eight[name], strict=True):
+            if field.endswith("_sum"):
+                np.testing.assert_allclose(its, mine, rtol=1e-5, err_msg=name)
+            else:
+                np.testing.assert_array_equal(its, mine, err_msg=f"{name} {field}")
+
+
+def test_no_device_gets_more_than_its_part_of_a_leaf():
+    """The compiled count has no collective but sums, and no array with the whole leaf's entries."""
+    placed = quadratic.put({"kernel": np.zeros((24, 16), np.float32)}, 8)["kernel"]
+    program = count_leaf.lower(
+        (placed,) * 3,
+        jnp.ones(3),
+        bounds=Bounds(),
+        temperatures=(2.0,),
+        sharding=placed.sharding,
+    ).compile()
+    text = program.as_text()
+    assert "all-reduce" in text
+    assert "all-gather" not in text
+    assert "24,16]" not in text
+
+
+@pytest.mark.parametrize("order", [[2, 0, 1], [1, 0, 2]])
+def test_the_order_of_tasks_only_moves_the_columns(order):
+    values, medians = draw(3), np.array([1.0, 2.0, 0.5], np.float32)
+    one = add_up(count(values, medians=medians).values())
+    moved = {name: leaf[order] for name, leaf in values.items()}
+    other = add_up(count(moved, medians=medians[order]).values())
+    moved_columns = one._replace(
+        sensitivity=one.sensitivity[order],
+        zeros=one.zeros[order],
+        specialty=one.specialty[..., [*order, 3]],
+        weight_sum=one.weight_sum[:, order],
+    )
+    for mine, its in zip(moved_columns, other, strict=True):
+        np.testing.assert_allclose(its, mine, rtol=1e-6)
+
+
+def test_lower_temperatures_make_more_specific_parameters():
+    counts = add_up(count(draw(5)).values())
+    share = {
+        tau: counts.share(Specialty.SPECIFIC, temperature=place)
+        for place, tau in enumerate(TEMPERATURES)
+    }
+    assert share[2.0] > share[8.0]
+    assert len({counts.share(Specialty.NOT_ACTIVATED, temperature=k) for k in range(2)}) == 1
+
+
+def test_the_bound_of_specific_is_an_edge():
+    edges = entropy_edges(8, Bounds())
+    assert len(edges) == SPECIFIC_BINS + SHARED_BINS + 1
+    assert edges[SPECIFIC_BINS] == 0.3
+    assert edges[-1] == pytest.approx(math.log(8))
+
+
+def test_bounds_that_mean_nothing_are_refused():
+    with pytest.raises(ConfigError, match=r"ln 2 = 0\.693"):
+        entropy_edges(2, Bounds(specific_entropy=0.7))
+    with pytest.raises(ConfigError, match="specific_entropy 0"):
+        Bounds(specific_entropy=0)
+
+
+def test_counts_of_leaves_beyond_two_billion_add_up():
+    leaf = jax.tree.map(lambda a: np.full_like(a, 2**31 - 1, np.int64), count(draw())["bias"])
+    assert add_up([leaf, leaf]).zeros.tolist() == [2**32 - 2] * 3

@@ -1,0 +1,114 @@
+"""Artefacts: atomic writes, messages of failed ones, versions, fingerprints."""
+
+import errno
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from taser_jax.storage.artifacts import (
+    check_version,
+    fingerprint,
+    fingerprint_json,
+    read_json,
+    replacing,
+    split_path,
+    storage_errors,
+    write_json,
+)
+from taser_jax.storage.errors import ConfigError, DataError, StorageError
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
+def test_storage_errors_say_what_to_do(number):
+    expected = pytest.raises(StorageError, match="out/x: could not write")
+    with expected as caught, storage_errors("out/x"):
+        raise OSError(number, os.strerror(number))
+    advice = "free some space" if number in (errno.ENOSPC, errno.EDQUOT) else "permissions"
+    assert advice in (caught.value.fix or "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_storage_errors_catches_a_disk_that_is_really_full():
+    expected = pytest.raises(StorageError, match="No space left")
+    with expected, storage_errors("/dev/full"), open("/dev/full", "w") as file:
+        file.write("x")
+
+
+@pytest.mark.parametrize(
+    ("message", "package"),
+    [
+        # As fsspec says it, which opens buckets where TensorFlow is not installed.
+        ("Please install gcsfs to access Google Storage", "gcsfs"),
+        ("Install s3fs to access S3", "s3fs"),
+    ],
+)
+def test_a_bucket_without_its_package_names_it(message, package):
+    expected = pytest.raises(ConfigError, match=rf"pip install {package}, or .*\[tensorflow\]")
+    with expected, storage_errors("gs://b/model"):
+        raise ImportError(message)
+    with pytest.raises(ImportError, match="mine"), storage_errors("gs://b/model"):
+        raise ImportError("mine")
+
+
+def test_storage_errors_leaves_other_errors_alone():
+    with pytest.raises(FileNotFoundError), storage_errors("x"):
+        raise FileNotFoundError(errno.ENOENT, "gone")
+    with pytest.raises(ValueError, match="mine"), storage_errors("x"):
+        raise ValueError("mine")
+    with pytest.raises(StorageError, match="No space left"), storage_errors("x"):
+        raise RuntimeError("write() failed: No space left on device")
+
+
+def test_a_file_or_folder_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "below" / "value.json"
+    write_json(path, {"é": 1})
+    assert read_json(path) == {"é": 1}
+
+    def killed() -> None:
+        with replacing(path) as scratch:
+            scratch.write_text("{")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        killed()
+    assert read_json(path) == {"é": 1}
+    for content in ("old", "new"):
+        with replacing(tmp_path / "folder") as scratch:
+            scratch.mkdir()
+            (scratch / content).touch()
+    assert [file.name for file in (tmp_path / "folder").iterdir()] == ["new"]
+    assert sorted(file.name for file in tmp_path.rglob("*")) == [
+        *("below", "checksums.txt", "folder", "new", "value.json")
+    ]
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    path = tmp_path / "value.json"
+    with pytest.raises(DataError, match=r"value\.json: no such file"):
+        read_json(path)
+    for text, message in (("{", "not JSON"), ("[1]", "(?s)list.*a JSON object"), ("\xff", "JSON")):
+        path.write_bytes(text.encode("latin1"))
+        with pytest.raises(DataError, match=message):
+            read_json(path, fix="make it again")
+    path.write_text('{"format_version": 2}')
+    with pytest.raises(DataError, match=r"(?s)value\.json: format version 2.*version 1.*again"):
+        check_version(read_json(path), 1, where=path, fix="make it again")
+
+
+def test_fingerprints_are_of_content_and_order():
+    array = np.arange(6, dtype=np.int32)
+    parts = ["a", b"b", 3, array]
+    assert fingerprint(parts) == fingerprint(list(parts))
+    others = [["ab", 3, array], parts[::-1], ["a", b"b", 3, array.reshape(2, 3)]]
+    others.append(["a", b"b", 3, array.astype(np.int64)])
+    assert fingerprint(parts) not in map(fingerprint, others)
+    assert fingerprint_json({"a": 1, "b": [2]}) == fingerprint_json({"b": [2], "a": 1})
+    # Written on disk by earlier versions: must never change.
+    assert fingerprint(["a", 1, array]) == "f5fcdb4553f03b8a"
+
+
+def test_the_file_of_a_split_is_in_its_folder_whatever_the_task_is_called():
+    assert split_path("runs", "nq", "test", ".trec") == pathlib.Path("runs/nq.test.trec")
+    assert split_path("runs", "../a b", "test").name == "..%2Fa%20b.test"

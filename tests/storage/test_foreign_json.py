@@ -1,0 +1,163 @@
+"""JSON that is not what it should be, wherever a command reads it: file and field are named.
+
+Each of these was a traceback.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from taser_jax.assembly.data import MIXTURE_FILE, names_in_store
+from taser_jax.assembly.model_directory import read_facts
+from taser_jax.assembly.text_facts import text_settings
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.interop.encoder_settings import read_encoder_settings
+from taser_jax.models import config_io
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.index import open_index
+from taser_jax.storage.artifacts import write_json
+from taser_jax.storage.errors import DataError, TaserError
+from taser_jax.storage.json_files import read_json, read_strings
+from taser_jax.systems.moma.augmentation import read_lookup
+
+DEEP, LONG = "[" * 1_000_000, '{"a": ' + "9" * 5000 + "}"
+EMBEDDINGS = {
+    "kind": "embeddings",
+    "format_version": 1,
+    "fingerprints": {"model": "m"},
+    "num_rows": 3,
+    "dim": 2,
+    "dtype": "float32",
+    "shard_rows": 8,
+}
+
+
+def embeddings(tmp_path, **changed):
+    array = np.zeros((3, 2), np.float32)
+    np.save(tmp_path / "embeddings-00000-of-00001.npy", array)
+    write_json(tmp_path / "metadata.json", {**EMBEDDINGS, **changed})
+    return Embeddings(tmp_path)
+
+
+@pytest.mark.parametrize("text", [DEEP, LONG, '{"a": ' * 2000, "nul\0", ""])
+def test_what_python_does_not_parse_is_named(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    for read in (read_json, read_strings, lambda path: config_io.from_json(path.read_text())):
+        with pytest.raises(TaserError, match="not JSON"):
+            read(path)
+    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "modules.json").write_text(text)
+    with pytest.raises(DataError, match=r"modules\.json: not JSON"):
+        read_encoder_settings(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
+    with pytest.raises(DataError, match=r"config\.json: not JSON"):
+        load_vocabulary(tmp_path)
+
+
+def test_a_byte_order_mark_is_taken(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": "é"}\r\n', encoding="utf-8-sig")
+    assert read_json(tmp_path / "a.json") == {"a": "é"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_rows": "3"}, 'num_rows is "3"(.|\n)*an integer'),
+        ({"num_rows": -3}, "at least 0"),
+        ({"num_rows": 10**15}, "rows in .* shards, which are not all here"),
+        ({"shard_rows": 0}, "at least 1"),
+        ({"dim": 2.0}, "dim is 2.0"),
+        ({"dtype": "float8"}, "one of 'float32', 'bfloat16'"),
+        ({"dtype": []}, "dtype is "),
+        ({"fingerprints": ["m"]}, r"an object \{...\}"),
+        ({"fingerprints": {"model": 1}}, "field 'fingerprints.model'"),
+        ({"fingerprints": None}, "no field 'fingerprints'"),
+    ],
+)
+def test_metadata_of_embeddings(tmp_path, changed, message):
+    assert len(embeddings(tmp_path)) == 3
+    with pytest.raises(DataError, match=rf"metadata\.json, field(.|\n)*{message}|{message}"):
+        embeddings(tmp_path, **changed)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"kind": "exact index", "embeddings": 3},
+        {"kind": "exact index", "embeddings": ".", "dim": "2"},
+        {"kind": "scann index", "effort": 3},
+        {"kind": "scann index", "effort": {}, "num_passages": 3, "config": {"shard_passages": 0}},
+    ],
+)
+def test_metadata_of_indexes(tmp_path, metadata):
+    write_json(tmp_path / "metadata.json", {"format_version": 1, "fingerprints": {}, **metadata})
+    with pytest.raises(DataError, match=r"metadata\.json, field|: no field"):
+        open_index(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ([1], "a JSON object"),
+        (None, "a JSON object"),
+        ({"query_length": "32"}, 'query_length is "32"'),
+        ({"passage_length": 0}, "at least 1"),
+        ({"query_prompt": "query: "}, "field 'query_prompt'"),
+        ({"query_prompt": [1, "a"]}, r"field 'query_prompt\[1\]'"),
+        ({"query_prompt": {"t": 7}}, "field 'query_prompt'"),
+        ({"query_lengths": {"t": None}}, "field 'query_lengths.t'"),
+        ({"query_normalization": "all"}, "one of 'none', 'curly_apostrophe'"),
+        ({"query_normalization": {"t": 3}}, "field 'query_normalization'"),
+        ({"titles": "both"}, "one of 'include', 'omit'"),
+        ({"selection": "best"}, "one of 'nll'"),
+    ],
+)
+def test_facts_of_a_run(tmp_path, facts, message):
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(DataError, match=rf"run\.json(.|\n)*{message}"):
+        text_settings(read_facts(tmp_path), "t")
+
+
+def test_facts_of_no_task(tmp_path):
+    (tmp_path / "run.json").write_text('{"query_normalization": {}, "query_prompt": []}')
+    assert text_settings(read_facts(tmp_path), None).queries.prompt == ()
+
+
+def test_lists_of_ids(tmp_path):
+    path = tmp_path / "ids.json"
+    path.write_text('["a", "b"]')
+    assert read_strings(path) == ["a", "b"]
+    for content, message in (
+        ("{}", r"a list \[...\]"),
+        ('["a", 1]', r"list\[1\]"),
+        ("[", "JSON"),
+        ("null", "list"),
+    ):
+        path.write_text(content)
+        with pytest.raises(DataError, match=message):
+            read_strings(path)
+    folder = tmp_path / "t.test"
+    folder.mkdir()
+    metadata = {"kind": "documents of queries", "format_version": 1, "fingerprints": {}}
+    write_json(folder / "metadata.json", metadata)
+    (folder / "query_ids.json").write_text("[]")
+    with pytest.raises(DataError, match=r"missing or damaged(.|\n)*taser augment"):
+        read_lookup(tmp_path, "t", "test")
+
+
+def test_a_mixtures_file(tmp_path):
+    store = TokenStore.__new__(TokenStore)
+    store.directory = tmp_path
+    (tmp_path / MIXTURE_FILE).write_text('{"weights": {"a": "1"}}')
+    with pytest.raises(DataError, match=r"field 'weights\.a'"):
+        names_in_store(store, ["a"])
+
+
+@pytest.mark.parametrize("text", [DEEP, LONG, '{"format_version": 1, "kind": ["a"]}', "[]"])
+def test_a_models_file(text):
+    with pytest.raises(TaserError, match=r"model\.json"):
+        config_io.from_json(text)

@@ -1,0 +1,124 @@
+"""Paths that no file can have, and Gin files that import: named, with status 2."""
+
+from __future__ import annotations
+
+import errno
+import pathlib
+import sys
+
+import pytest
+
+from taser_jax.cli import main as cli
+from taser_jax.storage.artifacts import storage_errors
+from taser_jax.storage.errors import StorageError
+
+LONG = "n" * 300
+PREPARE = ("prepare", "beir", "--gin.COLLECTION=c", "--gin.DIRECTORIES={'t': 'beir'}")
+
+
+def error(capsys, *arguments: str) -> str:
+    assert cli.run(list(arguments)) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("data_dir", ["loop", "loop/data", LONG])
+def test_a_data_dir_that_cannot_be(tmp_path, monkeypatch, capsys, data_dir):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    message = error(capsys, *PREPARE, f"--gin.DATA_DIR={data_dir}")
+    if data_dir == LONG:
+        assert "File name too long" in message
+        assert "each part of a path has at most 255 bytes" in message
+        assert "n" * 150 not in message
+    else:
+        assert "Too many levels of symbolic links" in message
+        assert "this one leads to itself" in message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", f"--gin_file={LONG}.gin"),
+        ("verify", LONG),
+        ("init", LONG),
+        ("import", f"--gin.PRETRAINED={LONG}", "--gin.MODEL_DIR=out"),
+    ],
+)
+def test_names_of_300_characters(tmp_path, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(tmp_path)
+    message = error(capsys, *arguments)
+    assert "File name too long" in message
+    assert f"taser {arguments[0]}" in message
+
+
+def test_a_collections_name_of_300_characters(tmp_path, capsys):
+    arguments = [argument.replace("=c", f"={LONG}") for argument in PREPARE]
+    message = error(capsys, *arguments, f"--gin.DATA_DIR={tmp_path}")
+    assert "collection name" in message or "File name too long" in message
+
+
+def test_a_path_with_a_nul_is_a_storage_error():
+    with pytest.raises(StorageError, match="embedded null"), storage_errors("x"):
+        pathlib.Path("a\0b").read_text()
+    with pytest.raises(StorageError, match="leads to itself"), storage_errors("x"):
+        raise OSError(errno.ELOOP, "Too many levels of symbolic links", "loop")
+
+
+@pytest.fixture
+def gin_file(tmp_path, monkeypatch):
+    (tmp_path / "runs_code.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "runs_code", raising=False)
+
+    def write(text: str) -> str:
+        (tmp_path / "a.gin").write_text(f"SPLIT = 'test'\n{text}\n")
+        return "--gin_file=a.gin"
+
+    return write
+
+
+def test_a_gin_files_import_runs_nothing_unless_allowed(gin_file, tmp_path, capsys):
+    flag = gin_file("import runs_code")
+    message = error(capsys, "search", flag)
+    assert "a.gin:2: import of 'runs_code', which runs the code of that module" in message
+    assert "--gin_import=runs_code" in message
+    assert not (tmp_path / "ran").exists()
+    # Names that merely begin alike are not allowed.
+    assert "import of 'runs_code'" in error(capsys, "search", flag, "--gin_import=runs_")
+    message = error(capsys, "search", flag, "--gin_import=runs_code")
+    assert "not set" in message
+    assert (tmp_path / "ran").exists()
+
+
+def test_own_modules_may_be_imported(gin_file, capsys):
+    assert "not set" in error(capsys, "search", gin_file("import taser_jax.storage.records"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("from __gin__ import dynamic_registration", "dynamic registration"),
+        ("import taser_jax.no_such_module", "cannot import 'taser_jax.no_such_module'"),
+        ("from os import system", "import of 'os.system'"),
+    ],
+)
+def test_what_a_gin_file_may_not_import(gin_file, capsys, line, message):
+    assert f"a.gin:2: {message}" in error(capsys, "search", gin_file(line))
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
+def test_a_gin_files_values_beyond_pythons_limits(gin_file, capsys, value):
+    assert "a.gin: " in error(capsys, "search", gin_file(f"TOP_K = {value}"))
+
+
+def test_files_that_include_one_another_without_end(gin_file, tmp_path, capsys):
+    for number in range(1200):
+        (tmp_path / f"{number}.gin").write_text(f"include '{number + 1}.gin'\n")
+    assert "recursion" in error(capsys, "search", gin_file("include '0.gin'"))
+
+
+def test_gin_files_as_editors_leave_them(gin_file, tmp_path, capsys):
+    plain = error(capsys, "search", gin_file(""))
+    (tmp_path / "a.gin").write_bytes(b"\xef\xbb\xbfSPLIT = 'test'\r\n\tTOP_K = 3")
+    assert error(capsys, "search", "--gin_file=a.gin") == plain

@@ -1,0 +1,140 @@
+"""What commands say on stderr: in a terminal, in a log file, beside bars."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from taser_jax.storage import messages, progress
+
+
+# Streams are changed in the tests' bodies: pytest sets its own after the fixtures.
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def set_up(monkeypatch):
+    """`messages.set_up`, undone afterwards."""
+    for name in ("TF_CPP_MIN_LOG_LEVEL", "JAX_PLATFORMS", "JAX_FORCE_TPU_INIT"):
+        # Set first, so that what set_up sets is removed again.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
+    loggers = [logging.getLogger(name) for name in ("", "absl", "taser", "noisy")]
+    before = [(logger, logger.handlers[:], logger.level) for logger in loggers]
+    yield messages.set_up
+    for logger, handlers, level in before:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+
+
+ERROR = """\
+error: a.gin: MODEL not set
+  expected: a value
+  fix: write --gin.MODEL=... or name a file
+"""
+
+
+def test_lines_are_wrapped_in_a_terminal_and_whole_in_a_file(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    with contextlib.redirect_stderr(Terminal()) as terminal:
+        messages.say(ERROR.rstrip())
+    assert terminal.getvalue() == ERROR.replace("name a file", "name a\n    file")
+    with contextlib.redirect_stderr(io.StringIO()) as log_file:
+        messages.say(ERROR.rstrip())
+    assert log_file.getvalue() == ERROR
+
+
+def test_words_are_never_cut():
+    path = "a/very/long-path/of-a-file/with-hyphens.jsonl"
+    assert messages.wrapped(f"in {path}: x", width=20) == f"in\n  {path}:\n  x"
+    assert messages.wrapped("a\n\nb", width=9) == "a\n\nb"
+
+
+def test_log_lines_stand_above_a_bar(set_up):
+    set_up(verbose=False)
+    with (
+        contextlib.redirect_stderr(Terminal()) as terminal,
+        progress.bar("train", total=4) as bar,
+    ):
+        bar.update(2)
+        logging.getLogger("taser").info("saved")
+        bar.update(2)
+    lines = [line.split("\r")[-1] for line in terminal.getvalue().splitlines()]
+    assert "saved" in lines
+    assert "train: 100%" in terminal.getvalue()
+
+
+def test_a_log_file_has_lines_in_place_of_bars(monkeypatch):
+    with contextlib.redirect_stderr(io.StringIO()) as log_file:
+        list(progress.track(range(3), "short"))
+        assert log_file.getvalue() == ""
+        monkeypatch.setattr(progress, "_LINE_PERIOD", 0.0)
+        list(progress.track(range(2), "encode", total=2, unit="token"))
+        list(progress.track(iter(range(2)), "read"))
+    lines = log_file.getvalue().splitlines()
+    assert "\r" not in log_file.getvalue()
+    assert lines[0].startswith("encode: 0 of 2, ? left, ")
+    assert any(line.startswith("encode: 2 of 2, 00:00 left, ") for line in lines)
+    assert lines[-1].startswith("read: 2, ")
+
+
+def test_other_libraries_are_quiet_unless_asked(set_up, monkeypatch):
+    monkeypatch.setattr(messages, "_has_accelerator", lambda: False)
+    noisy = logging.getLogger("noisy")
+    noisy.setLevel(logging.DEBUG)
+    with contextlib.redirect_stderr(io.StringIO()) as log_file:
+        set_up(verbose=False)
+        noisy.debug("noise")
+        noisy.warning("a warning")
+        logging.getLogger("taser").info("ours")
+        assert log_file.getvalue() == "a warning\nours\n"
+        set_up(verbose=True)
+        noisy.debug("noise")
+    assert log_file.getvalue().endswith("noise\n")
+    assert (os.environ["TF_CPP_MIN_LOG_LEVEL"], os.environ["JAX_PLATFORMS"]) == ("3", "cpu")
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_a_machine_with_an_accelerator_is_left_to_jax(set_up, monkeypatch, verbose):
+    monkeypatch.setattr(messages, "_has_accelerator", lambda: True)
+    set_up(verbose=verbose)
+    assert "JAX_PLATFORMS" not in os.environ
+    assert ("TF_CPP_MIN_LOG_LEVEL" in os.environ) != verbose
+
+
+def test_what_the_user_has_set_stays(set_up, monkeypatch):
+    monkeypatch.setattr(messages, "_has_accelerator", lambda: False)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
+    set_up(verbose=False)
+    assert (os.environ["TF_CPP_MIN_LOG_LEVEL"], os.environ["JAX_PLATFORMS"]) == ("0", "tpu,cpu")
+
+
+@pytest.mark.slow
+def test_tokenize_writes_nothing_but_its_own_lines(small_world, tmp_path):
+    unset = ("TF_CPP_MIN_LOG_LEVEL", "JAX_PLATFORMS", "XLA_FLAGS")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "taser_jax.cli.main", "tokenize"),
+            *(f"--gin.DATA_DIR={small_world.data_dir}", "--gin.MIXTURE_OR_TASK_NAME=small"),
+            f"--gin.VOCABULARY={small_world.root / 'vocabulary'}",
+            f"--gin.TOKEN_STORE={tmp_path / 'tokens'}",
+            "--gin.TASK_FEATURE_LENGTHS={'query': 16, 'passage': 32}",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={name: value for name, value in os.environ.items() if name not in unset},
+    )
+    assert done.stdout == ""
+    for line in done.stderr.splitlines():
+        assert line.startswith(("tokenize: ", "tokenising ", "token store: ")), done.stderr

@@ -1,0 +1,86 @@
+"""What a lookup learns from attention: positives, negatives, and the store it trains on."""
+
+import numpy as np
+import pytest
+import tiny_training
+
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.storage.errors import ConfigError
+from taser_jax.systems.moma.attention import distil, gold_documents, write_joined_store
+from taser_jax.systems.moma.memories import Lookup, Manifest, Memory, Mixture
+from taser_jax.systems.moma.memory_shares import attention_shares
+
+# Two queries, six documents looked up, of which three are fused.
+ROWS = np.array([[7, 3, 5, 9, 1, 8], [2, 4, 6, -1, -1, -1]], np.int32)
+LOOKUP = Lookup(["a", "b"], ROWS, np.zeros((2, 6), np.float32))
+ATTENTION = np.array([[0.1, 0.5, 0.2], [0.3, 0.3, 0.4]], np.float32)
+GOLD = [np.array([5]), np.array([11, 12])]
+
+
+@pytest.fixture
+def mixture(tmp_path):
+    stores = {}
+    for name, passages in (("source", 48), ("more", 60)):
+        store = tiny_training.write_token_store(tmp_path / name, num_passages=passages)
+        stores[name] = store
+    memories = tuple(
+        Memory(name, str(one.directory), "tiny", one.metadata.passages_fingerprint, len(one))
+        for name, one in stores.items()
+    )
+    return Mixture(Manifest({}, memories, str(tmp_path / "parts")))
+
+
+def test_positives_are_gold_and_most_attended_and_negatives_the_rest():
+    found = distil(GOLD, LOOKUP, ATTENTION, learned=2, negatives=10)
+    assert [rows.tolist() for rows in found.positives] == [[5, 3], [11, 12, 6, 2]]
+    assert [sorted(rows.tolist()) for rows in found.negatives] == [[1, 7, 8, 9], [4]]
+    few = distil(GOLD, LOOKUP, ATTENTION, learned=0, negatives=2, seed=1)
+    assert [rows.tolist() for rows in few.positives] == [[5], [11, 12]]
+    assert [len(rows) for rows in few.negatives] == [2, 2]
+    again = distil(GOLD, LOOKUP, ATTENTION, learned=0, negatives=2, seed=1)
+    for one, other in zip(few.negatives, again.negatives, strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(ConfigError, match="4 learned positives of 3 documents"):
+        distil(GOLD, LOOKUP, ATTENTION, learned=4, negatives=2)
+
+
+def test_the_lookup_trains_on_all_memories(mixture, tmp_path):
+    source = mixture.stores[0]
+    queries = source.queries("first", "validation")
+    gold = gold_documents(mixture, "source", queries.positives)
+    lookup = Lookup(
+        queries.query_ids,
+        np.tile(np.array([50, 51, 52, 53], np.int32), (16, 1)),
+        np.zeros((16, 4), np.float32),
+    )
+    data = distil(gold, lookup, np.ones((16, 2), np.float32), learned=1, negatives=5)
+    key = queries.task, queries.split
+    joined = write_joined_store(tmp_path / "joined", mixture, source, {key: (queries, data)})
+    assert len(joined) == 60
+    rows = np.array([0, 47, 59])
+    np.testing.assert_array_equal(
+        joined.passages.tokens(rows).ids, mixture.stores[1].passages.tokens(rows).ids
+    )
+    read = TokenStore.open(tmp_path / "joined").queries(*key)
+    np.testing.assert_array_equal(read.ids, queries.ids)
+    assert read.query_ids == queries.query_ids
+    assert read.positives[0].tolist() == [queries.positives[0][0], 50]
+    assert sorted(read.hard_negatives[0].tolist()) == [51, 52, 53]
+
+
+def test_attention_is_shared_among_memories(mixture):
+    rows = np.array([[0, 1, 50, 2], [55, 56, -1, -1]], np.int32)
+    attention = np.array([[9.0, 0.2, 0.1, 0.3], [9.0, 0.3, 0.1, 0.0]], np.float32)
+    gold = [np.array([1]), np.array([0])]
+    found = attention_shares(mixture, rows, attention, gold=gold)
+    assert found["attention"] == pytest.approx({"source": 0.3, "more": 0.7})
+    assert found["documents"] == pytest.approx({"source": 0.4, "more": 0.6})
+    assert found["queries_with_gold"] == 0.5
+    split = attention_shares(mixture, rows, attention, gold=gold, source="source")
+    # One of the first query's three documents of the source is relevant, none of the second's.
+    assert split["attention"] == pytest.approx(
+        {"source, other": 0.2, "more": 0.7, "source, relevant": 0.1}
+    )
+    assert split["documents"] == pytest.approx(
+        {"source, other": 0.2, "more": 0.6, "source, relevant": 0.2}
+    )

@@ -1,0 +1,259 @@
+"""Memories plugged in and out, documents looked up, and a training on queries with documents."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import tiny_training
+
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.commands.encode import encode
+from taser_jax.commands.train import train
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.models.batch import Role
+from taser_jax.models.bert_fusion import BertFusionConfig, FusedStates
+from taser_jax.models.dual_encoder import Towers
+from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
+from taser_jax.systems.moma.augment import augment
+from taser_jax.systems.moma.augmentation import Augmentation, read_lookup
+from taser_jax.systems.moma.joined import JoinedEmbeddings
+from taser_jax.systems.moma.memories import Mixture
+from taser_jax.systems.moma.memory import memory_add, memory_list, memory_remove
+
+
+def fusion(**changes):
+    plain = tiny_training.model_config()
+    fields = {"bert": plain.bert, "pooling": plain.pooling, "towers": Towers.SEPARATE}
+    return BertFusionConfig(**fields | {"decoder_layers": 1} | changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Two token stores, of which the second has some of the first's passages, and a model."""
+
+    stores: tuple[str, str]
+    model_dir: str
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    root = tmp_path_factory.mktemp("memories")
+    stores = []
+    for name, passages in (("first", 48), ("second", 60)):
+        # The same draws: the first passages of both are the same texts.
+        tiny_training.write_token_store(root / name, num_passages=passages, least_words=10)
+        stores.append(str(root / name))
+    training = tiny_training.training_config(train_steps=2, validates=False)
+    train(model_dir=str(root / "model"), token_store=stores[0], model=fusion(), training=training)
+    return World((stores[0], stores[1]), str(root / "model"))
+
+
+@pytest.fixture(scope="module")
+def mixture_dir(world, tmp_path_factory):
+    directory = str(tmp_path_factory.mktemp("mixture"))
+    add(world, directory, "source", 0)
+    add(world, directory, "more", 1)
+    return directory
+
+
+@pytest.fixture
+def copied(mixture_dir, world, tmp_path):
+    """The mixture, to be changed."""
+    root = tmp_path / "copy"
+    for folder in {store.rsplit("/", 1)[0] for store in world.stores}:
+        shutil.copytree(folder, root / "stores")
+    found = World((f"{root}/stores/first", f"{root}/stores/second"), world.model_dir)
+    directory = str(root / "mixture")
+    shutil.copytree(mixture_dir, directory)
+    # Its paths lead to the other stores; the embeddings are of equal texts.
+    (root / "mixture" / "memories.json").unlink()
+    for name, number in (("source", 0), ("more", 1)):
+        add(found, directory, name, number)
+    return found, directory
+
+
+def add(world, directory, name, number, **changes):
+    arguments = {"token_store": world.stores[number], "model_dir": world.model_dir}
+    return memory_add(name=name, memory_dir=directory, **arguments | changes)
+
+
+def test_only_new_documents_are_encoded(world, tmp_path):
+    directory = str(tmp_path)
+    assert add(world, directory, "more", 1) == {"encoded": 60, "kept": 0}
+    shared = np.array_equal(
+        TokenStore.open(world.stores[0]).passages.ids[:48],
+        TokenStore.open(world.stores[1]).passages.ids[:48],
+    )
+    assert shared
+    # Every passage of the first is also one of the second.
+    assert add(world, directory, "source", 0) == {"encoded": 0, "kept": 60}
+    memory_remove(name="more", memory_dir=directory)
+    assert memory_list(memory_dir=directory) == ["source"]
+    assert len(Mixture.open(directory)) == 48
+    assert add(world, directory, "more", 1) == {"encoded": 0, "kept": 60}
+    assert memory_list(memory_dir=directory) == ["source", "more"]
+
+
+def test_a_mixture_is_one_collection_in_which_equal_texts_are_one(world, mixture_dir):
+    mixture, model = Mixture.open(mixture_dir), load_model(world.model_dir)
+    assert len(mixture) == 60
+    memory, rows = mixture.places(np.array([0, 47, 48, 59]))
+    assert memory.tolist() == [0, 0, 1, 1]
+    assert rows.tolist() == [0, 47, 48, 59]
+    np.testing.assert_array_equal(mixture.documents_of("more"), np.arange(60))
+    store = TokenStore.open(world.stores[1])
+    chosen = np.array([3, 55, 20])
+    found, expected = mixture.tokens(chosen), store.passages.tokens(chosen)
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_array_equal(found.mask, expected.mask)
+    # Rows of the joined index are the passages' own embeddings.
+    joined = JoinedEmbeddings(mixture)
+    np.testing.assert_allclose(
+        joined.take(chosen), model.encode_fn(Role.PASSAGE)(expected), atol=1e-5
+    )
+    np.testing.assert_array_equal(joined.rows(10, 70), joined.take(np.arange(10, 60)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("excluded", [(), ("more",)])
+def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path, excluded):
+    options = {"memory_dir": mixture_dir, "token_store": world.stores[0], "tasks": ["first"]}
+    options |= {"model_dir": world.model_dir, "output_dir": str(tmp_path), "excluded": excluded}
+    counts = augment(**options, k=5)
+    assert counts == {"first train": 32, "first validation": 16}
+    lookup, _ = read_lookup(tmp_path, "first", "validation")
+    model, mixture = load_model(world.model_dir), Mixture.open(mixture_dir)
+    queries = TokenStore.open(world.stores[0]).queries("first", "validation")
+    embedded = np.asarray(model.encode_fn(Role.QUERY)(queries.tokens(np.arange(16))))
+    candidates = 48 if excluded else 60
+    scores = embedded @ JoinedEmbeddings(mixture).rows(0, candidates).T
+    best = -np.sort(-scores, axis=1)[:, :5]
+    np.testing.assert_allclose(lookup.scores, best, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        np.take_along_axis(scores, lookup.rows, axis=1), best, rtol=1e-4, atol=1e-5
+    )
+    assert set(augment(**options, k=5).values()) == {0}
+
+
+def test_training_queries_can_do_without_their_own_positives(world, mixture_dir, tmp_path):
+    options = {"memory_dir": mixture_dir, "token_store": world.stores[0], "tasks": ["first"]}
+    options["model_dir"] = world.model_dir
+    augment(**options, output_dir=str(tmp_path / "kept"), k=6)
+    augment(**options, output_dir=str(tmp_path / "removed"), k=5, without_gold_of="source")
+    store = TokenStore.open(world.stores[0])
+    found = 0
+    for split in ("train", "validation"):
+        gold = [rows[0] for rows in store.queries("first", split).positives]
+        kept, removed = (read_lookup(tmp_path / n, "first", split)[0] for n in ("kept", "removed"))
+        for own, line, without in zip(gold, kept.rows, removed.rows, strict=True):
+            # Other splits keep theirs; a positive's place goes to the next document.
+            left = line[line != own] if split == "train" else line
+            assert without.tolist() == left[:5].tolist()
+            found += split == "train" and own in line[:5]
+    assert found
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [FusedStates.TOKENS, pytest.param(FusedStates.EMBEDDINGS, marks=pytest.mark.release)],
+)
+def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path, documents):
+    config = fusion(documents=documents)
+    store = world.stores[0]
+    augmentation = str(tmp_path / "documents")
+    options = {"memory_dir": mixture_dir, "token_store": store, "model_dir": world.model_dir}
+    augment(**options, output_dir=augmentation, k=4)
+    training = tiny_training.training_config(train_steps=3, evaluation_period=3)
+    about = {"token_store": store, "model": config, "training": training}
+    summary = train(
+        model_dir=str(tmp_path / "model"), augmentation_dir=augmentation, documents=3, **about
+    )
+    assert np.isfinite(summary.validation["nll"])
+    trained = load_model(tmp_path / "model")
+    assert np.abs(trained.params["query_encoder"]["fusion_projection"]["kernel"]).max() > 0
+    encode(
+        model_dir=str(tmp_path / "model"),
+        token_store=store,
+        output_dir=str(tmp_path / "embeddings"),
+        augmentation_dir=augmentation,
+        documents=3,
+        tasks=["first"],
+    )
+    found = QueryEmbeddings.of_split(tmp_path / "embeddings", "first", "validation")
+    tokens = TokenStore.open(store)
+    texts = Augmentation.open(augmentation, per_query=3, config=config, store=tokens).of_queries(
+        tokens.queries("first", "validation")
+    )
+    rows = np.arange(16)
+    fused = trained.encode_fn(Role.QUERY)(texts.tokens(rows))
+    np.testing.assert_allclose(found.rows(0, 16), fused, atol=1e-5)
+    alone = trained.encode_fn(Role.QUERY)(texts.tokens(rows).query)
+    assert np.abs(np.asarray(alone) - np.asarray(fused)).max() > 1e-6
+    with pytest.raises(ConfigError, match=r"5 documents per query of 4 looked up"):
+        train(model_dir=str(tmp_path / "x"), augmentation_dir=augmentation, documents=5, **about)
+    plain = {**about, "model": tiny_training.model_config()}
+    with pytest.raises(ConfigError, match="fuses no documents"):
+        train(model_dir=str(tmp_path / "x"), augmentation_dir=augmentation, **plain)
+
+
+def test_models_that_share_a_passage_tower_share_embeddings(world):
+    model = load_model(world.model_dir)
+    changed = jax.tree.map(lambda leaf: leaf, model.params)
+    changed["query_encoder"] = jax.tree.map(lambda leaf: leaf + 1, changed["query_encoder"])
+    other = dataclasses.replace(model, params=changed)
+    assert other.passage_fingerprint == model.passage_fingerprint
+    changed = {**changed, "passage_encoder": changed["query_encoder"]}
+    moved = dataclasses.replace(model, params=changed)
+    assert moved.passage_fingerprint != model.passage_fingerprint
+
+
+def test_what_cannot_be_plugged_in(copied, tmp_path):
+    world, directory = copied
+    with pytest.raises(ConfigError, match=r"(?s)no memory 'mesh'.*source, more"):
+        memory_remove(name="mesh", memory_dir=directory)
+    with pytest.raises(DataError, match="no memories here"):
+        memory_list(memory_dir=str(tmp_path / "nothing"))
+    metadata = tmp_path / "copy" / "stores" / "second" / "metadata.json"
+    text = metadata.read_text()
+    (metadata.parent / "checksums.txt").unlink()
+    options = {"memory_dir": directory, "token_store": world.stores[0]}
+    options |= {"model_dir": world.model_dir, "output_dir": str(tmp_path / "documents")}
+    for k in (0, 61):
+        with pytest.raises(ConfigError, match="1 to 60, the documents of the mixture"):
+            augment(**options, k=k)
+    with pytest.raises(ConfigError, match="no memory mesh"):
+        augment(**options, excluded=["mesh"])
+    with pytest.raises(ConfigError, match=r"(?s)no task 'third'.*some of first, second"):
+        augment(**options, tasks=["third"])
+    with pytest.raises(ConfigError, match=r"(?s)no split 'test'.*train, val.*augment.splits"):
+        augment(**options, splits=["test"])
+    encoded = {name: options[name] for name in ("model_dir", "token_store", "output_dir")}
+    with pytest.raises(ConfigError, match="queries with documents, and cached states"):
+        encode(**encoded, augmentation_dir=str(tmp_path / "d"), states_dir=str(tmp_path / "s"))
+    augment(**options, k=4)
+    # A mixture that changed since.
+    memory_remove(name="more", memory_dir=directory)
+    about = {"token_store": world.stores[0], "model": fusion(), "model_dir": str(tmp_path / "m")}
+    about["training"] = tiny_training.training_config(train_steps=2)
+    with pytest.raises(FingerprintError, match="the memories have changed"):
+        train(augmentation_dir=options["output_dir"], documents=2, **about)
+    add(world, directory, "more", 1)
+    metadata.write_text(text.replace('"collection": "tiny"', '"collection": "other"'))
+    with pytest.raises(ConfigError, match=r"(?s)'more' is collection 'tiny'.*another NAME"):
+        add(world, directory, "more", 1)
+    fingerprint = TokenStore.open(world.stores[1]).metadata.passages_fingerprint
+    metadata.write_text(text.replace(fingerprint, "0" * len(fingerprint)))
+    with pytest.raises(FingerprintError, match="tokens of memory 'more' have changed"):
+        memory_list(memory_dir=directory)
+    metadata.write_text(text)
+    other = {**about, "model_dir": str(tmp_path / "other")}
+    train(**{**other, "training": dataclasses.replace(other["training"], seed=7)})
+    with pytest.raises(FingerprintError, match="add this model's memories to a directory"):
+        add(world, directory, "more", 1, model_dir=other["model_dir"])
+    with pytest.raises(FingerprintError, match="add the memories with this model"):
+        augment(**{**options, "model_dir": other["model_dir"]})

@@ -1,0 +1,154 @@
+"""`taser pipeline moma` from prepared files to its tables, killed and run again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from small_world import figures, gin, succeed
+
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.systems.moma.memories import Mixture
+
+
+def write_target(folder, data, vocabulary, *, shift=0):
+    """A BEIR set of test queries alone, each the start of its document; its token store.
+
+    `shift` judges another document relevant.
+    """
+    texts = [f"the {word} of {i} values" for i in range(15) for word in ("mean", "median")]
+    (folder / "qrels").mkdir(parents=True)
+    for name, records in (
+        ("corpus", [{"_id": f"d{i}", "text": f"{text} and more"} for i, text in enumerate(texts)]),
+        ("queries", [{"_id": f"q{i}", "text": text} for i, text in enumerate(texts)]),
+    ):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
+    lines = [f"q{i}\td{(i + shift) % len(texts)}\t1" for i in range(len(texts))]
+    (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
+    succeed(
+        "prepare",
+        "beir",
+        *gin(DATA_DIR=data, COLLECTION="other"),
+        *gin(DIRECTORIES={"other": str(folder)}),
+    )
+    tokens = folder / "tokens"
+    succeed(
+        *("tokenize", *gin(DATA_DIR=data, VOCABULARY=vocabulary, MIXTURE_OR_TASK_NAME="other")),
+        *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}, TOKEN_STORE=tokens),
+    )
+    return tokens
+
+
+def check_provenance(small_world, output_dir, capsys):
+    """The last episode's model is searched and asked with the documents behind each query."""
+    data, lookup = small_world.data_dir, output_dir / "episode-2-lookup"
+    memories = output_dir / "memories" / load_model(lookup / "model").passage_fingerprint[:16]
+    end = output_dir / "episode-2"
+    succeed(
+        *("encode", *gin(MODEL_DIR=end / "model", TOKEN_STORE=small_world.token_store)),
+        *gin(EMBEDDINGS_DIR=output_dir / "attended", AUGMENTATION_DIR=lookup / "documents"),
+        *gin(DOCUMENTS=3, TASKS=["summary"]),
+        *gin("encode", query_splits=["test"], attention=True),
+    )
+    index = gin(INDEX_DIR=end / "exact", DATA_DIR=data, COLLECTION="small", MEMORY_DIR=memories)
+    runs = output_dir / "attended" / "runs"
+    succeed(
+        *("search", *index, *gin(EMBEDDINGS_DIR=output_dir / "attended")),
+        *gin(RUNS_DIR=runs, TASKS=["summary"]),
+    )
+    (written,) = runs.glob("*.documents.jsonl")
+    first = json.loads(written.read_text().splitlines()[0])["documents"]
+    assert {one["memory"] for one in first} <= {"source", "terms"}
+    assert sum(one["attention"] for one in first) == pytest.approx(1, abs=1e-4)
+    capsys.readouterr()
+    succeed(
+        *("ask", *index, *gin(MODEL_DIR=end / "model", LOOKUP_DIR=lookup / "model")),
+        *gin(DOCUMENTS=3, QUESTIONS=["the mean of values"], **{"ask.task": "summary"}),
+    )
+    printed = capsys.readouterr().out
+    assert printed.count("\n  from memory:\n") == 1
+    assert printed.count("%  source  [") + printed.count("%  terms  [") == 3
+
+
+def results_of(directory):
+    """Runs and looked-up documents of all targets, by path."""
+    found = {}
+    for path in [*directory.rglob("*.trec"), *directory.rglob("documents.npz")]:
+        found[path.relative_to(directory)] = path.read_bytes()
+    return found
+
+
+ROWS = ["No memory", "MoMA without learning", "MoMA"]
+
+
+@pytest.mark.release
+def test_episodes_on_two_memories(small_world, tmp_path, capsys):
+    data, vocabulary = small_world.data_dir, small_world.root / "vocabulary"
+    lines = [
+        {"id": f"T{i}", "name": f"term {i}", "definition": f"the mean of {i} values"}
+        for i in range(30)
+    ]
+    terms = tmp_path / "terms.jsonl"
+    terms.write_text("\n".join(map(json.dumps, lines)))
+    succeed("prepare", "thesaurus", *gin(DATA_DIR=data, COLLECTION="terms", PASSAGES=terms))
+    tokens = tmp_path / "terms"
+    succeed(
+        *("tokenize", *gin(DATA_DIR=data, VOCABULARY=vocabulary, COLLECTION="terms")),
+        *gin(TASK_FEATURE_LENGTHS={"query": 16, "passage": 32}, TOKEN_STORE=tokens),
+    )
+    target = write_target(tmp_path / "beir", data, vocabulary)
+    output_dir = tmp_path / "moma"
+    arguments = [
+        *("pipeline", "moma"),
+        *gin(DATA_DIR=data, TOKEN_STORE=small_world.token_store, OUTPUT_DIR=output_dir),
+        *gin(MEMORIES={"source": str(small_world.token_store), "terms": str(tokens)}),
+        *gin("BertConfig", embed_dim=32, num_layers=1, num_heads=2, head_dim=16, mlp_dim=64),
+        *gin("MomaConfig", documents=3, learned_positives=2, lookup_depth=20),
+        *gin("MomaConfig", compared=["none", "fixed", "learned"]),
+        *gin(TARGETS={"other": str(target)}),
+        *gin(TRAIN_STEPS=4, WARM_UP_STEPS=4, BATCH_SIZE=16, WARMUP_STEPS=2),
+        *gin("ValidationConfig", num_batches=0),
+    ]
+    succeed(*arguments)
+    rows = figures(output_dir)
+    # A line for each task.
+    assert list(dict.fromkeys(row["system"] for row in rows)) == [
+        "BM25",
+        "MoMA (warm-up, no memory)",
+        *(f"{row} (episode-{n})" for row in ROWS for n in (1, 2)),
+    ]
+    # The warm-up and two episodes' lookups, whose passage towers differ.
+    assert len(list((output_dir / "memories").iterdir())) == 3
+    lookup = load_model(output_dir / "episode-2-lookup" / "model")
+    mixture = Mixture.open(output_dir / "memories" / lookup.passage_fingerprint[:16])
+    assert mixture.names == ["source", "terms"]
+    record = json.loads((output_dir / "stages" / "episode-2-distil.json").read_text())
+    for shares in record["outputs"]["attention"]:
+        assert sum(shares["attention"].values()) == pytest.approx(1, abs=1e-5)
+    assert list(
+        dict.fromkeys(row["system"] for row in figures(output_dir / "targets" / "other"))
+    ) == [
+        "BM25",
+        "No memory",
+        "MoMA without learning",
+        "MoMA, no documents",
+        "MoMA without target",
+        "MoMA",
+    ]
+    check_provenance(small_world, output_dir, capsys)
+    # What a kill leaves: the last stages have no record.
+    for stage in ("episode-2-encode", "episode-2-lookup-train", "moma-episode-2-evaluate"):
+        (output_dir / "stages" / f"{stage}.json").unlink()
+    succeed(*arguments)
+    assert figures(output_dir) == rows
+    # Other judgments of the target change neither its runs nor its documents, only its figures.
+    before = results_of(output_dir / "targets")
+    measured = figures(output_dir / "targets" / "other")
+    shutil.rmtree(output_dir / "targets")
+    shuffled = tmp_path / "data"
+    shutil.copytree(data, shuffled, ignore=shutil.ignore_patterns("other"))
+    other = write_target(tmp_path / "shuffled", shuffled, vocabulary, shift=1)
+    succeed(*arguments, *gin(DATA_DIR=shuffled, TARGETS={"other": str(other)}))
+    assert results_of(output_dir / "targets") == before
+    assert figures(output_dir / "targets" / "other") != measured

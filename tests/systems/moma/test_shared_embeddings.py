@@ -1,0 +1,104 @@
+"""Embeddings by text: passages of a frozen tower that nothing encodes twice."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import tiny_training
+
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.commands.encode import encode
+from taser_jax.commands.train import train
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.dual_encoder import Towers
+from taser_jax.optim.optimizers import OptimizerConfig, Update
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.storage.errors import ConfigError, FingerprintError
+from taser_jax.systems.moma.memory import memory_add
+
+FROZEN = (("passage_encoder/.*", Update.FREEZE), ("query_encoder/.*", Update.TRAIN))
+
+
+def training(updates=FROZEN, **changes):
+    config = tiny_training.training_config(**{"train_steps": 3, **changes})
+    optimizer = OptimizerConfig(learning_rate=1e-2, warmup_steps=1, updates=updates)
+    return dataclasses.replace(config, optimizer=optimizer)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A token store, a model with a frozen passage tower, and its embeddings by text."""
+    root = tmp_path_factory.mktemp("shared")
+    tiny_training.write_token_store(root / "store", num_passages=48, least_words=10)
+    plain = tiny_training.model_config()
+    # A frozen tower has no dropout where its embeddings are read.
+    bert = dataclasses.replace(plain.bert, dropout_rate=0.0, attention_dropout_rate=0.0)
+    config = DualEncoderConfig(bert, pooling=plain.pooling, towers=Towers.SEPARATE)
+    options = {"token_store": str(root / "store"), "model": config}
+    train(model_dir=str(root / "model"), training=training(validates=False), **options)
+    encode(
+        model_dir=str(root / "model"),
+        token_store=options["token_store"],
+        output_dir=str(root / "embeddings"),
+        shared_embeddings=str(root / "shared"),
+        query_splits=[],
+    )
+    return root, options
+
+
+def test_training_on_embeddings_is_training_on_tokens(world):
+    root, options = world
+    start = str(load_model(root / "model").step)
+    about = {**options, "initial_checkpoint": str(root / "model" / f"checkpoint_{start}")}
+    validated = training(evaluation_period=3)
+    results = {}
+    for name, shared in (("tokens", None), ("embeddings", str(root / "shared"))):
+        directory = str(root / f"on-{name}")
+        summary = train(model_dir=directory, training=validated, shared_embeddings=shared, **about)
+        results[name] = summary, load_model(directory).params["query_encoder"]
+    first, second = results.values()
+    assert first[0].validation["nll"] == pytest.approx(second[0].validation["nll"], abs=1e-5)
+    # Adam divides by gradients' size: equal to rounding in the loss, close in the weights.
+    for one, other in zip(*map(jax.tree.leaves, (first[1], second[1])), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-3)
+
+
+def test_a_killed_training_resumes_on_embeddings(world, tmp_path):
+    root, options = world
+    start = load_model(root / "model").step
+    about = {**options, "initial_checkpoint": str(root / "model" / f"checkpoint_{start}")}
+    about |= {"model_dir": str(tmp_path / "model"), "shared_embeddings": str(root / "shared")}
+    train(training=training(validates=False, train_steps=2), **about)
+    train(training=training(validates=False, train_steps=4), **about)
+    resumed = load_model(tmp_path / "model")
+    assert resumed.step == 4
+    assert resumed.passage_fingerprint == load_model(root / "model").passage_fingerprint
+
+
+def test_models_of_one_passage_tower_encode_a_text_once(world, tmp_path):
+    root, options = world
+    direct = {"model_dir": str(root / "model"), "token_store": options["token_store"]}
+    encode(**direct, output_dir=str(tmp_path / "direct"), query_splits=[])
+    found, expected = (Embeddings.open(d) for d in (root / "embeddings", tmp_path / "direct"))
+    np.testing.assert_allclose(found.rows(0, 48), expected.rows(0, 48), atol=1e-6)
+    assert found.fingerprints == expected.fingerprints
+    memory_dir = str(tmp_path / "memories")
+    counts = memory_add(
+        name="source", memory_dir=memory_dir, shared_embeddings=str(root / "shared"), **direct
+    )
+    assert counts == {"encoded": 0, "kept": len(TokenStore.open(options["token_store"]))}
+
+
+def test_a_tower_that_is_trained_or_another_one_is_refused(world, tmp_path):
+    root, options = world
+    about = {**options, "shared_embeddings": str(root / "shared")}
+    with pytest.raises(ConfigError, match="passage_encoder is trained"):
+        train(model_dir=str(tmp_path / "trained"), training=training(updates=None), **about)
+    other = training(validates=False)
+    other = dataclasses.replace(other, seed=9)
+    with pytest.raises(FingerprintError, match="embeddings by text"):
+        train(model_dir=str(tmp_path / "other"), training=other, **about)

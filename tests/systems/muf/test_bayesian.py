@@ -1,0 +1,114 @@
+"""Weights by Bayesian optimisation: the Gaussian process, the objective, and what it finds."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import Matern
+
+from taser_jax.storage.errors import ConfigError
+from taser_jax.systems.muf.bayesian import (
+    BayesianConfig,
+    best_weights,
+    expected_improvement,
+    posterior,
+    reciprocal_rank,
+)
+
+
+def questions(count, *, lists=3, candidates=40, seed=0):
+    """Few hits, each of which some list ranks well."""
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(size=(count, candidates, lists)).astype(np.float32)
+    hits = rng.random((count, candidates)) < 0.05
+    hits[:, 0] = True
+    return scores, rng.random((count, candidates)) < 0.9, hits
+
+
+def values_of(weights, scores, exists, hits):
+    """Reciprocal ranks of all questions' first hits, by sorting in float64; 0 without a hit."""
+    fused = np.einsum("qcl,ql->qc", scores.astype(np.float64), weights)
+    order = np.argsort(np.where(exists, -fused, np.inf), axis=1, kind="stable")
+    found = np.take_along_axis(exists & hits, order, axis=1)
+    return np.where(found.any(axis=1), 1 / (1 + found.argmax(axis=1)), 0.0)
+
+
+def test_the_objective_by_hand():
+    scores = jnp.array([[3.0, 0.0], [0.0, 4.0], [1.0, 1.0], [9.0, 9.0]])
+    exists = jnp.array([True, True, True, False])
+    hits = jnp.array([False, True, False, True])
+    # The missing candidate is no hit. The other is third, first, and tied with the one after it.
+    for weights, value in (((1.0, 0.0), 1 / 3), ((0.0, 1.0), 1.0), ((0.75, 0.25), 1 / 2)):
+        assert reciprocal_rank(jnp.array(weights), scores, exists, hits) == pytest.approx(value)
+    tied = jnp.array([[1.0, 1.0]] * 4)
+    assert reciprocal_rank(jnp.array([0.5, 0.5]), tied, exists, hits) == 0.5
+    assert reciprocal_rank(jnp.array([0.5, 0.5]), tied, exists, jnp.zeros(4, bool)) == 0
+
+
+def test_the_posterior_is_that_of_scikit_learn():
+    rng = np.random.default_rng(1)
+    known, values = rng.dirichlet(np.ones(4), 20), rng.normal(size=20)
+    candidates = rng.dirichlet(np.ones(4), 30)
+    theirs = GaussianProcessRegressor(Matern(0.3, nu=2.5), alpha=1e-6, optimizer=None)
+    theirs.fit(known[:12], values[:12])
+    mean, deviation = theirs.predict(candidates, return_std=True)
+    given = (known, values, np.arange(20) < 12, candidates, np.float32(0.3))
+    ours = posterior(*map(jnp.asarray, given))
+    np.testing.assert_allclose(ours[0], mean, atol=2e-4)
+    np.testing.assert_allclose(ours[1], deviation, atol=2e-3)
+    assert ours[2] == pytest.approx(theirs.log_marginal_likelihood_value_, abs=1e-2)
+
+
+def test_expected_improvement_is_the_integral():
+    found = expected_improvement(jnp.array([0.2, -1.0]), jnp.array([0.5, 2.0]), jnp.array(0.1))
+    grid = np.linspace(-30, 30, 600_001)
+    for value, mean, deviation in zip(found, (0.2, -1.0), (0.5, 2.0), strict=True):
+        gain = np.maximum(grid - 0.11, 0) * stats.norm.pdf(grid, mean, deviation)
+        assert value == pytest.approx(np.trapezoid(gain, grid), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_it_finds_nearly_what_a_fine_grid_finds_and_more_than_chance():
+    scores, exists, hits = questions(30)
+    start = np.array([1.0, 0.0, 0.0])
+    found = best_weights(scores, exists, hits, start)
+    assert (found >= 0).all()
+    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
+    values = values_of(found, scores, exists, hits)
+    grid = np.array([w for w in itertools.product(range(21), repeat=3) if sum(w) == 20]) / 20
+    best = np.max([values_of([one] * 30, scores, exists, hits) for one in grid], axis=0)
+    drawn = np.random.default_rng(0).dirichlet(np.ones(3), 50)
+    chance = np.max([values_of([one] * 30, scores, exists, hits) for one in drawn], axis=0)
+    first = values_of([start] * 30, scores, exists, hits)
+    assert (values >= first).all()
+    # A grid of 231 points against 50; a twentieth of the way may be missing.
+    assert values.mean() >= best.mean() - 0.05 * (best.mean() - first.mean())
+    assert values.mean() >= chance.mean() - 0.005
+
+
+def test_a_query_does_not_depend_on_its_neighbours_and_keeps_its_start_without_a_hit():
+    scores, exists, hits = questions(6, seed=3)
+    hits[4] = False
+    config = BayesianConfig(evaluations=15, initial=5, candidates=16)
+    start = np.array([0.0, 1.0, 0.0])
+    together = best_weights(scores, exists, hits, start, config=config)
+    np.testing.assert_array_equal(together[4], start)
+    rest = best_weights(scores[2:], exists[2:], hits[2:], start, first=2, config=config)
+    np.testing.assert_allclose(rest, together[2:], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"evaluations": 10, "initial": 10},
+        {"candidates": 1},
+        {"length_scales": ()},
+        {"length_scales": (0.0,)},
+    ],
+)
+def test_a_search_that_cannot_work_is_refused(change):
+    with pytest.raises(ConfigError, match="BayesianConfig"):
+        BayesianConfig(**change)

@@ -1,0 +1,75 @@
+"""Rows put together from others, and mixes of queries: by hand."""
+
+import numpy as np
+import pytest
+
+from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.evaluation.results import read_results
+from taser_jax.storage.errors import ConfigError
+from taser_jax.systems.muf.domains import (
+    MixedConfig,
+    draw_mixes,
+    mix,
+    pick,
+    read_row,
+    worst_of,
+    write_row,
+)
+
+
+def evaluation(task, values):
+    ids = tuple(f"{task}{i}" for i in range(len(values)))
+    return Evaluation(ids, {"R@1": np.array(values, float)})
+
+
+ROWS = {
+    "A": {"x": evaluation("x", [1, 1, 0, 1]), "y": evaluation("y", [0, 0])},
+    "B": {"x": evaluation("x", [0, 0, 1, 0]), "y": evaluation("y", [0, 1])},
+}
+
+
+def test_the_worst_row_of_each_task():
+    assert worst_of(ROWS, "R@1") == {"x": "B", "y": "A"}
+    chosen = pick(ROWS, {"x": "A", "y": "B"})
+    assert [chosen[task].averages()["R@1"] for task in ("x", "y")] == [0.75, 0.5]
+
+
+def test_rows_are_written_as_if_they_had_been_evaluated(tmp_path):
+    write_row(tmp_path, "Own", pick(ROWS, {"x": "A", "y": "B"}), split="test")
+    [result] = read_results(tmp_path / "results")
+    assert {task: found.metrics["R@1"] for task, found in result.tasks.items()} == {
+        "x": 0.75,
+        "y": 0.5,
+    }
+    again = read_row(tmp_path, "Own", ["x", "y"], split="test")
+    assert again["x"].values["R@1"].tolist() == [1, 1, 0, 1]
+
+
+def test_mixes_have_equal_shares_without_repetition():
+    config = MixedConfig(sets=3, queries=4)
+    draws = draw_mixes({"x": 4, "y": 2}, config)
+    assert len(draws) == 3
+    for draw in draws:
+        assert [len(set(lines.tolist())) for lines in draw.values()] == [2, 2]
+    assert draw_mixes({"x": 4, "y": 2}, config)[2]["x"].tolist() == draws[2]["x"].tolist()
+    mixed = mix(ROWS["A"], draws)
+    assert list(mixed) == ["mix 1", "mix 2", "mix 3"]
+    first = draws[0]
+    expected = [ROWS["A"][task].values["R@1"][line] for task in first for line in first[task]]
+    assert mixed["mix 1"].values["R@1"].tolist() == expected
+    assert mixed["mix 1"].query_ids[0] == f"x:x{first['x'][0]}"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MixedConfig(queries=6),
+        MixedConfig(queries=3),
+        MixedConfig(queries=4, tasks=("x", "z")),
+        MixedConfig(queries=4, sets=0),
+        MixedConfig(queries=0),
+    ],
+)
+def test_mixes_that_cannot_be_drawn(config):
+    with pytest.raises(ConfigError, match="equal shares of known tasks"):
+        draw_mixes({"x": 4, "y": 2}, config)

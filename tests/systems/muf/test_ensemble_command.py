@@ -1,0 +1,193 @@
+"""`taser ensemble` on the tiny store: what it leaves, resumes and refuses."""
+
+import dataclasses
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+import tiny_training
+from tiny_specialist import write_specialist
+
+from taser_jax.data.batches.one_task import BatchStream
+from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.optim.optimizers import OptimizerConfig
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.encode_config import EmbeddingDtype
+from taser_jax.storage.errors import ConfigError, DataError, FingerprintError, Preempted
+from taser_jax.systems.muf.ensemble import ensemble
+from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleTraining, Kept, SpecialistVectors
+from taser_jax.systems.muf.ensemble_step import member_seed
+from taser_jax.systems.muf.network import EnsembleConfig
+
+TRAINING = EnsembleTraining(
+    model=EnsembleConfig(members=3, hidden_dims=(16,)),
+    batching=BatchingConfig(batch_size=8),
+    optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=1237),
+    epochs=5,
+    evaluations=4,
+    log_period=1,
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, tiny_store_dir):
+    return TokenStore.open(tiny_store_dir)
+
+
+@pytest.fixture(scope="module")
+def embeddings_dir(tmp_path_factory, store):
+    return write_specialist(tmp_path_factory.mktemp("specialist"), store)
+
+
+def start(output_dir, embeddings_dir, store, *, training=TRAINING, tasks=("first",), **options):
+    return ensemble(
+        embeddings_dir=str(embeddings_dir),
+        token_store=str(store.directory),
+        output_dir=str(output_dir),
+        tasks=tasks,
+        training=training,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, embeddings_dir, store):
+    directory = tmp_path_factory.mktemp("ensemble") / "out"
+    return directory, start(directory, embeddings_dir, store, config_text="X = 1")
+
+
+def test_it_learns_and_opens_again(trained, embeddings_dir):
+    directory, found = trained
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 21))
+    assert lines[-1]["train/loss"] < lines[0]["train/loss"]
+    validated = {line["step"]: line["validation/nll"] for line in lines if "validation/nll" in line}
+    assert list(validated) == [5, 10, 15, 20]
+    metadata = json.loads((directory / "metadata.json").read_text())
+    assert metadata["step"] == min(validated, key=validated.get)
+    assert metadata["validation"]["nll"] == pytest.approx(min(validated.values()))
+    specialist = Embeddings.open(embeddings_dir).fingerprints
+    opened = Ensemble.open(directory, fingerprints=specialist)
+    assert opened.config == TRAINING.model
+    assert opened.tasks == ("first",)
+    assert (
+        opened.fingerprints
+        == found.fingerprints
+        == {
+            **specialist,
+            "ensemble": opened.fingerprints["ensemble"],
+        }
+    )
+    for left, right in zip(
+        jax.tree.leaves(opened.params), jax.tree.leaves(found.params), strict=True
+    ):
+        np.testing.assert_array_equal(left, right)
+    assert (directory / "config.gin").read_text() == "X = 1"
+
+
+def test_the_first_members_of_more_are_the_ensemble_of_so_many(
+    trained, embeddings_dir, store, tmp_path
+):
+    _, three = trained
+    larger = dataclasses.replace(TRAINING, model=EnsembleConfig(5, (16,)), kept=Kept.LAST)
+    last = dataclasses.replace(TRAINING, kept=Kept.LAST)
+    five = start(tmp_path / "five", embeddings_dir, store, training=larger)
+    alone = start(tmp_path / "three", embeddings_dir, store, training=last)
+    cut = five.first(3)
+    assert cut.config.members == 3
+    for left, right in zip(jax.tree.leaves(cut.params), jax.tree.leaves(alone.params), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-6)
+    assert cut.fingerprints["ensemble"] != five.fingerprints["ensemble"]
+    with pytest.raises(ConfigError, match="1 members of an ensemble of 5"):
+        five.first(1)
+    assert three.config.members == 3
+
+
+def test_a_killed_training_resumes_to_the_same_bits(
+    trained, embeddings_dir, store, tmp_path, monkeypatch
+):
+    _, found = trained
+    batch = SpecialistVectors.batch
+
+    def told_to_stop(vectors, streams, step):
+        if step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch(vectors, streams, step)
+
+    monkeypatch.setattr(SpecialistVectors, "batch", told_to_stop)
+    with pytest.raises(Preempted):
+        start(tmp_path / "out", embeddings_dir, store)
+    monkeypatch.undo()
+    assert not (tmp_path / "out" / "metadata.json").exists()
+    again = start(tmp_path / "out", embeddings_dir, store)
+    assert again.fingerprints == found.fingerprints
+    assert (tmp_path / "out" / "members.npz").exists()
+
+
+def test_batches_are_the_members_own(embeddings_dir, store):
+    vectors = SpecialistVectors.read(embeddings_dir, store, tasks=["first"], split="train")
+    queries = store.queries("first", "train")
+    stream = vectors.stream(store, TRAINING.batching)
+    seeds = [member_seed(0, member) for member in range(2)]
+    batch = vectors.batch([stream.reseeded(seed) for seed in seeds], step=9)
+    encoded = vectors.queries["first"]
+    passages = Embeddings.open(embeddings_dir)
+    for member, seed in enumerate(seeds):
+        config = dataclasses.replace(TRAINING.batching, seed=seed)
+        rows = BatchStream(store, {"first": queries}, config).rows(9)
+        np.testing.assert_array_equal(batch.queries[member], encoded[rows.query_rows])
+        expected = passages.take(rows.passage_rows)
+        np.testing.assert_array_equal(batch.passages[member], expected)
+        np.testing.assert_array_equal(batch.positive_index[member], rows.positive_index)
+    assert not np.array_equal(batch.queries[0], batch.queries[1])
+    assert stream.reseeded(1).fingerprint != stream.fingerprint
+    assert stream.reseeded(stream.config.seed).fingerprint == stream.fingerprint
+
+
+def test_passages_may_be_stored_in_bfloat16(store, tmp_path):
+    embeddings = write_specialist(tmp_path / "half", store, dtype=EmbeddingDtype.BFLOAT16)
+    found = start(tmp_path / "out", embeddings, store)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found.params))
+
+
+def test_what_does_not_belong_together_is_refused(trained, embeddings_dir, store, tmp_path):
+    directory, _ = trained
+    other = tiny_training.write_token_store(tmp_path / "tokens", seed=1)
+    with pytest.raises(FingerprintError, match="was made from passages"):
+        start(tmp_path / "out", embeddings_dir, other)
+    strange = write_specialist(tmp_path / "other", store, seed=5)
+    with pytest.raises(FingerprintError, match="begun with specialist"):
+        start(directory, strange, store)
+    with pytest.raises(FingerprintError, match="train an ensemble on this model's embeddings"):
+        Ensemble.open(directory, fingerprints=Embeddings.open(strange).fingerprints)
+    with pytest.raises(FingerprintError, match="begun with training"):
+        start(directory, embeddings_dir, store, training=dataclasses.replace(TRAINING, epochs=6))
+    with pytest.raises(DataError, match="no finished ensemble here"):
+        Ensemble.open(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("tasks", "error", "words"),
+    [
+        ("first", ConfigError, "a list of the tasks that the specialist was trained on"),
+        ((), ConfigError, "a list of the tasks"),
+        (("third",), ConfigError, "no task 'third'"),
+    ],
+)
+def test_tasks_that_are_none(tasks, error, words, embeddings_dir, store, tmp_path):
+    with pytest.raises(error, match=words):
+        start(tmp_path / "out", embeddings_dir, store, tasks=tasks)
+
+
+def test_queries_that_are_not_encoded(embeddings_dir, store, tmp_path):
+    split = dataclasses.replace(TRAINING, validation_split="test")
+    with pytest.raises(ConfigError, match="no split 'test'"):
+        start(tmp_path / "out", embeddings_dir, store, training=split)
+    bare = write_specialist(tmp_path / "bare", store)
+    (bare / "queries" / "first.validation" / "metadata.json").unlink()
+    with pytest.raises(DataError, match="no embeddings of task 'first', split 'validation'"):
+        start(tmp_path / "out2", bare, store)

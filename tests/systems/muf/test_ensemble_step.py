@@ -1,0 +1,187 @@
+"""The step of all members: PyTorch's, member by member, on one device or eight."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
+from taser_jax.systems.muf.ensemble_step import (
+    EnsembleBatch,
+    MemberPlacement,
+    init_ensemble_state,
+    make_ensemble_eval,
+    make_ensemble_step,
+    member_seed,
+)
+from taser_jax.systems.muf.network import EnsembleConfig, apply_member, init_members
+
+DIM, BATCH, STEPS, RATE = 6, 5, 4, 1e-2
+# Large, or Adam would make steps of the rounding errors of gradients near 0.
+EPSILON = 1e-3
+CONFIG = EnsembleConfig(members=3, hidden_dims=(7, 5))
+
+
+def batches(members, step):
+    """Large enough that gradients are clipped."""
+    rng = [np.random.default_rng([step, member]) for member in range(members)]
+    shape = [(BATCH, DIM), (2 * BATCH, DIM)]
+    queries, passages = (
+        np.stack([8 * one.normal(size=size) for one in rng]).astype(np.float32) for size in shape
+    )
+    ignore = np.zeros((members, BATCH, 2 * BATCH), bool)
+    ignore[:, 0, 3] = True
+    return EnsembleBatch(
+        queries, passages, np.tile(2 * np.arange(BATCH, dtype=np.int32), (members, 1)), ignore
+    )
+
+
+@functools.cache
+def program(devices, members=CONFIG.members):
+    placement = MemberPlacement.over(jax.devices()[:devices], members)
+    init = functools.partial(init_members, dim=DIM, config=CONFIG, members=placement.padded)
+    shapes = jax.eval_shape(
+        lambda key: jax.tree.map(lambda leaf: leaf[0], init(key)), jax.random.key(0)
+    )
+    optimizer = build_optimizer(
+        OptimizerConfig(learning_rate=RATE, warmup_steps=1, epsilon=EPSILON),
+        shapes,
+        total_steps=STEPS,
+    )
+    state = init_ensemble_state(init, optimizer, 0, placement)
+    return placement, state, make_ensemble_step(apply_member, optimizer, placement)
+
+
+def trained(devices, members=CONFIG.members, change=lambda batch: batch):
+    placement, state, step = program(devices, members)
+    state, found = jax.tree.map(lambda leaf: leaf.copy(), state), []
+    for number in range(STEPS):
+        batch = jax.device_put(change(batches(placement.padded, number)), placement.split)
+        state, metrics = step(state, batch)
+        found.append(metrics)
+    return placement, state, found
+
+
+def leaves(state, members=CONFIG.members):
+    return [np.asarray(leaf)[:members] for leaf in jax.tree.leaves(state.params)]
+
+
+def test_equals_pytorch():
+    import torch
+
+    _, state, found = trained(1)
+    _, start, _ = program(1)
+    losses = []
+    for member in range(CONFIG.members):
+        layers = []
+        for place, (inputs, outputs) in enumerate(CONFIG.layer_dims(DIM)):
+            layer = torch.nn.Linear(inputs, outputs)
+            leaf = start.params[f"layers_{place}"]
+            layer.weight.data = torch.tensor(np.asarray(leaf["kernel"][member]).T.copy())
+            layer.bias.data = torch.tensor(np.asarray(leaf["bias"][member]))
+            layers += [layer, torch.nn.ReLU()]
+        model = torch.nn.Sequential(*layers[:-1])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, eps=EPSILON)
+        for number, factor in enumerate([0.0, 1.0, 2 / 3, 1 / 3]):
+            batch = batches(CONFIG.members, number)
+            queries, passages = (
+                torch.tensor(array[member]) for array in (batch.queries, batch.passages)
+            )
+            logits = model(queries) @ passages.T
+            logits = logits.masked_fill(torch.tensor(batch.ignore[member]), -torch.inf)
+            loss = torch.nn.functional.cross_entropy(
+                logits, torch.tensor(batch.positive_index[member]).long()
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+            assert norm > 2.0
+            optimizer.param_groups[0]["lr"] = RATE * factor
+            optimizer.step()
+            losses.append((number, loss.item()))
+        linear = [layer for layer in model if isinstance(layer, torch.nn.Linear)]
+        for place, layer in enumerate(linear):
+            leaf = state.params[f"layers_{place}"]
+            weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
+            np.testing.assert_allclose(leaf["kernel"][member], weight.T, atol=1e-5)
+            np.testing.assert_allclose(leaf["bias"][member], bias, atol=1e-5)
+    for number, metrics in enumerate(found):
+        mean = np.mean([loss for step, loss in losses if step == number])
+        assert float(metrics["loss"]) == pytest.approx(mean, rel=1e-5)
+
+
+def test_eight_devices_give_what_one_gives_and_split_the_members():
+    placement, state, found = trained(8)
+    # No more devices than members.
+    assert (placement.mesh.size, placement.padded) == (3, 3)
+    _, alone, expected = trained(1)
+    for left, right in zip(leaves(state), leaves(alone), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-6)
+    assert float(found[-1]["loss"]) == pytest.approx(float(expected[-1]["loss"]), rel=1e-6)
+    kernel = state.params["layers_0"]["kernel"]
+    assert {shard.data.shape[0] for shard in kernel.addressable_shards} == {1}
+
+
+def test_members_that_the_devices_do_not_divide_are_padded():
+    placement, state, found = trained(2)
+    assert placement.padded == 4
+    _, alone, expected = trained(1)
+    for left, right in zip(leaves(state), leaves(alone), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-6)
+    for name, value in expected[-1].items():
+        assert float(found[-1][name]) == pytest.approx(float(value), rel=1e-5), name
+
+
+def test_a_member_does_not_depend_on_their_number():
+    _, few, _ = trained(1, 3)
+    _, many, _ = trained(1, 5)
+    for left, right in zip(leaves(few), leaves(many), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-6)
+
+
+def test_a_member_that_breaks_is_skipped_and_spoils_no_other():
+    def spoil(batch):
+        batch.queries[1] = np.inf
+        return batch
+
+    _, state, found = trained(1, change=spoil)
+    assert [float(metrics["skipped_in_a_row"]) for metrics in found] == [1, 2, 3, 4]
+    assert state.skipped.total.tolist() == [0, 4, 0]
+    _, healthy, _ = trained(1)
+    for left, right in zip(leaves(state), leaves(healthy), strict=True):
+        np.testing.assert_allclose(left[[0, 2]], right[[0, 2]], atol=1e-6)
+        assert np.isfinite(left[1]).all()
+
+
+def test_the_step_moves_no_vectors_between_devices():
+    placement, state, step = program(8)
+    batch = jax.device_put(batches(placement.padded, 0), placement.split)
+    text = step.lower(state, batch).compile().as_text()
+    assert "all-gather" not in text
+    assert "all-to-all" not in text
+    reduced = [line for line in text.splitlines() if " all-reduce(" in line]
+    # Metrics, whose mean is over members, and nothing with the shape of a layer or a vector.
+    assert reduced
+    assert not any("f32[3," in line or f",{DIM}]" in line for line in reduced), reduced
+
+
+def test_evaluation_judges_every_member_on_one_batch():
+    _, state, _ = program(1)
+    batch = jax.tree.map(lambda leaf: leaf[0], batches(1, 0))
+    found = make_ensemble_eval(apply_member, 2)(state.params, batch)
+    assert found.shape == (2,)
+    for member in range(2):
+        params = jax.tree.map(lambda leaf, member=member: leaf[member], state.params)
+        embeddings = np.asarray(apply_member(params, jnp.asarray(batch.queries)), np.float64)
+        logits = embeddings @ batch.passages.T
+        logits[batch.ignore] = -np.inf
+        gold = logits[np.arange(BATCH), batch.positive_index]
+        expected = np.mean(np.log(np.exp(logits - gold[:, None]).sum(axis=1)))
+        assert float(found[member]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_seeds_of_members_differ():
+    seeds = {member_seed(seed, member) for seed in range(3) for member in range(40)}
+    assert len(seeds) == 120

@@ -1,0 +1,282 @@
+"""`taser fuse` on real docstrings and made-up embeddings: what it computes, keeps and refuses."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from tiny_specialist import write_specialist
+
+from taser_jax.commands.bm25 import bm25
+from taser_jax.commands.evaluate import evaluate
+from taser_jax.commands.inputs import read_task_run
+from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.optim.optimizers import OptimizerConfig
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.exact import ExactSearcher
+from taser_jax.retrieval.fusion import Absent, FusionConfig, Weighting, fuse_runs, weights_of
+from taser_jax.retrieval.hybrid import HybridConfig
+from taser_jax.retrieval.query_arrays import FUSED_LISTS, LISTS, QueryArrays
+from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.retrieval.runs import top_k
+from taser_jax.storage.artifacts import split_path
+from taser_jax.storage.errors import ConfigError, FingerprintError
+from taser_jax.systems.muf.confidence import ConfidenceConfig
+from taser_jax.systems.muf.ensemble import ensemble
+from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleTraining
+from taser_jax.systems.muf.fuse import Domain, fuse
+from taser_jax.systems.muf.network import EnsembleConfig
+from taser_jax.systems.muf.specialists import CalibrationConfig, Specialist
+
+DEPTH, K, MEMBERS, TEMPERATURES = 30, 20, 3, (0.1, 1.0, 10.0)
+TRAINING = EnsembleTraining(
+    model=EnsembleConfig(MEMBERS, (8,)),
+    batching=BatchingConfig(batch_size=8, num_negatives=0),
+    optimizer=OptimizerConfig(learning_rate=1e-2),
+    epochs=1,
+    evaluations=1,
+)
+
+
+@pytest.fixture(scope="module")
+def specialists(small_world, tmp_path_factory):
+    """One for each of the two tasks."""
+    store, found = TokenStore.open(small_world.token_store), {}
+    for seed, task in enumerate(("summary", "code")):
+        root = tmp_path_factory.mktemp(task)
+        embeddings = write_specialist(root, store, seed=seed, dim=6 + 2 * seed)
+        ensemble(
+            embeddings_dir=str(embeddings),
+            token_store=str(store.directory),
+            output_dir=str(root / "ensemble"),
+            tasks=[task],
+            training=TRAINING,
+        )
+        found[task] = Specialist(str(embeddings), str(root / "index"), str(root / "ensemble"))
+    return found
+
+
+def start(output_dir, small_world, specialists, **options):
+    settings = {
+        "config": FusionConfig(depth=DEPTH, k=DEPTH),
+        "confidence": ConfidenceConfig(k=K),
+        "calibration": CalibrationConfig(TEMPERATURES),
+        "k": 5,
+    }
+    return fuse(
+        specialists=specialists,
+        data_dir=str(small_world.data_dir),
+        collection="small",
+        output_dir=str(output_dir),
+        **(settings | options),
+    )
+
+
+@pytest.fixture(scope="module")
+def fused(small_world, specialists, tmp_path_factory):
+    output_dir = tmp_path_factory.mktemp("fused") / "out"
+    return output_dir, start(output_dir, small_world, specialists)
+
+
+def lists_of(output_dir, name, task, split="test"):
+    return QueryArrays.open(
+        split_path(output_dir / "specialists" / name / "lists", task, split), LISTS
+    )
+
+
+def float64_confidence(specialist, task, run, temperature):
+    """w, from the arrays on disk."""
+    queries = QueryEmbeddings.of_split(specialist.embeddings_dir, task, "test")
+    passages = Embeddings.open(specialist.embeddings_dir)
+    params = Ensemble.open(specialist.ensemble_dir).params
+    found = []
+    for line, query in enumerate(queries.rows(0, len(queries)).astype(np.float64)):
+        rows = run.rows[line, :K]
+        candidates = passages.take(rows[rows >= 0]).astype(np.float64)
+        p = []
+        for member in range(MEMBERS):
+            first, second = (
+                {name: leaf[member].astype(np.float64) for name, leaf in params[layer].items()}
+                for layer in ("layers_0", "layers_1")
+            )
+            hidden = np.maximum(query @ first["kernel"] + first["bias"], 0)
+            z = candidates @ (hidden @ second["kernel"] + second["bias"]) / temperature
+            p.append(np.exp(z - z.max()) / np.exp(z - z.max()).sum())
+        p = np.array(p)
+        mean = p.mean(axis=0)
+        entropies = -np.sum(p * np.log(np.maximum(p, 1e-300)), axis=1)
+        information = -np.sum(mean * np.log(np.maximum(mean, 1e-300))) - entropies.mean()
+        found.append(1 - information / np.log(MEMBERS))
+    return np.array(found)
+
+
+def test_lists_are_weighed_by_each_specialists_confidence(fused, small_world, specialists):
+    output_dir, summary = fused
+    store = PassageStore.open(small_world.data_dir, "small")
+    assert summary.temperatures.keys() == specialists.keys()
+    assert set(summary.temperatures.values()) <= set(TEMPERATURES)
+    for task in ("summary", "code"):
+        arrays = QueryArrays.open(split_path(output_dir / "lists", task, "test"), FUSED_LISTS)
+        runs = [lists_of(output_dir, name, task).run for name in specialists]
+        assert arrays.columns == tuple(specialists)
+        for place, (name, specialist) in enumerate(specialists.items()):
+            expected = float64_confidence(specialist, task, runs[place], summary.temperatures[name])
+            np.testing.assert_allclose(arrays.arrays["confidence"][:, place], expected, atol=1e-4)
+        weights = weights_of(arrays.arrays["confidence"]).values
+        expected = fuse_runs(runs, weights, FusionConfig(depth=DEPTH, k=DEPTH))
+        np.testing.assert_array_equal(arrays.run.rows, expected.rows)
+        queries = QuerySet.open(small_world.data_dir, "small", task, "test")
+        written = read_task_run(output_dir / "runs", queries, store)
+        best = top_k(expected.rows, expected.scores, 5)
+        np.testing.assert_array_equal(written.rows, best.rows)
+
+
+def test_the_chosen_temperature_has_the_lowest_error(fused):
+    output_dir, summary = fused
+    for name, temperature in summary.temperatures.items():
+        saved = json.loads((output_dir / "specialists" / name / "temperature.json").read_text())
+        assert saved["temperature"] == temperature
+        assert saved["errors"][saved["temperatures"].index(temperature)] == min(saved["errors"])
+        assert sum(saved["count"]) > 0
+
+
+def test_a_second_fusion_searches_nothing_anew(fused, small_world, specialists, monkeypatch):
+    output_dir, summary = fused
+
+    def fail(*arguments):
+        pytest.fail("searched again")
+
+    monkeypatch.setattr(ExactSearcher, "search", fail)
+    again = start(output_dir, small_world, specialists)
+    assert again == summary
+    equal = FusionConfig(depth=DEPTH, k=DEPTH, weighting=Weighting.EQUAL)
+    lists_dir = str(output_dir / "specialists")
+    other = start(
+        output_dir.parent / "equal", small_world, specialists, lists_dir=lists_dir, config=equal
+    )
+    assert other.temperatures == {}
+
+
+def test_one_specialist_is_its_own_list_and_needs_no_ensemble(small_world, specialists, tmp_path):
+    alone = {"joint": dataclasses.replace(specialists["code"], ensemble_dir=None)}
+    start(tmp_path, small_world, alone)
+    arrays = QueryArrays.open(split_path(tmp_path / "lists", "summary", "test"), FUSED_LISTS)
+    own = lists_of(tmp_path, "joint", "summary").run
+    np.testing.assert_array_equal(arrays.run.rows, own.rows)
+    np.testing.assert_allclose(arrays.run.scores, own.scores)
+
+
+def test_without_the_domain_a_task_is_left_to_the_others(fused, small_world, specialists, tmp_path):
+    output_dir, _ = fused
+    lists_dir = str(output_dir / "specialists")
+    start(tmp_path, small_world, specialists, lists_dir=lists_dir, domain=Domain.LEFT_OUT)
+    for task, other in (("summary", "code"), ("code", "summary")):
+        arrays = QueryArrays.open(split_path(tmp_path / "lists", task, "test"), FUSED_LISTS)
+        assert arrays.columns == (other,)
+        own = lists_of(output_dir, other, task).run
+        np.testing.assert_array_equal(arrays.run.rows, own.rows)
+
+
+def test_exact_scores_of_absent_passages(small_world, specialists, tmp_path):
+    """Lists of all passages lack none: deep or shallow, exact fusion ranks the same."""
+    deep = FusionConfig(depth=600, k=5, weighting=Weighting.EQUAL)
+    shallow = FusionConfig(depth=600, k=5, weighting=Weighting.EQUAL, absent=Absent.EXACT)
+    found = []
+    for config in (deep, shallow):
+        start(tmp_path / config.absent.value, small_world, specialists, config=config)
+        directory = split_path(tmp_path / config.absent.value / "lists", "code", "test")
+        found.append(QueryArrays.open(directory, FUSED_LISTS).run)
+    np.testing.assert_array_equal(found[0].rows, found[1].rows)
+
+
+def test_bm25_is_added_with_a_weight_for_each_task(fused, small_world, specialists, tmp_path):
+    output_dir, _ = fused
+    for split in ("validation", "test"):
+        bm25(
+            data_dir=str(small_world.data_dir),
+            collection="small",
+            output_dir=str(tmp_path / "bm25"),
+            index_dir=str(tmp_path / "index"),
+            split=split,
+            k=50,
+        )
+    summary = start(
+        tmp_path / "out",
+        small_world,
+        specialists,
+        lists_dir=str(output_dir / "specialists"),
+        sparse_dir=str(tmp_path / "bm25"),
+        with_bm25=HybridConfig(depth=50, alphas=(0.5, 50.0)),
+    )
+    assert summary.alphas.keys() == {"summary", "code"}
+    assert set(summary.alphas.values()) <= {0.5, 50.0}
+    assert (tmp_path / "out" / "runs_bm25" / "code.test.trec").exists()
+
+
+def test_confidences_reach_the_readers_file(fused, small_world, tmp_path):
+    output_dir, _ = fused
+    for name, lists in (("with", str(output_dir / "lists")), ("without", None)):
+        evaluate(
+            runs_dir=str(output_dir / "runs"),
+            data_dir=str(small_world.data_dir),
+            collection="small",
+            output_dir=str(tmp_path / name),
+            system="MUF",
+            tasks=["code"],
+            dpr_results=True,
+            confidence_dir=lists,
+        )
+    path = "dpr_results/MUF.code.test.json"
+    sure = json.loads((tmp_path / "with" / path).read_text())
+    arrays = QueryArrays.open(split_path(output_dir / "lists", "code", "test"), FUSED_LISTS)
+    for line, result in enumerate(sure):
+        values = list(result.pop("confidence").values())
+        np.testing.assert_allclose(values, arrays.arrays["confidence"][line])
+    assert sure == json.loads((tmp_path / "without" / path).read_text())
+
+
+def test_what_does_not_belong_together_is_refused(small_world, specialists, tmp_path):
+    one, other = specialists["summary"], specialists["code"]
+    mixed = dataclasses.replace(one, ensemble_dir=other.ensemble_dir)
+    with pytest.raises(FingerprintError, match="train an ensemble on this model's embeddings"):
+        start(tmp_path, small_world, {"a": mixed, "b": other})
+    mixed = dataclasses.replace(one, index_dir=other.index_dir)
+    with pytest.raises(FingerprintError, match="index this model's embeddings"):
+        start(tmp_path, small_world, {"a": mixed, "b": other})
+    lists_dir = str(tmp_path / "lists")
+    equal = FusionConfig(depth=DEPTH, k=DEPTH, weighting=Weighting.EQUAL)
+    start(tmp_path / "1", small_world, {"a": one}, lists_dir=lists_dir, config=equal)
+    with pytest.raises(FingerprintError, match="name another directory"):
+        start(tmp_path / "2", small_world, {"a": other}, lists_dir=lists_dir, config=equal)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"specialists": {}}, "specialists none"),
+        ({"calibration": CalibrationConfig(split="test")}, "would choose what is then reported"),
+        ({"development_split": "test"}, "would choose what is then reported"),
+        ({"tasks": ["nonsense"]}, "no task 'nonsense'"),
+    ],
+)
+def test_bad_settings(options, words, small_world, specialists, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        start(tmp_path, small_world, **({"specialists": specialists} | options))
+
+
+def test_names_must_differ_and_temperatures_be_positive(small_world, specialists, tmp_path):
+    one, other = specialists.values()
+    with pytest.raises(ConfigError, match="names that differ"):
+        start(tmp_path, small_world, {"NQ": one, "nq": other})
+    cold = dataclasses.replace(one, temperature=0.0)
+    with pytest.raises(ConfigError, match="each a positive number"):
+        start(tmp_path, small_world, {"a": cold, "b": other})
+    mute = dataclasses.replace(one, ensemble_dir=None)
+    with pytest.raises(ConfigError, match="specialist 'a' has no ensemble"):
+        start(tmp_path / "mute", small_world, {"a": mute, "b": other})
+    with pytest.raises(ConfigError, match="every specialist was trained on 'summary'"):
+        start(tmp_path, small_world, {"a": one}, domain=Domain.LEFT_OUT, tasks=["summary"])
+    with pytest.raises(ConfigError, match="at least one, each a positive number"):
+        CalibrationConfig(temperatures=())

@@ -1,0 +1,309 @@
+"""`taser pipeline muf`: its tables, what a rerun reuses, and a specialist that joins later."""
+
+import collections
+import csv
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from small_world import SmallWorld, gin, refused, succeed
+
+from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.data.token_store.negatives import read_negatives
+from taser_jax.evaluation.results import per_query_path, read_per_query
+from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
+from taser_jax.storage.artifacts import fingerprint_json, split_path
+from taser_jax.systems.muf import stages as muf_stages
+
+pytestmark = pytest.mark.slow
+
+SYSTEMS = "{'Summary': @summary/System(), 'Code': @code/System()}"
+THREE = "{'Summary': @summary/System(), 'Code': @code/System(), 'Both': @both/System()}"
+SINGLES = ["Summary", "Code"]
+ORACLES = ["Oracle indicator", "Oracle Bayesian"]
+FUSED = ["MUF", "MUF without the domain", "Equal weights", "MUF, T = 1000"]
+
+
+def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> list[str]:
+    """Four steps of a tiny model for each system; small ensembles of three."""
+    return [
+        *("pipeline", "muf", "--gin_file=runs/pipeline_muf.gin"),
+        *gin(DATA_DIR=world.data_dir, TOKEN_STORE=world.token_store, OUTPUT_DIR=output_dir),
+        *gin("BertConfig", embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32),
+        *gin("BertConfig", dropout_rate=0.0, attention_dropout_rate=0.0),
+        *gin(TRAIN_STEPS=4, WARMUP_STEPS=1, BATCH_SIZE=16, TASKS=["summary", "code"]),
+        *gin("EvaluationConfig", measures=["R@1", "R@20"]),
+        *gin("ValidationConfig", num_batches=1, pool=None),
+        "--gin.CheckpointConfig.selection=nll",
+        "--gin.joint/System.tasks=['summary', 'code']",
+        "--gin.joint/System.train_steps=8",
+        f"--gin.pipeline_muf.specialists={SYSTEMS}",
+        "--gin.pipeline_muf.joint={'Joint': @joint/System()}",
+        "--gin.student/System.tasks=['summary', 'code']",
+        "--gin.student/System.train_steps=4",
+        "--gin.Fusion.left_out=None",
+        "--gin.Fusion.sizes=(2,)",
+        "--gin.FusionConfig.depth=60",
+        "--gin.FusionConfig.k=60",
+        "--gin.ConfidenceConfig.k=30",
+        "--gin.HybridConfig.depth=60",
+        "--gin.HybridConfig.alphas=(0.5, 1.0)",
+        "--gin.EnsembleConfig.members=3",
+        "--gin.EnsembleConfig.hidden_dims=(8,)",
+        "--gin.EnsembleTraining.epochs=2",
+        "--gin.EnsembleTraining.evaluations=1",
+        "--gin.ensemble/BatchingConfig.batch_size=16",
+        "--gin.Fusion.oracle=@BayesianConfig()",
+        *gin("BayesianConfig", evaluations=6, initial=3, candidates=8),
+        "--gin.MixedConfig.sets=2",
+        "--gin.MixedConfig.queries=20",
+        *bindings,
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(small_world, tmp_path_factory):
+    """A finished run; tests read it, or work on a copy."""
+    directory = tmp_path_factory.mktemp("muf") / "out"
+    succeed(*arguments(small_world, directory))
+    return directory
+
+
+def lines(directory, name):
+    with open(directory / f"{name}.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def rows(directory, name):
+    return list(dict.fromkeys(line["system"] for line in lines(directory, name)))
+
+
+def values(directory, system, task, measure="R@20"):
+    return read_per_query(per_query_path(directory, system, task, "test")).values[measure]
+
+
+def test_the_papers_tables(finished):
+    own = ["Single, own domain", "Single, worst"]
+    assert rows(finished, "domains") == [*SINGLES, *own, "Joint", "Student", *FUSED]
+    assert rows(finished, "bm25") == [
+        "BM25",
+        "Single, own domain + BM25",
+        "Joint + BM25",
+        "Student + BM25",
+        "MUF + BM25",
+    ]
+    assert rows(finished, "mixed") == [*SINGLES, "Joint", "Student", *FUSED, *ORACLES]
+    assert rows(finished, "sizes") == ["MUF, 2 members", "MUF"]
+    for name in ("domains", "bm25", "mixed", "sizes"):
+        assert (finished / f"{name}.md").exists()
+        assert (finished / f"{name}.png").exists()
+
+
+def test_what_confidences_are_worth(finished):
+    with open(finished / "uncertainty.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [(line["specialist"], line["task"]) for line in found] == [
+        (single, task) for single in SINGLES for task in ("summary", "code")
+    ]
+    assert {path.name for path in (finished / "figures").iterdir()} == {
+        *("confidence.png", "abstention.png", "weights.png", "reliability.png"),
+        *("sizes.png", "examples.png", "members-summary.png", "members-code.png"),
+    }
+    for line in found:
+        assert 0 <= float(line["mean_w"]) <= 1
+        correct = values(finished, line["specialist"], line["task"], "R@1")
+        assert float(line["accuracy"]) == pytest.approx(correct.mean(), abs=1e-4)
+
+
+def test_what_a_fusion_costs_beside_joint_models(finished):
+    header, _, *lines = (finished / "costs.md").read_text().splitlines()
+    assert header == "| | Joint | Student | MUF, 2 specialists |"
+    cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in lines}
+    assert len(cells) == 6
+    record = Stages(finished).record("latency-3-" + fingerprint_json(SINGLES)[:6])
+    told = record.outputs
+    assert all(value > 0 for value in told.values())
+    total = told["search"] + told["confidence"] + told["fusion"]
+    assert cells["search, confidence and fusion of a query"][-1] == f"{total:.1f} ms |"
+    joint = cells["passages' vectors"]
+    assert joint[0] == joint[1]
+
+
+def test_rows_put_together_have_the_values_of_the_rows_they_name(finished):
+    for task, single in (("summary", "Summary"), ("code", "Code")):
+        own = values(finished, "Single, own domain", task)
+        np.testing.assert_array_equal(own, values(finished, single, task))
+        means = [values(finished, name, task).mean() for name in SINGLES]
+        assert values(finished, "Single, worst", task).mean() == min(means)
+
+
+def test_mixes_are_equal_shares_of_the_tasks(finished):
+    indicator = read_per_query(
+        per_query_path(finished / "mixed", "Oracle indicator", "mix 1", "test")
+    )
+    tasks = [query_id.partition(":")[0] for query_id in indicator.query_ids]
+    assert tasks == ["summary"] * 10 + ["code"] * 10
+    assert len(set(indicator.query_ids)) == 20
+    for task, single in (("summary", "Summary"), ("code", "Code")):
+        found = read_per_query(per_query_path(finished, single, task, "test"))
+        value_of = dict(zip(found.query_ids, found.values["R@20"], strict=True))
+        for query_id, value in zip(indicator.query_ids, indicator.values["R@20"], strict=True):
+            if query_id.startswith(f"{task}:"):
+                assert value == value_of[query_id.partition(":")[2]]
+    other = read_per_query(per_query_path(finished / "mixed", "MUF", "mix 2", "test"))
+    assert other.query_ids != indicator.query_ids
+
+
+def test_the_bayesian_oracle_is_nowhere_behind_the_indicator_that_it_starts_from(finished):
+    for number in (1, 2):
+        indicator, bayesian = (
+            read_per_query(per_query_path(finished / "mixed", name, f"mix {number}", "test"))
+            for name in ORACLES
+        )
+        for measure in ("R@1", "R@20"):
+            assert (bayesian.values[measure] >= indicator.values[measure]).all()
+    assert not (finished / "per_query" / "Oracle_Bayesian_BM25.code.test.csv").exists()
+
+
+def test_the_temperature_to_the_letter_weighs_every_specialist_the_same(finished):
+    for task in ("summary", "code"):
+        literal = values(finished, "MUF, T = 1000", task)
+        np.testing.assert_array_equal(literal, values(finished, "Equal weights", task))
+
+
+def test_every_specialist_trains_on_its_own_task(finished):
+    trained = {"summary": ["summary"], "code": ["code"], "joint": ["code", "summary"]}
+    for name, tasks in trained.items():
+        run = json.loads((finished / name / "model" / "run.json").read_text())
+        assert sorted(run["batches_per_epoch"]) == tasks
+    assert json.loads((finished / "joint" / "model" / "run.json").read_text())["train_steps"] == 8
+    assert not (finished / "joint" / "ensemble").exists()
+
+
+def test_a_student_learns_from_the_fused_lists_of_training_queries(finished):
+    record = Stages(finished).record("student-teacher-fuse")
+    told = {split: record.outputs[f"mean w, {split}"] for split in ("train", "test")}
+    for means in told.values():
+        assert means.keys() == {"summary", "code"}
+        assert all(0 <= w <= 1 for of_task in means.values() for w in of_task.values())
+    teacher = finished / "student-teacher"
+    fused = QueryArrays.open(split_path(teacher / "lists", "summary", "train"), FUSED_LISTS)
+    lines = read_negatives(teacher / "scored", "summary", "train", fused.query_ids)
+    assert any(len(line.rows) for line in lines)
+    for line, rows, scores in zip(lines, fused.arrays["rows"], fused.arrays["scores"], strict=True):
+        ranked = dict(zip(rows.tolist(), scores.tolist(), strict=True))
+        if len(line.rows):
+            expected = [ranked[row] for row in line.rows.tolist()]
+            np.testing.assert_allclose(line.teacher.negatives, expected, atol=1e-5)
+
+
+def test_a_rerun_reuses_every_stage(finished, small_world):
+    before = {path: path.stat().st_mtime_ns for path in (finished / "stages").iterdir()}
+    tables = {name: (finished / f"{name}.csv").read_bytes() for name in ("domains", "mixed")}
+    succeed(*arguments(small_world, finished))
+    assert {path: path.stat().st_mtime_ns for path in (finished / "stages").iterdir()} == before
+    for name, content in tables.items():
+        assert (finished / f"{name}.csv").read_bytes() == content
+
+
+@pytest.mark.release
+def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
+    copy = tmp_path / "out"
+    shutil.copytree(finished, copy)
+    before = set(Stages(copy).finished())
+    changed = [f"--gin.pipeline_muf.specialists={THREE}", "--gin.Fusion.left_out=Both"]
+    changed.append("--gin.both/System.tasks=['summary', 'code']")
+    # A student learns from the lists of all: of other specialists it is another student.
+    changed.append("--gin.pipeline_muf.students={'Other student': @student/System()}")
+    succeed(*arguments(small_world, copy, *changed))
+    new = set(Stages(copy).finished()) - before
+    new = {name for name in new if not name.startswith(("other-student", "latency-"))}
+    assert {name.rsplit("-", 1)[0] for name in new if not name.endswith("-fuse")} == {"both"}
+    fused = {name.rsplit("-", 2)[0] for name in new if name.endswith("-fuse")}
+    # Without the newcomer it is the fusion there was.
+    without = {"muf-without-the-domain", "muf-without-both"}
+    ever = {"both", "muf", "equal-weights", "muf-t-1000", "muf-2-members", "oracle-bayesian"}
+    assert fused == ever | without
+    without = values(copy, "MUF without Both", "code")
+    np.testing.assert_array_equal(without, values(finished, "MUF", "code"))
+    # Back without it, the tables are the former ones.
+    succeed(*arguments(small_world, copy))
+    assert (copy / "domains.csv").read_bytes() == (finished / "domains.csv").read_bytes()
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the pipeline may catch it."""
+
+
+@pytest.mark.release
+def test_killed_in_several_stages_it_goes_on_in_each(finished, small_world, tmp_path, monkeypatch):
+    calls: collections.Counter[str] = collections.Counter()
+    kills = {("train", 2), ("ensemble", 1), ("fuse", 1), ("fuse", 5), ("score", 1)}
+
+    def counted(name, function):
+        def call(**arguments):
+            calls[name] += 1
+            if (name, calls[name]) in kills:
+                raise Killed(name)
+            return function(**arguments)
+
+        return call
+
+    for name in ("train", "ensemble", "fuse", "score"):
+        monkeypatch.setattr(muf_stages, name, counted(name, getattr(muf_stages, name)))
+    directory = tmp_path / "out"
+    for _ in kills:
+        with pytest.raises(Killed):
+            succeed(*arguments(small_world, directory))
+    succeed(*arguments(small_world, directory))
+    for name in ("domains", "mixed", "bm25", "sizes"):
+        assert (directory / f"{name}.csv").read_bytes() == (finished / f"{name}.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("binding", "words"),
+    [
+        ("pipeline_muf.specialists={'Code': @code/System()}", "two specialists at least"),
+        (
+            "pipeline_muf.specialists={'MUF': @code/System(), 'Code': @code/System()}",
+            "names that differ",
+        ),
+        ("code/System.tasks=None", "specialist 'Code' has no tasks"),
+        ("code/System.tasks=['cod']", "'Code' is to be trained on cod"),
+        ("student/System.objective=None", "student 'Student' does not learn from a teacher"),
+        ("Fusion.left_out=Nobody", "'Nobody' is no specialist"),
+        ("Fusion.left_out=Code", "two left at least"),
+        ("EnsembleConfig.members=1", "two members or more"),
+        ("CalibrationConfig.temperatures=()", "at least one, each a positive number"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(
+    binding, words, small_world, tmp_path, capsys
+):
+    directory = tmp_path / "out"
+    message = refused(capsys, *arguments(small_world, directory, f"--gin.{binding}"))
+    assert words in message
+    assert not (directory / "stages").exists()
+
+
+def test_typed_questions_are_answered_by_all_with_how_sure_each_is(finished, capsys):
+    [fusion] = (finished / "fusions").glob("muf-??????")
+    questions = ["how to read a file", "mean of numbers"]
+    succeed("ask", *gin(FUSION_DIR=fusion, QUESTIONS=questions), "--gin.ask.k=2")
+    printed = capsys.readouterr().out
+    assert printed.count("? ") == 2
+    told = [line for line in printed.splitlines() if line.startswith("   w: ")]
+    assert len(told) == 2
+    for line in told:
+        weights = dict(part.split() for part in line.removeprefix("   w: ").split(", "))
+        assert weights.keys() == {"Summary", "Code"}
+        assert all(0 <= float(w) <= 1 for w in weights.values())
+    assert printed.count("  1. ") == printed.count("  2. ") == 2
+
+
+def test_asking_needs_a_model_or_a_fusion(capsys, tmp_path):
+    assert "or FUSION_DIR" in refused(capsys, "ask", *gin(QUESTIONS=["a"]))
+    message = refused(capsys, "ask", *gin(QUESTIONS=["a"], FUSION_DIR=tmp_path))
+    assert "run `taser fuse` first" in message
