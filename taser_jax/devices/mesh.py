@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
+from jaxtyping import Int
 
 from taser_jax.storage.errors import ConfigError
 
