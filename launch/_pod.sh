@@ -32,6 +32,22 @@ is_ours() {
   [ "$(gcloud_tpu "${resource[0]}" describe "$name" "--format=value($label)" 2>/dev/null)" = "$launched_by" ]
 }
 
+# Whether the outputs that allow a deletion hold anything; otherwise sets `kept`.
+outputs_are_there() {
+  local address listed
+  for address in ${outputs[@]+"${outputs[@]}"}; do
+    address="${address%/}/"
+    if ! listed="$(step gcloud storage ls "$address" ${project:+"--project=$project"} --quiet)"; then
+      kept="gcloud found nothing in $address, or could not look"
+      return 1
+    # A folder made by hand is an object of that name.
+    elif ! grep -qvxF -e "$address" -e '' <<<"$listed"; then
+      kept="$address is empty"
+      return 1
+    fi
+  done
+}
+
 # farewell STATUS: deletes the TPU if --delete asks for it, and prints as the last line whether it is still billed.
 farewell() {
   local wanted='' what="TPU $name" by_hand
@@ -48,6 +64,8 @@ farewell() {
     return
   elif [ -n "$wanted" ] && ! is_ours; then
     kept="others made it"
+  elif [ -n "$wanted" ] && ! outputs_are_there; then
+    : # The last line says why.
   elif [ -n "$wanted" ]; then
     echo "deleting $what (--delete=$delete) ..." >&2
     if request "${resource[0]}" delete "${resource[1]}" "${resource[@]:2}"; then

@@ -19,7 +19,7 @@ service_account labels data_disk retries retry_seconds"
 POD_SWITCHES="spot reserved internal_ip iap skip_install gcloud"
 name='' zone='' project='' type='' version='' delete='' data='' setup='' reservation='' max_run_duration=''
 network='' subnetwork='' service_account='' labels='' data_disk='' spot='' reserved='' internal_ip='' iap=''
-skip_install='' dry_run='' gcloud='' retries=100 retry_seconds=60 kept=''
+skip_install='' dry_run='' gcloud='' retries=100 retry_seconds=60 kept='' outputs=()
 # Marks what this launcher creates, so that it deletes nothing else. Labels allow few characters.
 launched_by="$(id -un | tr '[:upper:]' '[:lower:]' | tr -c 'a-z0-9\n' '-')"
 launched_by="taser_jax-${launched_by:0:40}"
@@ -28,8 +28,9 @@ pod_usage() {
   cat <<'USAGE'
   --version=VERSION    runtime of a new TPU (default: by its type, the table in launch/_tpus.sh)
   --delete=WHEN        when to delete a TPU that the launcher created: success (after the command has finished),
-                       always (also after a failure and Ctrl-C), or never. Default: success if a --gin.NAME=gs://...
-                       takes the results to a bucket, otherwise never
+                       always (also after a failure and Ctrl-C), or never. Default: success if all that the command
+                       writes goes to a bucket and is there at the end, otherwise never: the MODEL_DIR of
+                       `train`, from --gin.NAME=gs://... or a Gin file. Other commands write to the hosts' disks
   --data=gs://PLACE    copied to the folder `data` of each host before the first step, for example a
                        token store: --gin.TOKEN_STORE=data
   --setup=COMMAND      shell command for each host before the run, for example to mount a data disk
@@ -102,8 +103,11 @@ check_pod_options() {
   )
 }
 
-# Sets `delete`, and `kept`: the reason why nothing is deleted even on success.
+# Sets `delete`, and `kept`: the reason why nothing is deleted even on success. If nobody has asked for a deletion,
+# `outputs` gets the addresses that must hold results before it.
 check_deletion() {
+  local resolver resolved address
+  resolver="$(dirname "${BASH_SOURCE[0]}")/_outputs.py"
   case "$delete" in
     always | success) ;;
     never) kept="as you say" ;;
@@ -111,10 +115,11 @@ check_deletion() {
       delete=never
       if [ -z "$type" ]; then
         kept="the launcher did not create it"
-      elif ! [[ " ${rest[*]}" =~ \ --gin\.[^=]*=gs:// ]]; then
-        kept="no --gin.NAME=gs://... takes the results to a bucket"
-      else
+      elif resolved="$(python3 "$resolver" ${skip_install:+--line_only} "${rest[@]}")"; then
         delete=success
+        while IFS= read -r address; do outputs+=("$address"); done <<<"$resolved"
+      else
+        kept="${resolved:-where the results go cannot be told}"
       fi
       ;;
     *) fail "--delete is '$delete', expected always, success or never" ;;
@@ -142,7 +147,7 @@ read_type() {
 
 # print_plan COUNT: prints what the launcher will do, as comments before the commands that --dry_run prints.
 print_plan() {
-  local what="$1 TPU slice" class=''
+  local what="$1 TPU slice" class='' address
   if [ -z "$type" ]; then
     echo "# $name in $zone: a TPU that exists; none is created"
   else
@@ -156,7 +161,11 @@ print_plan() {
   echo "# retries: $retries, after a preemption or while there is no capacity, $retry_seconds s apart"
   case "$delete" in
     always) what="when the launcher ends, however it ends" ;;
-    success) what="after the command has finished; after a failure or Ctrl-C the TPU stays and is billed" ;;
+    success)
+      what="after the command has finished"
+      for address in ${outputs[@]+"${outputs[@]}"}; do what+=", if $address is not empty"; done
+      what+="; after a failure or Ctrl-C the TPU stays and is billed"
+      ;;
     never) what="never ($kept): the TPU stays and is billed" ;;
   esac
   echo "# deletion (--delete=$delete): $what. By hand: $(delete_command)"

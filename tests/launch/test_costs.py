@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 MADE = (*TPU, "--type=v4-32", "--skip_install", "--retries=1")
 MINE = f"taser_jax-{getpass.getuser()}"
 DELETE = "gcloud compute tpus tpu-vm delete pod --zone=us-central2-b --quiet"
+CHECKPOINT = "gs://bucket/my model/checkpoint_1/"
 CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
 
 
@@ -45,7 +46,7 @@ def test_the_plan_names_chips_runtime_price_quota_retries_and_deletion(
     assert "price: spot" in told
     assert f"quota: {quota}PreemptiblePerProject" in told
     assert "retries: 7" in told
-    assert "deletion (--delete=success): after the command has finished; " in told
+    assert "deletion (--delete=success): after the command has finished, if gs://" in told
     assert DELETE in told
     assert f"--version={runtime} " in found.stdout
 
@@ -182,7 +183,7 @@ def test_a_zone_without_the_chip_is_reported_in_the_words_of_gcloud(stubs):
 def ending(stubs: Stubs, *options: str, status: int = 0, label: str = MINE):
     stubs.answer(
         ("labels.launcher", label, 0), ("describe", "READY", 0),
-        ("_host.sh", finished(status=status), int(status != 0)),
+        ("_host.sh", finished(status=status), int(status != 0)), ("storage ls", CHECKPOINT, 0),
     )  # fmt: skip
     return stubs.run("tpu_vm.sh", *MADE, *options, *TRAIN)
 
@@ -223,18 +224,10 @@ def test_a_tpu_that_the_launcher_did_not_create_stays(stubs):
     assert len(stubs.asked("tpu-vm", "describe")) == 2
 
 
-def test_results_on_the_hosts_disks_are_kept(stubs):
-    stubs.answer(("labels.launcher", MINE, 0), ("describe", "READY", 0),
-                 ("_host.sh", finished(), 0))  # fmt: skip
-    found = stubs.run("tpu_vm.sh", *MADE, "--", "train", "--gin.MODEL_DIR=model")
-    assert "no --gin.NAME=gs://... takes the results to a bucket" in last_line(found)
-    assert stubs.asked("tpu-vm", "delete") == []
-
-
 def test_a_deletion_that_fails_is_reported(stubs):
     stubs.answer(
         ("labels.launcher", MINE, 0), ("describe", "READY", 0), ("_host.sh", finished(), 0),
-        (" delete ", "ERROR: (gcloud) PERMISSION_DENIED: no", 1),
+        ("storage ls", CHECKPOINT, 0), (" delete ", "ERROR: (gcloud) PERMISSION_DENIED: no", 1),
     )  # fmt: skip
     found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
     assert found.returncode == 0
