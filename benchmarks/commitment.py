@@ -28,7 +28,7 @@ from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.commands.analyze import analyze
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
-from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.models.bert import BertConfig
@@ -97,6 +97,9 @@ def batching_config(options: argparse.Namespace) -> TaskBatchingConfig:
     return TaskBatchingConfig(
         total=options.batch_size,
         num_negatives=int(bool(options.negatives_dir)),
+        # As in TACO-DR's code.
+        false_negatives=FalseNegatives.KEEP,
+        positives=PositiveChoice.FIRST,
         seed=options.seed,
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import gin
 
 from taser_jax import cli, configuration
+from taser_jax.command_line import configurable_names
 
 
 def value(command: str, parameter: str, *gin_files: str, **macros: str) -> Any:
@@ -30,7 +31,11 @@ def value(command: str, parameter: str, *gin_files: str, **macros: str) -> Any:
     def resolve(bindings: tuple[tuple[str, str], ...]) -> configuration.Resolved:
         flags = configuration.GinFlags(files=gin_files, bindings=bindings)
         return configuration.resolve(
-            function, configurables=module.CONFIGURABLES, flags=flags, allow_unset=True
+            function,
+            configurables=module.CONFIGURABLES,
+            flags=flags,
+            allow_unset=True,
+            elsewhere=configurable_names(),
         )
 
     given = tuple(macros.items())
