@@ -25,7 +25,7 @@ from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.commands.analyze import analyze
 from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
-from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.evaluation.specialty.config import AnalysisConfig
 from taser_jax.evaluation.specialty.findings import OWN
@@ -97,6 +97,9 @@ def batching_config(options: argparse.Namespace) -> TaskBatchingConfig:
     return TaskBatchingConfig(
         total=options.batch_size,
         num_negatives=int(bool(options.negatives_dir)),
+        # As in TACO-DR's code.
+        false_negatives=FalseNegatives.KEEP,
+        positives=PositiveChoice.FIRST,
         seed=options.seed,
     )
 

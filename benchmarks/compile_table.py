@@ -115,7 +115,13 @@ def compile_row(row: Row, results: pathlib.Path, *, effort: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for _ in range(MOST_ATTEMPTS):
         command = [
-            *(sys.executable, "-m", "taser_jax.cli.main", "compile", f"--topology={row.topology}"),
+            *(
+                sys.executable,
+                "-m",
+                "taser_jax.cli.main.main",
+                "compile",
+                f"--topology={row.topology}",
+            ),
             f"--gin_file=runs/{row.model}_base.gin",
             f"--gin.BATCH_SIZE={row.batch}",
             f"--gin.TrainingConfig.num_chunks={chunks}",

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.options import BatchingConfig, FalseNegatives
+from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.batches.prefetch import prefetch
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
@@ -100,7 +100,10 @@ def main() -> None:
         partitioner = Partitioner(make_mesh(MeshConfig()))
         for false_negatives in FalseNegatives:
             config = BatchingConfig(
-                arguments.batch_size, arguments.num_negatives, false_negatives=false_negatives
+                arguments.batch_size,
+                arguments.num_negatives,
+                false_negatives=false_negatives,
+                positives=PositiveChoice.FIRST,
             )
             measure(BatchStream(store, tasks, config), partitioner, arguments.steps)
 

@@ -10,6 +10,7 @@ import gin
 
 from taser_jax.cli import configuration
 from taser_jax.cli import main as cli
+from taser_jax.cli.command_line import configurable_names
 
 
 def value(command: str, parameter: str, *gin_files: str, **macros: str) -> Any:
@@ -31,7 +32,11 @@ def value(command: str, parameter: str, *gin_files: str, **macros: str) -> Any:
     def resolve(bindings: tuple[tuple[str, str], ...]) -> configuration.Resolved:
         flags = configuration.GinFlags(files=gin_files, bindings=bindings)
         return configuration.resolve(
-            function, configurables=module.CONFIGURABLES, flags=flags, allow_unset=True
+            function,
+            configurables=module.CONFIGURABLES,
+            flags=flags,
+            allow_unset=True,
+            elsewhere=configurable_names(),
         )
 
     given = tuple(macros.items())

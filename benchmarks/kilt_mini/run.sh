@@ -115,6 +115,7 @@ if [ -n "$best" ]; then
     --gin.analyze.model_dirs="{'naive': '$models/naive/$last', 'T-SAGE': '$models/t-sage-$best/$last'}" \
     --gin.RANDOM_SEED="${seeds[0]}" --gin.TaskBatchingConfig.total=448 \
     --gin.TaskBatchingConfig.temperature=1e9 --gin.TaskBatchingConfig.num_negatives=1 \
+    --gin.TaskBatchingConfig.false_negatives=keep --gin.TaskBatchingConfig.positives=first \
     --gin.ObjectiveConfig.temperature=0.05 --gin.AnalysisConfig.median_over=nonzero \
     --gin.AnalysisConfig.betas="[0.0, 0.9, 0.99]" \
     --gin.AnalysisConfig.num_batches="${ANALYZED_BATCHES:-8}"

@@ -31,7 +31,7 @@ from taser_jax.assembly.model_directory import selected_checkpoint
 from taser_jax.assembly.validator import ValidationConfig
 from taser_jax.commands.encode import encode
 from taser_jax.commands.train import TrainSummary, train
-from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.bert import BertConfig
@@ -95,7 +95,13 @@ def training_config(
             train_steps=options.steps,
             evaluation_period=max(1, options.steps // options.validations),
         ),
-        batching=BatchingConfig(batch_size=options.batch_size, num_negatives=1),
+        # The published table was made with these.
+        batching=BatchingConfig(
+            batch_size=options.batch_size,
+            num_negatives=1,
+            false_negatives=FalseNegatives.KEEP,
+            positives=PositiveChoice.FIRST,
+        ),
         optimizer=OptimizerConfig(
             learning_rate=learning_rate, warmup_steps=max(1, options.steps // 10)
         ),

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, PyTree
 
 from taser_jax.data.batches.draws import queries_of
 from taser_jax.data.batches.one_task import BatchStream
-from taser_jax.data.batches.options import BatchingConfig
+from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.batches.padding import OtherTexts, Texts
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
@@ -69,6 +69,7 @@ class Validator:
         config: sizes.
         objective: the objective, for its temperature.
         partitioner: devices; every host calls this with the same arguments.
+        false_negatives: what the loss makes of known positives among a query's negatives.
         states: what is read in place of the store's tokens: states, documents or embeddings.
         buckets: lengths that texts, sorted by length, are padded to; none pads to the store's.
     """
@@ -82,6 +83,7 @@ class Validator:
         *,
         objective: ObjectiveConfig,
         partitioner: Partitioner,
+        false_negatives: FalseNegatives = FalseNegatives.MASK,
         states: OtherTexts | None = None,
         buckets: Sequence[int] = (),
     ) -> None:
@@ -105,6 +107,8 @@ class Validator:
                     batch_size=min(config.batch_size, _usable(len(queries), partitioner)),
                     # Without hard negatives of their own, queries share each other's golds.
                     num_negatives=config.num_negatives if len(queries.hard_negatives.values) else 0,
+                    false_negatives=false_negatives,
+                    positives=PositiveChoice.FIRST,
                 ),
             )
             for task, queries in tasks.items()

@@ -295,17 +295,20 @@ def _identity(job: TrainingJob, stream: Stream) -> dict[str, object]:
 
 
 def _validator(job: TrainingJob, store: TokenStore, states: OtherTexts | None) -> Validator | None:
-    if job.training.validation is None:
+    training = job.training
+    if training.validation is None:
         return None
+    batching = training.batching if training.multitask is None else training.multitask.batching
     return Validator(
         job.program.model,
         store,
         job.validation_queries,
-        job.training.validation,
-        objective=job.training.objective,
+        training.validation,
+        objective=training.objective,
         partitioner=job.program.partitioner,
+        false_negatives=batching.false_negatives,
         states=states,
-        buckets=job.training.length_buckets,
+        buckets=training.length_buckets,
     )
 
 

@@ -6,7 +6,7 @@ Two recipes (TASER, arXiv 2210.05156, section 4.1; DPR, arXiv 2004.04906, sectio
     P2  the first model's top 100 without the gold passage: its run, depth and count 100,
         `AnswerContaining.KEEP` and `Excluded.GOLD` (appendix B). TASER does not say that
         answer-containing passages are removed; keeping them keeps false negatives, so both are
-        options here.
+        options here. `Excluded.POSITIVES`, the default, keeps no labelled one.
 
 Positive-aware mining (NV-Retriever, arXiv 2407.15831, section 3) leaves out passages that score too
 high to be negatives, where s⁺ is the positive's score in the same run:

@@ -9,6 +9,7 @@ import tiny_training
 
 from taser_jax.assembly.validator import Validator
 from taser_jax.data.batches.draws import queries_of
+from taser_jax.data.batches.options import FalseNegatives
 from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig, make_mesh
@@ -28,7 +29,7 @@ def model_and_params():
     return model, init_params(model, jax.random.key(0))
 
 
-def validate(model_and_params, store, *queries, **changes):
+def validate(model_and_params, store, *queries, false_negatives=FalseNegatives.MASK, **changes):
     model, params = model_and_params
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.devices()[:2]))
     config = tiny_training.training_config(train_steps=1).validation
@@ -39,6 +40,7 @@ def validate(model_and_params, store, *queries, **changes):
         dataclasses.replace(config, **changes),
         objective=ObjectiveConfig(),
         partitioner=partitioner,
+        false_negatives=false_negatives,
     )
     with jax.set_mesh(partitioner.mesh):
         return validator(params)
@@ -55,6 +57,24 @@ def test_queries_without_a_positive_have_no_part(model_and_params, tiny_store_di
     found = validate(model_and_params, store, holed)
     assert found == validate(model_and_params, store, kept)
     assert found != validate(model_and_params, store, queries)
+
+
+def test_the_loss_counts_no_label_as_a_negative_unless_training_does(
+    model_and_params, tiny_store_dir
+):
+    store = TokenStore.open(tiny_store_dir)
+    queries = store.queries("first", "validation")
+    golds = [int(rows[0]) for rows in queries.positives]
+    hard = [int(rows[0]) for rows in queries.hard_negatives]
+    # All that is in a batch is a positive of every query: there is nothing to tell a gold from.
+    labels = [[gold, *({*golds, *hard} - {gold})] for gold in golds]
+    labelled = dataclasses.replace(queries, positives=Ragged.from_lists(labels))
+    masks = {"num_negatives": 0, "pool": None}
+    assert validate(model_and_params, store, labelled, **masks) == {"nll": 0.0}
+    counted = validate(
+        model_and_params, store, labelled, false_negatives=FalseNegatives.KEEP, **masks
+    )
+    assert counted["nll"] > 0.1
 
 
 def ranks_among(model_and_params, store, queries, pool):

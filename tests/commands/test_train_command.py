@@ -61,7 +61,7 @@ def test_it_learns_and_says_what_it_was(trained):
         "15 = 8 queries x 2 passages - 1, over 8 devices"
     )
     assert facts["parameters"] == f"{summary.parameters:,}"
-    assert facts["false_negatives"] == "keep"
+    assert facts["false_negatives"] == "mask"
     assert facts["collection"] == "tiny"
     assert (model_dir / "config.gin").read_text() == "TRAIN_STEPS = 40"
     assert f"{summary.parameters:,}" in (model_dir / "model-info.txt").read_text()

@@ -15,7 +15,7 @@ from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.hybrid import HybridConfig
 from taser_jax.retrieval.index import IndexConfig
-from taser_jax.retrieval.mining_options import AnswerContaining, Excluded, MiningConfig
+from taser_jax.retrieval.mining_options import AnswerContaining, MiningConfig
 from taser_jax.training.objective import ObjectiveConfig
 
 BM25 = "BM25"
@@ -97,7 +97,7 @@ class Setting:
     token_store: str
     training: TrainingConfig
     first_mining: MiningConfig = MiningConfig(answer_containing=AnswerContaining.DROP)
-    second_mining: MiningConfig = MiningConfig(count=100, excluded=Excluded.GOLD)
+    second_mining: MiningConfig = MiningConfig(count=100)
     final_negatives: FinalNegatives | None = None
     index: IndexConfig = IndexConfig()
     encode: EncodeConfig = EncodeConfig()

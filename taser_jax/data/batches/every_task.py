@@ -47,8 +47,8 @@ class TaskBatchingConfig:
         temperature: c of `task_batch_sizes`; 1 is proportional to the sizes of the sets, and larger
             values bring the tasks' shares closer together.
         num_negatives: hard negatives per query: one number for all tasks, or task -> number.
-        false_negatives: KEEP as in the papers, or MASK.
-        positives: FIRST as in the papers, or SAMPLE.
+        false_negatives: MASK, or KEEP as in the papers.
+        positives: SAMPLE, or FIRST as in the papers.
         seed: 0 or more.
     """
 
@@ -56,8 +56,8 @@ class TaskBatchingConfig:
     counted: BatchTotal = BatchTotal.GLOBAL
     temperature: float = 4.0
     num_negatives: int | Mapping[str, int] = 2
-    false_negatives: FalseNegatives = FalseNegatives.KEEP
-    positives: PositiveChoice = PositiveChoice.FIRST
+    false_negatives: FalseNegatives = FalseNegatives.MASK
+    positives: PositiveChoice = PositiveChoice.SAMPLE
     seed: int = 0
 
     def negatives_of(self, tasks: Iterable[str]) -> dict[str, int]:

@@ -12,21 +12,21 @@ from taser_jax.storage.errors import check_fields
 class FalseNegatives(enum.Enum):
     """Treatment of a passage of the batch that is also a positive of another query.
 
+    MASK: it is left out of that query's loss, and so is a copy of the query's own positive.
     KEEP: it counts as that query's negative, as in DPR and TASER; so does one of the query's own
         positives if it is among the query's hard negatives and never trained on (TASER's P2
         excludes only the gold passage).
-    MASK: it is left out of that query's loss, and so is a copy of the query's own positive.
     """
 
-    KEEP = "keep"
     MASK = "mask"
+    KEEP = "keep"
 
 
 class PositiveChoice(enum.Enum):
-    """Which of several positives a step trains on: the first (gold) or a random one."""
+    """Which of several positives a step trains on: a random one, or the first (gold)."""
 
-    FIRST = "first"
     SAMPLE = "sample"
+    FIRST = "first"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +36,8 @@ class BatchingConfig:
     Attributes:
         batch_size: queries in a global batch.
         num_negatives: hard negatives per query.
-        false_negatives: KEEP as in the papers, or MASK.
-        positives: FIRST as in the papers, or SAMPLE.
+        false_negatives: MASK, or KEEP as in the papers.
+        positives: SAMPLE, or FIRST as in the papers.
         queue_steps: number of preceding steps whose passages are negatives too, without gradients,
             unless they are positives of the query; 0 keeps no queue.
         seed: 0 or more.
@@ -46,8 +46,8 @@ class BatchingConfig:
 
     batch_size: int
     num_negatives: int = 1
-    false_negatives: FalseNegatives = FalseNegatives.KEEP
-    positives: PositiveChoice = PositiveChoice.FIRST
+    false_negatives: FalseNegatives = FalseNegatives.MASK
+    positives: PositiveChoice = PositiveChoice.SAMPLE
     queue_steps: int = 0
     seed: int = 0
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
 import recipes
 
+from taser_jax.assembly.config import TrainingConfig
+from taser_jax.data.batches.every_task import TaskBatchingConfig
+from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.retrieval.bm25 import Possessives
 from taser_jax.retrieval.mining_options import AnswerContaining, Excluded
 from taser_jax.storage.records import DevelopmentSets
@@ -14,12 +20,64 @@ from taser_jax.training.validation import PoolConfig
 
 def test_tasers_second_negatives_are_the_top_hundred_without_the_gold():
     """TASER, appendix B: "top-100 ranked passages for each question excluding the gold passage"."""
-    setting = recipes.value("pipeline taser", "setting", "runs/pipeline_taser.gin")
+    setting = recipes.value("pipeline taser", "setting", "runs/odqa.gin")
     second = setting.second_mining
     assert (second.depth, second.count) == (100, 100)
     assert (second.excluded, second.answer_containing) == (Excluded.GOLD, AnswerContaining.KEEP)
     # P1 is DPR's: BM25's best without an answer.
     assert setting.first_mining.answer_containing is AnswerContaining.DROP
+
+
+def batchings(value: object) -> list[BatchingConfig | TaskBatchingConfig]:
+    """All that a command's argument says about how batches are drawn."""
+    if isinstance(value, BatchingConfig | TaskBatchingConfig):
+        return [value]
+    if isinstance(value, TrainingConfig) and value.multitask is not None:
+        # Training reads this one in place of the other.
+        return [value.multitask.batching]
+    if isinstance(value, list | tuple):
+        return [each for part in value for each in batchings(part)]
+    if dataclasses.is_dataclass(value):
+        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        return batchings(parts)
+    return []
+
+
+@pytest.mark.parametrize(
+    ("command", "parameters", "recipe"),
+    [
+        ("train", ["training"], "taser_base"),
+        ("train", ["training"], "dpr_base"),
+        ("pipeline taser", ["setting"], "odqa"),
+        ("pipeline muf", ["setting", "fusion"], "muf_wiki"),
+        ("pipeline ance", ["setting", "episodes"], "taco_dr_kilt"),
+    ],
+)
+def test_papers_keep_false_negatives_and_train_on_first_positives(command, parameters, recipe):
+    """None of their codes masks a passage of the batch; all train on the first positive."""
+    for parameter in parameters:
+        configs = batchings(recipes.value(command, parameter, f"runs/{recipe}.gin"))
+        assert configs
+        choices = {(config.false_negatives, config.positives) for config in configs}
+        assert choices == {(FalseNegatives.KEEP, PositiveChoice.FIRST)}
+
+
+@pytest.mark.parametrize(
+    ("command", "files"),
+    [
+        ("pipeline taser", ["runs/pipeline_taser.gin"]),
+        ("pipeline taser", ["runs/compared.gin", "models/bert_tiny.gin"]),
+        ("pipeline ance", ["runs/pipeline_ance.gin"]),
+        ("pipeline moma", ["runs/pipeline_moma.gin"]),
+        ("pipeline muf", ["runs/pipeline_muf.gin"]),
+    ],
+)
+def test_what_a_user_labelled_is_no_negative_unless_a_recipe_is_a_papers(command, files):
+    setting = recipes.value(command, "setting", *files, TRAIN_STEPS="1")
+    for mining in (setting.first_mining, setting.second_mining):
+        assert mining.excluded is Excluded.POSITIVES
+    choices = {(config.false_negatives, config.positives) for config in batchings(setting)}
+    assert choices == {(FalseNegatives.MASK, PositiveChoice.SAMPLE)}
 
 
 def test_the_rate_of_the_paper_does_not_stand_beside_the_decay_of_the_code():
