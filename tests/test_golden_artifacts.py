@@ -1,0 +1,210 @@
+"""Artefacts of an earlier version, tests/golden/artifacts/, are read, continued and used."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+import re
+import shutil
+
+import numpy as np
+import pytest
+from small_world import gin, succeed
+
+from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.token_store.negatives import read_negatives
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.retrieval.runs import read_trec_run
+from taser_jax.retriever import Retriever
+
+ARTIFACTS = pathlib.Path(__file__).parent / "golden" / "artifacts"
+COLLECTION = gin(DATA_DIR="data", COLLECTION="places")
+SIZES = {"train": 8, "validation": 8, "test": 4}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A copy of the artefacts, and the working directory, since their paths are relative to it."""
+    copy = shutil.copytree(ARTIFACTS, tmp_path / "artifacts")
+    monkeypatch.chdir(copy)
+    return copy
+
+
+def _rows(path: str) -> list[list[str]]:
+    """A source file's columns."""
+    with open(path, newline="") as file:
+        return list(csv.reader(file, delimiter="\t"))
+
+
+def _run(path: str) -> dict[str, list[tuple[str, float]]]:
+    """Query -> its passages with their scores, read line by line."""
+    ranked: dict[str, list[tuple[str, float]]] = {}
+    for line in pathlib.Path(path).read_text().splitlines():
+        query, _, passage, rank, score, _ = line.split()
+        ranked.setdefault(query, []).append((passage, float(score)))
+        assert int(rank) == len(ranked[query])
+    return ranked
+
+
+def _assert_same_run(path: str, golden: str) -> None:
+    run, expected = _run(path), _run(golden)
+    assert run.keys() == expected.keys()
+    for query, passages in expected.items():
+        assert [passage for passage, _ in run[query]] == [passage for passage, _ in passages]
+        scores = [[score for _, score in ranked] for ranked in (run[query], passages)]
+        np.testing.assert_allclose(*scores, atol=1e-6)
+
+
+def _decode(tokens, length: int) -> str:
+    """Words of a text's ids by the vocabulary's lines, without [CLS], last [SEP] and padding."""
+    pieces = pathlib.Path("tokens/vocabulary/vocab.txt").read_text().splitlines()
+    words = " ".join(pieces[row] for row in np.asarray(tokens)[1 : length - 1])
+    return words.replace(" ##", "").replace(" .", ".")
+
+
+def test_verify_accepts_them(folder: pathlib.Path):
+    succeed("verify", *gin(DIRECTORY=folder))
+
+
+def test_no_file_has_an_absolute_path():
+    """Artefacts move: they hold no absolute path."""
+    for path in filter(pathlib.Path.is_file, ARTIFACTS.rglob("*")):
+        assert not re.search(rb"/(home|root|tmp|work|Users)/", path.read_bytes()), path
+
+
+def test_the_collection_has_its_texts():
+    store = PassageStore.open("data", "places")
+    stored = [[passage.id, passage.text, passage.title] for passage in store]
+    assert stored == _rows("sources/passages.tsv")
+    for split, size in SIZES.items():
+        queries = list(QuerySet.open("data", "places", "city", split))
+        assert [[query.id, query.text] for query in queries] == _rows(f"sources/city.{split}.tsv")
+        assert [f"q-{store.ids[query.positives[0]]}" for query in queries] == [
+            q.id for q in queries
+        ]
+        assert len(queries) == size
+
+
+def test_the_token_store_has_its_texts():
+    store = TokenStore.open("tokens")
+    metadata = json.loads(pathlib.Path("tokens/metadata.json").read_text())
+    assert store.metadata.fingerprint == metadata["fingerprint"]
+    assert store.metadata.passages_fingerprint == metadata["passages_fingerprint"]
+    assert store.metadata.collection_fingerprint == PassageStore.open("data", "places").fingerprint
+    assert store.tasks == {"city": list(SIZES)}
+
+    texts = [
+        f"{title.lower()} [SEP] {text.lower()}" for _, text, title in _rows("sources/passages.tsv")
+    ]
+    tokens = store.passages.tokens(np.arange(len(texts)))
+    np.testing.assert_array_equal(tokens.ids, np.load("tokens/passages/ids.npy"))
+    for ids, mask, text in zip(tokens.ids, tokens.mask, texts, strict=True):
+        assert text.startswith(_decode(ids, int(mask.sum())))
+    for split in SIZES:
+        queries = store.queries("city", split)
+        rows = _rows(f"sources/city.{split}.tsv")
+        assert [id for id, _ in rows] == list(queries.query_ids)
+        tokens = queries.tokens(np.arange(len(rows)))
+        for ids, mask, (_, text) in zip(tokens.ids, tokens.mask, rows, strict=True):
+            assert text.lower().startswith(_decode(ids, int(mask.sum())))
+
+
+def test_negatives_are_the_rows_of_bm25s_run():
+    store = PassageStore.open("data", "places")
+    lines = _run("runs/bm25-train/city.train.trec")
+    negatives = read_negatives(
+        "negatives", "city", "train", list(lines), collection_fingerprint=store.fingerprint
+    )
+    for (query, ranked), line in zip(lines.items(), negatives, strict=True):
+        others = [(passage, score) for passage, score in ranked if f"q-{passage}" != query][:3]
+        assert [store.ids[row] for row in line.rows] == [passage for passage, _ in others]
+        np.testing.assert_allclose(line.scores, [score for _, score in others])
+
+
+def test_the_model_encodes_the_same_embeddings():
+    succeed("encode", *gin(MODEL_DIR="model", TOKEN_STORE="tokens", EMBEDDINGS_DIR="encoded"))
+    names = sorted(
+        path.relative_to("embeddings") for path in pathlib.Path().glob("embeddings/**/*.npy")
+    )
+    assert len(names) == 1 + len(SIZES)
+    for name in names:
+        golden = np.load("embeddings" / name)
+        np.testing.assert_allclose(np.load("encoded" / name), golden, atol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(golden, axis=1), 1, atol=1e-6)
+    made, golden = (
+        json.loads(pathlib.Path(name, "metadata.json").read_text())["fingerprints"]
+        for name in ("encoded", "embeddings")
+    )
+    assert made == golden
+
+
+@pytest.mark.parametrize("kind", ["exact", "scann"])
+def test_an_index_finds_the_same_passages(kind: str):
+    arguments = gin(EMBEDDINGS_DIR="embeddings", INDEX_DIR=kind, RUNS_DIR="searched", TOP_K=10)
+    succeed("search", *COLLECTION, *arguments)
+    _assert_same_run("searched/city.test.trec", "runs/taser-test/city.test.trec")
+
+
+def test_a_retriever_finds_the_same_passages():
+    retriever = Retriever.load("model", index_dir="exact", data_dir="data", collection="places")
+    texts = dict(_rows("sources/city.test.tsv"))
+    for query, ranked in _run("runs/taser-test/city.test.trec").items():
+        (hits,) = retriever.search([texts[query]], k=10)
+        assert [hit.passage.id for hit in hits] == [passage for passage, _ in ranked]
+
+
+def test_the_bm25_index_is_used_as_it_is():
+    before = {path: path.stat().st_mtime_ns for path in pathlib.Path("bm25").glob("*.*")}
+    succeed("bm25", *COLLECTION, *gin(BM25_INDEX_DIR="bm25", BM25_RUNS_DIR="searched", TOP_K=10))
+    _assert_same_run("searched/city.test.trec", "runs/bm25-test/city.test.trec")
+    after = {path: path.stat().st_mtime_ns for path in before}
+    assert after == before
+
+
+def test_runs_score_the_same_beside_earlier_results():
+    """A row is added to the table; the other rows come from the results' files."""
+    store = PassageStore.open("data", "places")
+    run = read_trec_run("runs/taser-test/city.test.trec", store.row_of)
+    gold = [[store.row_of(id.removeprefix("q-"))] for id in run.query_ids]
+    first = np.mean(run.rows[:, :1] == gold)
+    golden = _table()
+    assert float(golden["TASER", "city"][0]) == pytest.approx(first)
+    for system, runs_dir in (("BM25", "runs/bm25-test"), ("again", "runs/taser-test")):
+        succeed(
+            *("evaluate", *COLLECTION),
+            *gin(SYSTEM=system, RUNS_DIR=runs_dir, EVAL_OUTPUT_DIR="results"),
+            "--gin.EvaluationConfig.measures=['R@1', 'MRR@10']",
+        )
+    again = {("again", task): golden["TASER", task] for task in ("average", "city")}
+    assert _table() == golden | again
+
+
+def _table() -> dict[tuple[str, str], list[str]]:
+    """(system, task) -> figures; columns that compare systems are left out."""
+    with open("results/table.csv", newline="") as file:
+        return {
+            (line["system"], line["task"]): [line["R@1"], line["MRR@10"], line["queries"]]
+            for line in csv.DictReader(file)
+        }
+
+
+def test_training_resumes_from_the_checkpoint():
+    """Steps 4 to 6 have the losses that they had when they first ran."""
+    golden = _metrics()
+    assert list(golden) == [1, 2, 3, 4, 5, 6]
+    succeed("train", "--gin_file=sources/recipe.gin")
+    resumed = _metrics()
+    assert list(resumed) == list(golden)
+    assert pathlib.Path("model/checkpoint_6").is_dir()
+    for step, metrics in golden.items():
+        for name in ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens"):
+            assert resumed[step][name] == pytest.approx(metrics[name], rel=1e-4), (step, name)
+    for step in (3, 6):
+        expected = pytest.approx(golden[step]["validation/nll"], rel=1e-4)
+        assert resumed[step]["validation/nll"] == expected
+
+
+def _metrics() -> dict[int, dict[str, float]]:
+    lines = map(json.loads, pathlib.Path("model/metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line for line in lines}
