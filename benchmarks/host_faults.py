@@ -90,7 +90,7 @@ class Pair:
             own = {"JAX_PROCESS_ID": str(host), **(disturbed[1] if host == disturbed[0] else {})}
             with open(path, "wb") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "taser_jax.cli.main.main", *arguments, "--multihost"],
+                    [sys.executable, "-m", "taser_jax.cli.main", *arguments, "--multihost"],
                     env=os.environ | dict(environment) | joint | own,
                     stdout=subprocess.DEVNULL,
                     stderr=log,

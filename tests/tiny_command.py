@@ -19,7 +19,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 
 @dataclasses.dataclass(frozen=True)
 class TinyCommand:
-    """`python -m taser_jax.cli.main.main train` with everything but MODEL_DIR settled.
+    """`python -m taser_jax.cli.main train` with everything but MODEL_DIR settled.
 
     Attributes:
         folder: holds the Gin file and the compilation cache.
@@ -44,7 +44,7 @@ class TinyCommand:
         }
         return subprocess.Popen(
             [
-                *(sys.executable, "-m", "taser_jax.cli.main.main", "train"),
+                *(sys.executable, "-m", "taser_jax.cli.main", "train"),
                 f"--gin_file={self.folder / 'tiny.gin'}",
                 f"--gin.MODEL_DIR={model_dir}",
                 f"--gin.TOKEN_STORE={self.token_store}",

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 from argcomplete.completers import FilesCompleter
 
-from taser_jax.cli.main.command_table import COMMANDS, GROUPS
-from taser_jax.cli.main.configuration import GinFlags
-from taser_jax.cli.main.gin_files import gin_directory
+from taser_jax.cli.command_table import COMMANDS, GROUPS
+from taser_jax.cli.configuration import GinFlags
+from taser_jax.cli.gin_files import gin_directory
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.limits import Limits
 

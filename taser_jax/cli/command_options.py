@@ -10,8 +10,8 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from taser_jax.cli.main.command_table import Command
-from taser_jax.cli.main.gin_files import find_gin_file, gin_directory
+from taser_jax.cli.command_table import Command
+from taser_jax.cli.gin_files import find_gin_file, gin_directory
 
 _WIDTH = 80
 # Parameters that the command line fills in.

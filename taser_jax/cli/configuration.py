@@ -19,8 +19,8 @@ from typing import Any
 
 import gin
 
-from taser_jax.cli.main.argument_types import describe, fits, fix_of
-from taser_jax.cli.main.gin_files import (
+from taser_jax.cli.argument_types import describe, fits, fix_of
+from taser_jax.cli.gin_files import (
     MACRO,
     GinReader,
     did_you_mean,

@@ -17,9 +17,9 @@ import argcomplete
 
 from taser_jax import __version__
 from taser_jax.cli import configuration
-from taser_jax.cli.main.command_line import Arguments, configurable_names, overview, parse, parser
-from taser_jax.cli.main.command_options import help_text
-from taser_jax.cli.main.command_table import COMMANDS, GROUPS
+from taser_jax.cli.command_line import Arguments, configurable_names, overview, parse, parser
+from taser_jax.cli.command_options import help_text
+from taser_jax.cli.command_table import COMMANDS, GROUPS
 from taser_jax.storage import limits, messages
 from taser_jax.storage.errors import (
     EXIT_HOST_LOST,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pathlib
 
-from taser_jax.cli.main.command_options import listed, packaged
-from taser_jax.cli.main.gin_files import find_gin_file
+from taser_jax.cli.command_options import listed, packaged
+from taser_jax.cli.gin_files import find_gin_file
 
 
 def show_gin(*, file: str | None = None) -> None:

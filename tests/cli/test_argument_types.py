@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from taser_jax.cli.main.argument_types import describe, fits, fix_of
+from taser_jax.cli.argument_types import describe, fits, fix_of
 
 
 @dataclasses.dataclass

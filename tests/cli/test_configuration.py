@@ -9,8 +9,8 @@ import logging
 import pytest
 
 from taser_jax.cli import configuration
-from taser_jax.cli.main.configuration import GinFlags
-from taser_jax.cli.main.gin_files import literal
+from taser_jax.cli.configuration import GinFlags
+from taser_jax.cli.gin_files import literal
 from taser_jax.storage.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from taser_jax.cli import configuration
 from taser_jax.cli import main as cli
-from taser_jax.cli.main.gin_files import former_macros, gin_directory
+from taser_jax.cli.gin_files import former_macros, gin_directory
 from taser_jax.storage.errors import ConfigError
 
 RECIPES = {

@@ -6,7 +6,7 @@ import pytest
 
 from taser_jax.assembly.pretrained import Pretrained
 from taser_jax.cli import configuration
-from taser_jax.cli.main.configuration import GinFlags
+from taser_jax.cli.configuration import GinFlags
 from taser_jax.storage.errors import ConfigError
 
 

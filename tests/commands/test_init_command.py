@@ -14,8 +14,8 @@ from small_world import figures, gin, refused, succeed
 
 from taser_jax.cli import configuration
 from taser_jax.cli import main as cli
-from taser_jax.cli.main.command_line import configurable_names
-from taser_jax.cli.main.command_table import COMMANDS
+from taser_jax.cli.command_line import configurable_names
+from taser_jax.cli.command_table import COMMANDS
 from taser_jax.data.collections.store import list_tasks
 from taser_jax.storage.errors import ConfigError
 
@@ -196,7 +196,7 @@ def test_a_macro_of_other_commands_is_refused_on_the_command_line(project: pathl
 def test_what_is_for_other_commands_is_reported_in_one_line(project: pathlib.Path):
     """In a process of its own, where Gin knows nothing of other commands."""
     shown = subprocess.run(
-        [sys.executable, "-m", "taser_jax.cli.main.main", "search", "--gin_file=faq.gin"],
+        [sys.executable, "-m", "taser_jax.cli.main", "search", "--gin_file=faq.gin"],
         check=False,
         capture_output=True,
         text=True,

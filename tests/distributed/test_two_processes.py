@@ -244,7 +244,7 @@ def test_a_host_or_a_coordinator_that_does_not_answer(folder, process_id):
     }
     command = ["train", "--multihost", "--coordinator_timeout=1"]
     found = subprocess.run(
-        [sys.executable, "-m", "taser_jax.cli.main.main", *command],
+        [sys.executable, "-m", "taser_jax.cli.main", *command],
         env=environment(folder) | where,
         capture_output=True,
         text=True,

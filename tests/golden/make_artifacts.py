@@ -13,7 +13,8 @@ import shutil
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-from taser_jax import checksums, cli
+from taser_jax import cli
+from taser_jax.storage import checksums
 from taser_jax.tasks import add_retrieval_task
 
 ARTIFACTS = pathlib.Path(__file__).parent / "artifacts"

@@ -18,7 +18,7 @@ import pytest
 from disks import read_only
 
 from taser_jax.cli import main as cli
-from taser_jax.cli.main.command_table import COMMANDS
+from taser_jax.cli.command_table import COMMANDS
 from taser_jax.storage.artifacts import replacing
 from taser_jax.storage.errors import BusyError, StorageError
 from taser_jax.storage.locks import LOCK, one_writer

@@ -124,7 +124,7 @@ def test_tokenize_writes_nothing_but_its_own_lines(small_world, tmp_path):
     unset = ("TF_CPP_MIN_LOG_LEVEL", "JAX_PLATFORMS", "XLA_FLAGS")
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "taser_jax.cli.main.main", "tokenize"),
+            *(sys.executable, "-m", "taser_jax.cli.main", "tokenize"),
             *(f"--gin.DATA_DIR={small_world.data_dir}", "--gin.MIXTURE_OR_TASK_NAME=small"),
             f"--gin.VOCABULARY={small_world.root / 'vocabulary'}",
             f"--gin.TOKEN_STORE={tmp_path / 'tokens'}",

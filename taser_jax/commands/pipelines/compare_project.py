@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taser_jax.cli import configuration
-from taser_jax.cli.main.command_line import configurable_names
-from taser_jax.cli.main.command_table import COMMANDS
+from taser_jax.cli.command_line import configurable_names
+from taser_jax.cli.command_table import COMMANDS
 from taser_jax.commands.pipelines.compare_files import Preparation, preparations
 from taser_jax.commands.pipelines.compare_plan import Costs, FittedLength, Plan, length_buckets
 from taser_jax.commands.pipelines.setting import BM25, FinalNegatives

@@ -219,7 +219,7 @@ def test_sigkill_in_a_stage_and_the_rest_afterwards(
         "JAX_PLATFORMS": "cpu",
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "taser_jax.cli.main.main", *small_world.compare(output)],
+        [sys.executable, "-m", "taser_jax.cli.main", *small_world.compare(output)],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
