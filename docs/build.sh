@@ -4,4 +4,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export JAX_PLATFORMS=cpu
+python docs/generate_commands.py
 exec python -m sphinx --quiet --fail-on-warning --builder html docs "${1:-build/site}"

@@ -46,39 +46,33 @@ def wrong_prompt(directory: pathlib.Path) -> None:
 FILE_SLIPS = (
     Slip(
         "An id with a no-break space",
-        "found after training, when the run file was written",
         (PREPARE,),
         change=add_line("shop/corpus.jsonl", '{"_id": "p\u00a012", "text": "The crane."}'),
     ),
     Slip(
         "Half of a character in JSON",
-        "a traceback",
         (PREPARE,),
         change=add_line("shop/queries.jsonl", json.dumps({"_id": "q9", "text": "what \ud83e"})),
     ),
     Slip(
         "A gzip that unpacks to one endless line",
-        "all memory was taken",
         (PREPARE,),
         change=one_long_line("shop/corpus.jsonl"),
     ),
-    Slip("JSON nested a million deep", "a traceback", (IMPORT,), change=nested),
+    Slip("JSON nested a million deep", (IMPORT,), change=nested),
     Slip(
         "A Gin file that imports a module",
-        "the module's code was run",
         (TRAIN,),
         change=add_line("faq.gin", "import subprocess"),
     ),
     Slip(
         "A DATA_DIR that is a link to itself",
-        "a traceback",
         (PREPARE.replace("=data", "=loop"),),
         change=lambda directory: (directory / "loop").symlink_to("loop"),
     ),
-    Slip("Weights of 8 bits", "a traceback", (IMPORT,), change=eight_bits),
+    Slip("Weights of 8 bits", (IMPORT,), change=eight_bits),
     Slip(
-        "A `run.json` with a prompt that is no list of ids",
-        "a traceback",
+        "A `run.json` whose prompt is not a list of ids",
         ("export --gin.MODEL_DIR=model --gin.EXPORT_DIR=out",),
         world=World.MODEL,
         change=wrong_prompt,

@@ -2,7 +2,7 @@
 
     python docs/generate_commands.py
 
-`tests/test_docs.py` fails while the file is not what this would write.
+`docs/build.sh` does so for the site; the file is not in the repository.
 """
 
 from __future__ import annotations

@@ -33,10 +33,10 @@ HEAD = """\
 
 <!-- Written by docs/generate_errors.py, which makes each of these slips: edit those. -->
 
-What ordinary slips lead to, before and now. Every message names what was found, where, what was
-expected and how to mend it; the command ends with status 2 and leaves no half of a result.
-[configuration.md](configuration.md#errors) has those of Gin files. The commands of a slip follow
-one another; the last one answers. The files they are run on are in `docs/slips.py`.
+What common mistakes lead to. A message says what is wrong, where, and how to fix it; the command
+ends with status 2 and leaves no half-written result. Mistakes in Gin files are in
+[configuration.md](configuration.md#errors). Of several commands, the last one prints the message.
+`docs/slips.py` has the files that the commands read.
 """
 
 
@@ -81,11 +81,8 @@ class Worlds:
 
 def section(slip: Slip, worlds: Worlds) -> str:
     """The page's section about a slip."""
-    typed = "\n".join(f"taser {_quoted(command)}" for command in slip.commands)
-    return (
-        f"## {slip.title}\n\n```\n{typed}\n```\n\nBefore: {slip.before}.\n\nNow:\n\n"
-        f"```\n{worlds.answer(slip)}\n```\n"
-    )
+    typed = "\n".join(f"$ taser {_quoted(command)}" for command in slip.commands)
+    return f"## {slip.title}\n\n```\n{typed}\n{worlds.answer(slip)}\n```\n"
 
 
 def page() -> str:

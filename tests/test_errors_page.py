@@ -12,7 +12,7 @@ import pytest
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 # Neither tokens nor a model is needed for these.
-SAMPLE = ("query id that stands twice", "without a positive", "DIRECTORIES", "batch size that is")
+SAMPLE = ("query id that occurs twice", "without a positive", "DIRECTORIES", "batch size that is")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_the_page_has_every_slip_once(generator):
 
 
 def test_a_slip_that_is_none_is_noticed(generator, tmp_path):
-    fine = generator.Slip("fine", "", ("--version",))
+    fine = generator.Slip("fine", ("--version",))
     with pytest.raises(RuntimeError, match="no error, status 0"):
         generator.Worlds(tmp_path).answer(fine)
 

@@ -176,7 +176,10 @@ def help_text(
         parts.append("After --gin. (in capitals: also a line of a Gin file), with the default:\n")
         parts.append(explained)
     if objects := sorted(target.__name__ for target in configurables):
-        text = f"Objects, set as --gin.NAME.FIELD=VALUE (docs/commands.md): {', '.join(objects)}."
+        text = (
+            "Objects, set as --gin.NAME.FIELD=VALUE (`python docs/generate_commands.py` writes a "
+            f"page of all fields): {', '.join(objects)}."
+        )
         parts.append(textwrap.fill(text, _WIDTH) + "\n")
     parts.append(
         f"Without --gin_file it reads {' and then '.join(command.gin_files())}. At hand:\n"

@@ -197,7 +197,7 @@ TINY = [
 )
 def test_what_starts_soon_loads_only_what_it_uses(arguments, absent):
     program = (
-        "import sys; from taser_jax import cli; "
+        "import sys; from taser_jax.cli import main as cli; "
         f"assert cli.run({arguments!r}) == 0; print(*sys.modules)"
     )
     done = subprocess.run(
@@ -222,7 +222,7 @@ def test_the_shell_completes(line, completed, tmp_path):
     asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line}
     asked |= {"COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
     subprocess.run(
-        [sys.executable, "-c", "from taser_jax import cli; cli.main()"],
+        [sys.executable, "-c", "from taser_jax.cli import main as cli; cli.main()"],
         env=os.environ | asked,
         check=True,
         timeout=60,

@@ -13,7 +13,7 @@ import shutil
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-from taser_jax import cli
+from taser_jax.cli import main as cli
 from taser_jax.storage import checksums
 from taser_jax.tasks import add_retrieval_task
 
