@@ -1,13 +1,18 @@
-"""Claims of the form "this row is ahead of that one", with intervals over queries and over seeds.
+"""Claims of the form "this row is ahead of that one": effects, intervals, verdicts, claims.json.
 
-The tables of kilt_mini, muf, open_qa and yardstick are made of it. An effect is the difference of
-two rows' means over tasks. Its interval over queries is a paired bootstrap of every query's
-difference, averaged over the seeds that both rows have; that over seeds is a paired t-test.
+The tables of kilt_mini, moma_mini, muf, open_qa and yardstick are made of it. Each writes
+OUTPUT_DIR/claims.json, which benchmarks/opening.py reads; docs/claims.md has the claims that are
+numbered here, and the rule of the verdicts.
+
+An effect is the difference of two rows' means over tasks. Its interval over queries takes queries
+as nested in seeds: a query's difference is first averaged over the seeds that both rows have, then
+queries are resampled within each task. That over seeds is a paired t-test of the seeds' effects.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 import pathlib
 import statistics
@@ -24,15 +29,92 @@ from taser_jax.evaluation.significance import (
 
 Row = Mapping[int, Mapping[str, Evaluation]]
 """Seed -> task -> values by query."""
-HEADER = (*("claim", "effect", "95% over queries", "p", "95% over seeds", "p over seeds", "seeds"),)
+HEADER = ("claim", "effect", "95% over queries", "p", "95% over seeds", "p over seeds", "seeds")
 
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
-    """A row that is said to be ahead of another.
+class Registered:
+    """A line of docs/claims.md.
 
     Attributes:
         text: the claim.
+        measures: headline measures.
+        smallest: the smallest effect that matters, in points; a negative one is a margin.
+        seeds: fewest seeds planned.
+    """
+
+    text: str
+    measures: tuple[str, ...]
+    smallest: float
+    seeds: int
+
+
+REGISTERED = {
+    1: Registered(
+        "TASER is ahead of DPR with at most 0.6 of its parameters", ("R@20",), smallest=1, seeds=3
+    ),
+    2: Registered("Mined negatives are better than BM25's", ("R@20",), smallest=1, seeds=3),
+    3: Registered("A hybrid is ahead of both its parts", ("R@20",), smallest=0.5, seeds=3),
+    4: Registered(
+        "Routing by role is at least as good as learned routing", ("R@20",), smallest=-1, seeds=3
+    ),
+    5: Registered(
+        "Fused specialists are ahead of one joint model on a domain that the joint model has not "
+        "seen",
+        ("R@1", "R@20"),
+        smallest=1,
+        seeds=2,
+    ),
+    6: Registered(
+        "Weights by uncertainty are better than equal weights", ("R@1",), smallest=0.5, seeds=2
+    ),
+    7: Registered(
+        "Task prompts help one retriever for many tasks",
+        ("nDCG@10", "PageRprec"),
+        smallest=0.5,
+        seeds=3,
+    ),
+    8: Registered(
+        "T-SAGE is ahead of the naive sum", ("nDCG@10", "PageRprec"), smallest=0.5, seeds=3
+    ),
+    9: Registered(
+        "Documents of memories help on targets that were not trained on",
+        ("nDCG@10",),
+        smallest=0.5,
+        seeds=2,
+    ),
+    10: Registered(
+        "Specialised blocks are ahead of one shared encoder", ("R@20",), smallest=0.5, seeds=5
+    ),
+    11: Registered(
+        "One fine-tuned retriever reaches BM25 on every task", ("R@20",), smallest=0, seeds=1
+    ),
+}
+
+
+class Combined(enum.StrEnum):
+    """What a claim about several pairs of rows reports."""
+
+    MEAN = "mean"
+    """The mean of the pairs: values of the same query are averaged over them."""
+    SMALLEST = "smallest"
+    """The pair with the smallest effect."""
+
+
+class Verdict(enum.StrEnum):
+    """What an effect and its intervals say of a claim."""
+
+    SHOWN = "shown"
+    REFUTED = "refuted"
+    UNDECIDED = "undecided"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A row that is said to be ahead of another.
+
+    Attributes:
+        text: what is compared, such as "TASER Det-R over DPR".
         first: the row that is said to be ahead.
         second: the other.
     """
@@ -42,82 +124,268 @@ class Claim:
     second: Row
 
     @property
+    def seeds(self) -> frozenset[int]:
+        """Those under which both rows have every task."""
+        rows = (self.first, self.second)
+        tasks = {task for row in rows for values in row.values() for task in values}
+        finished = [
+            {seed for seed, values in row.items() if tasks <= values.keys()} for row in rows
+        ]
+        return frozenset(finished[0] & finished[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """One or more pairs of rows, of which the first is said to be ahead.
+
+    Attributes:
+        text: the claim.
+        pairs: the rows.
+        combined: what several pairs come to.
+        smallest: the smallest effect that matters, in points; a negative one is a margin.
+        planned_seeds: 1 where the claim is about one training.
+        number: in docs/claims.md; None for what stands beside those.
+        headline: measures that decide it.
+    """
+
+    text: str
+    pairs: Sequence[Pair]
+    combined: Combined = Combined.MEAN
+    smallest: float = 0.0
+    planned_seeds: int = 2
+    number: int | None = None
+    headline: tuple[str, ...] = ()
+
+    @property
     def seeds(self) -> list[int]:
-        """Those that both rows have."""
-        return sorted(self.first.keys() & self.second.keys())
+        """Those of all pairs."""
+        return sorted(frozenset.intersection(*(pair.seeds for pair in self.pairs)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A 95% interval in points, and the two-sided p-value of no effect."""
+
+    low: float
+    high: float
+    p_value: float
+
+    @classmethod
+    def of(cls, comparison: PairedComparison) -> Interval:
+        """A comparison's, in points."""
+        return cls(100 * comparison.low, 100 * comparison.high, comparison.p_value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What a claim comes to on one measure: an entry of claims.json.
+
+    Attributes:
+        number: in docs/claims.md; None for what stands beside those.
+        text: the claim.
+        rows: what was compared; of several pairs the one with the smallest effect, or their mean.
+        measure: such as "R@20".
+        headline: whether this measure decides a numbered claim.
+        effect: in points, mean over tasks.
+        over_queries: bootstrap of the queries' differences, averaged over seeds.
+        over_seeds: paired t-test; None with one seed.
+        seeds: how many.
+        smallest: the smallest effect that matters, in points.
+        verdict: of `verdict`.
+        command: the benchmark.
+        tasks: task -> effect in points.
+    """
+
+    number: int | None
+    text: str
+    rows: str
+    measure: str
+    headline: bool
+    effect: float
+    over_queries: Interval
+    over_seeds: Interval | None
+    seeds: int
+    smallest: float
+    verdict: Verdict
+    command: str
+    tasks: Mapping[str, float]
 
 
 def read_row(directory: pathlib.Path, system: str, *, split: str = "test") -> dict[str, Evaluation]:
     """Task -> values by query of a row of a results folder; empty where it is not there yet."""
     if not (directory / "results").is_dir():
         return {}
-    found = {result.system: result for result in read_results(directory / "results")}
-    if system not in found:
+    results = {result.system: result for result in read_results(directory / "results")}
+    if system not in results:
         return {}
     return {
         task: read_per_query(per_query_path(directory, system, task, split))
-        for task in found[system].tasks
+        for task in results[system].tasks
     }
 
 
-def over_queries(claim: Claim, measure: str) -> PairedComparison:
-    """The effect, by a bootstrap over queries."""
-    first, second = (
-        mean_over_seeds([row[seed] for seed in claim.seeds]) for row in (claim.first, claim.second)
-    )
-    _, averages = bootstrap_over_tasks(first, second, [measure], where=claim.text)
-    return averages[measure]
+def on_tasks(row: Row, tasks: Sequence[str]) -> Row:
+    """A row's values on some tasks, under the seeds that have all of them."""
+    return {
+        seed: {task: values[task] for task in tasks}
+        for seed, values in row.items()
+        if values.keys() >= set(tasks)
+    }
 
 
-def over_seeds(claim: Claim, measure: str) -> PairedComparison:
-    """The effect, by a t-test over two or more seeds."""
-    return paired_over_seeds(
-        *(
-            [mean_over_tasks(row[seed], measure) for seed in claim.seeds]
-            for row in (claim.first, claim.second)
-        )
-    )
+def over(name: str, other: str, rows: Mapping[str, Row]) -> Claim:
+    """A claim beside those of docs/claims.md, of two rows by name."""
+    text = f"{name} over {other}"
+    return Claim(text, [Pair(text, rows.get(name, {}), rows.get(other, {}))])
+
+
+def registered(number: int, pairs: Sequence[Pair], combined: Combined = Combined.MEAN) -> Claim:
+    """A claim of docs/claims.md, with the rows that it is about."""
+    line = REGISTERED[number]
+    return Claim(line.text, pairs, combined, line.smallest, line.seeds, number, line.measures)
+
+
+def find(claims: Sequence[Claim], measure: str, *, command: str) -> list[Finding]:
+    """What every claim comes to whose rows share a seed."""
+    return [_finding(claim, measure, command) for claim in claims if claim.seeds]
+
+
+def verdict(
+    effect: float,
+    over_queries: Interval,
+    over_seeds: Interval | None,
+    *,
+    smallest: float,
+    planned_seeds: int,
+) -> Verdict:
+    """The rule of docs/claims.md.
+
+    Shown: both intervals lie above zero (above minus the margin, where `smallest` is one) and the
+    effect reaches the smallest that matters. Refuted: the interval over queries lies below the
+    smallest effect that matters. A claim of one planned seed needs no interval over seeds.
+
+    Example:
+        +2.0 with [+1.0, +3.0] over queries and [+0.5, +3.5] over seeds is shown if +1 matters,
+        undecided if +2.5 does, and refuted if +4 does.
+    """
+    if over_queries.high < smallest:
+        return Verdict.REFUTED
+    bound = min(smallest, 0.0)
+    lows = [over_queries.low]
+    if over_seeds is not None:
+        lows.append(over_seeds.low)
+    complete = over_seeds is not None or planned_seeds == 1
+    if complete and effect >= smallest and min(lows) > bound:
+        return Verdict.SHOWN
+    return Verdict.UNDECIDED
 
 
 def mean_over_tasks(tasks: Mapping[str, Evaluation], measure: str) -> float:
     """Each task counts the same."""
-    return statistics.fmean(float(one.values[measure].mean()) for one in tasks.values())
+    return statistics.fmean(float(task.values[measure].mean()) for task in tasks.values())
 
 
-def markdown(claims: Sequence[Claim], measure: str) -> str:
-    """A line for each claim whose two rows share a seed, in points of the measure."""
+def markdown(findings: Sequence[Finding]) -> str:
+    """A line for each, in points."""
     lines = [f"| {' | '.join(HEADER)} |", f"|---|{'---:|' * (len(HEADER) - 1)}"]
-    for claim in claims:
-        if not claim.seeds:
-            continue
-        queries = over_queries(claim, measure)
-        cells = [f"{100 * queries.difference:+.1f}", *_interval(queries)]
-        cells += _interval(over_seeds(claim, measure)) if len(claim.seeds) > 1 else ["-", "-"]
-        lines.append(f"| {' | '.join([claim.text, *cells, str(len(claim.seeds))])} |")
+    for finding in findings:
+        number = "" if finding.number is None else f"{finding.number}. "
+        cells = [f"{number}{finding.text}", f"{finding.effect:+.1f}"]
+        for interval in (finding.over_queries, finding.over_seeds):
+            cells += [interval_text(interval), "-" if interval is None else _p_text(interval)]
+        lines.append(f"| {' | '.join([*cells, str(finding.seeds)])} |")
     return "\n".join(lines) + "\n"
 
 
-def write_json(claims: Sequence[Claim], measure: str, path: pathlib.Path, *, command: str) -> None:
-    """A file for benchmarks/opening.py: every claim whose rows share a seed, in points."""
-    found = []
-    for claim in claims:
-        if claim.seeds:
-            effect = over_queries(claim, measure)
-            found.append(
-                {
-                    "claim": claim.text,
-                    "measure": measure,
-                    "effect": 100 * effect.difference,
-                    "low": 100 * effect.low,
-                    "high": 100 * effect.high,
-                    "p": effect.p_value,
-                    "seeds": len(claim.seeds),
-                    "command": command,
-                }
-            )
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+def interval_text(interval: Interval | None) -> str:
+    """[+0.5, +2.1], or "-" without one."""
+    return "-" if interval is None else f"[{interval.low:+.1f}, {interval.high:+.1f}]"
 
 
-def _interval(found: PairedComparison) -> list[str]:
-    p_value = "< 0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}"
-    return [f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]", p_value]
+def write_json(findings: Sequence[Finding], path: pathlib.Path) -> None:
+    """claims.json, a list of findings."""
+    entries = [dataclasses.asdict(finding) for finding in findings]
+    path.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+
+
+def read_json(path: pathlib.Path) -> list[Finding]:
+    """What `write_json` wrote."""
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    return [
+        Finding(
+            **entry
+            | {
+                "over_queries": Interval(**entry["over_queries"]),
+                "over_seeds": entry["over_seeds"] and Interval(**entry["over_seeds"]),
+                "verdict": Verdict(entry["verdict"]),
+            }
+        )
+        for entry in entries
+    ]
+
+
+def _finding(claim: Claim, measure: str, command: str) -> Finding:
+    pairs = claim.pairs
+    if claim.combined is Combined.MEAN and len(pairs) > 1:
+        pairs = [_mean(pairs, claim.seeds)]
+    effects = [_effect(pair, claim.seeds, measure) for pair in pairs]
+    smallest = min(effects, key=lambda effect: effect.over_queries.difference)
+    difference = 100 * smallest.over_queries.difference
+    over_queries = Interval.of(smallest.over_queries)
+    over_seeds = None if smallest.over_seeds is None else Interval.of(smallest.over_seeds)
+    return Finding(
+        number=claim.number,
+        text=claim.text,
+        rows=smallest.text,
+        measure=measure,
+        headline=measure in claim.headline,
+        effect=difference,
+        over_queries=over_queries,
+        over_seeds=over_seeds,
+        seeds=len(claim.seeds),
+        smallest=claim.smallest,
+        verdict=verdict(
+            difference,
+            over_queries,
+            over_seeds,
+            smallest=claim.smallest,
+            planned_seeds=claim.planned_seeds,
+        ),
+        command=command,
+        tasks=smallest.tasks,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Effect:
+    """A pair's; shares, but points in `tasks`."""
+
+    text: str
+    over_queries: PairedComparison
+    over_seeds: PairedComparison | None
+    tasks: Mapping[str, float]
+
+
+def _effect(pair: Pair, seeds: Sequence[int], measure: str) -> _Effect:
+    rows = [[row[seed] for seed in seeds] for row in (pair.first, pair.second)]
+    first, second = map(mean_over_seeds, rows)
+    tasks, averages = bootstrap_over_tasks(first, second, [measure], where=pair.text)
+    over_seeds = None
+    if len(seeds) > 1:
+        means = [[mean_over_tasks(tasks, measure) for tasks in row] for row in rows]
+        over_seeds = paired_over_seeds(*means)
+    by_task = {task: 100 * compared[measure].difference for task, compared in tasks.items()}
+    return _Effect(pair.text, averages[measure], over_seeds, by_task)
+
+
+def _mean(pairs: Sequence[Pair], seeds: Sequence[int]) -> Pair:
+    """Rows whose values are the mean over the pairs' rows, query by query."""
+    first, second = (
+        {seed: mean_over_seeds([row[seed] for row in rows]) for seed in seeds}
+        for rows in ([pair.first for pair in pairs], [pair.second for pair in pairs])
+    )
+    return Pair(f"mean of {', '.join(pair.text for pair in pairs)}", first, second)
+
+
+def _p_text(interval: Interval) -> str:
+    return "< 0.001" if interval.p_value < 0.001 else f"{interval.p_value:.3f}"

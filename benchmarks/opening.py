@@ -1,79 +1,98 @@
-"""One table and one figure of all claims, for the beginning of docs/results.md.
+"""The claims of docs/claims.md, a line each, and their figure: the beginning of docs/results.md.
 
-    python benchmarks/opening.py TITLE=OUTPUT_DIR [TITLE=OUTPUT_DIR ...] --figure PNG
+    python benchmarks/opening.py benchmarks/results --figure docs/images/claims.png
+    python benchmarks/opening.py TITLE=OUTPUT_DIR [PATH ...] --figure PNG
 
-reads the claims.json that each benchmark leaves in its OUTPUT_DIR, prints the table and draws the
-effects with their intervals.
+reads claims.json files alone: that of an OUTPUT_DIR, a file itself, or all below a folder such as
+benchmarks/results/NAME/claims.json, where finished benchmarks are published (docs/development.md).
+A file without a TITLE has its folder's name. Claims of no file are listed as not run yet.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
+from claims import REGISTERED, Finding, interval_text, read_json
 
-HEADER = ("claim", "measure", "effect", "95% over queries", "seeds", "command")
-
-
-class Effect(TypedDict):
-    """A line of claims.json; effects in points."""
-
-    claim: str
-    measure: str
-    effect: float
-    low: float
-    high: float
-    p: float
-    seeds: int
-    command: str
+HEADER = (
+    *("claim", "rows", "measure", "effect", "95% over queries", "95% over seeds", "seeds"),
+    *("smallest that matters", "verdict", "command"),
+)
+NOT_RUN = "not run yet"
+Titled = tuple[str, Finding]
 
 
 def main() -> None:
     """Prints the table and writes the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("outputs", nargs="+", metavar="TITLE=OUTPUT_DIR")
+    parser.add_argument("outputs", nargs="+", metavar="[TITLE=]PATH")
     parser.add_argument("--figure", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
-    found: dict[str, list[Effect]] = {}
+    findings: list[Titled] = []
     for output in arguments.outputs:
-        title, _, directory = output.partition("=")
-        text = (pathlib.Path(directory) / "claims.json").read_text(encoding="utf-8")
-        found[title] = json.loads(text)
-    print(markdown(found))
-    plot(found).savefig(arguments.figure, dpi=120, bbox_inches="tight")
+        title, _, path = output.rpartition("=")
+        files = claim_files(pathlib.Path(path))
+        if not files:
+            parser.error(f"no claims.json in {path} or below it: give a benchmark's OUTPUT_DIR")
+        for file in files:
+            name = title or file.resolve().parent.name
+            findings += [(name, finding) for finding in read_json(file) if finding.headline]
+    print(markdown(findings))
+    plot(findings).savefig(arguments.figure, dpi=120, bbox_inches="tight")
 
 
-def markdown(found: Mapping[str, Sequence[Effect]]) -> str:
-    """A line for each claim, under its benchmark's title."""
-    lines = [f"| {' | '.join(HEADER)} |", "|---|---|---:|---:|---:|---|"]
-    for title, effects in found.items():
-        for one in effects:
+def claim_files(path: pathlib.Path) -> list[pathlib.Path]:
+    """The file itself, a folder's own, or all below it."""
+    own = path / "claims.json"
+    if path.is_file() or own.is_file():
+        return [path if path.is_file() else own]
+    return sorted(path.rglob("claims.json"))
+
+
+def markdown(findings: Sequence[Titled]) -> str:
+    """The claims in the order of docs/claims.md, with a line for each headline measure."""
+    lines = [f"| {' | '.join(HEADER)} |", "|---|---|---|---:|---:|---:|---:|---:|---|---|"]
+    for number, line in REGISTERED.items():
+        own = [(title, finding) for title, finding in findings if finding.number == number]
+        for title, finding in own:
             cells = [
-                *(f"{title}: {one['claim']}", one["measure"], f"{one['effect']:+.1f}"),
-                f"[{one['low']:+.1f}, {one['high']:+.1f}]",
-                *(str(one["seeds"]), f"`{one['command']}`"),
+                *(f"{number}. {line.text}", f"{title}: {finding.rows}", finding.measure),
+                *(f"{finding.effect:+.1f}", interval_text(finding.over_queries)),
+                *(interval_text(finding.over_seeds), str(finding.seeds)),
+                *(f"{finding.smallest:+g}", str(finding.verdict), f"`{finding.command}`"),
             ]
+            lines.append(f"| {' | '.join(cells)} |")
+        if not own:
+            cells = [f"{number}. {line.text}", *["-"] * 6, f"{line.smallest:+g}", NOT_RUN, "-"]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def plot(found: Mapping[str, Sequence[Effect]]) -> plt.Figure:
-    """Effects as points with their intervals, one below the other; 0 is no effect."""
-    rows = [(title, one) for title, effects in found.items() for one in effects]
+def plot(findings: Sequence[Titled]) -> plt.Figure:
+    """Effects with their intervals, one below the other: thick over queries, thin over seeds."""
+    rows = sorted(findings, key=lambda titled: titled[1].number, reverse=True)
     figure, axes = plt.subplots(figsize=(8, 0.32 * len(rows) + 1))
-    colours = dict(zip(found, plt.get_cmap("tab10").colors, strict=False))
-    for height, (title, one) in enumerate(reversed(rows)):
-        colour = colours[title]
-        axes.plot([one["low"], one["high"]], [height, height], color=colour, lw=2)
-        axes.plot(one["effect"], height, "o", color=colour)
+    titles = list(dict.fromkeys(title for title, _ in findings))
+    colours = dict(zip(titles, plt.get_cmap("tab10").colors, strict=False))
+    for height, (title, finding) in enumerate(rows):
+        for interval, width in ((finding.over_queries, 3), (finding.over_seeds, 1)):
+            if interval is not None:
+                ends = [interval.low, interval.high]
+                axes.plot(ends, [height, height], color=colours[title], lw=width)
+        axes.plot(finding.effect, height, "o", color=colours[title])
+        axes.plot(finding.smallest, height, "|", color="grey", ms=9)
     axes.axvline(0, color="grey", lw=1, ls=":")
-    labels = [f"{title}: {one['claim']}" for title, one in reversed(rows)]
+    labels = [
+        f"{finding.number}. {title}, {finding.measure}: {finding.verdict}"
+        for title, finding in rows
+    ]
     axes.set_yticks(range(len(rows)), labels)
-    axes.set_xlabel("points, with 95% intervals over queries")
+    axes.set_xlabel(
+        "points; 95% intervals over queries (thick) and seeds (thin); bar: what matters"
+    )
     return figure
 
 

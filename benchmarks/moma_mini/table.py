@@ -2,9 +2,10 @@
 
     python benchmarks/moma_mini/table.py OUTPUT_DIR
 
-reads OUTPUT_DIR/seed-*, writes OUTPUT_DIR/moma.md and prints it: the rows of the source and of all
-targets together, nDCG@10 as mean over seeds with standard deviation; each row against no memory,
-with intervals over queries and over seeds; and how the memories shared attention and documents.
+reads OUTPUT_DIR/seed-*, writes OUTPUT_DIR/{moma.md,claims.json} and prints moma.md: the rows of the
+source and of all targets together, nDCG@10 as mean over seeds with standard deviation; each row
+against no memory, with intervals over queries and over seeds; and how the memories shared attention
+and documents.
 """
 
 from __future__ import annotations
@@ -16,12 +17,28 @@ import sys
 from collections.abc import Mapping, Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from claims import Claim, Row, markdown, mean_over_tasks, read_row
+from claims import (
+    Claim,
+    Finding,
+    Pair,
+    Row,
+    find,
+    markdown,
+    mean_over_tasks,
+    on_tasks,
+    over,
+    read_row,
+    registered,
+    write_json,
+)
 
 from taser_jax.evaluation.results import read_results
 
 MEASURE = "nDCG@10"
-BASELINE = "No memory"
+BASELINE, LEARNED = "No memory", "MoMA"
+COMMAND = "benchmarks/moma_mini/run.sh SHARED_DATA OUTPUT_DIR PRETRAINED"
+# Those of claim 9.
+TARGETS = ("scifact", "medquad", "fm2", "climate_fever")
 
 
 def main() -> None:
@@ -32,18 +49,22 @@ def main() -> None:
     root = pathlib.Path(sys.argv[1])
     seeds = {int(one.name.removeprefix("seed-")): one for one in sorted(root.glob("seed-*"))}
     blocks = [f"{MEASURE}, seeds {', '.join(map(str, seeds))}."]
+    all_findings: list[Finding] = []
     for title, folders in (
         ("Source", {seed: [one] for seed, one in seeds.items()}),
         ("Targets", {seed: sorted(one.glob("targets/*")) for seed, one in seeds.items()}),
     ):
         found = rows(folders)
         if found:
-            blocks += [f"### {title}", spread(found), markdown(claims(found), MEASURE)]
+            findings = find(claims(found), MEASURE, command=COMMAND)
+            all_findings += findings
+            blocks += [f"### {title}", spread(found), markdown(findings)]
     shares = [line for seed, one in seeds.items() for line in attention_lines(seed, one)]
     if shares:
         blocks += ["### Attention and documents by memory, in per cent", "\n".join(shares)]
     text = "\n\n".join(block.rstrip("\n") for block in blocks) + "\n"
     (root / "moma.md").write_text(text, encoding="utf-8")
+    write_json(all_findings, root / "claims.json")
     print(text)
 
 
@@ -67,13 +88,14 @@ def rows(folders: Mapping[int, Sequence[pathlib.Path]]) -> dict[str, Row]:
 
 
 def claims(found: Mapping[str, Row]) -> list[Claim]:
-    """Every row of a trained model against the last one without memory."""
+    """Claim 9 of docs/claims.md, and every trained row against the last one without memory."""
     baselines = [name for name in found if name.startswith(BASELINE)]
     if not baselines:
         return []
     last = sorted(baselines)[-1]
-    others = [name for name in found if name.startswith("MoMA")]
-    return [Claim(f"{name} over {last}", found[name], found[last]) for name in others]
+    beside = [over(name, last, found) for name in found if name.startswith(LEARNED)]
+    learned, none = (on_tasks(found.get(name, {}), TARGETS) for name in (LEARNED, BASELINE))
+    return [registered(9, [Pair(f"{LEARNED} over {BASELINE}", learned, none)]), *beside]
 
 
 def spread(found: Mapping[str, Row]) -> str:

@@ -4,7 +4,7 @@
 
 reads OUTPUT_DIR/seed-*, writes OUTPUT_DIR/{muf.md,claims.json} and prints muf.md: each table's rows
 by task, the mean over seeds with their standard deviation, and the paper's claims with intervals
-over queries and over seeds.
+over queries and over seeds. Claim 5 of docs/claims.md needs a joint model without each domain.
 """
 
 from __future__ import annotations
@@ -16,9 +16,31 @@ import sys
 from collections.abc import Mapping, Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from claims import Claim, Row, markdown, mean_over_tasks, read_row, write_json
+from claims import (
+    Claim,
+    Finding,
+    Pair,
+    Row,
+    find,
+    markdown,
+    mean_over_tasks,
+    on_tasks,
+    over,
+    read_row,
+    registered,
+    write_json,
+)
 
-MEASURES = ("R@20", "R@100")
+MEASURES = ("R@1", "R@20", "R@100")
+COMMAND = "benchmarks/muf/run.sh SHARED_DATA OUTPUT_DIR PRETRAINED"
+# Task -> its name in the rows of joint models without it.
+DOMAINS = {
+    "squad": "SQuAD",
+    "nq_qed": "NQ",
+    "medquad": "MedQuAD",
+    "fewrel": "FewRel",
+    "cmu_dog": "CMU DoG",
+}
 # Table -> the folder of its rows, below the seed's.
 TABLES = {"domains": ".", "mixed": "mixed", "bm25": ".", "sizes": "."}
 # Table -> rows of which the first is to be ahead, as the paper has it (its tables 2 and 3).
@@ -28,7 +50,6 @@ CLAIMS = {
         ("MUF", "Single, own domain"),
         ("MUF", "Joint"),
         ("MUF without SQuAD", "Joint without SQuAD"),
-        ("MUF", "Equal weights"),
         ("MUF without the domain", "Single, worst"),
         ("MUF, T = 1000", "Equal weights"),
     ),
@@ -59,28 +80,49 @@ def main() -> None:
         if (directory / "domains.csv").exists()
     }
     blocks = [f"{len(seeds)} seeds."]
-    all_claims: list[Claim] = []
+    all_findings: list[Finding] = []
     for table, folder in TABLES.items():
         names = list(dict.fromkeys(name for one in seeds.values() for name in rows(one, table)))
         named = [name for claim in CLAIMS.get(table, ()) for name in claim]
+        if table == "domains":
+            named += ["MUF", "Equal weights", *map(without, DOMAINS)]
         found = {name: read(seeds, folder, name) for name in dict.fromkeys([*names, *named])}
+        claims = [over(first, second, found) for first, second in CLAIMS.get(table, ())]
+        if table == "domains":
+            claims = [*registered_claims(found), *claims]
         for measure in MEASURES:
             shown = {name: found[name] for name in names}
             if shown:
                 blocks.append(f"### {table}, {measure}")
                 blocks.append(spread(shown, measure))
-            claims = [
-                Claim(f"{first} over {second}", found[first], found[second])
-                for first, second in CLAIMS.get(table, ())
-            ]
-            if measure == MEASURES[0] and table != "mixed":
-                all_claims += claims
-            if any(claim.seeds for claim in claims):
-                blocks.append(markdown(claims, measure))
+            findings = find(claims, measure, command=COMMAND)
+            if table != "mixed":
+                all_findings += findings
+            if findings:
+                blocks.append(markdown(findings))
     text = "\n\n".join(block.rstrip("\n") for block in blocks) + "\n"
     (root / "muf.md").write_text(text, encoding="utf-8")
-    write_json(all_claims, MEASURES[0], root / "claims.json", command="benchmarks/muf/run.sh")
+    write_json(all_findings, root / "claims.json")
     print(text)
+
+
+def registered_claims(rows: Mapping[str, Row]) -> list[Claim]:
+    """Claims 5 and 6 of docs/claims.md."""
+    joint = unseen({task: rows[without(task)] for task in DOMAINS})
+    on_domains = Pair("MUF over Joint without the domain", on_tasks(rows["MUF"], [*DOMAINS]), joint)
+    equal = Pair("MUF over Equal weights", rows["MUF"], rows["Equal weights"])
+    return [registered(5, [on_domains]), registered(6, [equal])]
+
+
+def without(task: str) -> str:
+    """The row of the joint model that has not seen a task's domain."""
+    return f"Joint without {DOMAINS[task]}"
+
+
+def unseen(rows: Mapping[str, Row]) -> Row:
+    """Each task's values from the row of its own, under the seeds that all rows have."""
+    seeds = set.intersection(*({*on_tasks(row, [task])} for task, row in rows.items()))
+    return {seed: {task: row[seed][task] for task, row in rows.items()} for seed in sorted(seeds)}
 
 
 def rows(directory: pathlib.Path, table: str) -> list[str]:
