@@ -151,7 +151,8 @@ def test_berts_fusion_starts_as_the_plain_encoder(towers, documents):
         assert not {"fusion", "fusion_norm"} & params["passage_encoder"].keys()
     passages = encode(model, params, texts.query, Role.PASSAGE).embeddings
     start = encode(model, params, texts, Role.QUERY).embeddings
-    np.testing.assert_array_equal(start, passages)
+    # Two programs: a processor may fuse their products differently.
+    np.testing.assert_allclose(start, passages, rtol=1e-6)
 
     def loss(params):
         return encode(model, params, texts, Role.QUERY).embeddings.sum()
