@@ -67,13 +67,13 @@ FILE_SLIPS = (
     ),
     Slip(
         "A DATA_DIR that is a link to itself",
-        (PREPARE.replace("=data", "=loop"),),
+        (f"{PREPARE} --gin.DATA_DIR=loop",),
         change=lambda directory: (directory / "loop").symlink_to("loop"),
     ),
     Slip("Weights of 8 bits", (IMPORT,), change=eight_bits),
     Slip(
         "A `run.json` whose prompt is not a list of ids",
-        ("export --gin.MODEL_DIR=model --gin.EXPORT_DIR=out",),
+        ("export --gin_file=faq.gin --gin.EXPORT_DIR=out",),
         world=World.MODEL,
         change=wrong_prompt,
     ),

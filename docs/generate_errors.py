@@ -36,7 +36,7 @@ HEAD = """\
 What common mistakes lead to. A message says what is wrong, where, and how to fix it; the command
 ends with status 2 and leaves no half-written result. Mistakes in Gin files are in
 [configuration.md](configuration.md#errors). Of several commands, the last one prints the message.
-`docs/slips.py` has the files that the commands read.
+`faq.gin` sets the project's paths and a tiny model; `docs/slips.py` has it and the other files.
 """
 
 

@@ -57,15 +57,11 @@ ANIMALS = [
     "kestrel",
     "newt",
 ]
-PREPARE = "prepare beir --gin.DATA_DIR=data --gin.COLLECTION=shop --gin.DIRECTORIES={'faq':'shop'}"
-VOCAB = "vocab --gin.DATA_DIR=data --gin.COLLECTION=shop --gin.VOCABULARY=vocabulary"
-TOKENIZE = (
-    "tokenize --gin.DATA_DIR=data --gin.MIXTURE_OR_TASK_NAME=shop --gin.VOCABULARY=vocabulary "
-    "--gin.TOKEN_STORE=tokens --gin.TASK_FEATURE_LENGTHS={'query':16,'passage':24}"
-)
-TRAIN = (
-    "train --gin_file=faq.gin --gin.MODEL_DIR=model --gin.TOKEN_STORE=tokens --gin.TRAIN_STEPS=2"
-)
+PREPARE = "prepare beir --gin_file=faq.gin"
+VOCAB = "vocab --gin_file=faq.gin"
+LENGTHS = "{'query':16,'passage':24}"
+TOKENIZE = f"tokenize --gin_file=faq.gin --gin.TASK_FEATURE_LENGTHS={LENGTHS}"
+TRAIN = "train --gin_file=faq.gin"
 IMPORT = "import --gin.PRETRAINED=bert --gin.MODEL_DIR=imported"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "eats", "##er"]
 BERT_CONFIG = {
@@ -90,6 +86,15 @@ GIN_FILE = """\
 include 'runs/train.gin'
 include 'models/bert_tiny.gin'
 include 'models/dpr.gin'
+
+DATA_DIR = 'data'
+COLLECTION = 'shop'
+DIRECTORIES = {'faq': 'shop'}
+VOCABULARY = 'vocabulary'
+MIXTURE_OR_TASK_NAME = 'shop'
+TOKEN_STORE = 'tokens'
+MODEL_DIR = 'model'
+TRAIN_STEPS = 2
 
 DualEncoderConfig.towers = 'tied'
 BertConfig.embed_dim = 16
@@ -213,18 +218,18 @@ SLIPS = (
     Slip(
         "A BEIR directory without `dev.tsv`, trained on",
         (
-            PREPARE.replace("=shop", "=plain"),
-            TOKENIZE.replace("=shop", "=plain").replace("tokens", "unjudged"),
-            TRAIN.replace("tokens", "unjudged"),
+            f"{PREPARE} --gin.COLLECTION=plain",
+            f"{TOKENIZE} --gin.MIXTURE_OR_TASK_NAME=plain --gin.TOKEN_STORE=unjudged",
+            f"{TRAIN} --gin.TOKEN_STORE=unjudged",
         ),
         world=World.TOKENS,
     ),
     Slip(
         "`taser hybrid` without a validation split",
         (
-            PREPARE.replace("=shop", "=plain"),
-            "hybrid --gin.DATA_DIR=data --gin.COLLECTION=plain --gin.RUNS_DIR=runs "
-            "--gin.BM25_RUNS_DIR=bm25 --gin.HYBRID_RUNS_DIR=hybrid",
+            PREPARE,
+            "hybrid --gin_file=faq.gin --gin.RUNS_DIR=runs --gin.BM25_RUNS_DIR=bm25 "
+            "--gin.HYBRID_RUNS_DIR=hybrid",
         ),
     ),
     Slip(
@@ -240,11 +245,11 @@ SLIPS = (
     ),
     Slip(
         "`DIRECTORIES` without the task's name",
-        (PREPARE.replace("{'faq':'shop'}", "shop"),),
+        (f"{PREPARE} --gin.DIRECTORIES=shop",),
     ),
     Slip(
         "One length where there are two",
-        (TOKENIZE.replace("{'query':16,'passage':24}", "128"),),
+        (TOKENIZE.replace(LENGTHS, "128"),),
     ),
     Slip(
         "A misspelled feature",
@@ -275,12 +280,12 @@ SLIPS = (
     ),
     Slip(
         "Resuming with fewer steps than are done",
-        (TRAIN.replace("STEPS=2", "STEPS=1"),),
+        (f"{TRAIN} --gin.TRAIN_STEPS=1",),
         world=World.MODEL,
     ),
     Slip(
         "Ctrl-C",
-        (TRAIN.replace("=model", "=stopped"),),
+        (f"{TRAIN} --gin.MODEL_DIR=stopped",),
         world=World.TOKENS,
         interrupted=True,
     ),
@@ -294,7 +299,7 @@ SLIPS = (
     ),
     Slip(
         "A model card from a directory without results",
-        ("export --gin.MODEL_DIR=model --gin.EXPORT_DIR=out --gin.export_model.results_dir=data",),
+        ("export --gin_file=faq.gin --gin.EXPORT_DIR=out --gin.export_model.results_dir=data",),
         world=World.MODEL,
     ),
     Slip(
@@ -341,7 +346,7 @@ SLIPS = (
     ),
     Slip(
         "Checkpoints with a file missing",
-        ("encode --gin.MODEL_DIR=model --gin.TOKEN_STORE=tokens --gin.EMBEDDINGS_DIR=embeddings",),
+        ("encode --gin_file=faq.gin --gin.EMBEDDINGS_DIR=embeddings",),
         world=World.MODEL,
         change=remove("model/checkpoint_*/state/manifest.ocdbt"),
     ),
