@@ -291,7 +291,7 @@ def test_the_eleven_lines_come_from_the_files_alone(claims, tmp_path):
     lines = ran.stdout.splitlines()[2:]
     assert [int(line.split(".")[0].removeprefix("| ")) for line in lines] == [*range(1, 12)]
     assert [line.split(" | ")[-2] for line in lines] == [
-        *("undecided", "not run yet", "shown"),
+        *("refuted", "not run yet", "shown"),
         *["not run yet"] * 8,
     ]
     assert lines[2] == (
