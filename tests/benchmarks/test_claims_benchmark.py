@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import pathlib
 import subprocess
@@ -109,6 +110,15 @@ def test_every_claim_has_its_effect_and_intervals(tmp_path: pathlib.Path):
     assert high - low == pytest.approx(2 * 196 * error, rel=0.15)
     assert cells(text, "R@20, nq", "(c) TASER Det-R + BM25 over BM25")[5] == "3"
     assert "(b) DPR: mined negatives over BM25's" in text
+    # The four numbered claims of which the rows are there; the smaller hybrid is that over Det-R.
+    findings = json.loads((tmp_path / "out" / "claims.json").read_text())
+    headlines = {one["number"]: one for one in findings if one["headline"]}
+    assert headlines.keys() == {1, 3}
+    assert headlines[1]["effect"] == pytest.approx(effect)
+    assert (headlines[1]["seeds"], headlines[1]["smallest"]) == (3, 1)
+    assert headlines[1]["tasks"].keys() == {"nq", "squad"}
+    assert headlines[3]["rows"] == "TASER Det-R + BM25 over TASER Det-R"
+    assert {one["measure"] for one in findings if one["number"] == 1} == set(MEASURES)
     # Rows that are not there make no claim.
     assert "Seq-R" not in text
     assert "(c) DPR + BM25" not in text
@@ -119,6 +129,19 @@ def test_one_seed_has_no_interval_over_seeds(tmp_path: pathlib.Path):
     _, text = run(tmp_path, seeds="0")
     found = cells(text, "R@20, average", "(a) TASER Det-R over DPR")
     assert found[3:] == ["-", "-", "1"]
+
+
+def test_from_pretrained_weights_level_with_dpr_is_enough(tmp_path: pathlib.Path):
+    rows = {**ROWS, "Pretrained, untrained": 0.4, "Shared (BM25 negatives)": 0.5}
+    rows |= {"Shared (mined negatives)": 0.6}
+    for seed in range(2):
+        write(tmp_path / "out" / f"seed-{seed}", rows, seed)
+    _, text = run(tmp_path, seeds="1")
+    assert cells(text, "R@20, average", "TASER Det-R over DPR, non-inferiority")[5] == "2"
+    findings = json.loads((tmp_path / "out" / "claims.json").read_text())
+    assert {one["number"] for one in findings} == {None}
+    assert findings[0]["smallest"] == -1
+    assert findings[0]["command"].endswith("claims.sh SOURCE_DIR OUTPUT_DIR PRETRAINED")
 
 
 @pytest.mark.release

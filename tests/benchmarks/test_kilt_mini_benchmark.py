@@ -153,10 +153,11 @@ def test_the_tables_have_every_finished_row_and_its_seed(ran: tuple[pathlib.Path
 
 def test_the_claims_have_effects_with_intervals(ran: tuple[pathlib.Path, list[str]]):
     folder, _ = ran
-    lines = (folder / "out" / "pages.md").read_text().splitlines()
-    claims = {line.split(" | ")[0].removeprefix("| "): line for line in lines if " over " in line}
+    text = (folder / "out" / "pages.md").read_text()
+    lines = text.split("| claim |")[1].splitlines()[2:]
+    claims = {line.split(" | ")[0].removeprefix("| "): line for line in lines}
     # Under seed 0 two of four queries gain 0.1, under seed 2 two gain 0.12: 5.5 points on average.
-    effect = claims["T-SAGE over naive"].split(" | ")
+    effect = claims["8. T-SAGE is ahead of the naive sum"].split(" | ")
     assert (effect[1], effect[-1]) == ("+5.5", "2 |")
     low, high = (float(end) for end in effect[2].strip("[]").split(", "))
     # Seven tasks of four queries, of which half gain 0.11: standard error 0.055 / 28 ** 0.5.
@@ -164,7 +165,16 @@ def test_the_claims_have_effects_with_intervals(ran: tuple[pathlib.Path, list[st
     # Differences of 5 and 6 points: t = 11 at one degree of freedom.
     assert effect[5] == "0.058"
     assert claims["PCGrad over naive"].split(" | ")[4:6] == ["-", "-"]
-    assert "prompts over none" not in claims
+    assert not any("prompts" in claim for claim in claims)
+    findings = json.loads((folder / "out" / "claims.json").read_text())
+    assert {one["measure"] for one in findings} == {"PageRprec", "Rprec"}
+    [headline] = [one for one in findings if one["headline"]]
+    assert (headline["number"], headline["measure"]) == (8, "PageRprec")
+    assert headline["rows"] == "T-SAGE, temperature 0.5, over naive"
+    # Zero lies between the ends over two seeds: 5.5 - 12.71 * 0.5 to 5.5 + 12.71 * 0.5.
+    assert headline["verdict"] == "undecided"
+    assert headline["over_seeds"]["low"] == pytest.approx(5.5 - 12.7062 * 0.5, abs=1e-3)
+    assert headline["tasks"] == pytest.approx(dict.fromkeys(TASKS, 5.5))
 
 
 def test_an_unknown_row_is_refused(tmp_path: pathlib.Path):

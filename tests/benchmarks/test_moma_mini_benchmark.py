@@ -115,5 +115,26 @@ def test_rows_are_compared_with_no_memory_over_all_targets(tmp_path):
     assert "| MoMA | 80.0 | 50.0 | 65.0 |" in text
     # (60 + 10) / 2.
     assert "| MoMA over No memory | +35.0 |" in text
+    [finding] = json.loads((tmp_path / "claims.json").read_text())
+    # Of other targets than those of claim 9.
+    assert (finding["number"], finding["verdict"]) == (None, "undecided")
+    assert finding["tasks"] == pytest.approx({"one": 60.0, "two": 10.0})
     assert "squad: source, other: 25.0 of attention" in text
     assert "60.0 of queries have a relevant document" in text
+
+
+def test_claim_9_is_about_its_four_targets(tmp_path):
+    ids = tuple(f"q{number}" for number in range(10))
+    for target in ("scifact", "medquad", "fm2", "climate_fever", "pubmedqa"):
+        directory = tmp_path / "seed-0" / "targets" / target
+        for system, hits in (("No memory", 2), ("MoMA", 1 if target == "pubmedqa" else 7)):
+            values = (np.arange(10) < hits).astype(np.float64)
+            one = Evaluation(ids, {"nDCG@10": values})
+            write_per_query(per_query_path(directory, system, target, "test"), one)
+            result = SystemResult(system, {target: TaskResult.of(one)})
+            write_result(directory / "results", result)
+    subprocess.run([sys.executable, FOLDER / "table.py", tmp_path], check=True, capture_output=True)
+    findings = json.loads((tmp_path / "claims.json").read_text())
+    effects = {one["number"]: (one["headline"], one["effect"]) for one in findings}
+    # Four targets gain 50 points, the fifth loses 10.
+    assert effects == {9: (True, pytest.approx(50.0)), None: (False, pytest.approx(38.0))}

@@ -51,12 +51,16 @@ def test_every_seed_runs_the_recipe(tmp_path: pathlib.Path):
     assert all(f"--gin.STATES_DIR={tmp_path}/out/states" in call for call in calls[2:])
 
 
-def write_seed(directory: pathlib.Path, rows: dict[str, float]) -> None:
-    """A table of rows whose hits are a share of two tasks' ten queries."""
+def write_seed(
+    directory: pathlib.Path, rows: dict[str, float], names: tuple[str, ...] = ("a", "b")
+) -> None:
+    """A table of rows whose hits are a share of each task's ten queries."""
     ids = tuple(f"q{number}" for number in range(10))
     for system, share in rows.items():
         hits = (np.arange(10) < 10 * share).astype(np.float64)
-        tasks = {task: Evaluation(ids, {"R@20": hits, "R@100": hits}) for task in ("a", "b")}
+        tasks = {
+            task: Evaluation(ids, dict.fromkeys(("R@1", "R@20", "R@100"), hits)) for task in names
+        }
         for task, one in tasks.items():
             write_per_query(per_query_path(directory, system, task, "test"), one)
         results = {task: TaskResult.of(one) for task, one in tasks.items()}
@@ -77,20 +81,43 @@ def test_rows_have_their_spread_and_claims_their_intervals(tmp_path: pathlib.Pat
     assert "| MUF | 70.0 ± 14.1 | 70.0 ± 14.1 | 70.0 ± 14.1 |" in text
     assert "| Joint | 50.0 ± 0.0 |" in text
     assert "| MUF over Joint | +20.0 |" in text
-    assert "| MUF over Equal weights | +10.0 |" in text
-    claims = json.loads((tmp_path / "claims.json").read_text())
-    assert [(one["claim"], round(one["effect"], 6), one["seeds"]) for one in claims] == [
-        ("MUF over Joint", 20.0, 2),
-        ("MUF over Equal weights", 10.0, 2),
-    ]
-    command = [
-        *(sys.executable, REPOSITORY / "benchmarks/opening.py", f"fusion={tmp_path}"),
-        *("--figure", tmp_path / "claims.png"),
-    ]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert "| fusion: MUF over Joint | R@20 | +20.0 | [" in printed
-    assert (tmp_path / "claims.png").read_bytes().startswith(b"\x89PNG")
+    equal = "Weights by uncertainty are better than equal weights"
+    assert f"| 6. {equal} | +10.0 |" in text
     assert "Oracle" not in text
+    findings = json.loads((tmp_path / "claims.json").read_text())
+    effects = {(one["text"], one["measure"]): round(one["effect"], 6) for one in findings}
+    assert effects == {
+        (text, measure): effect
+        for measure in ("R@1", "R@20", "R@100")
+        for text, effect in (("MUF over Joint", 20.0), (equal, 10.0))
+    }
+    assert [(one["number"], one["measure"]) for one in findings if one["headline"]] == [(6, "R@1")]
+    # No joint model without each domain is there.
+    assert not any(one["number"] == 5 for one in findings)
+
+
+def test_claim_5_compares_each_domain_with_the_joint_model_that_has_not_seen_it(
+    tmp_path: pathlib.Path,
+):
+    domains = {
+        "squad": ("SQuAD", 0.1),
+        "nq_qed": ("NQ", 0.2),
+        "medquad": ("MedQuAD", 0.3),
+        "fewrel": ("FewRel", 0.4),
+        "cmu_dog": ("CMU DoG", 0.5),
+    }
+    joints = {f"Joint without {name}": share for name, share in domains.values()}
+    write_seed(tmp_path / "seed-0", {"MUF": 0.9, **joints}, (*domains, "selqa"))
+    command = [sys.executable, REPOSITORY / "benchmarks/muf/table.py", tmp_path]
+    subprocess.run(command, check=True, capture_output=True)
+    findings = json.loads((tmp_path / "claims.json").read_text())
+    headlines = [one for one in findings if one["headline"]]
+    assert [(one["number"], one["measure"]) for one in headlines] == [(5, "R@1"), (5, "R@20")]
+    for one in headlines:
+        assert one["effect"] == pytest.approx(60.0)
+        assert one["tasks"] == pytest.approx(
+            {task: 100 * (0.9 - share) for task, (_, share) in domains.items()}
+        )
 
 
 @pytest.mark.release

@@ -6,13 +6,21 @@ import gzip
 import json
 import pathlib
 
+import numpy as np
 import pytest
 from bert_checkpoints import write_with_vocabulary
 from script_calls import run_script
 from small_world import SmallWorld, figures, gin, succeed
 
 from taser_jax.assembly.model_directory import load_model
-from taser_jax.evaluation.results import SystemResult, TaskResult, write_result
+from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.evaluation.results import (
+    SystemResult,
+    TaskResult,
+    per_query_path,
+    write_per_query,
+    write_result,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -107,6 +115,31 @@ def test_beir_sets_are_parted_and_scored_as_the_models_are_and_trained(tmp_path:
     assert f"--gin.MODEL_DIR={tmp_path}/out/comparison/shared-1/model" in calls[3]
     assert calls[-1].endswith(f"--gin.SYSTEM=TASER, zero-shot --gin.EVAL_OUTPUT_DIR={comparison}")
     assert "the table" in printed
+
+
+def test_claim_11_is_about_the_worst_task(tmp_path: pathlib.Path):
+    comparison = tmp_path / "out" / "comparison"
+    ids = tuple(f"q{number}" for number in range(10))
+    for system, hits in (("BM25", (5,) * 7), (TASER, (9, 8, 7, 6, 9, 8, 7))):
+        tasks = {
+            task: Evaluation(ids, {"R@20": (np.arange(10) < count).astype(np.float64)})
+            for task, count in zip(TASKS, hits, strict=True)
+        }
+        for task, one in tasks.items():
+            write_per_query(per_query_path(comparison, system, task, "test"), one)
+        result = SystemResult(system, {task: TaskResult.of(one) for task, one in tasks.items()})
+        write_result(comparison / "results", result)
+    run(tmp_path)
+    findings = json.loads((tmp_path / "out" / "claims.json").read_text())
+    [worst] = [one for one in findings if one["headline"]]
+    assert (worst["number"], worst["rows"]) == (11, "TASER over BM25, selqa")
+    assert (worst["effect"], worst["tasks"]) == (pytest.approx(10.0), {"selqa": worst["effect"]})
+    [other] = [one for one in findings if not one["headline"]]
+    assert (other["text"], other["effect"]) == ("TASER over BM25", pytest.approx(190 / 7))
+    assert (
+        "| 11. One fine-tuned retriever reaches BM25 on every task | +10.0 |"
+        in (tmp_path / "out" / "yardstick.md").read_text()
+    )
 
 
 @pytest.mark.release

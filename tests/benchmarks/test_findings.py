@@ -1,0 +1,362 @@
+"""Effects, intervals and verdicts of claims, by hand and against SciPy; their files."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+from scipy import stats
+from script_calls import REPOSITORY
+
+from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.evaluation.results import (
+    SystemResult,
+    TaskResult,
+    per_query_path,
+    write_per_query,
+    write_result,
+)
+
+BENCHMARKS = REPOSITORY / "benchmarks"
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """benchmarks/claims.py, which its neighbours import by name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("claims")
+
+
+def evaluation(values, prefix: str = "q") -> Evaluation:
+    ids = tuple(f"{prefix}{number}" for number in range(len(values)))
+    return Evaluation(ids, {"R@20": np.asarray(values, np.float64)})
+
+
+def row(*seeds, task: str = "nq") -> dict[int, dict[str, Evaluation]]:
+    return {seed: {task: evaluation(values)} for seed, values in enumerate(seeds)}
+
+
+NOTHING = (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("effect", "queries", "seeds", "smallest", "planned", "expected"),
+    [
+        (2.0, (1.0, 3.0), (0.5, 3.5), 1.0, 3, "shown"),
+        # Significant, too small to matter for certain, and too small for certain.
+        (0.9, (0.2, 1.6), (0.1, 1.7), 1.0, 3, "undecided"),
+        (0.4, (0.1, 0.9), (0.1, 0.7), 1.0, 3, "refuted"),
+        # Zero is within one of the intervals.
+        (2.0, (-0.1, 4.1), (0.5, 3.5), 1.0, 3, "undecided"),
+        (2.0, (0.0, 4.0), (0.5, 3.5), 1.0, 3, "undecided"),
+        (2.0, (1.0, 3.0), (-0.5, 4.5), 1.0, 3, "undecided"),
+        (1.0, (0.5, 1.5), (0.1, 1.9), 1.0, 3, "shown"),
+        # One seed decides what one was planned for, and refutes.
+        (2.0, (1.0, 3.0), None, 1.0, 3, "undecided"),
+        (2.0, (1.0, 3.0), None, 0.0, 1, "shown"),
+        (2.0, (1.0, 3.0), (-0.5, 4.5), 0.0, 1, "undecided"),
+        (-3.0, (-4.0, -2.0), None, 1.0, 3, "refuted"),
+        (0.5, (0.1, 1.0), None, 1.0, 3, "undecided"),
+        # A margin of a point: level is enough, for certain.
+        (-0.2, (-0.8, 0.4), (-0.9, 0.5), -1.0, 3, "shown"),
+        (-0.2, (-1.2, 0.8), (-0.9, 0.5), -1.0, 3, "undecided"),
+        (-0.2, (-0.8, 0.4), (-1.5, 1.1), -1.0, 3, "undecided"),
+        (-2.0, (-2.8, -1.2), (-3.0, -1.0), -1.0, 3, "refuted"),
+    ],
+)
+def test_verdicts(claims, effect, queries, seeds, smallest, planned, expected):
+    found = claims.verdict(
+        effect,
+        claims.Interval(*queries, 0.5),
+        None if seeds is None else claims.Interval(*seeds, 0.5),
+        smallest=smallest,
+        planned_seeds=planned,
+    )
+    assert found == expected
+
+
+def test_the_numbered_claims_are_those_of_the_page(claims):
+    page = (REPOSITORY / "docs" / "claims.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE)
+    assert [int(number) for number, _ in lines] == list(claims.REGISTERED) == [*range(1, 12)]
+    for number, rest in lines:
+        text, _, measures, seeds, smallest = rest.split(" | ")
+        line = claims.REGISTERED[int(number)]
+        assert line.text == text
+        assert len(line.measures) == 1 + measures.count("@") - ("page" not in measures)
+        assert all(
+            name.replace("PageRprec", "page R-precision") in measures for name in line.measures
+        )
+        assert line.seeds == min(int(count) for count in seeds.split(", "))
+        assert line.smallest == float(smallest.replace("−", "-").removesuffix(" (margin)"))
+
+
+def test_one_pair_by_hand(claims):
+    """A query in four gains: how many of four drawn ones do is binomial."""
+    pair = claims.Pair("a over b", row((1, 1, 0, 0)), row((0, 1, 0, 0)))
+    [found] = claims.find([claims.Claim("a is ahead", [pair])], "R@20", command="run.sh")
+    # P(3 or fewer of 4) = 0.9961, P(2 or fewer) = 0.9492; P(none) = 0.75 ** 4 = 0.316.
+    assert (found.effect, found.over_queries.low, found.over_queries.high) == (25.0, 0.0, 75.0)
+    assert found.over_queries.p_value == pytest.approx(2 * 0.75**4, abs=0.03)
+    assert found.over_seeds is None
+    assert (found.seeds, found.verdict, found.tasks) == (1, "undecided", {"nq": 25.0})
+
+
+def test_seeds_are_averaged_before_queries_are_drawn(claims):
+    """The same four queries under two seeds, not eight queries."""
+    pair = claims.Pair("a over b", row((1, 0, 0, 0), (0, 0, 0, 1)), row(NOTHING, NOTHING))
+    [found] = claims.find([claims.Claim("a is ahead", [pair])], "R@20", command="run.sh")
+    # Half a hit on two of four queries: none is drawn with P = 1 / 16, four with the same.
+    assert (found.effect, found.over_queries.low, found.over_queries.high) == (25.0, 0.0, 50.0)
+    assert found.over_queries.p_value == pytest.approx(2 / 16, abs=0.015)
+    # Both seeds gain the same.
+    assert found.over_seeds == claims.Interval(25.0, 25.0, 0.0)
+
+
+def test_the_mean_of_pairs_averages_each_querys_differences(claims):
+    pairs = [
+        claims.Pair("a", row((1, 1, 0, 0), (1, 0, 0, 0)), row(NOTHING, NOTHING)),
+        claims.Pair("b", row((1, 0, 0, 0), (0, 0, 0, 0)), row((0, 1, 0, 0), (0, 1, 0, 0))),
+    ]
+    [found] = claims.find([claims.registered(2, pairs)], "R@20", command="run.sh")
+    # By query: seed 0 gains 1, 0, 0, 0 and seed 1 gains 0.5, -0.5, 0, 0.
+    assert found.rows == "mean of a, b"
+    assert found.effect == pytest.approx(12.5)
+    assert found.tasks == {"nq": pytest.approx(12.5)}
+    expected = stats.ttest_1samp([25.0, 0.0], 0.0)
+    interval = expected.confidence_interval(0.95)
+    assert found.over_seeds.low == pytest.approx(interval.low)
+    assert found.over_seeds.high == pytest.approx(interval.high)
+    assert found.over_seeds.p_value == pytest.approx(expected.pvalue)
+    assert (found.number, found.smallest, found.headline) == (2, 1, True)
+    # Averaged over pairs and seeds: 0.75, -0.25, 0, 0, of which four are drawn.
+    differences = np.array([0.75, -0.25, 0.0, 0.0])
+    drawn = np.random.default_rng(3).choice(differences, (100_000, 4)).mean(axis=1)
+    expected_ends = 100 * np.quantile(drawn, [0.025, 0.975])
+    ends = [found.over_queries.low, found.over_queries.high]
+    assert ends == pytest.approx(expected_ends, abs=1e-9)
+
+
+def test_the_smallest_of_several_effects_counts(claims):
+    """Here on different tasks, as in the claim about the worst one."""
+    pairs = [
+        claims.Pair("on nq", row((1, 1, 1, 0), task="nq"), row(NOTHING, task="nq")),
+        claims.Pair("on squad", row((1, 0, 0), task="squad"), row((0, 0, 1), task="squad")),
+        claims.Pair("on fm2", row((1, 1), task="fm2"), row((0, 0), task="fm2")),
+    ]
+    claim = claims.registered(11, pairs, claims.Combined.SMALLEST)
+    [found] = claims.find([claim], "R@20", command="run.sh")
+    assert (found.rows, found.effect, found.tasks) == ("on squad", 0.0, {"squad": 0.0})
+    [other] = claims.find([dataclasses.replace(claim, pairs=pairs[::2])], "R@20", command="run.sh")
+    assert (other.rows, other.effect, other.verdict) == ("on nq", 75.0, "shown")
+
+
+def test_only_seeds_count_under_which_all_rows_have_all_tasks(claims):
+    full = {seed: row((1, 0))[0] | row((1, 0), task="squad")[0] for seed in (0, 1, 2)}
+    partial = {0: full[0], 1: {"nq": full[1]["nq"]}, 3: full[0]}
+    claim = claims.Claim("a", [claims.Pair("a", full, partial)])
+    assert claim.seeds == [0]
+    none = claims.Claim("a", [claims.Pair("a", full, full), claims.Pair("b", full, {})])
+    assert claims.find([none], "R@20", command="run.sh") == []
+    assert claims.on_tasks(partial, ["nq", "squad"]).keys() == {0, 3}
+
+
+def random_rows(generator: np.random.Generator) -> list[dict[int, dict[str, Evaluation]]]:
+    """A row with 60% of hits and one with 50%, of three seeds and two tasks."""
+    return [
+        {
+            seed: {
+                task: evaluation(generator.random(count) < share, prefix=task)
+                for task, count in (("nq", 150), ("squad", 80))
+            }
+            for seed in range(3)
+        }
+        for share in (0.6, 0.5)
+    ]
+
+
+def test_over_seeds_is_scipys_paired_test_of_the_seeds_means(claims):
+    first, second = random_rows(np.random.default_rng(5))
+    claim = claims.Claim("a", [claims.Pair("a", first, second)])
+    [found] = claims.find([claim], "R@20", command="run.sh")
+    means = [
+        [np.mean([task.values["R@20"].mean() for task in tasks.values()]) for tasks in row.values()]
+        for row in (first, second)
+    ]
+    expected = stats.ttest_rel(*means)
+    interval = expected.confidence_interval(0.95)
+    assert found.effect == pytest.approx(100 * np.mean(np.subtract(*means)))
+    assert found.over_seeds.low == pytest.approx(100 * interval.low)
+    assert found.over_seeds.high == pytest.approx(100 * interval.high)
+    assert found.over_seeds.p_value == pytest.approx(expected.pvalue)
+
+
+@pytest.mark.parametrize("draw", range(3))
+def test_the_order_of_queries_and_seeds_changes_nothing(claims, draw):
+    generator = np.random.default_rng([7, draw])
+    rows = random_rows(generator)
+    orders = {task: generator.permutation(count) for task, count in (("nq", 150), ("squad", 80))}
+
+    def shuffled(task: str, given: Evaluation) -> Evaluation:
+        ids = tuple(given.query_ids[place] for place in orders[task])
+        return Evaluation(ids, {"R@20": given.values["R@20"][orders[task]]})
+
+    renamed = dict(zip(generator.permutation(3).tolist(), range(3), strict=True))
+    others = [
+        {renamed[seed]: {t: shuffled(t, one) for t, one in row[seed].items()} for seed in row}
+        for row in rows
+    ]
+    found, other = (
+        claims.find([claims.Claim("a", [claims.Pair("a", *pair)])], "R@20", command="run.sh")[0]
+        for pair in (rows, others)
+    )
+    assert other.effect == pytest.approx(found.effect)
+    assert other.tasks == pytest.approx(found.tasks)
+    assert dataclasses.astuple(other.over_seeds) == pytest.approx(
+        dataclasses.astuple(found.over_seeds)
+    )
+    # Other resamples of the same queries: within a fortieth of the interval, about.
+    width = found.over_queries.high - found.over_queries.low
+    for end in ("low", "high"):
+        ends = [getattr(side.over_queries, end) for side in (found, other)]
+        assert ends[0] == pytest.approx(ends[1], abs=width / 20)
+
+
+def findings(claims) -> list:
+    """Of claims 3 and 1, in this order, and of one beside them."""
+    pairs = [
+        claims.Pair("hybrid over BM25", row((1, 1, 1, 0), (1, 1, 1, 1)), row(NOTHING, NOTHING)),
+        claims.Pair("hybrid over Det-R", row((1, 1, 1, 0), (1, 1, 1, 0)), row(NOTHING, NOTHING)),
+    ]
+    beside = claims.Claim("a", [pairs[0]])
+    third = claims.registered(3, pairs, claims.Combined.SMALLEST)
+    return [
+        *claims.find([third, beside], "R@20", command="run.sh SOURCE"),
+        *claims.find(
+            [claims.registered(1, [claims.Pair("a", row(NOTHING), row(NOTHING))])],
+            "R@20",
+            command="run.sh",
+        ),
+    ]
+
+
+def test_the_file_has_what_is_said_of_each_claim(claims, tmp_path):
+    written = findings(claims)
+    claims.write_json(written, tmp_path / "claims.json")
+    assert claims.read_json(tmp_path / "claims.json") == written
+    entries = json.loads((tmp_path / "claims.json").read_text())
+    low, high = (entries[0]["over_queries"].pop(end) for end in ("low", "high"))
+    assert (low, high) == (25.0, 100.0)
+    assert entries[0] == {
+        "number": 3,
+        "text": "A hybrid is ahead of both its parts",
+        "rows": "hybrid over Det-R",
+        "measure": "R@20",
+        "headline": True,
+        "effect": 75.0,
+        "over_queries": {"p_value": entries[0]["over_queries"]["p_value"]},
+        "over_seeds": {"low": 75.0, "high": 75.0, "p_value": 0.0},
+        "seeds": 2,
+        "smallest": 0.5,
+        "verdict": "shown",
+        "command": "run.sh SOURCE",
+        "tasks": {"nq": 75.0},
+    }
+    assert (entries[1]["number"], entries[1]["headline"]) == (None, False)
+    assert entries[2]["over_seeds"] is None
+
+
+def opening(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, BENCHMARKS / "opening.py", *map(str, arguments)]
+    environment = {"PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_the_eleven_lines_come_from_the_files_alone(claims, tmp_path):
+    for name in ("open_qa", "kilt_mini"):
+        (tmp_path / "results" / name).mkdir(parents=True)
+    written = findings(claims)
+    claims.write_json(written, tmp_path / "results" / "open_qa" / "claims.json")
+    claims.write_json([], tmp_path / "results" / "kilt_mini" / "claims.json")
+    ran = opening(tmp_path / "results", "--figure", tmp_path / "claims.png")
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()[2:]
+    assert [int(line.split(".")[0].removeprefix("| ")) for line in lines] == [*range(1, 12)]
+    assert [line.split(" | ")[-2] for line in lines] == [
+        *("refuted", "not run yet", "shown"),
+        *["not run yet"] * 8,
+    ]
+    assert lines[2] == (
+        "| 3. A hybrid is ahead of both its parts | open_qa: hybrid over Det-R | R@20 | +75.0 "
+        "| [+25.0, +100.0] | [+75.0, +75.0] | 2 | +0.5 | shown | `run.sh SOURCE` |"
+    )
+    assert (tmp_path / "claims.png").read_bytes().startswith(b"\x89PNG")
+    # The same file by a title and twice: a line for each.
+    file = tmp_path / "results" / "open_qa" / "claims.json"
+    ran = opening(f"Questions={file.parent}", file, "--figure", tmp_path / "claims.png")
+    assert ran.returncode == 0, ran.stderr
+    third = [line for line in ran.stdout.splitlines() if line.startswith("| 3.")]
+    assert ["Questions: hybrid" in line for line in third] == [True, False]
+
+
+def test_a_folder_without_files_is_refused(tmp_path):
+    ran = opening(tmp_path, "--figure", tmp_path / "claims.png")
+    assert ran.returncode == 2
+    assert f"no claims.json in {tmp_path} or below it" in ran.stderr
+
+
+def write_seed(directory: pathlib.Path, shares: dict[str, float], seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    for system, share in shares.items():
+        values = evaluation(generator.random(40) < share)
+        write_per_query(per_query_path(directory, system, "nq", "test"), values)
+        write_result(directory / "results", SystemResult(system, {"nq": TaskResult.of(values)}))
+    (directory / "config.gin").write_text(f"RANDOM_SEED = {seed}\n")
+
+
+def test_packed_seeds_join_those_of_another_machine(claims, tmp_path):
+    shares = {"DPR (mined negatives)": 0.3, "TASER Det-R (mined negatives)": 0.6}
+    here, there, both = (tmp_path / name for name in ("here", "there", "both"))
+    write_seed(here / "seed-0", shares, 0)
+    for root in (there, both):
+        write_seed(root / "seed-1", shares, 1)
+    write_seed(both / "seed-0", shares, 0)
+    (there / "seed-1" / "checkpoint").mkdir()
+    (there / "seed-1" / "checkpoint" / "weights").write_bytes(b"large")
+    packs = [tmp_path / name for name in ("packed.tar.xz", "again.tar.xz")]
+    for file in packs:
+        subprocess.run([BENCHMARKS / "pack.sh", there, file], check=True)
+    assert packs[0].read_bytes() == packs[1].read_bytes()
+    (here / "seed-0" / "config.gin").write_text("own\n")
+    unpack = ["tar", "-xJf", packs[0], "--skip-old-files", "-C", here]
+    subprocess.run(unpack, check=True)
+    assert (here / "seed-1" / "config.gin").read_text() == "RANDOM_SEED = 1\n"
+    assert (here / "seed-0" / "config.gin").read_text() == "own\n"
+    assert not (here / "seed-1" / "checkpoint").exists()
+    rows = [
+        {
+            seed: claims.read_row(root / f"seed-{seed}", "TASER Det-R (mined negatives)")
+            for seed in (0, 1)
+        }
+        for root in (here, both)
+    ]
+    for seed in (0, 1):
+        joined, whole = rows[0][seed]["nq"], rows[1][seed]["nq"]
+        assert joined.query_ids == whole.query_ids
+        np.testing.assert_array_equal(joined.values["R@20"], whole.values["R@20"])
+    ran = subprocess.run(
+        [BENCHMARKS / "pack.sh", tmp_path / "here" / "seed-0" / "results", tmp_path / "x"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 1
+    assert "no row in" in ran.stderr
