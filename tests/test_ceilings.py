@@ -1,0 +1,228 @@
+"""Figures of the size of taser_jax, each with a ceiling: what a reader must know only gets less.
+
+    python tests/test_ceilings.py      # figures and ceilings side by side
+
+A change that makes a figure smaller lowers its ceiling in the same commit. A change that adds a
+capability raises one by what it needs, and says so in its message.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import functools
+import importlib
+import inspect
+import io
+import pathlib
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+
+import pytest
+
+from taser_jax import cli
+
+REPOSITORY = pathlib.Path(__file__).parents[1]
+PACKAGE = REPOSITORY / "taser_jax"
+# A ceiling this much above its figure has to be lowered.
+SLACK = 0.03
+
+# Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
+ROOMS = {
+    "analysis": 1_515,
+    "assembly": 2_496,
+    "commands": 4_510,
+    "compilation": 968,
+    "data": 7_197,
+    "evaluation": 1_363,
+    "interop": 2_672,
+    "loose files": 3_382,
+    "models": 2_113,
+    "optim": 1_311,
+    "pydocs": 1_077,
+    "retrieval": 2_439,
+    "training": 1_987,
+    "workflows": 2_982,
+}
+OTHERS = {
+    "lines of code": 36_012,
+    "percent of code that imports or raises": 21.4,
+    "files": 332,
+    "lines of the longest file": 400,
+    "loose files": 30,
+    "rooms at the top": 13,
+    "rooms on all floors": 20,
+    "commands": 42,
+    "fields that nothing binds": 171,
+    "Any in annotations": 278,
+    "modules that train imports": 136,
+}
+CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
+
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
+    *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+}
+
+
+def _lines(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _code_lines(source: str, tree: ast.Module) -> set[int]:
+    """Numbers of the lines with a token that is neither a comment nor of a docstring.
+
+    Example:
+        Of lines 1 `x = 1  # one`, 2 `` and 3 `# two`, it is {1}.
+    """
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(tree):
+        if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node) is not None:
+            lines.difference_update(_lines(node.body[0]))
+    return lines
+
+
+def _annotations(tree: ast.Module) -> Iterator[ast.expr]:
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.AnnAssign(annotation=annotation) | ast.arg(annotation=ast.expr() as annotation)
+            ):
+                yield annotation
+            case ast.FunctionDef(returns=ast.expr() as annotation):
+                yield annotation
+
+
+def _sizes() -> dict[str, float]:
+    """Figures of the package's source."""
+    sizes: collections.Counter[str] = collections.Counter()
+    ceremony = longest = 0
+    folders = set()
+    for path in PACKAGE.rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        code = _code_lines(source, tree)
+        imports_and_raises = {
+            line
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom | ast.Raise)
+            for line in _lines(node)
+        }
+        ceremony += len(code & imports_and_raises)
+        longest = max(longest, source.count("\n"))
+        folders.add(path.parent)
+        room, *below = path.relative_to(PACKAGE).parts
+        sizes[f"code in {room if below else 'loose files'}"] += len(code)
+        sizes["lines of code"] += len(code)
+        sizes["files"] += 1
+        sizes["loose files"] += not below
+        sizes["Any in annotations"] += sum(
+            isinstance(node, ast.Name) and node.id == "Any"
+            for annotation in _annotations(tree)
+            for node in ast.walk(annotation)
+        )
+    return sizes | {
+        "rooms at the top": sum(folder.parent == PACKAGE for folder in folders),
+        "rooms on all floors": len(folders - {PACKAGE}),
+        "percent of code that imports or raises": round(100 * ceremony / sizes["lines of code"], 1),
+        "lines of the longest file": longest,
+    }
+
+
+def _unbound_fields() -> set[str]:
+    """`Class.field` that Gin may bind, and that no recipe and no benchmark does."""
+    fields = {
+        f"{settings.__name__}.{field}"
+        for command in cli.COMMANDS.values()
+        for settings in importlib.import_module(f"taser_jax.{command.module}").CONFIGURABLES
+        if inspect.isclass(settings)
+        for field in inspect.signature(settings).parameters
+    }
+    bound: set[str] = set()
+    for path in (*(REPOSITORY / "gin_configs").rglob("*.gin"), *_files_of_benchmarks()):
+        source = path.read_text(encoding="utf-8")
+        for line in source.splitlines():
+            if not line.lstrip().startswith("#"):
+                bound |= set(re.findall(r"(\w+\.\w+) ?=", line))
+        if path.suffix == ".py":
+            bound |= {
+                f"{call.func.id}.{keyword.arg}"
+                for call in ast.walk(ast.parse(source))
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+                for keyword in call.keywords
+            }
+    return fields - bound
+
+
+def _files_of_benchmarks() -> Iterator[pathlib.Path]:
+    for path in (REPOSITORY / "benchmarks").rglob("*"):
+        if path.suffix in (".gin", ".py", ".sh"):
+            yield path
+
+
+def _modules_of_training() -> int:
+    """Modules of the package that the command `train` imports."""
+    program = (
+        f"import sys, taser_jax.{cli.COMMANDS['train'].module};"
+        "print(sum(name.split('.')[0] == 'taser_jax' for name in sys.modules))"
+    )
+    command = [sys.executable, "-c", program]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+@functools.cache
+def figures() -> dict[str, float]:
+    """Name -> what it is at present."""
+    return _sizes() | {
+        "commands": len(cli.COMMANDS),
+        "fields that nothing binds": len(_unbound_fields()),
+        "modules that train imports": _modules_of_training(),
+    }
+
+
+def test_every_figure_has_a_ceiling():
+    """A new room gets one, and that of a room that is gone goes."""
+    assert figures().keys() == CEILINGS.keys()
+
+
+@pytest.mark.parametrize("name", CEILINGS)
+def test_no_figure_is_above_its_ceiling(name: str):
+    figure, ceiling = figures().get(name, 0), CEILINGS[name]
+    assert figure <= ceiling, f"{name}: {figure}, above {ceiling}; make something else smaller"
+
+
+@pytest.mark.parametrize("name", CEILINGS)
+def test_no_ceiling_is_far_above_its_figure(name: str):
+    figure, ceiling = figures().get(name, 0), CEILINGS[name]
+    message = f"{name}: {figure}, more than 3% below {ceiling}; lower the ceiling in {__file__}"
+    assert figure >= (1 - SLACK) * ceiling, message
+
+
+def test_what_counts_as_code():
+    source = (
+        '"""A module."""\n'
+        "\n"
+        "x = 1  # one\n"
+        "# two\n"
+        "def f():\n"
+        '    """Long\n'
+        '    text."""\n'
+        "    return (\n"
+        "        x\n"
+        "    )\n"
+    )
+    assert _code_lines(source, ast.parse(source)) == {3, 5, 8, 9, 10}
+
+
+if __name__ == "__main__":
+    width = max(map(len, figures()))
+    print(f"{'':{width}}  figure  ceiling")
+    for name, figure in sorted(figures().items()):
+        print(f"{name:{width}} {figure:7}  {CEILINGS.get(name, '-'):>7}")
