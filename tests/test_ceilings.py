@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from taser_jax import cli
+from taser_jax.cli import main as cli
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "taser_jax"
@@ -32,33 +32,33 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "analysis": 1_515,
-    "assembly": 2_496,
-    "commands": 4_510,
-    "compilation": 968,
-    "data": 7_197,
-    "evaluation": 1_363,
-    "interop": 2_672,
-    "loose files": 3_382,
-    "models": 2_113,
-    "optim": 1_311,
-    "pydocs": 1_077,
-    "retrieval": 2_439,
-    "training": 1_987,
-    "workflows": 2_982,
+    "assembly": 2_049,
+    "cli": 1_296,
+    "commands": 4_903,
+    "data": 8_093,
+    "devices": 1_494,
+    "evaluation": 2_480,
+    "interop": 2_607,
+    "loose files": 259,
+    "models": 2_303,
+    "optim": 1_261,
+    "retrieval": 2_029,
+    "storage": 1_046,
+    "systems": 4_371,
+    "training": 1_876,
 }
 OTHERS = {
-    "lines of code": 36_012,
+    "lines of code": 36_067,
     "percent of code that imports or raises": 21.4,
-    "files": 332,
+    "files": 338,
     "lines of the longest file": 400,
-    "loose files": 30,
+    "loose files": 2,
     "rooms at the top": 13,
-    "rooms on all floors": 20,
+    "rooms on all floors": 26,
     "commands": 42,
-    "fields that nothing binds": 171,
+    "fields that nothing binds": 169,
     "Any in annotations": 278,
-    "modules that train imports": 136,
+    "modules that train imports": 140,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
