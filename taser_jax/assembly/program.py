@@ -209,7 +209,7 @@ def _without_frozen(training: TrainingConfig, config: ModelConfig) -> OptimizerC
         return optimizer
     if optimizer.updates is not None:
         raise ConfigError(
-            f"{blocks} frozen blocks, and a table of what is frozen",
+            f"TrainingConfig freezes {blocks} blocks and OptimizerConfig.updates others",
             where="TrainingConfig.train_from_block",
             expected="one of the two",
             fix="drop train_from_block, and freeze the blocks in OptimizerConfig.updates",

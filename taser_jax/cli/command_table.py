@@ -25,8 +25,8 @@ class Command:
         recipe: for a command that takes another command's recipes, the one read by default;
             `gin_file` is then always read before it.
         recipe_of: that other command's function.
-        base: the Gin file read before the given ones if they do not configure the command (or the
-            one whose recipes it takes); None means `gin_file`.
+        base: the Gin file that completes given files which do not configure the command themselves
+            (or the command whose recipes it takes); it is read before them. None means `gin_file`.
         flags: its own flags: flag -> the macro or parameter that it sets.
         argument: the macro or `function.parameter` that a word after the command sets.
         many: whether several words may follow, as a list.

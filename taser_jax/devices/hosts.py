@@ -33,7 +33,7 @@ T = TypeVar("T")
 COORDINATOR_TIMEOUT = 300
 # Seconds that JAX's runtime waits longer than we do.
 _GRACE = 60
-# Seconds for which a host that failed waits for the others to end, too.
+# Seconds that a host that failed gives the other hosts to end.
 _LEAVING = 20
 # Words of JAX's errors about a lost host, for which it has no exception type.
 _LOST = (

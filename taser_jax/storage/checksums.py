@@ -3,8 +3,8 @@
     8f3a1c07 5120128 passages/ids.npy
 
 A line is the file's CRC-32 in hexadecimal, its bytes and its name, below the folder of
-`checksums.txt`. A file that is replaced gets a further line, and is whole if it is what one of its
-lines says: so the line can be written before the file, and a kill between the two harms nothing.
+`checksums.txt`. Replacing a file adds a line, and a file passes if any of its lines describes it.
+The line can therefore be written before the file: a kill between the two harms nothing.
 Files without a line are not checked, such as those of earlier versions. A bucket checks its
 objects' checksums itself: addresses with gs:// have no such file.
 """

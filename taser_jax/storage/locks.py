@@ -21,8 +21,8 @@ from taser_jax.storage.errors import BusyError
 from taser_jax.storage.progress import logger
 
 LOCK = ".writer"
-# A read-only disk, which may already hold all that the command would write, or one without locks: a
-# write that fails reports that itself.
+# On a read-only disk or one without locks the command goes on: it may have nothing to write, and a
+# write that fails says so itself.
 _UNLOCKABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOLCK, errno.ENOTSUP)
 _COMMAND_LENGTH = 300
 _held: dict[str, int] = {}

@@ -66,7 +66,7 @@ SHARED = ExpertConfig(
                 "train_from_block": 1,
                 "optimizer": OptimizerConfig(updates=((".*", Update.TRAIN),)),
             },
-            "and a table of what is frozen",
+            "and OptimizerConfig.updates others",
         ),
         (
             {"train_from_block": 1, "model": dataclasses.replace(MODEL, experts=SHARED)},

@@ -71,8 +71,8 @@ def compare(
     Args:
         directories: folders of text; each format is prepared on its own, and all are merged.
         output_dir: directory of all outputs.
-        pretrained: weights to start from: "minilm", a directory or a hub id; its files say how it
-            pools, normalises and prompts, and its longest text. None draws weights.
+        pretrained: weights to start from: "minilm", a directory or a hub id. Its files give
+            pooling, normalisation, prompt and longest text. None starts from random weights.
         systems: "taser", "shared", "dpr", as a list or separated by commas.
         minutes: time budget for steps, frozen blocks and rounds; None sets no limit.
         validation_share: share of training queries that becomes a validation split, where there is

@@ -242,7 +242,7 @@ class Project:
         )
         self._decide_last_round(chosen.rounds)
         if minutes is not None and chosen.seconds > 60 * minutes:
-            logger.warning("this is the least; it does not fit into %g minutes", minutes)
+            logger.warning("even the shortest comparison takes longer than %g minutes", minutes)
 
     def _decide_last_round(self, rounds: int) -> None:
         """Places for commands that take one model: those of the first system's last training."""

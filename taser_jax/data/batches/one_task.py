@@ -140,8 +140,8 @@ class BatchStream:
         for task, short in self.queries_short_of_negatives.items():
             if short:
                 logger.info(
-                    "%s: %d of %d queries have fewer than %d hard negatives; the others are drawn "
-                    "from the whole store",
+                    "%s: %d of %d queries lack hard negatives (%d each are drawn); random passages "
+                    "of the store take their place",
                     *(task, short, len(tasks[task]), config.num_negatives),
                 )
         self._all = np.arange(config.batch_size)

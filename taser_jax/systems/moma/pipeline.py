@@ -1,4 +1,4 @@
-"""`taser pipeline moma`: episodes that train an end retriever and its lookup by turns."""
+"""`taser pipeline moma`: episodes that train an end retriever and its lookup in turn."""
 
 from __future__ import annotations
 
