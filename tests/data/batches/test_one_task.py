@@ -205,7 +205,7 @@ def test_short_pools_are_counted_and_logged(toy, caplog):
     }
     assert stream.queries_short_of_negatives == short
     assert sum(short.values()) > 0
-    assert f"nq: {short['nq']} of 50 queries have fewer than 3" in caplog.text
+    assert f"nq: {short['nq']} of 50 queries lack hard negatives (3 each are drawn)" in caplog.text
 
 
 def test_draws_are_uniform(tmp_path):
