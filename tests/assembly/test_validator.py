@@ -29,9 +29,7 @@ def model_and_params():
     return model, init_params(model, jax.random.key(0))
 
 
-def validate(
-    model_and_params, store, *queries, false_negatives=FalseNegatives.MASK, **changes
-):
+def validate(model_and_params, store, *queries, false_negatives=FalseNegatives.MASK, **changes):
     model, params = model_and_params
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.devices()[:2]))
     config = tiny_training.training_config(train_steps=1).validation
