@@ -38,17 +38,20 @@ class RetrievalStages:
         stages: where finished stages are recorded.
         setting: what all stages share.
         store: the token store.
+
+    Attributes:
+        common: arguments of all commands that read the collection.
     """
 
     def __init__(self, stages: Stages, setting: Setting, store: TokenStore) -> None:
         self._stages, self._setting, self._store = stages, setting, store
-        self._common: dict[str, Any] = {
+        self.common: dict[str, Any] = {
             "data_dir": setting.data_dir,
             "collection": store.metadata.collection,
             "tasks": setting.tasks,
         }
         self._searched: dict[str, Any] = {
-            **self._common,
+            **self.common,
             "k": setting.k,
             "own_passage_tasks": list(setting.own_passage_tasks),
         }
@@ -165,7 +168,7 @@ class RetrievalStages:
             config=config,
             match=evaluation.match,
             regex_tasks=evaluation.regex_tasks,
-            **self._common | ({} if tasks is None else {"tasks": tasks}),
+            **self.common | ({} if tasks is None else {"tasks": tasks}),
         )
 
     def evaluate(
@@ -188,7 +191,7 @@ class RetrievalStages:
             details=details,
             # Rows are tested once all are there.
             significance=None,
-            **self._common,
+            **self.common,
         )
         return row
 

@@ -92,29 +92,27 @@ class _StageInputs:
         if is_place(field, value):
             return self._of_place(name, os.fspath(value), field)
         parts = parts_of(value)
-        if parts is not None:
-            fields = [(part, part) for part in parts]
-        elif isinstance(value, list | tuple) and any(is_place(field, part) for part in value):
-            parts = {str(place): part for place, part in enumerate(value)}
-            fields = [(place, field) for place in parts]
-        else:
+        is_list = isinstance(value, list | tuple) and any(is_place(field, part) for part in value)
+        if is_list:
+            parts = {str(number): part for number, part in enumerate(value)}
+        if parts is None:
             return {name: to_plain(value)}
         inputs: dict[str, Any] = {}
-        for part, part_field in fields:
-            inputs |= self._of(f"{name}.{part}", parts[part], field=part_field)
+        for key, part in parts.items():
+            inputs |= self._of(f"{name}.{key}", part, field=field if is_list else key)
         return inputs
 
     def _of_place(self, name: str, place: str, field: str) -> dict[str, Any]:
-        path, fingerprint = epath.Path(place), None
-        if field == "data_dir" and "collection" in self._given:
+        path, fingerprint, splits = epath.Path(place), None, self._splits or set(SPLITS)
+        is_collection = field == "data_dir" and "collection" in self._given
+        if is_collection:
             path = collection_directory(place, self._given["collection"])
         if os.path.abspath(path) not in self._written:
-            if field == "data_dir":
-                fingerprint = _collection_fingerprint(
-                    path, self._given.get("tasks"), self._splits or set(SPLITS)
-                )
-            else:
-                fingerprint = artifact_fingerprint(path, self._splits or set(SPLITS))
+            fingerprint = (
+                _collection_fingerprint(path, self._given.get("tasks"), splits)
+                if is_collection
+                else artifact_fingerprint(path, splits)
+            )
         inputs = {} if fingerprint is None else {f"{name}{FINGERPRINT}": fingerprint}
         below = relative(place, self._root)
         if below is not None or fingerprint is None:

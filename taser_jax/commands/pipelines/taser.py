@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 
@@ -124,11 +123,6 @@ class Comparison:
         self._first_negatives = first_negatives
         self._root = pathlib.Path(setting.output_dir)
         self._retrieval = RetrievalStages(stages, setting, store)
-        self._common: dict[str, Any] = {
-            "data_dir": setting.data_dir,
-            "collection": store.metadata.collection,
-            "tasks": setting.tasks,
-        }
 
     def bm25(self) -> None:
         """BM25 runs of all splits, round-1 negatives, and BM25's row."""
@@ -205,7 +199,7 @@ class Comparison:
             measure=setting.hybrid_measure,
             config=setting.hybrid,
             evaluation=setting.evaluation,
-            **self._common,
+            **self._retrieval.common,
         )
         low, high = min(alphas.values()), max(alphas.values())
         return self._retrieval.evaluate(

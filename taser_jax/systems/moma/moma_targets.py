@@ -12,8 +12,9 @@ from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages
 from taser_jax.commands.pipelines.setting import BM25
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.systems.moma.memory_shares import attention_by_task
 from taser_jax.systems.moma.moma_options import Documents, LookupTraining, Trained
-from taser_jax.systems.moma.stages import UNTRAINED, MomaStages, attention_by_task, look_up
+from taser_jax.systems.moma.stages import UNTRAINED, MomaStages, look_up
 
 Finished = Mapping[LookupTraining, tuple[Trained, Trained | None]]
 

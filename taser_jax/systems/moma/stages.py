@@ -16,25 +16,22 @@ from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, Retrieval
 from taser_jax.commands.pipelines.setting import BM25, Setting
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.train import TrainSummary, train
-from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.models.fusion import FidAttention
 from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.moma.attention import (
     Distilled,
     distil,
-    document_attention,
     gold_documents,
     write_joined_store,
 )
 from taser_jax.systems.moma.augment import augment
-from taser_jax.systems.moma.augmentation import Augmentation, read_lookup
+from taser_jax.systems.moma.augmentation import read_lookup
 from taser_jax.systems.moma.memories import Mixture
 from taser_jax.systems.moma.memory import memory_add
-from taser_jax.systems.moma.memory_shares import attention_shares
+from taser_jax.systems.moma.memory_shares import attention_by_task
 from taser_jax.systems.moma.moma_options import (
     Documents,
     GoldDocuments,
@@ -314,57 +311,6 @@ def look_up(
         **options,
     )
     return {"encoded": encoded}
-
-
-def attention_by_task(
-    *,
-    model_dir: str,
-    memory_dir: str,
-    augmentation_dir: str,
-    documents: int,
-    kind: FidAttention,
-    config: EncodeConfig,
-    token_store: str,
-    tasks: Sequence[str],
-    split: str,
-    source: str,
-) -> dict[str, tuple[dict[str, Any], TokenizedQueries, list[np.ndarray], np.ndarray]]:
-    """What an end retriever attends to, for each task of a split.
-
-    Args:
-        model_dir: the end retriever.
-        memory_dir: the mixture.
-        augmentation_dir: its documents of the queries.
-        documents: how many of a query's documents are read.
-        kind: which attention.
-        config: batches of encoding.
-        token_store: has the queries.
-        tasks: theirs.
-        split: theirs.
-        source: the memory that their positives are of.
-
-    Returns:
-        Task -> shares by memory, the queries, their relevant documents, and the attention to each
-        query's own tokens and its documents.
-    """
-    mixture, model = Mixture.open(memory_dir), load_model(model_dir)
-    store = TokenStore.open(token_store)
-    augmentation = Augmentation.open(
-        augmentation_dir, per_query=documents, config=model.model.config, store=store
-    )
-    attended = {}
-    for entry in store.metadata.queries:
-        if entry.split != split or entry.task not in tasks:
-            continue
-        queries = store.queries(entry.task, split)
-        gold = gold_documents(mixture, source, queries.positives)
-        lookup, _ = read_lookup(augmentation_dir, entry.task, split)
-        attention = document_attention(
-            model, augmentation.of_queries(queries), task=entry.task, kind=kind, config=config
-        )
-        line = attention_shares(mixture, lookup.rows, attention, gold=gold, source=source)
-        attended[entry.task] = {"task": entry.task, **line}, queries, gold, attention
-    return attended
 
 
 @writes("{output_dir}")
