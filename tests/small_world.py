@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 from taser_jax.cli import main as cli
 
@@ -95,6 +98,16 @@ def refused(capsys, *arguments: str) -> str:
     _, error, message = capsys.readouterr().err.rpartition("error: ")
     assert error
     return message
+
+
+def never(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A command with the same arguments that must not be called."""
+
+    @functools.wraps(function)
+    def called(**_: Any) -> None:
+        raise AssertionError("a finished stage was run again")
+
+    return called
 
 
 def figures(output_dir: pathlib.Path) -> list[dict[str, str]]:

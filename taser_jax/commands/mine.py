@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -115,7 +116,11 @@ def mine(
             rows=mined.rows,
             scores=mined.scores,
             dropped=_dropped(mined, queries, task_config, where=f"{task} {split}"),
-            metadata={"collection_fingerprint": store.fingerprint, "source": str(runs_dir)},
+            metadata={
+                "collection_fingerprint": store.fingerprint,
+                # A pipeline's folder can be moved.
+                "source": os.path.relpath(runs_dir, output_dir),
+            },
             facts={"mining": to_plain(task_config), "statistics": _plain(mined.statistics)},
         )
         if sample_size:

@@ -19,6 +19,7 @@ from taser_jax.data.prepare.questions import PrepareOptions, QuestionFiles
 from taser_jax.data.prepare.receipts import PreparedCollection, without_positive_file
 from taser_jax.data.pydocs.build import build_pydocs
 from taser_jax.data.pydocs.tasks import TASKS
+from taser_jax.devices.hosts import writes
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.locks import one_writer
@@ -26,6 +27,7 @@ from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.records import Query
 
 
+@writes("{data_dir}/{collection}")
 def prepare_pydocs(
     *,
     data_dir: str,
@@ -59,18 +61,17 @@ def prepare_pydocs(
             expected=f"some of {', '.join(TASKS)}",
             fix="correct the name",
         )
-    with one_writer(collection_directory(data_dir, collection)):
-        with phase("build pydocs"):
-            built = build_pydocs(packages)
-        wanted = {task: built.queries[task] for task in TASKS if tasks is None or task in tasks}
-        if train_queries is not None:
-            for splits in wanted.values():
-                splits["train"] = drawn_by_hash(splits["train"], train_queries)
-        store = write_collection(data_dir, collection, built.passages)
-        for task, splits in wanted.items():
-            for split, queries in splits.items():
-                if queries:
-                    write_queries(data_dir, collection, task, split, queries)
+    with phase("build pydocs"):
+        built = build_pydocs(packages)
+    wanted = {task: built.queries[task] for task in TASKS if tasks is None or task in tasks}
+    if train_queries is not None:
+        for splits in wanted.values():
+            splits["train"] = drawn_by_hash(splits["train"], train_queries)
+    store = write_collection(data_dir, collection, built.passages)
+    for task, splits in wanted.items():
+        for split, queries in splits.items():
+            if queries:
+                write_queries(data_dir, collection, task, split, queries)
     versions = ", ".join(f"{name} {version}" for name, version in built.versions.items())
     logger.info("pydocs: %s passages, checksum %s", f"{len(store):,}", built.checksum)
     logger.info("pydocs: text of %s", versions)

@@ -297,9 +297,16 @@ def writes(*directories: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                     first_host_only(_lock)(held, [_filled(one, given) for one in directories])
                 return command(*args, **kwargs)
 
+        vars(locked)["directories"] = directories
         return locked
 
     return decorate
+
+
+def written_by(command: Callable[..., object], arguments: Mapping[str, object]) -> list[str]:
+    """The directories that a command with `writes` writes with these arguments."""
+    patterns: Sequence[str] = getattr(command, "directories", ())
+    return [path for path in (_filled(one, arguments) for one in patterns) if path is not None]
 
 
 def _filled(pattern: str, arguments: Mapping[str, object]) -> str | None:

@@ -21,7 +21,7 @@ def to_plain(value: object) -> Any:
         >>> to_plain(LayerRange(first=1, last=None))  # doctest: +SKIP
         {'first': 1, 'last': None}
     """
-    parts = _parts(value)
+    parts = parts_of(value)
     if parts is not None:
         return {name: to_plain(part) for name, part in parts.items()}
     if isinstance(value, enum.Enum):
@@ -101,7 +101,7 @@ def flatten(**configs: object) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in configs.items():
-        parts = _parts(value)
+        parts = parts_of(value)
         if parts is None:
             found[name] = to_plain(value)
         else:
@@ -109,7 +109,8 @@ def flatten(**configs: object) -> dict[str, Any]:
     return found
 
 
-def _parts(value: object) -> Mapping[str, Any] | None:
+def parts_of(value: object) -> Mapping[str, Any] | None:
+    """The fields of a dataclass or the items of a mapping; None for any other value."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return {str(key): part for key, part in value.items()} if isinstance(value, Mapping) else None

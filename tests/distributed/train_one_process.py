@@ -154,7 +154,7 @@ def stages_and_errors(folder, process_id, hosts, error_type) -> None:
     calls = []
 
     @hosts.first_host_only
-    def once() -> dict[str, int]:
+    def once(*, seed: int) -> dict[str, int]:
         calls.append(process_id)
         return {"made on": process_id}
 
@@ -163,7 +163,7 @@ def stages_and_errors(folder, process_id, hosts, error_type) -> None:
         raise FileNotFoundError("no such run")
 
     stages = Stages(folder / "pipeline")
-    outputs = [stages.run("work", once, inputs={"seed": 0}) for _ in range(2)]
+    outputs = [stages.run("work", once, seed=0) for _ in range(2)]
     assert outputs == [{"made on": 0}] * 2
     assert calls == [0] * (process_id == 0)
     try:

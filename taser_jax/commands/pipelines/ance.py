@@ -45,12 +45,10 @@ class _Retriever:
     Attributes:
         label: prefix of its stages' names.
         root: its folder, with model/ and, where an episode follows, negatives/.
-        inputs: everything it depends on, for the records of later stages.
     """
 
     label: str
     root: pathlib.Path
-    inputs: Mapping[str, object]
 
 
 @hosts.writes("{setting.output_dir}")
@@ -134,112 +132,75 @@ class _AnceRun:
         self._setting, self._model, self._name, self._kept = setting, model, name, kept
         self._root = pathlib.Path(setting.output_dir)
         self._stages = Stages(self._root)
-        self._retrieval = RetrievalStages(self._stages, setting, store.metadata.collection)
-        self._data = {
-            "token_store": store.metadata.fingerprint,
-            "tasks": list(setting.tasks or []),
-            **flatten(model=model),
-        }
+        self._retrieval = RetrievalStages(self._stages, setting, store)
 
     def warm_up(self, rows: list[str]) -> _Retriever:
         """BM25's negatives, a training on them, and its negatives for the first episode."""
         setting, bm25_root = self._setting, self._root / "bm25"
-        bm25_inputs = {key: self._data[key] for key in ("token_store", "tasks")}
-        bm25_inputs = self._retrieval.bm25(bm25_root, bm25_inputs, splits=("train", "test"))
-        self._retrieval.mine("bm25", bm25_root, setting.first_mining, bm25_inputs)
-        rows.append(
-            self._retrieval.evaluate(BM25, bm25_root / "runs", bm25_inputs, parameters=None)
-        )
-        inputs = {**self._data, **flatten(training=setting.training, mining=setting.first_mining)}
-        trained = self._train(
-            WARM_UP, setting.training, inputs, negatives_dir=bm25_root / "negatives"
-        )
-        return self._retrieve(WARM_UP, inputs, trained, rows, next_episode=1)
+        self._retrieval.bm25(bm25_root, splits=("train", "test"))
+        self._retrieval.mine("bm25", bm25_root, setting.first_mining)
+        rows.append(self._retrieval.evaluate(BM25, bm25_root / "runs", parameters=None))
+        trained = self._train(WARM_UP, setting.training, negatives_dir=bm25_root / "negatives")
+        return self._retrieve(WARM_UP, trained, rows, next_episode=1)
 
     def episode(
         self, episode: Episode, before: _Retriever, rows: list[str], *, is_last: bool
     ) -> _Retriever:
         """Trains on the negatives of the retriever before; mines for the next episode."""
-        inputs = {
-            **self._data,
-            **flatten(training=episode.training),
-            "before": before.inputs["model"],
-            "continued": episode.is_continued,
-        }
+        model_dir = before.root / "model"
+        start: dict[str, Any] = (
+            {"continued_checkpoint": latest_checkpoint(model_dir)}
+            if episode.is_continued
+            else {"initial_checkpoint": selected_checkpoint(model_dir)}
+        )
         trained = self._train(
             episode.label,
-            episode.training,
-            inputs,
+            # A checkpoint has all parameters: pretrained weights are for the first training.
+            dataclasses.replace(episode.training, pretrained=None),
             negatives_dir=before.root / "negatives",
-            before=before,
-            is_continued=episode.is_continued,
+            **start,
         )
         following = None if is_last else episode.number + 1
-        retriever = self._retrieve(episode.label, inputs, trained, rows, next_episode=following)
+        retriever = self._retrieve(episode.label, trained, rows, next_episode=following)
         if self._kept is KeptEmbeddings.LAST and before.root.parent == self._root:
             _forget_embeddings(before.root)
         return retriever
 
     def _train(
-        self,
-        label: str,
-        training: TrainingConfig,
-        inputs: Mapping[str, object],
-        *,
-        negatives_dir: pathlib.Path,
-        before: _Retriever | None = None,
-        is_continued: bool = False,
+        self, label: str, training: TrainingConfig, *, negatives_dir: pathlib.Path, **start: Any
     ) -> Mapping[str, Any]:
-        def train_stage() -> dict[str, Any]:
-            initial = continued = None
-            if before is not None and is_continued:
-                continued = str(latest_checkpoint(before.root / "model"))
-            elif before is not None:
-                initial = str(selected_checkpoint(before.root / "model"))
-            summary = train(
-                model_dir=str(self._root / label / "model"),
-                token_store=self._setting.token_store,
-                model=self._model,
-                # A checkpoint has all parameters: pretrained weights are for the first training.
-                training=training
-                if before is None
-                else dataclasses.replace(training, pretrained=None),
-                tasks=self._setting.tasks,
-                negatives_dirs=[str(negatives_dir)],
-                initial_checkpoint=initial,
-                continued_checkpoint=continued,
-            )
-            assert summary is not None
-            return dataclasses.asdict(summary)
-
-        return self._stages.run(f"{label}-train", train_stage, inputs=inputs)
+        return self._stages.run(
+            f"{label}-train",
+            train,
+            model_dir=self._root / label / "model",
+            token_store=self._setting.token_store,
+            model=self._model,
+            training=training,
+            tasks=self._setting.tasks,
+            negatives_dirs=[negatives_dir],
+            **start,
+        )
 
     def _retrieve(
-        self,
-        label: str,
-        inputs: Mapping[str, object],
-        trained: Mapping[str, Any],
-        rows: list[str],
-        *,
-        next_episode: int | None,
+        self, label: str, trained: Mapping[str, Any], rows: list[str], *, next_episode: int | None
     ) -> _Retriever:
         """Encodes, searches and evaluates; mines where an episode follows."""
         root = self._root / label
         searched = ("test",) if next_episode is None else ("train", "test")
-        inputs = self._retrieval.retrieve(label, root, inputs, splits=searched)
+        self._retrieval.retrieve(label, root, splits=searched)
         if next_episode is not None:
-            mining = _mining_for(self._setting.second_mining, next_episode)
-            self._retrieval.mine(label, root, mining, inputs)
+            self._retrieval.mine(
+                label, root, _mining_for(self._setting.second_mining, next_episode)
+            )
         rows.append(
             self._retrieval.evaluate(
                 f"{self._name} ({label})",
                 root / "runs",
-                inputs,
                 parameters=trained["parameters"],
                 details={"training": f"{trained['seconds']:.0f} s"},
             )
         )
-        return _Retriever(label, root, inputs)
+        return _Retriever(label, root)
 
 
 def _mining_for(mining: MiningConfig, episode: int) -> MiningConfig:
@@ -262,7 +223,7 @@ def _finished(directory: pathlib.Path, episodes: int, mining: MiningConfig) -> _
             fix="run it there first: a warm-up needs no episodes, an episode one that follows it",
         )
     mined = stages.record(f"{label}-mine").inputs
-    for setting, wanted in flatten(mining=_mining_for(mining, episodes + 1)).items():
+    for setting, wanted in flatten(config=_mining_for(mining, episodes + 1)).items():
         if mined.get(setting, wanted) != wanted:
             raise ConfigError(
                 f"{setting} {mined[setting]!r} made its negatives for the next episode",
@@ -270,8 +231,7 @@ def _finished(directory: pathlib.Path, episodes: int, mining: MiningConfig) -> _
                 expected=f"{wanted!r}, as this run has it",
                 fix="mine as that run did, or warm up here",
             )
-    record = stages.record(f"{label}-encode")
-    return _Retriever(label, directory / label, {**record.inputs, **record.outputs})
+    return _Retriever(label, directory / label)
 
 
 @hosts.first_host_only

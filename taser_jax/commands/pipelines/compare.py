@@ -111,7 +111,7 @@ def compare(
         "batch_size": batch_size,
     }
     stages = Stages(root)
-    stages.run("compare", dict, inputs=given)
+    stages.run("compare", lambda **_: None, **given)
     keep_compiled_programs(root)
     project.decide_data(validation_share, vocabulary_size)
     project.prepare()
@@ -119,18 +119,18 @@ def compare(
     if pretrained is None:
         project.run("vocab")
 
-    def lengths_stage() -> dict[str, Any]:
+    def lengths_stage(**_: object) -> dict[str, Any]:
         found = _lengths(project, feature_lengths or {})
         return {side: dataclasses.asdict(one) for side, one in found.items()}
 
-    lengths = stages.run("compare-lengths", lengths_stage, inputs=given)
+    lengths = stages.run("compare-lengths", lengths_stage, **given)
     sides = {side: FittedLength(**one) for side, one in lengths.items()}
     project.decide_model(sides, batch_size=batch_size, learning_rate=rate, seed=seed)
     project.run("tokenize")
     measured = stages.run(
         "compare-measure",
-        lambda: dataclasses.asdict(_measure(project, sides, batch_size)),
-        inputs=given,
+        lambda **_: _measure(project, sides, batch_size),
+        **given,
     )
     costs = Costs(**measured)
     steps = train_steps or default_steps(_training_queries(project), batch_size)
@@ -246,10 +246,10 @@ def _finish(project: Project, stages: Stages, best: str, folder: pathlib.Path) -
         task=task,
     )
 
-    def export() -> dict[str, Any]:
+    def export(*, model_dir: str) -> dict[str, Any]:
         return {"formats": list(project.run("export"))}
 
-    stages.run("compare-export", export, inputs={"model": parts.model_dir})
+    stages.run("compare-export", export, model_dir=parts.model_dir)
     print(f"\nAll of it is under {project.root}: table.md, .csv and .png, runs, index, export.")
     print(f"Repeat a step: taser train --gin_file={project.gin_file}")
     print(f"In Python: taser_jax.Retriever.load({str(project.root)!r}).search(['your question'])")

@@ -61,47 +61,32 @@ def quickstart(
     stages = Stages(root)
     if vocabulary is not None:
         vocabulary = str(fetch(vocabulary))
-    sizes = {
-        "vocabulary": vocabulary or vocabulary_size,
-        "lengths": {"query": query_length, "passage": passage_length},
-    }
-    passages = stages.run(
+    stages.run(
         "prepare",
-        lambda: {
-            "passages": prepare_pydocs(
-                data_dir=setting.data_dir, collection=COLLECTION, train_queries=train_queries
-            )
-        },
-        inputs={} if train_queries is None else {"train_queries": train_queries},
+        prepare_pydocs,
+        data_dir=setting.data_dir,
+        collection=COLLECTION,
+        train_queries=train_queries,
     )
     if vocabulary is None:
-        trained = str(root / "vocabulary")
+        vocabulary = str(root / "vocabulary")
         stages.run(
             "vocab",
-            lambda: {
-                "vocabulary": vocab(
-                    data_dir=setting.data_dir,
-                    collection=COLLECTION,
-                    output_dir=trained,
-                    size=vocabulary_size,
-                )
-            },
-            inputs={**sizes, **passages},
+            vocab,
+            data_dir=setting.data_dir,
+            collection=COLLECTION,
+            output_dir=vocabulary,
+            size=vocabulary_size,
         )
-        vocabulary = trained
     stages.run(
         "tokenize",
-        lambda: {
-            "token_store": tokenize(
-                data_dir=setting.data_dir,
-                mixture_or_task=COLLECTION,
-                module="taser_jax.tasks.pydocs",
-                vocabulary=vocabulary,
-                feature_lengths={"query": query_length, "passage": passage_length},
-                output_dir=setting.token_store,
-            )
-        },
-        inputs={**sizes, **passages},
+        tokenize,
+        data_dir=setting.data_dir,
+        mixture_or_task=COLLECTION,
+        module="taser_jax.tasks.pydocs",
+        vocabulary=vocabulary,
+        feature_lengths={"query": query_length, "passage": passage_length},
+        output_dir=setting.token_store,
     )
     table = pipeline_taser(
         setting=setting,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 
@@ -40,7 +39,6 @@ from taser_jax.retrieval.mining_options import MiningConfig
 from taser_jax.storage.artifacts import file_name, storage_errors
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
-from taser_jax.storage.settings import flatten, to_plain
 
 
 @writes("{setting.output_dir}")
@@ -97,10 +95,7 @@ def pipeline_taser(
     if setting.final_negatives is None:
         final_negatives = FinalNegatives.of_paper(len(sets))
         setting = dataclasses.replace(setting, final_negatives=final_negatives)
-    data = {"token_store": store.metadata.fingerprint, "tasks": list(setting.tasks or [])}
-    comparison = Comparison(
-        stages, setting, store.metadata.collection, data, first_negatives=tuple(first_negatives)
-    )
+    comparison = Comparison(stages, setting, store, first_negatives=tuple(first_negatives))
     comparison.bm25()
     order = [BM25]
     for name, system in untrained_systems.items():
@@ -120,45 +115,34 @@ class Comparison:
         self,
         stages: Stages,
         setting: Setting,
-        collection: str,
-        data: Mapping[str, Any],
+        store: TokenStore,
         *,
         first_negatives: tuple[str, ...] = (BM25,),
     ) -> None:
-        self._stages, self._setting, self._data = stages, setting, data
+        self._stages, self._setting = stages, setting
         self._first_negatives = first_negatives
         self._root = pathlib.Path(setting.output_dir)
-        self._retrieval = RetrievalStages(stages, setting, collection)
-        self._common: dict[str, Any] = {
-            "data_dir": setting.data_dir,
-            "collection": collection,
-            "tasks": setting.tasks,
-        }
+        self._retrieval = RetrievalStages(stages, setting, store)
 
     def bm25(self) -> None:
         """BM25 runs of all splits, round-1 negatives, and BM25's row."""
-        root, splits = self._root / "bm25", ("train", DEVELOPMENT, "test")
-        inputs = self._retrieval.bm25(root, self._data, splits=splits)
-        self._retrieval.mine("bm25", root, self._setting.first_mining, inputs)
-        self._retrieval.evaluate(BM25, root / "runs", inputs, parameters=None)
+        root = self._root / "bm25"
+        self._retrieval.bm25(root, splits=("train", DEVELOPMENT, "test"))
+        self._retrieval.mine("bm25", root, self._setting.first_mining)
+        self._retrieval.evaluate(BM25, root / "runs", parameters=None)
 
     def untrained(self, name: str, system: System) -> str:
         """Encodes, indexes, searches and evaluates a pretrained model; returns its row's name."""
         label = file_name(name)
         root, splits = self._root / label, [DEVELOPMENT, "test"]
-        parameters, inputs = self._retrieval.untrained(label, root, system.model, self._data)
+        parameters = self._retrieval.untrained(label, root, system.model)
         if name in self._first_negatives:
             splits.insert(0, "train")
-        inputs = self._retrieval.retrieve(label, root, inputs, splits=splits, encoded=splits)
+        self._retrieval.retrieve(label, root, splits=splits, encoded=splits)
         if name in self._first_negatives:
-            self._retrieval.mine(label, root, self._setting.second_mining, inputs)
-        return self._retrieval.evaluate(
-            name,
-            root / "runs",
-            inputs,
-            parameters=parameters,
-            details={"training": "none"},
-        )
+            self._retrieval.mine(label, root, self._setting.second_mining)
+        details = {"training": "none"}
+        return self._retrieval.evaluate(name, root / "runs", parameters=parameters, details=details)
 
     def round(self, name: str, system: System, number: int, *, is_last: bool) -> str:
         """Trains, encodes, indexes, searches, mines and evaluates one round.
@@ -170,47 +154,28 @@ class Comparison:
         label = f"{file_name(name)}-{number}"
         root = self._root / label
         training = system.training(setting.training)
-        inputs = {
-            **self._data,
-            **flatten(
-                model=system.model,
-                training=training,
-                negatives=(setting.first_mining, setting.second_mining)[number > 1],
-            ),
-        }
-        if system.tasks is not None:
-            inputs["tasks"] = list(system.tasks)
         sources = [file_name(each) for each in self._first_negatives]
-        if self._first_negatives != (BM25,):
-            inputs |= flatten(first_negatives=sources, mining=setting.second_mining)
         if number > 1:
-            assert setting.final_negatives is not None
-            inputs |= flatten(final_negatives=setting.final_negatives)
             mined = f"{file_name(name)}-{number - 1}"
             joins = setting.final_negatives is FinalNegatives.JOINED
             sources = ["bm25", mined] if joins else [mined]
-
-        def train_stage() -> dict[str, Any]:
-            summary = train(
-                model_dir=str(root / "model"),
-                token_store=setting.token_store,
-                model=system.model,
-                training=training,
-                tasks=system.tasks or setting.tasks,
-                negatives_dirs=[str(self._root / source / "negatives") for source in sources],
-            )
-            assert summary is not None
-            return dataclasses.asdict(summary)
-
-        trained = self._stages.run(f"{label}-train", train_stage, inputs=inputs)
+        trained = self._stages.run(
+            f"{label}-train",
+            train,
+            model_dir=root / "model",
+            token_store=setting.token_store,
+            model=system.model,
+            training=training,
+            tasks=system.tasks or setting.tasks,
+            negatives_dirs=[self._root / source / "negatives" for source in sources],
+        )
         splits = (*(() if is_last else ("train",)), DEVELOPMENT, "test")
-        inputs = self._retrieval.retrieve(label, root, inputs, splits=splits, encoded=splits)
+        self._retrieval.retrieve(label, root, splits=splits, encoded=splits)
         if not is_last:
-            self._retrieval.mine(label, root, setting.second_mining, inputs)
+            self._retrieval.mine(label, root, setting.second_mining)
         return self._retrieval.evaluate(
             row_name(name, number, self._first_negatives),
             root / "runs",
-            inputs,
             parameters=trained["parameters"],
             details={
                 "false negatives": training.batching.false_negatives.value,
@@ -223,37 +188,24 @@ class Comparison:
         setting = self._setting
         label = f"{file_name(name)}-{number}"
         root = self._root / f"{label}-bm25"
-        trained = self._stages.record(f"{label}-train").outputs
-        inputs = {
-            **self._data,
-            **self._stages.record(f"{label}-encode").outputs,
-            **flatten(hybrid=setting.hybrid, evaluation=setting.evaluation),
-            "measure": setting.hybrid_measure,
-            "bm25": to_plain(setting.bm25),
-            "k": setting.k,
-        }
-
-        def fuse_stage() -> dict[str, Any]:
-            alphas = hybrid(
-                dense_dir=str(self._root / label / "runs"),
-                sparse_dir=str(self._root / "bm25" / "runs"),
-                output_dir=str(root / "runs"),
-                development_split=DEVELOPMENT,
-                k=setting.k,
-                measure=setting.hybrid_measure,
-                config=setting.hybrid,
-                evaluation=setting.evaluation,
-                **self._common,
-            )
-            return {"alphas": alphas}
-
-        fused = self._stages.run(f"{label}-hybrid", fuse_stage, inputs=inputs)
-        low, high = min(fused["alphas"].values()), max(fused["alphas"].values())
+        alphas = self._stages.run(
+            f"{label}-hybrid",
+            hybrid,
+            dense_dir=self._root / label / "runs",
+            sparse_dir=self._root / "bm25" / "runs",
+            output_dir=root / "runs",
+            development_split=DEVELOPMENT,
+            k=setting.k,
+            measure=setting.hybrid_measure,
+            config=setting.hybrid,
+            evaluation=setting.evaluation,
+            **self._retrieval.common,
+        )
+        low, high = min(alphas.values()), max(alphas.values())
         return self._retrieval.evaluate(
             f"{name} + BM25",
             root / "runs",
-            inputs,
-            parameters=trained["parameters"],
+            parameters=self._stages.record(f"{label}-train").outputs["parameters"],
             details={
                 "false negatives": setting.training.batching.false_negatives.value,
                 "alpha": f"{low:g}" if low == high else f"{low:g} to {high:g}",

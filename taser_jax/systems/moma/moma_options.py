@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from taser_jax.models.fusion import FidAttention
 from taser_jax.storage.errors import ConfigError
@@ -115,11 +114,10 @@ class MomaConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A trained component: its folder, and what it depends on."""
+    """A trained component and its folder."""
 
     label: str
     directory: pathlib.Path
-    inputs: Mapping[str, Any]
     parameters: int = 0
 
 
@@ -129,4 +127,3 @@ class Documents:
 
     memory_dir: pathlib.Path
     directory: pathlib.Path
-    inputs: Mapping[str, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +12,9 @@ from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages
 from taser_jax.commands.pipelines.setting import BM25
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.systems.moma.augment import augment
+from taser_jax.systems.moma.memory_shares import attention_by_task
 from taser_jax.systems.moma.moma_options import Documents, LookupTraining, Trained
-from taser_jax.systems.moma.stages import UNTRAINED, MomaStages
+from taser_jax.systems.moma.stages import UNTRAINED, MomaStages, look_up
 
 Finished = Mapping[LookupTraining, tuple[Trained, Trained | None]]
 
@@ -60,7 +61,6 @@ class _Target:
         self._run, self._name, self._path = run, name, path
         self._root = run.root / "targets" / name
         store = TokenStore.open(path)
-        self._inputs = {"target": store.metadata.passages_fingerprint}
         self._setting = dataclasses.replace(
             run.setting,
             output_dir=str(self._root),
@@ -69,72 +69,58 @@ class _Target:
             own_passage_tasks=(),
         )
         self._stages = Stages(self._root)
-        self._retrieval = RetrievalStages(self._stages, self._setting, store.metadata.collection)
+        self._retrieval = RetrievalStages(self._stages, self._setting, store)
+        self._tasks = list(store.tasks)
 
     def bm25(self) -> str:
         """BM25's row."""
         root = self._root / "bm25"
-        inputs = self._retrieval.bm25(root, self._inputs, splits=("test",))
-        return self._retrieval.evaluate(BM25, root / "runs", inputs, parameters=None)
+        self._retrieval.bm25(root, splits=("test",))
+        return self._retrieval.evaluate(BM25, root / "runs", parameters=None)
 
     def look_up(self, lookup: Trained, memories: Mapping[str, str], folder: str) -> Documents:
         """The documents that a lookup finds for the target's queries in these memories."""
         root = self._root / f"{lookup.label}-{folder}"
-        found = Documents(root / "memories", root / "found", {})
-
-        def stage() -> None:
-            self._run.add_memories(lookup, found.memory_dir, memories)
-            augment(
-                memory_dir=str(found.memory_dir),
-                token_store=self._path,
-                model_dir=str(lookup.directory),
-                output_dir=str(found.directory),
-                splits=["test"],
-                k=self._run.moma.documents,
-                config=self._setting.encode,
-            )
-
-        inputs = {**self._inputs, **lookup.inputs, "mixture": list(memories)}
-        self._stages.run(root.name, stage, inputs=inputs)
-        return dataclasses.replace(found, inputs=inputs)
+        documents = Documents(root / "memories", root / "found")
+        self._stages.run(
+            root.name,
+            look_up,
+            **self._run.mixture(lookup, memories),
+            memory_dir=documents.memory_dir,
+            token_store=self._path,
+            output_dir=documents.directory,
+            splits=["test"],
+            k=self._run.moma.documents,
+        )
+        return documents
 
     def search(self, row: str, end: Trained, documents: Documents | None) -> str:
         """The row of an end retriever, with or without documents."""
         label = end.label if documents is None else f"{end.label}-{documents.directory.parent.name}"
-        found = {} if documents is None else {"documents": dict(documents.inputs)}
-        searched = self._retrieval.retrieve(
+        self._retrieval.retrieve(
             label,
             self._root / label,
-            {**self._inputs, **end.inputs, **found},
             splits=("test",),
+            encoded=("test",),
             model_dir=end.directory,
             documents={
                 **self._run.options(documents),
-                "query_splits": ["test"],
-                "shared_embeddings": str(self._run.shared_embeddings(end)),
+                "shared_embeddings": self._run.shared_embeddings(end),
             },
         )
-        return self._retrieval.evaluate(
-            row, self._root / label / "runs", searched, parameters=end.parameters
-        )
+        return self._retrieval.evaluate(row, self._root / label / "runs", parameters=end.parameters)
 
     def attend(self, end: Trained, documents: Documents) -> None:
         """Records how the memories share the attention of the target's queries."""
-
-        def stage() -> dict[str, Any]:
-            store = TokenStore.open(self._path)
-            shares = self._run.shares(
-                end,
-                documents,
-                store,
-                tasks=list(store.tasks),
-                split="test",
-                source=self._name,
-            )
-            return {"attention": [line for line, *_ in shares.values()]}
-
-        inputs = {**end.inputs, "documents": dict(documents.inputs)}
-        self._stages.run(f"{end.label}-attention", stage, inputs=inputs)
+        self._stages.run(
+            f"{end.label}-attention",
+            _attention,
+            **self._run.attended(end, documents),
+            token_store=self._path,
+            tasks=self._tasks,
+            split="test",
+            source=self._name,
+        )
 
     def write(self, rows: list[str]) -> None:
         """The target's table."""
@@ -144,3 +130,8 @@ class _Target:
             by_task=self._setting.evaluation.measures[0],
             significance=self._setting.significance,
         )
+
+
+@functools.wraps(attention_by_task)
+def _attention(**attended: Any) -> dict[str, Any]:
+    return {"attention": [line for line, *_ in attention_by_task(**attended).values()]}

@@ -8,30 +8,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import load_model, selected_checkpoint
 from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, RetrievalStages
 from taser_jax.commands.pipelines.setting import BM25, Setting
 from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.commands.train import train
-from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.commands.train import TrainSummary, train
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.devices.hosts import writes
 from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.settings import flatten
 from taser_jax.systems.moma.attention import (
     Distilled,
     distil,
-    document_attention,
     gold_documents,
     write_joined_store,
 )
 from taser_jax.systems.moma.augment import augment
-from taser_jax.systems.moma.augmentation import Augmentation, read_lookup
+from taser_jax.systems.moma.augmentation import read_lookup
 from taser_jax.systems.moma.memories import Mixture
 from taser_jax.systems.moma.memory import memory_add
-from taser_jax.systems.moma.memory_shares import attention_shares
+from taser_jax.systems.moma.memory_shares import attention_by_task
 from taser_jax.systems.moma.moma_options import (
     Documents,
     GoldDocuments,
@@ -68,15 +68,8 @@ class MomaStages:
         self._store = store
         self.root = pathlib.Path(setting.output_dir)
         self._stages = Stages(self.root)
-        self._retrieval = RetrievalStages(self._stages, setting, store.metadata.collection)
+        self._retrieval = RetrievalStages(self._stages, setting, store)
         self._embeddings = pathlib.Path(moma.shared_embeddings or self.root / "embeddings-by-text")
-        memories = {one: TokenStore.open(path) for one, path in moma.memories.items()}
-        self._data = {
-            "token_store": store.metadata.fingerprint,
-            "tasks": list(setting.tasks or []),
-            **{f"memory {n}": s.metadata.passages_fingerprint for n, s in memories.items()},
-            **flatten(model=model),
-        }
 
     def row(self, kind: LookupTraining) -> str:
         """The name of a row, without its episode."""
@@ -89,20 +82,17 @@ class MomaStages:
     def warm_up(self, rows: list[str]) -> Trained:
         """A training on BM25's negatives, without documents; both components start from it."""
         setting, bm25_root = self.setting, self.root / "bm25"
-        inputs = {key: self._data[key] for key in ("token_store", "tasks")}
-        inputs = self._retrieval.bm25(bm25_root, inputs, splits=("train", "test"))
-        self._retrieval.mine("bm25", bm25_root, setting.first_mining, inputs)
-        rows.append(self._retrieval.evaluate(BM25, bm25_root / "runs", inputs, parameters=None))
+        self._retrieval.bm25(bm25_root, splits=("train", "test"))
+        self._retrieval.mine("bm25", bm25_root, setting.first_mining)
+        rows.append(self._retrieval.evaluate(BM25, bm25_root / "runs", parameters=None))
         untrained = self.untrained()
         if untrained is not None:
             self.retrieve(untrained, rows, UNTRAINED.capitalize(), None, mined=False)
-        inputs = {**self._data, **flatten(training=setting.training, mining=setting.first_mining)}
         trained = self._train(
             WARM_UP,
             setting.training,
-            inputs,
             tower_of=untrained,
-            negatives_dirs=[str(bm25_root / "negatives")],
+            negatives_dirs=[bm25_root / "negatives"],
             token_store=setting.token_store,
         )
         self.retrieve(trained, rows, f"{self._name} ({WARM_UP}, no memory)", None)
@@ -124,57 +114,41 @@ class MomaStages:
                 )
             return None
         directory = self.root / UNTRAINED
-        parameters, inputs = self._retrieval.untrained(
-            UNTRAINED, directory, self._model, {"token_store": self._data["token_store"]}
-        )
-        return Trained(UNTRAINED, directory / "model", inputs, parameters)
+        parameters = self._retrieval.untrained(UNTRAINED, directory, self._model)
+        return Trained(UNTRAINED, directory / "model", parameters)
 
     def look_up(self, lookup: Trained) -> Documents:
         """Encodes the mixture with the lookup's passage tower, and finds documents for all queries.
 
         Lookups with the same passage tower share the embeddings.
         """
-        moma, root = self.moma, self.root / lookup.label
+        moma = self.moma
         memory_dir = self.root / "memories" / self.shared_embeddings(lookup).name
-        inputs = {**lookup.inputs, "depth": moma.lookup_depth, "gold": moma.gold.value}
-        directory = root / "documents"
-
-        def stage() -> dict[str, Any]:
-            counts = self.add_memories(lookup, memory_dir, moma.memories)
-            depth = min(moma.lookup_depth, len(Mixture.open(memory_dir)))
-            augment(
-                memory_dir=str(memory_dir),
-                token_store=self.setting.token_store,
-                model_dir=str(lookup.directory),
-                output_dir=str(directory),
-                tasks=self.setting.tasks,
-                k=depth,
-                without_gold_of=moma.source if moma.gold is GoldDocuments.REMOVED else None,
-                config=self.setting.encode,
-            )
-            return {"encoded": counts}
-
-        self._stages.run(f"{lookup.label}-look-up", stage, inputs=inputs)
-        return Documents(memory_dir, directory, inputs)
+        directory = self.root / lookup.label / "documents"
+        self._stages.run(
+            f"{lookup.label}-look-up",
+            look_up,
+            **self.mixture(lookup, moma.memories),
+            memory_dir=memory_dir,
+            token_store=self.setting.token_store,
+            output_dir=directory,
+            tasks=self.setting.tasks,
+            k=moma.lookup_depth,
+            without_gold_of=moma.source if moma.gold is GoldDocuments.REMOVED else None,
+        )
+        return Documents(memory_dir, directory)
 
     def shared_embeddings(self, model: Trained) -> pathlib.Path:
         """The folder of embeddings by the model's passage tower."""
         return self._embeddings / load_model(model.directory).passage_fingerprint[:16]
 
-    def add_memories(
-        self, lookup: Trained, memory_dir: pathlib.Path, memories: Mapping[str, str]
-    ) -> dict[str, int]:
-        """Adds memories to a mixture; returns how many documents of each were encoded."""
+    def mixture(self, lookup: Trained, memories: Mapping[str, str]) -> dict[str, Any]:
+        """Arguments of `look_up` that name what it looks up in."""
         return {
-            name: memory_add(
-                name=name,
-                token_store=path,
-                model_dir=str(lookup.directory),
-                memory_dir=str(memory_dir),
-                shared_embeddings=str(self.shared_embeddings(lookup)),
-                config=self.setting.encode,
-            )["encoded"]
-            for name, path in memories.items()
+            "memories": {name: epath.Path(path) for name, path in memories.items()},
+            "model_dir": lookup.directory,
+            "shared_embeddings": self.shared_embeddings(lookup),
+            "config": self.setting.encode,
         }
 
     def train_end(
@@ -185,14 +159,11 @@ class MomaStages:
         documents: Documents | None,
     ) -> Trained:
         """f_t, from f_t−1's checkpoint and negatives, with documents (equations 7 and 8)."""
-        found = self._data if documents is None else documents.inputs
-        inputs = {**found, **flatten(training=training), "before": before.label}
         return self._train(
             label,
             training,
-            inputs,
             before=before,
-            negatives_dirs=[str(before.directory.parent / "negatives")],
+            negatives_dirs=[before.directory.parent / "negatives"],
             token_store=self.setting.token_store,
             **self.options(documents),
         )
@@ -202,106 +173,42 @@ class MomaStages:
         if documents is None:
             return {}
         return {
-            "augmentation_dir": str(documents.directory),
+            "augmentation_dir": documents.directory,
             "documents": self.moma.documents,
         }
 
     def distil(self, label: str, end: Trained, documents: Documents) -> pathlib.Path:
         """The lookup's training data: gold and most attended documents (equations 10 to 12)."""
         moma, directory = self.moma, self.root / label / "joined"
-
-        def stage() -> dict[str, Any]:
-            mixture, store = Mixture.open(documents.memory_dir), self._store
-            found: dict[tuple[str, str], Any] = {}
-            tasks = self.setting.tasks or list(store.tasks)
-            for entry in store.metadata.queries:
-                if entry.split == DEVELOPMENT and entry.task in tasks:
-                    queries = store.queries(entry.task, entry.split)
-                    gold = gold_documents(mixture, moma.source, queries.positives)
-                    learned = Distilled(gold, [np.zeros(0, int)] * len(gold))
-                    found[entry.task, entry.split] = queries, learned
-            scored = self.shares(
-                end, documents, store, split="train", source=moma.source, tasks=tasks
-            )
-            for task, (_, queries, gold, attention) in scored.items():
-                lookup, _ = read_lookup(documents.directory, task, "train")
-                learned = distil(
-                    gold,
-                    lookup,
-                    attention[:, 1:],
-                    learned=moma.learned_positives,
-                    negatives=moma.lookup_negatives,
-                )
-                found[task, "train"] = queries, learned
-            write_joined_store(directory, mixture, store, found)
-            return {"attention": [line for line, *_ in scored.values()]}
-
-        inputs = {**end.inputs, "learned": moma.learned_positives, "kind": moma.attention.value}
-        self._stages.run(f"{label}-distil", stage, inputs=inputs)
+        self._stages.run(
+            f"{label}-distil",
+            _distil,
+            **self.attended(end, documents),
+            token_store=self.setting.token_store,
+            output_dir=directory,
+            source=moma.source,
+            tasks=self.setting.tasks or list(self._store.tasks),
+            learned=moma.learned_positives,
+            negatives=moma.lookup_negatives,
+        )
         return directory
 
-    def shares(
-        self,
-        end: Trained,
-        documents: Documents,
-        store: TokenStore,
-        *,
-        tasks: Sequence[str],
-        split: str,
-        source: str,
-    ) -> dict[str, tuple[dict[str, Any], TokenizedQueries, list[np.ndarray], np.ndarray]]:
-        """What the end retriever attends to, for each task of a split.
-
-        Args:
-            end: the end retriever.
-            documents: of the queries.
-            store: has the queries.
-            tasks: theirs.
-            split: theirs.
-            source: the memory that their positives are of.
-
-        Returns:
-            Task -> shares by memory, the queries, their relevant documents, and the attention to
-            each query's own tokens and its documents.
-        """
-        mixture, model = Mixture.open(documents.memory_dir), load_model(end.directory)
-        augmentation = Augmentation.open(
-            documents.directory,
-            per_query=self.moma.documents,
-            config=model.model.config,
-            store=store,
-        )
-        found = {}
-        for entry in store.metadata.queries:
-            if entry.split != split or entry.task not in tasks:
-                continue
-            queries = store.queries(entry.task, split)
-            gold = gold_documents(mixture, source, queries.positives)
-            lookup, _ = read_lookup(documents.directory, entry.task, split)
-            attention = document_attention(
-                model,
-                augmentation.of_queries(queries),
-                task=entry.task,
-                kind=self.moma.attention,
-                config=self.setting.encode,
-            )
-            line = attention_shares(mixture, lookup.rows, attention, gold=gold, source=source)
-            found[entry.task] = {"task": entry.task, **line}, queries, gold, attention
-        return found
+    def attended(self, end: Trained, documents: Documents) -> dict[str, Any]:
+        """Arguments of `attention_by_task` that name the retriever and its queries' documents."""
+        return {
+            "model_dir": end.directory,
+            "memory_dir": documents.memory_dir,
+            "augmentation_dir": documents.directory,
+            "documents": self.moma.documents,
+            "kind": self.moma.attention,
+            "config": self.setting.encode,
+        }
 
     def train_lookup(
         self, label: str, training: TrainingConfig, before: Trained, joined: pathlib.Path
     ) -> Trained:
         """f_a,t, from f_a,t−1, on the joined store."""
-        inputs = {
-            **self._data,
-            **flatten(training=training),
-            "joined": TokenStore.open(joined).metadata.fingerprint,
-            "before": before.label,
-        }
-        return self._train(
-            f"{label}-lookup", training, inputs, before=before, token_store=str(joined)
-        )
+        return self._train(f"{label}-lookup", training, before=before, token_store=str(joined))
 
     def retrieve(
         self,
@@ -314,57 +221,153 @@ class MomaStages:
     ) -> None:
         """Searches the source, evaluates, and mines negatives of the training queries."""
         root = end.directory.parent
-        inputs = dict(end.inputs if documents is None else {**documents.inputs, **end.inputs})
-        inputs = self._retrieval.retrieve(
+        self._retrieval.retrieve(
             end.label,
             root,
-            inputs,
             splits=("train", "test") if mined else ("test",),
             documents={
                 **self.options(documents),
-                "shared_embeddings": str(self.shared_embeddings(end)),
+                "shared_embeddings": self.shared_embeddings(end),
             },
         )
         if mined:
-            self._retrieval.mine(end.label, root, self.setting.second_mining, inputs)
-        rows.append(self._retrieval.evaluate(row, root / "runs", inputs, parameters=end.parameters))
+            self._retrieval.mine(end.label, root, self.setting.second_mining)
+        rows.append(self._retrieval.evaluate(row, root / "runs", parameters=end.parameters))
 
     def _train(
         self,
         label: str,
         training: TrainingConfig,
-        inputs: Mapping[str, Any],
         *,
         token_store: str,
         before: Trained | None = None,
         tower_of: Trained | None = None,
         **options: Any,
     ) -> Trained:
-        directory = self.root / label / "model"
+        directory, tower = self.root / label / "model", None
+        if before is not None:
+            options["initial_checkpoint"] = selected_checkpoint(before.directory)
+            training = dataclasses.replace(training, pretrained=None)
+        if self.moma.frozen_passages:
+            tower = before or tower_of
+            assert tower is not None
+            options["shared_embeddings"] = self.shared_embeddings(tower)
+        trained = self._stages.run(
+            f"{label}-train",
+            _train,
+            tower_dir=None if tower is None else tower.directory,
+            config=self.setting.encode,
+            model_dir=directory,
+            model=self._model,
+            training=training,
+            tasks=self.setting.tasks,
+            token_store=token_store,
+            **options,
+        )
+        return Trained(label, directory, trained["parameters"])
 
-        def stage() -> dict[str, Any]:
-            initial = None if before is None else str(selected_checkpoint(before.directory))
-            shared = None
-            if self.moma.frozen_passages:
-                tower = before or tower_of
-                assert tower is not None
-                shared = str(self.shared_embeddings(tower))
-                model, store = load_model(tower.directory), TokenStore.open(token_store)
-                add_missing(shared, model, store, config=self.setting.encode)
-            summary = train(
-                model_dir=str(directory),
-                model=self._model,
-                training=training
-                if before is None
-                else dataclasses.replace(training, pretrained=None),
-                tasks=self.setting.tasks,
-                initial_checkpoint=initial,
-                token_store=token_store,
-                shared_embeddings=shared,
-                **options,
-            )
-            assert summary is not None
-            return {"parameters": summary.parameters, "validation": dict(summary.validation)}
 
-        outputs = self._stages.run(f"{label}-train", stage, inputs=inputs)
-        return Trained(label, directory, inputs, outputs["parameters"])
+@writes("{output_dir}", "{memory_dir}")
+def look_up(
+    *,
+    memories: Mapping[str, str],
+    memory_dir: str,
+    model_dir: str,
+    output_dir: str,
+    shared_embeddings: str,
+    k: int,
+    config: EncodeConfig,
+    **options: Any,
+) -> dict[str, Any]:
+    """Adds memories to a mixture and looks queries up; returns what was encoded of each memory.
+
+    Args:
+        memories: name -> token store.
+        memory_dir: the mixture.
+        model_dir: the lookup.
+        output_dir: of the queries' documents.
+        shared_embeddings: embeddings by the lookup's passage tower.
+        k: documents per query, of mixtures that have as many.
+        config: batches and shards of encoding.
+        options: further arguments of `augment`.
+    """
+    encoded = {
+        name: memory_add(
+            name=name,
+            token_store=path,
+            model_dir=model_dir,
+            memory_dir=memory_dir,
+            shared_embeddings=shared_embeddings,
+            config=config,
+        )["encoded"]
+        for name, path in memories.items()
+    }
+    augment(
+        memory_dir=memory_dir,
+        model_dir=model_dir,
+        output_dir=output_dir,
+        k=min(k, len(Mixture.open(memory_dir))),
+        config=config,
+        **options,
+    )
+    return {"encoded": encoded}
+
+
+@writes("{output_dir}")
+def _distil(
+    *,
+    output_dir: str,
+    token_store: str,
+    memory_dir: str,
+    augmentation_dir: str,
+    source: str,
+    tasks: Sequence[str],
+    learned: int,
+    negatives: int,
+    **attended: Any,
+) -> dict[str, Any]:
+    mixture, store = Mixture.open(memory_dir), TokenStore.open(token_store)
+    joined: dict[tuple[str, str], Any] = {}
+    for entry in store.metadata.queries:
+        if entry.split == DEVELOPMENT and entry.task in tasks:
+            queries = store.queries(entry.task, entry.split)
+            gold = gold_documents(mixture, source, queries.positives)
+            distilled = Distilled(gold, [np.zeros(0, int)] * len(gold))
+            joined[entry.task, entry.split] = queries, distilled
+    scored = attention_by_task(
+        memory_dir=memory_dir,
+        augmentation_dir=augmentation_dir,
+        token_store=token_store,
+        source=source,
+        tasks=tasks,
+        split="train",
+        **attended,
+    )
+    for task, (_, queries, gold, attention) in scored.items():
+        lookup, _ = read_lookup(augmentation_dir, task, "train")
+        distilled = distil(gold, lookup, attention[:, 1:], learned=learned, negatives=negatives)
+        joined[task, "train"] = queries, distilled
+    write_joined_store(pathlib.Path(output_dir), mixture, store, joined)
+    return {"attention": [line for line, *_ in scored.values()]}
+
+
+@writes("{model_dir}")
+def _train(
+    *,
+    tower_dir: str | None,
+    config: EncodeConfig,
+    model_dir: str,
+    token_store: str,
+    shared_embeddings: str | None = None,
+    **options: Any,
+) -> TrainSummary | None:
+    """Trains, with passages that a frozen tower has encoded where there is one."""
+    if tower_dir is not None and shared_embeddings is not None:
+        tower, store = load_model(tower_dir), TokenStore.open(token_store)
+        add_missing(shared_embeddings, tower, store, config=config)
+    return train(
+        model_dir=model_dir,
+        token_store=token_store,
+        shared_embeddings=shared_embeddings,
+        **options,
+    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from taser_jax.commands.evaluate import evaluate
+from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.inputs import tasks_with
 from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, RetrievalStages
 from taser_jax.commands.pipelines.setting import BM25, Setting, System
@@ -17,16 +17,16 @@ from taser_jax.commands.score import score
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
 from taser_jax.retrieval.fusion import FusionConfig, Weighting
 from taser_jax.storage.artifacts import file_name, fingerprint_json
-from taser_jax.storage.settings import flatten, to_plain
 from taser_jax.systems.muf.bayesian import BayesianConfig
 from taser_jax.systems.muf.confidence import ConfidenceConfig
 from taser_jax.systems.muf.domains import Evaluations, MixedConfig, read_row, write_row
 from taser_jax.systems.muf.ensemble import ensemble
 from taser_jax.systems.muf.ensemble_files import EnsembleTraining
-from taser_jax.systems.muf.fuse import Domain, fuse, open_specialists
+from taser_jax.systems.muf.fuse import Domain, FusionSummary, fuse, open_specialists
 from taser_jax.systems.muf.muf_costs import Latency, ModelCost, fusion_latency, model_cost
 from taser_jax.systems.muf.muf_tables import (
     BAYESIAN,
@@ -74,11 +74,10 @@ class Fusion:
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """A trained model: its files, its parameters, and what it was made from."""
+    """A trained model: its files and its parameters."""
 
     specialist: Specialist
     parameters: int
-    inputs: Mapping[str, Any]
 
 
 class MufStages:
@@ -97,9 +96,17 @@ class MufStages:
         self._root = pathlib.Path(setting.output_dir)
         # BM25's lists are as deep as the specialists' that they are added to.
         deep = dataclasses.replace(setting, k=max(setting.k, fusion.config.depth))
-        self._retrieval = RetrievalStages(stages, deep, collection)
-        self._data = {"token_store": store.metadata.fingerprint}
+        self._retrieval = RetrievalStages(stages, deep, store)
         self._where: dict[str, Any] = {"data_dir": setting.data_dir, "collection": collection}
+        # Arguments of every fusion and of opening a specialist.
+        self._fusing: dict[str, Any] = {
+            "lists_dir": str(self._root / "specialists"),
+            "config": fusion.config,
+            "confidence": fusion.confidence,
+            "calibration": fusion.calibration,
+            "evaluation": setting.evaluation,
+            "own_passage_tasks": list(setting.own_passage_tasks),
+        }
         self._tasks = tasks_with(setting.data_dir, collection, split=TEST, tasks=setting.tasks)
         self._models: dict[str, _Model] = {}
         self._rows: dict[str, Evaluations] = {}
@@ -108,9 +115,9 @@ class MufStages:
     def bm25(self) -> None:
         """BM25's runs, hard negatives and row."""
         root = self._root / "bm25"
-        inputs = self._retrieval.bm25(root, self._data, splits=("train", DEVELOPMENT, TEST))
-        self._retrieval.mine("bm25", root, self._setting.first_mining, inputs)
-        self._retrieval.evaluate(BM25, root / "runs", inputs, parameters=None)
+        self._retrieval.bm25(root, splits=("train", DEVELOPMENT, TEST))
+        self._retrieval.mine("bm25", root, self._setting.first_mining)
+        self._retrieval.evaluate(BM25, root / "runs", parameters=None)
 
     def student(self, name: str, system: System, singles: Sequence[str]) -> None:
         """Trains, encodes and indexes a model that learns from the specialists' fused lists.
@@ -120,52 +127,30 @@ class MufStages:
         of each specialist on its own training queries and on its own test queries.
         """
         setting, label = self._setting, f"{file_name(name)}-teacher"
-        root, fusion = self._root / label, self._fusion
-        tasks = list(system.tasks or self._tasks)
-        settings: dict[str, Any] = {
-            "config": fusion.config,
-            "confidence": fusion.confidence,
-            "calibration": fusion.calibration,
-            "evaluation": setting.evaluation,
-            "own_passage_tasks": list(setting.own_passage_tasks),
-            "k": setting.k,
-        }
-        inputs = {
-            **self._data,
-            **flatten(teacher=settings),
-            "tasks": tasks,
-            "models": {one: to_plain(self._models[one].inputs) for one in singles},
-        }
-
-        def fuse_stage() -> dict[str, Any]:
-            fuse(
-                specialists={one: self._models[one].specialist for one in singles},
-                output_dir=str(root),
-                lists_dir=str(self._root / "specialists"),
-                split="train",
-                development_split=DEVELOPMENT,
-                tasks=tasks,
-                **settings,
-                **self._where,
-            )
-            return {
-                f"mean w, {split}": mean_confidence(directory / "lists", tasks, split=split)
-                for directory, split in ((root, "train"), (self._roots[MUF], TEST))
-            }
-
-        def score_stage() -> None:
-            score(
-                teachers={str(root / "runs"): 1.0},
-                negatives_dir=str(root / "negatives"),
-                output_dir=str(root / "scored"),
-                tasks=tasks,
-                **self._where,
-            )
-
-        self._stages.run(f"{label}-fuse", fuse_stage, inputs=inputs)
-        self._retrieval.mine(label, root, setting.first_mining, inputs, tasks=tasks)
-        self._stages.run(f"{label}-score", score_stage, inputs=inputs)
-        self.model(name, system, speaks=False, taught=(root / "scored", inputs))
+        root, tasks = self._root / label, list(system.tasks or self._tasks)
+        self._stages.run(
+            f"{label}-fuse",
+            _fuse_training_queries,
+            specialists={single: self._models[single].specialist for single in singles},
+            output_dir=root,
+            tested_dir=self._roots[MUF],
+            development_split=DEVELOPMENT,
+            tasks=tasks,
+            k=setting.k,
+            **self._fusing,
+            **self._where,
+        )
+        self._retrieval.mine(label, root, setting.first_mining, tasks=tasks)
+        self._stages.run(
+            f"{label}-score",
+            _score,
+            runs_dir=root / "runs",
+            negatives_dir=root / "negatives",
+            output_dir=root / "scored",
+            tasks=tasks,
+            **self._where,
+        )
+        self.model(name, system, speaks=False, negatives_dir=root / "scored")
 
     def model(
         self,
@@ -173,68 +158,48 @@ class MufStages:
         system: System,
         *,
         speaks: bool,
-        taught: tuple[pathlib.Path, Mapping[str, Any]] | None = None,
+        negatives_dir: pathlib.Path | None = None,
     ) -> None:
         """Trains, encodes and indexes a model; of one that speaks, trains the ensemble.
 
-        `taught` are a student's negatives with scores, and what they were made from, in the place
-        of BM25's negatives.
+        `negatives_dir` has a student's negatives with scores, in the place of BM25's negatives.
         """
         label, setting = file_name(name), self._setting
         root, training = self._root / label, system.training(setting.training)
-        tasks = list(system.tasks or self._tasks)
-        negatives = [str(taught[0] if taught else self._root / "bm25" / "negatives")]
-        inputs: dict[str, Any] = {
-            **self._data,
-            "tasks": tasks,
-            **flatten(model=system.model, training=training, negatives=setting.first_mining),
+        shared: dict[str, Any] = {
+            "token_store": setting.token_store,
+            "tasks": list(system.tasks or self._tasks),
+            "negatives_dirs": [negatives_dir or self._root / "bm25" / "negatives"],
         }
-        if taught is not None:
-            inputs["teacher"] = to_plain(taught[1])
-
-        def train_stage() -> dict[str, Any]:
-            start = time.monotonic()
-            summary = train(
-                model_dir=str(root / "model"),
-                token_store=setting.token_store,
-                model=system.model,
-                training=training,
-                tasks=tasks,
-                negatives_dirs=negatives,
-            )
-            assert summary is not None
-            seconds = time.monotonic() - start
-            return {"parameters": summary.parameters, "seconds": seconds}
-
-        trained = self._stages.run(f"{label}-train", train_stage, inputs=inputs)
-        inputs = self._retrieval.retrieve(label, root, inputs, splits=())
+        trained = self._stages.run(
+            f"{label}-train",
+            train,
+            model_dir=root / "model",
+            model=system.model,
+            training=training,
+            **shared,
+        )
+        self._retrieval.retrieve(label, root, splits=())
         specialist = self._specialist(root)
         if speaks:
-            inputs = {**inputs, **flatten(ensemble=self._fusion.ensemble)}
-
-            def ensemble_stage() -> dict[str, Any]:
-                found = ensemble(
-                    embeddings_dir=specialist.embeddings_dir,
-                    token_store=setting.token_store,
-                    output_dir=str(root / "ensemble"),
-                    tasks=tasks,
-                    training=self._fusion.ensemble,
-                    negatives_dirs=negatives,
-                )
-                return dict(found.fingerprints)
-
-            found = self._stages.run(f"{label}-ensemble", ensemble_stage, inputs=inputs)
-            inputs = {**inputs, **found}
+            self._stages.run(
+                f"{label}-ensemble",
+                _ensemble,
+                embeddings_dir=specialist.embeddings_dir,
+                output_dir=root / "ensemble",
+                training=self._fusion.ensemble,
+                **shared,
+            )
             specialist = dataclasses.replace(specialist, ensemble_dir=str(root / "ensemble"))
-        self._models[name] = _Model(specialist, trained["parameters"], inputs)
+        self._models[name] = _Model(specialist, trained["parameters"])
 
     def untrained(self, name: str, system: System) -> None:
         """Imports, encodes and indexes a model with its pretrained weights."""
         label = file_name(name)
         root = self._root / label
-        parameters, inputs = self._retrieval.untrained(label, root, system.model, self._data)
-        inputs = self._retrieval.retrieve(label, root, inputs, splits=())
-        self._models[name] = _Model(self._specialist(root), parameters, inputs)
+        parameters = self._retrieval.untrained(label, root, system.model)
+        self._retrieval.retrieve(label, root, splits=())
+        self._models[name] = _Model(self._specialist(root), parameters)
 
     def _specialist(self, root: pathlib.Path) -> Specialist:
         return Specialist(
@@ -270,32 +235,27 @@ class MufStages:
 
     def opened(self, names: Sequence[str], **change: Any) -> dict[str, OpenSpecialist]:
         """Specialists with the results that they have stored; `change` as for `fuse`."""
-        setting, fusion = self._setting, self._fusion
-        return open_specialists(
-            {name: dataclasses.replace(self._models[name].specialist, **change) for name in names},
-            self._root / "specialists",
-            data_dir=setting.data_dir,
-            store=PassageStore.open(setting.data_dir, self._where["collection"]),
-            config=fusion.config,
-            confidence=fusion.confidence,
-            calibration=fusion.calibration,
-            evaluation=setting.evaluation,
-            own_passage_tasks=setting.own_passage_tasks,
-        )
+        return _open(self._specialists(names, **change), **self._fusing, **self._where)
+
+    def _specialists(self, names: Sequence[str], **change: Any) -> dict[str, Specialist]:
+        return {
+            name: dataclasses.replace(self._models[name].specialist, **change) for name in names
+        }
 
     def latencies(self, names: Sequence[str]) -> dict[int, Latency]:
         """Members -> latency per query of a fusion with that many."""
-        found = {}
+        latencies = {}
         for size in (*self._fusion.sizes, self._fusion.ensemble.model.members):
-
-            def measure(size: int = size) -> dict[str, float]:
-                opened = self.opened(names, members=size)
-                return fusion_latency(list(opened.values()), self._tasks[0], self._fusion.config)
-
-            inputs = {"models": {one: to_plain(self._models[one].inputs) for one in names}}
-            label = f"latency-{size}-{fingerprint_json(list(names))[:6]}"
-            found[size] = Latency(**self._stages.run(label, measure, inputs=inputs))
-        return found
+            measured = self._stages.run(
+                f"latency-{size}-{fingerprint_json(list(names))[:6]}",
+                _latency,
+                specialists=self._specialists(names, members=size),
+                task=self._tasks[0],
+                **self._fusing,
+                **self._where,
+            )
+            latencies[size] = Latency(**measured)
+        return latencies
 
     def cost(self, name: str) -> ModelCost:
         """A trained model's costs."""
@@ -322,74 +282,113 @@ class MufStages:
         a specialist can be added to a finished run. `change` sets fields of every specialist: its
         temperature, its members.
         """
-        setting, fusion = self._setting, self._fusion
+        setting, fusing = self._setting, self._fusing
         label = f"{file_name(row)}-{fingerprint_json(list(names))[:6]}"
         root = self._root / "fusions" / label
-        settings: dict[str, Any] = {
-            "domain": domain,
-            "config": config or fusion.config,
-            "confidence": fusion.confidence,
-            "calibration": fusion.calibration,
-            "evaluation": setting.evaluation,
-            "own_passage_tasks": list(setting.own_passage_tasks),
-            "with_bm25": setting.hybrid,
-            "measure": setting.hybrid_measure,
-            "k": setting.k,
-        }
-        shown = [row, with_bm25(row)]
-        tasks = self._tasks
+        if config is not None:
+            fusing = fusing | {"config": config}
+        shown, tasks = {row: "runs", with_bm25(row): "runs_bm25"}, self._tasks
         if oracle is not None:
             # Of the lists alone, for the mixes.
-            shown, tasks = [row], list(oracle)
-            settings |= {"oracle": dict(oracle), "search": fusion.oracle}
-        inputs = {
-            **self._data,
-            **flatten(fusion=settings, bm25=setting.bm25),
-            "tasks": self._tasks,
-            "change": change,
-            "models": {name: to_plain(self._models[name].inputs) for name in names},
-        }
-        parameters = sum(self._models[name].parameters for name in names)
-
-        def fuse_stage() -> dict[str, Any]:
-            summary = fuse(
-                specialists={
-                    name: dataclasses.replace(self._models[name].specialist, **change)
-                    for name in names
-                },
-                output_dir=str(root),
-                lists_dir=str(self._root / "specialists"),
-                development_split=DEVELOPMENT,
-                sparse_dir=None if oracle else str(self._root / "bm25" / "runs"),
-                tasks=tasks,
-                tag=file_name(row),
-                **settings,
-                **self._where,
-            )
-            alphas = ", ".join(f"{task} {alpha:g}" for task, alpha in summary.alphas.items())
-            for name, folder, details in (
-                (row, "runs", {}),
-                (with_bm25(row), "runs_bm25", {"alpha": alphas}),
-            ):
-                if name not in shown:
-                    continue
-                evaluate(
-                    runs_dir=str(root / folder),
-                    output_dir=str(root),
-                    system=name,
-                    tasks=tasks,
-                    config=setting.evaluation,
-                    parameters=parameters,
-                    details=details,
-                    significance=None,
-                    **self._where,
-                )
-            return dataclasses.asdict(summary)
-
-        self._stages.run(f"{label}-fuse", fuse_stage, inputs=inputs)
+            shown, tasks = {row: "runs"}, list(oracle)
+            fusing = fusing | {"oracle": dict(oracle), "search": self._fusion.oracle}
+        self._stages.run(
+            f"{label}-fuse",
+            _fuse_and_evaluate,
+            rows=shown,
+            parameters=sum(self._models[name].parameters for name in names),
+            specialists=self._specialists(names, **change),
+            output_dir=root,
+            split=TEST,
+            development_split=DEVELOPMENT,
+            sparse_dir=None if oracle else self._root / "bm25" / "runs",
+            tasks=tasks,
+            tag=file_name(row),
+            domain=domain,
+            with_bm25=setting.hybrid,
+            measure=setting.hybrid_measure,
+            k=setting.k,
+            **fusing,
+            **self._where,
+        )
         self._roots[row] = root
         for name in shown:
-            found = read_row(root, name, tasks, split=TEST)
-            self._rows[name] = found
+            evaluations = read_row(root, name, tasks, split=TEST)
+            self._rows[name] = evaluations
             [evaluated] = read_results(root / "results", [name])
-            write_row(self._root, name, found, split=TEST, evaluated=evaluated)
+            write_row(self._root, name, evaluations, split=TEST, evaluated=evaluated)
+
+
+@functools.wraps(ensemble)
+def _ensemble(**arguments: Any) -> dict[str, Any]:
+    return dict(ensemble(**arguments).fingerprints)
+
+
+@writes("{output_dir}")
+def _fuse_training_queries(
+    *, output_dir: str, tested_dir: str, tasks: Sequence[str], **fusing: Any
+) -> dict[str, Any]:
+    """The mean confidences of the training queries beside those of the test queries."""
+    fuse(output_dir=output_dir, split="train", tasks=tasks, **fusing)
+    return {
+        f"mean w, {split}": mean_confidence(pathlib.Path(directory) / "lists", tasks, split=split)
+        for directory, split in ((output_dir, "train"), (tested_dir, TEST))
+    }
+
+
+@writes("{output_dir}")
+def _score(*, runs_dir: str, output_dir: str, **arguments: Any) -> Mapping[str, float]:
+    return score(teachers={runs_dir: 1.0}, output_dir=output_dir, **arguments)
+
+
+@writes("{output_dir}")
+def _fuse_and_evaluate(
+    *,
+    rows: Mapping[str, str],
+    parameters: int,
+    output_dir: str,
+    data_dir: str,
+    collection: str,
+    tasks: Sequence[str],
+    evaluation: EvaluationConfig,
+    **fusing: Any,
+) -> FusionSummary:
+    """Fuses and evaluates; `rows` are row -> folder of its runs."""
+    shared: dict[str, Any] = {
+        "output_dir": output_dir,
+        "data_dir": data_dir,
+        "collection": collection,
+        "tasks": tasks,
+    }
+    summary = fuse(evaluation=evaluation, **shared, **fusing)
+    alphas = ", ".join(f"{task} {alpha:g}" for task, alpha in summary.alphas.items())
+    for name, folder in rows.items():
+        evaluate(
+            runs_dir=str(pathlib.Path(output_dir) / folder),
+            system=name,
+            config=evaluation,
+            parameters=parameters,
+            details={"alpha": alphas} if folder == "runs_bm25" else {},
+            significance=None,
+            **shared,
+        )
+    return summary
+
+
+def _latency(
+    *, specialists: Mapping[str, Specialist], task: str, config: FusionConfig, **opening: Any
+) -> dict[str, float]:
+    opened = _open(specialists, config=config, **opening)
+    return fusion_latency(list(opened.values()), task, config)
+
+
+def _open(
+    specialists: Mapping[str, Specialist],
+    *,
+    lists_dir: str,
+    data_dir: str,
+    collection: str,
+    **opening: Any,
+) -> dict[str, OpenSpecialist]:
+    store = PassageStore.open(data_dir, collection)
+    return open_specialists(specialists, lists_dir, data_dir=data_dir, store=store, **opening)

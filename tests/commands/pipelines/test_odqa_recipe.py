@@ -128,7 +128,7 @@ def test_the_recipe_trains_on_the_five_and_judges_each_its_own_way(
         assert number not in json.loads(line)["rows"]
     # One alpha, and the checkpoint, from the questions of two sets together.
     hybrid = Stages(output).record("taser-1-hybrid").inputs
-    assert (hybrid["hybrid.tasks"], hybrid["hybrid.sets"]) == (["nq", "trivia"], "combined")
+    assert (hybrid["config.tasks"], hybrid["config.sets"]) == (["nq", "trivia"], "combined")
     assert "R@20 by alpha: 0.5: " in log
     last = (output / "taser-1" / "model" / "metrics.jsonl").read_text().splitlines()[-1]
     ranked = {name for name in json.loads(last) if "mrr/" in name}

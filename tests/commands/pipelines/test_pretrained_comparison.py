@@ -54,7 +54,8 @@ def test_the_untrained_row_stands_beside_the_trained_one(
     ]
     assert pools[0] != pools[1]
     inputs = Stages(output).record("shared-1-train").inputs
-    assert inputs["first_negatives"] == ["bm25", "pretrained-untrained"]
+    negatives = [inputs[f"negatives_dirs.{place}"] for place in (0, 1)]
+    assert negatives == ["bm25/negatives", "pretrained-untrained/negatives"]
     lines = (output / "table.md").read_text().splitlines()
     assert "| none |" in next(line for line in lines if "untrained" in line)
     untrained = load_model(output / "pretrained-untrained" / "model")

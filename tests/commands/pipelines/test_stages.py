@@ -1,13 +1,19 @@
-"""Stages run once, are recorded whole or not at all, and refuse other settings."""
+"""Stages run once, are recorded whole or not at all, and refuse other arguments and artefacts."""
 
 from __future__ import annotations
 
+import enum
 import json
 import os
+import pathlib
+import shutil
+from dataclasses import dataclass
 
 import pytest
 
 from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.devices.hosts import writes
+from taser_jax.storage.artifacts import fingerprint_json, write_json
 from taser_jax.storage.errors import ConfigError
 
 
@@ -16,15 +22,15 @@ class Counter:
         self.calls = 0
         self.outputs = outputs
 
-    def __call__(self):
+    def __call__(self, **_):
         self.calls += 1
         return self.outputs
 
 
 def test_a_finished_stage_is_not_run_again(tmp_path):
     work = Counter({"path": "model", "values": [1, 2]})
-    first = Stages(tmp_path).run("train", work, inputs={"steps": 3, "rate": 0.1})
-    again = Stages(tmp_path).run("train", work, inputs={"rate": 0.1, "steps": 3})
+    first = Stages(tmp_path).run("train", work, steps=3, rate=0.1)
+    again = Stages(tmp_path).run("train", work, rate=0.1, steps=3)
     assert work.calls == 1
     assert first == again == {"path": "model", "values": [1, 2]}
     record = Stages(tmp_path).record("train")
@@ -34,8 +40,8 @@ def test_a_finished_stage_is_not_run_again(tmp_path):
 
 def test_tuples_and_lists_are_the_same_input(tmp_path):
     work = Counter()
-    Stages(tmp_path).run("a", work, inputs={"tasks": ("x", "y")})
-    assert Stages(tmp_path).run("a", work, inputs={"tasks": ["x", "y"]}) == {}
+    Stages(tmp_path).run("a", work, tasks=("x", "y"))
+    assert Stages(tmp_path).run("a", work, tasks=["x", "y"]) is None
     assert work.calls == 1
 
 
@@ -45,19 +51,19 @@ def test_tuples_and_lists_are_the_same_input(tmp_path):
 )
 def test_other_inputs_are_named(tmp_path, inputs, named):
     stages = Stages(tmp_path)
-    stages.run("train", Counter(), inputs={"steps": 3})
+    stages.run("train", Counter(), steps=3)
     work = Counter()
     with pytest.raises(ConfigError, match=named) as error:
-        stages.run("train", work, inputs=inputs)
+        stages.run("train", work, **inputs)
     assert work.calls == 0
     assert "train.json" in str(error.value)
 
 
 def test_an_input_that_was_not_there_before_is_another_input(tmp_path):
     stages = Stages(tmp_path)
-    stages.run("train", Counter(), inputs={})
+    stages.run("train", Counter())
     with pytest.raises(ConfigError, match="seed"):
-        stages.run("train", Counter(), inputs={"seed": 0})
+        stages.run("train", Counter(), seed=0)
 
 
 def test_a_stage_that_failed_runs_again(tmp_path):
@@ -66,10 +72,10 @@ def test_a_stage_that_failed_runs_again(tmp_path):
 
     stages = Stages(tmp_path)
     with pytest.raises(RuntimeError):
-        stages.run("train", fail, inputs={})
+        stages.run("train", fail)
     assert stages.finished() == []
     work = Counter()
-    stages.run("train", work, inputs={})
+    stages.run("train", work)
     assert work.calls == 1
     assert stages.finished() == ["train"]
 
@@ -81,17 +87,17 @@ def test_a_record_killed_while_written_is_no_record(tmp_path, monkeypatch):
     stages = Stages(tmp_path)
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        stages.run("train", Counter(), inputs={})
+        stages.run("train", Counter())
     monkeypatch.undo()
     assert stages.finished() == []
-    stages.run("train", Counter({"a": 1}), inputs={})
+    stages.run("train", Counter({"a": 1}))
     assert json.loads((tmp_path / "stages" / "train.json").read_text())["outputs"] == {"a": 1}
 
 
 def test_stages_are_listed_in_their_order(tmp_path):
     stages = Stages(tmp_path)
     for place, name in enumerate(("prepare", "train", "encode")):
-        stages.run(name, Counter(), inputs={})
+        stages.run(name, Counter())
         path = tmp_path / "stages" / f"{name}.json"
         os.utime(path, ns=(place, place))
     assert stages.finished() == ["prepare", "train", "encode"]
@@ -99,9 +105,139 @@ def test_stages_are_listed_in_their_order(tmp_path):
 
 def test_a_record_of_another_format_is_refused(tmp_path):
     stages = Stages(tmp_path)
-    stages.run("train", Counter(), inputs={})
+    stages.run("train", Counter())
     path = tmp_path / "stages" / "train.json"
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 9'))
+    path.write_text(path.read_text().replace('"format_version": 2', '"format_version": 9'))
     (path.parent / "checksums.txt").unlink()
     with pytest.raises(ConfigError, match="format version 9"):
-        stages.run("train", Counter(), inputs={})
+        stages.run("train", Counter())
+
+
+class Choice(enum.Enum):
+    SAMPLE = "sample"
+
+
+@dataclass(frozen=True)
+class Mining:
+    count: int = 3
+    choice: Choice = Choice.SAMPLE
+    states_dir: str | None = None
+
+
+@writes("{output_dir}")
+def mine(
+    *,
+    output_dir: str,
+    runs_dir: str,
+    token_store: str,
+    split: str = "train",
+    mining: Mining = Mining(),
+    negatives_dirs: list[str] | None = None,
+    config_text: str = "",
+):
+    assert not pathlib.Path(output_dir).is_dir() or "negatives.jsonl" not in os.listdir(output_dir)
+    assert isinstance(runs_dir, str)
+    pathlib.Path(output_dir, "negatives.jsonl").write_text("")
+    return {"negatives": pathlib.Path(output_dir) / "negatives.jsonl", "mining": mining}
+
+
+@pytest.fixture
+def world(tmp_path):
+    """An output directory with runs of two splits, and a token store elsewhere."""
+    output = tmp_path / "out"
+    (output / "runs").mkdir(parents=True)
+    checksums = "0000000a 1 nq.train.trec\n0000000b 2 nq.test.trec\n"
+    (output / "runs" / "checksums.txt").write_text(checksums)
+    write_json(tmp_path / "tokens" / "metadata.json", {"fingerprint": "f1d0149f7140d346"})
+    return tmp_path
+
+
+def run_mine(world, output="out", store="tokens", **changed):
+    output = world / output
+    arguments = {
+        "output_dir": output / "negatives",
+        "runs_dir": output / "runs",
+        "token_store": str(world / store),
+        "negatives_dirs": [output / "runs"],
+        **changed,
+    }
+    return Stages(output).run("mine", mine, **arguments)
+
+
+def test_a_record_has_arguments_and_fingerprints_and_no_absolute_path(world):
+    run_mine(world)
+    record = json.loads((world / "out" / "stages" / "mine.json").read_text())
+    assert record.pop("seconds") >= 0
+    # Of the training split alone, which the stage reads.
+    train = fingerprint_json({"nq.train.trec": [(1, "0000000a")]})
+    both = fingerprint_json({"nq.test.trec": [(2, "0000000b")], "nq.train.trec": [(1, "0000000a")]})
+    assert train != both
+    assert record == {
+        "format_version": 2,
+        "name": "mine",
+        "inputs": {
+            "output_dir": "negatives",
+            "runs_dir": "runs",
+            "runs_dir.fingerprint": train,
+            "token_store.fingerprint": "f1d0149f7140d346",
+            "split": "train",
+            "mining.count": 3,
+            "mining.choice": "sample",
+            "mining.states_dir": None,
+            "negatives_dirs.0": "runs",
+            "negatives_dirs.0.fingerprint": train,
+        },
+        "outputs": {
+            "negatives": "negatives/negatives.jsonl",
+            "mining": {"count": 3, "choice": "sample", "states_dir": None},
+        },
+    }
+
+
+def test_directory_and_token_store_can_be_moved(world):
+    outputs = run_mine(world)
+    shutil.move(world / "out", world / "moved")
+    shutil.move(world / "tokens", world / "moved tokens")
+    assert run_mine(world, "moved", "moved tokens", config_text="printed only") == outputs
+
+
+def test_another_split_may_be_added_to_an_artefact_or_all_of_it_deleted(world):
+    outputs = run_mine(world)
+    with open(world / "out" / "runs" / "checksums.txt", "a") as file:
+        file.write("0000000c 3 nq.validation.trec\n")
+    assert run_mine(world) == outputs
+    shutil.rmtree(world / "out" / "runs")
+    assert run_mine(world) == outputs
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("out/runs/checksums.txt", "0000000d 1 nq.train.trec\n", "runs_dir.fingerprint was"),
+        (
+            "tokens/metadata.json",
+            '{"fingerprint": "other"}',
+            "token_store.fingerprint was 'f1d0149f7140d346' when this stage ran, now 'other'",
+        ),
+    ],
+)
+def test_a_changed_artefact_is_refused(world, file, content, named):
+    run_mine(world)
+    (world / file).write_text(content)
+    with pytest.raises(ConfigError, match=named):
+        run_mine(world)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"split": "test"}, "split was 'train' when this stage ran, now 'test'"),
+        ({"mining": Mining(count=4)}, "mining.count was 3 when this stage ran, now 4"),
+        ({"mining": Mining(states_dir="s")}, "mining.states_dir was None"),
+        ({"negatives_dirs": None}, "negatives_dirs.0 was 'runs'"),
+    ],
+)
+def test_a_changed_argument_is_refused_by_its_name(world, changed, named):
+    run_mine(world)
+    with pytest.raises(ConfigError, match=named):
+        run_mine(world, **changed)

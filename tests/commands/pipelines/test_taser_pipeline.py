@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import collections
+import copy
+import dataclasses
+import enum
+import functools
+import inspect
 import json
 import os
 import pathlib
@@ -10,21 +15,23 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from small_world import ROWS, TASKS, SmallWorld, figures, refused, succeed
+from small_world import ROWS, TASKS, SmallWorld, figures, never, refused, succeed
 
 from taser_jax.cli import main as cli
 from taser_jax.commands.pipelines import retrieval_stages, taser
+from taser_jax.commands.pipelines.stage_inputs import NO_INPUTS
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import read_per_query
 from taser_jax.retrieval.runs import read_trec_run
+from taser_jax.storage.errors import ConfigError
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
 # Command -> the module that calls it.
@@ -170,7 +177,7 @@ def test_every_stage_is_recorded_with_inputs_and_outputs(compared: pathlib.Path)
     assert set(stages.finished()) == expected
     for name in expected:
         record = stages.record(name)
-        assert record.inputs["token_store"]
+        assert record.inputs["tasks"] is None
         assert record.seconds >= 0
     assert stages.record("taser-2-train").outputs["parameters"] > 0
     encoded = {name: stages.record(f"{name}-encode").outputs["model"] for name in rounds}
@@ -261,16 +268,63 @@ def test_run_again_when_done_it_only_prints_the_table(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    def never(**_: Any) -> None:
-        raise AssertionError("a finished stage was run again")
-
     before = (compared / "table.csv").read_bytes()
     for name, module in WORK.items():
-        monkeypatch.setattr(module, name, never)
+        monkeypatch.setattr(module, name, never(getattr(module, name)))
     succeed(*small_world.compare(compared))
     printed = capsys.readouterr().out
     assert all(row in printed for row in ROWS)
     assert (compared / "table.csv").read_bytes() == before
+
+
+def test_every_argument_of_every_stage_counts(
+    compared: pathlib.Path, small_world: SmallWorld, monkeypatch: pytest.MonkeyPatch
+):
+    """Each is changed in turn, with its fields, and the finished stage is refused by its name."""
+    calls: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {}
+    run = Stages.run
+
+    def noted(stages: Stages, name: str, function: Callable[..., Any], /, **given: Any) -> Any:
+        calls.setdefault(function.__name__, (name, never(function), given))
+        return run(stages, name, function, **given)
+
+    monkeypatch.setattr(Stages, "run", noted)
+    succeed(*small_world.compare(compared))
+    monkeypatch.undo()
+    assert len(calls) == 8
+    for name, function, given in calls.values():
+        bound = inspect.signature(function).bind(**given)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        arguments |= arguments.pop("searched", {}) | arguments.pop("sampled", {})
+        for argument, value in arguments.items():
+            for setting, other in _changes(argument, value):
+                if setting.rpartition(".")[2] in NO_INPUTS:
+                    Stages(compared).run(name, function, **arguments | {argument: other})
+                    continue
+                with pytest.raises(ConfigError) as error:
+                    Stages(compared).run(name, function, **arguments | {argument: other})
+                assert f"{setting}" in str(error.value), (name, setting)
+
+
+def test_a_finished_output_and_its_data_can_be_moved(
+    compared: pathlib.Path,
+    small_world: SmallWorld,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    output = tmp_path / "moved"
+    shutil.copytree(compared, output)
+    shutil.copytree(small_world.root, tmp_path / "world")
+    for path in (output / "stages").glob("*.json"):
+        assert str(compared) not in path.read_text()
+    for name, module in WORK.items():
+        if name != "mine":
+            monkeypatch.setattr(module, name, never(getattr(module, name)))
+    # Mined anew in the moved folder, negatives are the same, and so is what was trained on them.
+    (output / "stages" / "taser-1-mine.json").unlink()
+    succeed(*SmallWorld(tmp_path / "world").compare(output))
+    assert figures(output) == figures(compared)
 
 
 @pytest.mark.parametrize(
@@ -278,9 +332,9 @@ def test_run_again_when_done_it_only_prints_the_table(
     [
         ("--gin.TRAIN_STEPS=7", "training.loop.train_steps was 6 when this stage ran, now 7"),
         ("--gin.BatchingConfig.false_negatives=keep", "batching.false_negatives was 'mask'"),
-        ("--gin.EncodeConfig.dtype=bfloat16", "encode.dtype was 'float32'"),
-        ("--gin.TASKS=['code']", "tasks was []"),
-        ("--gin.MiningConfig.depth=50", "mining.depth was 100"),
+        ("--gin.EncodeConfig.dtype=bfloat16", "config.dtype was 'float32'"),
+        ("--gin.TASKS=['code']", "tasks was None when this stage ran, now ['code']"),
+        ("--gin.MiningConfig.depth=50", "config.depth was 100"),
         ("--gin.EvaluationConfig.measures=['R@1']", "now ['R@1']"),
         ("--gin.Setting.hybrid_measure=R@5", "measure was 'R@20' when this stage ran, now 'R@5'"),
     ],
@@ -350,12 +404,34 @@ def _copy_up_to(source: pathlib.Path, target: pathlib.Path, *, last_stage: str) 
             shutil.copy(path, target / "results" / path.name)
 
 
+def _changes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A setting's path, and the value with that setting changed; one for each leaf."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            for setting, other in _changes(f"{name}.{field.name}", getattr(value, field.name)):
+                changed = copy.copy(value)
+                # Whether the settings fit together is not asked here.
+                object.__setattr__(changed, field.name, other)
+                yield setting, changed
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            for setting, other in _changes(f"{name}.{key}", part):
+                yield setting, value | {key: other}
+    elif isinstance(value, list | tuple):
+        yield name, [*value, "another"]
+    elif isinstance(value, int | float):
+        yield name, value + 1
+    else:
+        yield name, f"{value.value if isinstance(value, enum.Enum) else value}-another"
+
+
 def _counted(
     name: str,
     function: Callable[..., Any],
     calls: collections.Counter[str],
     kills: set[tuple[str, int]],
 ) -> Callable[..., Any]:
+    @functools.wraps(function)
     def counted(**keywords: Any) -> Any:
         calls[name] += 1
         result = function(**keywords)

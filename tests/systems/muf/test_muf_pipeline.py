@@ -2,6 +2,7 @@
 
 import collections
 import csv
+import functools
 import json
 import pathlib
 import shutil
@@ -243,6 +244,7 @@ def test_killed_in_several_stages_it_goes_on_in_each(finished, small_world, tmp_
     kills = {("train", 2), ("ensemble", 1), ("fuse", 1), ("fuse", 5), ("score", 1)}
 
     def counted(name, function):
+        @functools.wraps(function)
         def call(**arguments):
             calls[name] += 1
             if (name, calls[name]) in kills:
