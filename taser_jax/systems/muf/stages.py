@@ -25,7 +25,7 @@ from taser_jax.systems.muf.bayesian import BayesianConfig
 from taser_jax.systems.muf.confidence import ConfidenceConfig
 from taser_jax.systems.muf.domains import Evaluations, MixedConfig, read_row, write_row
 from taser_jax.systems.muf.ensemble import ensemble
-from taser_jax.systems.muf.ensemble_files import EnsembleTraining
+from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleTraining
 from taser_jax.systems.muf.fuse import Domain, fuse, open_specialists
 from taser_jax.systems.muf.muf_costs import Latency, ModelCost, fusion_latency, model_cost
 from taser_jax.systems.muf.muf_tables import (
@@ -74,10 +74,11 @@ class Fusion:
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """A trained model: its files, its parameters, and what it was made from."""
+    """A trained model: its files, its parameters, those of its ensemble's members, its inputs."""
 
     specialist: Specialist
     parameters: int
+    member_parameters: int
     inputs: Mapping[str, Any]
 
 
@@ -209,6 +210,7 @@ class MufStages:
         trained = self._stages.run(f"{label}-train", train_stage, inputs=inputs)
         inputs = self._retrieval.retrieve(label, root, inputs, splits=())
         specialist = self._specialist(root)
+        member_parameters = 0
         if speaks:
             inputs = {**inputs, **flatten(ensemble=self._fusion.ensemble)}
 
@@ -226,7 +228,8 @@ class MufStages:
             found = self._stages.run(f"{label}-ensemble", ensemble_stage, inputs=inputs)
             inputs = {**inputs, **found}
             specialist = dataclasses.replace(specialist, ensemble_dir=str(root / "ensemble"))
-        self._models[name] = _Model(specialist, trained["parameters"], inputs)
+            member_parameters = Ensemble.open(specialist.ensemble_dir).member_parameters
+        self._models[name] = _Model(specialist, trained["parameters"], member_parameters, inputs)
 
     def untrained(self, name: str, system: System) -> None:
         """Imports, encodes and indexes a model with its pretrained weights."""
@@ -234,7 +237,7 @@ class MufStages:
         root = self._root / label
         parameters, inputs = self._retrieval.untrained(label, root, system.model, self._data)
         inputs = self._retrieval.retrieve(label, root, inputs, splits=())
-        self._models[name] = _Model(self._specialist(root), parameters, inputs)
+        self._models[name] = _Model(self._specialist(root), parameters, 0, inputs)
 
     def _specialist(self, root: pathlib.Path) -> Specialist:
         return Specialist(
@@ -349,7 +352,12 @@ class MufStages:
             "change": change,
             "models": {name: to_plain(self._models[name].inputs) for name in names},
         }
-        parameters = sum(self._models[name].parameters for name in names)
+        models = [self._models[name] for name in names]
+        parameters = sum(model.parameters for model in models)
+        weighs = settings["config"].weighting is not Weighting.EQUAL
+        if len(names) > 1 and weighs and oracle is None:
+            members = change.get("members", fusion.ensemble.model.members)
+            parameters += members * sum(model.member_parameters for model in models)
 
         def fuse_stage() -> dict[str, Any]:
             summary = fuse(

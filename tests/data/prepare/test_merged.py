@@ -156,7 +156,7 @@ def test_queries_of_a_page_share_a_split(tmp_path, sources):
 def test_a_split_by_page_needs_one_page_for_each_query(tmp_path, sources):
     with pytest.raises(DataError, match=r"set\.jsonl\.gz:1.*'q0' are on 2 pages"):
         prepare(tmp_path, sources, split_by_page=("set",))
-    with pytest.raises(ConfigError, match="split_by_page.*'sett'"):
+    with pytest.raises(ConfigError, match=r"split_by_page.*'sett'"):
         prepare(tmp_path, sources, split_by_page=("sett",))
 
 
