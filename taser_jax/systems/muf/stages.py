@@ -228,7 +228,7 @@ class MufStages:
             found = self._stages.run(f"{label}-ensemble", ensemble_stage, inputs=inputs)
             inputs = {**inputs, **found}
             specialist = dataclasses.replace(specialist, ensemble_dir=str(root / "ensemble"))
-            member_parameters = Ensemble.open(specialist.ensemble_dir).member_parameters
+            member_parameters = Ensemble.open(str(root / "ensemble")).member_parameters
         self._models[name] = _Model(specialist, trained["parameters"], member_parameters, inputs)
 
     def untrained(self, name: str, system: System) -> None:
