@@ -60,7 +60,8 @@ def write_seed(directory: pathlib.Path, rows: dict[str, float], auroc: float) ->
     ids = tuple(f"q{number}" for number in range(10))
     for system, share in rows.items():
         hits = (np.arange(10) < 10 * share).astype(np.float64)
-        tasks = {task: Evaluation(ids, {"R@20": hits, "R@100": hits}) for task in ("a", "b")}
+        measures = dict.fromkeys(("R@1", "R@20", "R@100"), hits)
+        tasks = {task: Evaluation(ids, measures) for task in ("a", "b")}
         for task, one in tasks.items():
             write_per_query(per_query_path(directory, system, task, "test"), one)
         results = {task: TaskResult.of(one) for task, one in tasks.items()}

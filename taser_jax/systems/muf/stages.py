@@ -209,8 +209,7 @@ class MufStages:
 
         trained = self._stages.run(f"{label}-train", train_stage, inputs=inputs)
         inputs = self._retrieval.retrieve(label, root, inputs, splits=())
-        specialist = self._specialist(root)
-        member_parameters = 0
+        specialist, member_parameters = self._specialist(root), 0
         if speaks:
             inputs = {**inputs, **flatten(ensemble=self._fusion.ensemble)}
 
@@ -225,8 +224,7 @@ class MufStages:
                 )
                 return dict(found.fingerprints)
 
-            found = self._stages.run(f"{label}-ensemble", ensemble_stage, inputs=inputs)
-            inputs = {**inputs, **found}
+            inputs |= self._stages.run(f"{label}-ensemble", ensemble_stage, inputs=inputs)
             specialist = dataclasses.replace(specialist, ensemble_dir=str(root / "ensemble"))
             member_parameters = Ensemble.open(str(root / "ensemble")).member_parameters
         self._models[name] = _Model(specialist, trained["parameters"], member_parameters, inputs)
@@ -353,11 +351,9 @@ class MufStages:
             "models": {name: to_plain(self._models[name].inputs) for name in names},
         }
         models = [self._models[name] for name in names]
-        parameters = sum(model.parameters for model in models)
-        weighs = settings["config"].weighting is not Weighting.EQUAL
-        if len(names) > 1 and weighs and oracle is None:
-            members = change.get("members", fusion.ensemble.model.members)
-            parameters += members * sum(model.member_parameters for model in models)
+        weighs = len(names) > 1 and settings["config"].weighting is not Weighting.EQUAL
+        members = change.get("members", fusion.ensemble.model.members) if weighs else 0
+        parameters = sum(one.parameters + members * one.member_parameters for one in models)
 
         def fuse_stage() -> dict[str, Any]:
             summary = fuse(
