@@ -8,7 +8,7 @@
 # SHARED_DATA holds kilt_mini/ and beir/medquad, PRETRAINED is a BERT in Hugging Face's layout. Options go to
 # `taser pipeline muf` (runs/muf_mini.gin). OUTPUT_DIR/muf.md has every row with its spread over seeds, and claims
 # 5 and 6 of docs/claims.md and the paper's with intervals; it grows with every seed.
-# SEEDS ("0 1"), STEPS (60, of each specialist; joint models have the sum), PASSAGE_LENGTH (64 tokens),
+# SEEDS ("0 1"), STEPS (50, of each specialist; joint models have the sum), PASSAGE_LENGTH (64 tokens),
 # DISTRACTORS (0.1): share of the passages that answer no query.
 set -euo pipefail
 if [ $# -lt 3 ]; then
@@ -19,7 +19,7 @@ shared_data=$1 output_dir=$2 pretrained=$3
 shift 3
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 data_dir=$output_dir/data tokens=$output_dir/tokens
-steps=${STEPS:-60}
+steps=${STEPS:-50}
 # Where --gin.MIXTURE_OR_TASK_MODULE is looked for.
 export PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH}
 # Seeds share their programs.
