@@ -35,7 +35,7 @@ ROOMS = {
     "assembly": 2_049,
     "cli": 1_296,
     "commands": 4_903,
-    "data": 8_093,
+    "data": 8_142,
     "devices": 1_494,
     "evaluation": 2_480,
     "interop": 2_607,
@@ -44,11 +44,11 @@ ROOMS = {
     "optim": 1_261,
     "retrieval": 2_029,
     "storage": 1_046,
-    "systems": 4_371,
+    "systems": 4_435,
     "training": 1_876,
 }
 OTHERS = {
-    "lines of code": 36_067,
+    "lines of code": 36_180,
     "percent of code that imports or raises": 21.4,
     "files": 338,
     "lines of the longest file": 400,
@@ -56,7 +56,7 @@ OTHERS = {
     "rooms at the top": 13,
     "rooms on all floors": 26,
     "commands": 42,
-    "fields that nothing binds": 169,
+    "fields that nothing binds": 168,
     "Any in annotations": 278,
     "modules that train imports": 140,
 }

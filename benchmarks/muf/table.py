@@ -3,8 +3,9 @@
     python benchmarks/muf/table.py OUTPUT_DIR
 
 reads OUTPUT_DIR/seed-*, writes OUTPUT_DIR/{muf.md,claims.json} and prints muf.md: each table's rows
-by task, the mean over seeds with their standard deviation, and the paper's claims with intervals
-over queries and over seeds. Claim 5 of docs/claims.md needs a joint model without each domain.
+by task, the mean over seeds with their standard deviation, claims 5 and 6 of docs/claims.md and the
+paper's with intervals over queries and over seeds, and how well a specialist's w tells its errors
+and its own domain's queries.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import csv
 import pathlib
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from claims import (
@@ -24,23 +25,16 @@ from claims import (
     find,
     markdown,
     mean_over_tasks,
-    on_tasks,
     over,
     read_row,
     registered,
     write_json,
 )
 
+from taser_jax.evaluation.results import read_results
+
 MEASURES = ("R@1", "R@20", "R@100")
 COMMAND = "benchmarks/muf/run.sh SHARED_DATA OUTPUT_DIR PRETRAINED"
-# Task -> its name in the rows of joint models without it.
-DOMAINS = {
-    "squad": "SQuAD",
-    "nq_qed": "NQ",
-    "medquad": "MedQuAD",
-    "fewrel": "FewRel",
-    "cmu_dog": "CMU DoG",
-}
 # Table -> the folder of its rows, below the seed's.
 TABLES = {"domains": ".", "mixed": "mixed", "bm25": ".", "sizes": "."}
 # Table -> rows of which the first is to be ahead, as the paper has it (its tables 2 and 3).
@@ -48,23 +42,38 @@ CLAIMS = {
     "domains": (
         ("Single, own domain", "Single, worst"),
         ("MUF", "Single, own domain"),
+        ("MUF", "Single, best other"),
         ("MUF", "Joint"),
-        ("MUF without SQuAD", "Joint without SQuAD"),
+        ("MUF without the domain", "Joint without the domain"),
+        ("MUF without the domain", "Single, best other"),
         ("MUF without the domain", "Single, worst"),
         ("MUF, T = 1000", "Equal weights"),
+        # Of other_weights.py.
+        ("Weights by margin", "Equal weights"),
+        ("Weights by classifier", "Equal weights"),
     ),
     "mixed": (
         ("MUF", "Joint"),
         ("MUF", "Equal weights"),
         ("MUF", "Oracle indicator"),
         ("MUF", "Oracle Bayesian"),
-        ("MUF without SQuAD", "Joint without SQuAD"),
     ),
     "bm25": (
         ("MUF + BM25", "MUF"),
         ("MUF + BM25", "Joint + BM25"),
+        ("MUF + BM25", "Joint without the domain + BM25"),
         ("MUF + BM25", "Single, own domain + BM25"),
     ),
+}
+# Number in docs/claims.md -> the row that is said to be ahead, and the other.
+REGISTERED_ROWS = {
+    5: ("MUF", "Joint without the domain"),
+    6: ("MUF", "Equal weights"),
+}
+# Columns of uncertainty.csv -> what w tells apart.
+AUROCS = {
+    "auroc_of_own_queries": "own and others' queries",
+    "auroc_of_errors": "right and wrong first passages of own queries",
 }
 
 
@@ -85,13 +94,13 @@ def main() -> None:
         names = list(dict.fromkeys(name for one in seeds.values() for name in rows(one, table)))
         named = [name for claim in CLAIMS.get(table, ()) for name in claim]
         if table == "domains":
-            named += ["MUF", "Equal weights", *map(without, DOMAINS)]
+            named += [name for rows_of in REGISTERED_ROWS.values() for name in rows_of]
         found = {name: read(seeds, folder, name) for name in dict.fromkeys([*names, *named])}
         claims = [over(first, second, found) for first, second in CLAIMS.get(table, ())]
         if table == "domains":
             claims = [*registered_claims(found), *claims]
         for measure in MEASURES:
-            shown = {name: found[name] for name in names}
+            shown = {name: row for name, row in found.items() if row}
             if shown:
                 blocks.append(f"### {table}, {measure}")
                 blocks.append(spread(shown, measure))
@@ -100,6 +109,9 @@ def main() -> None:
                 all_findings += findings
             if findings:
                 blocks.append(markdown(findings))
+    if seeds:
+        blocks += ["### AUROC of a specialist's w", aurocs(seeds.values())]
+        blocks += ["### parameters, with ensembles", parameters(next(iter(seeds.values())))]
     text = "\n\n".join(block.rstrip("\n") for block in blocks) + "\n"
     (root / "muf.md").write_text(text, encoding="utf-8")
     write_json(all_findings, root / "claims.json")
@@ -108,21 +120,10 @@ def main() -> None:
 
 def registered_claims(rows: Mapping[str, Row]) -> list[Claim]:
     """Claims 5 and 6 of docs/claims.md."""
-    joint = unseen({task: rows[without(task)] for task in DOMAINS})
-    on_domains = Pair("MUF over Joint without the domain", on_tasks(rows["MUF"], [*DOMAINS]), joint)
-    equal = Pair("MUF over Equal weights", rows["MUF"], rows["Equal weights"])
-    return [registered(5, [on_domains]), registered(6, [equal])]
-
-
-def without(task: str) -> str:
-    """The row of the joint model that has not seen a task's domain."""
-    return f"Joint without {DOMAINS[task]}"
-
-
-def unseen(rows: Mapping[str, Row]) -> Row:
-    """Each task's values from the row of its own, under the seeds that all rows have."""
-    seeds = set.intersection(*({*on_tasks(row, [task])} for task, row in rows.items()))
-    return {seed: {task: row[seed][task] for task, row in rows.items()} for seed in sorted(seeds)}
+    return [
+        registered(number, [Pair(f"{first} over {second}", rows[first], rows[second])])
+        for number, (first, second) in REGISTERED_ROWS.items()
+    ]
 
 
 def rows(directory: pathlib.Path, table: str) -> list[str]:
@@ -154,9 +155,36 @@ def spread(found: Mapping[str, Row], measure: str) -> str:
     return "\n".join(lines)
 
 
-def _cell(values: Sequence[float]) -> str:
-    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{deviation}" if values else "-"
+def aurocs(directories: Iterable[pathlib.Path]) -> str:
+    """A line per specialist: mean ± standard deviation over seeds; 0.50 is chance."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for directory in directories:
+        with (directory / "uncertainty.csv").open(newline="") as file:
+            for line in csv.DictReader(file):
+                if line["own"] == "True":
+                    of_specialist = values.setdefault(line["specialist"], {})
+                    for column in AUROCS:
+                        if line[column]:
+                            of_specialist.setdefault(column, []).append(float(line[column]))
+    lines = [f"| specialist | {' | '.join(AUROCS.values())} |", f"|---|{'---:|' * len(AUROCS)}"]
+    for name, of_specialist in values.items():
+        cells = [_cell(of_specialist.get(column, []), digits=2) for column in AUROCS]
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    return "\n".join(lines)
+
+
+def parameters(directory: pathlib.Path) -> str:
+    """A line per row of `domains` that has parameters: of models, and of the ensembles' members."""
+    lines = ["| system | parameters |", "|---|---:|"]
+    for result in read_results(directory / "results", rows(directory, "domains")):
+        if result.parameters is not None:
+            lines.append(f"| {result.system} | {result.parameters:,} |")
+    return "\n".join(lines)
+
+
+def _cell(values: Sequence[float], digits: int = 1) -> str:
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{deviation}" if values else "-"
 
 
 if __name__ == "__main__":

@@ -56,6 +56,10 @@ class MergeOptions:
             training queries that become the validation split of a task without one.
         shares: shares of the splits if one file has several.
         task_shares: task -> shares of its splits, in place of `shares`.
+        split_by_page: tasks of KILT's whose queries share a split where their positives are on one
+            page: no split has a page of another's (CMU DoG's films).
+        train_samples: task -> number of training queries that are kept, chosen by hash, before a
+            validation split is taken from them. Positives of the others are distractors.
         distractors: share of the passages that are kept although no query has them as a positive,
             chosen by a hash of their ids. Below 1 the collection is smaller and still has every
             positive.
@@ -64,6 +68,8 @@ class MergeOptions:
     strictness: PrepareOptions = PrepareOptions()
     shares: Mapping[str, float] = dataclasses.field(default_factory=lambda: dict(SHARES))
     task_shares: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    split_by_page: tuple[str, ...] = ()
+    train_samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
     distractors: float = 1.0
 
     def __post_init__(self) -> None:
@@ -81,6 +87,14 @@ class _Queries:
 
     files: QuestionFiles
     sharing: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question, and the pages of its positives; none in BEIR's files."""
+
+    question: Question
+    pages: frozenset[str] = frozenset()
 
 
 def prepare_merged(
@@ -131,21 +145,16 @@ def prepare_merged(
                 fix="give the task, or the BEIR source, another name",
             )
         found |= queries
-        passages.append(_passages_of(label, source, list(queries.values()), options))
+        passages.append(_passages_of(label, source, queries, options))
     if not passages:
         raise ConfigError("no source is given", where="sources")
+    _check_tasks(options, sorted({task for task, _ in found}))
     tasks: dict[str, dict[str, QuestionFiles]] = {}
     for (task, split), one in found.items():
         tasks.setdefault(task, {})[split] = one.files
 
     def read(task: str, split: str, files: QuestionFiles) -> Iterator[Question]:
-        shares = options.task_shares.get(task, options.shares)
-        sharing = found[task, split].sharing
-        for question in _questions(files):
-            if sharing == (split,) or split == query_splits.split_of(
-                question.id, task=task, splits=sharing, shares=shares
-            ):
-                yield question
+        return _of_split(found[task, split], task, split, options)
 
     splits = [[*key, *one.sharing] for key, one in found.items()]
     return prepare_sources(
@@ -157,6 +166,16 @@ def prepare_merged(
         read=read,
         also=[to_plain(options), splits],
     )
+
+
+def _check_tasks(options: MergeOptions, known: Sequence[str]) -> None:
+    for name in ("task_shares", "split_by_page", "train_samples"):
+        if unknown := [task for task in getattr(options, name) if task not in known]:
+            raise ConfigError(
+                f"{name} has {', '.join(map(repr, unknown))}",
+                where="MergeOptions",
+                expected=f"tasks of the sources: {', '.join(known)}",
+            )
 
 
 def _queries_of(label: str, source: KiltFiles | BeirFolder) -> dict[tuple[str, str], _Queries]:
@@ -190,7 +209,10 @@ def _queries_of(label: str, source: KiltFiles | BeirFolder) -> dict[tuple[str, s
 
 
 def _passages_of(
-    label: str, source: KiltFiles | BeirFolder, queries: Sequence[_Queries], options: MergeOptions
+    label: str,
+    source: KiltFiles | BeirFolder,
+    queries: Mapping[tuple[str, str], _Queries],
+    options: MergeOptions,
 ) -> PassageSource:
     empty: EmptyPassages = options.strictness.empty
     if isinstance(source, BeirFolder):
@@ -205,7 +227,11 @@ def _passages_of(
         return PassageSource(label, path, read)
 
     def some() -> Iterator[Passage]:
-        gold = {id for one in queries for id in _positives(one.files)}
+        gold = {
+            id
+            for (task, split), one in queries.items()
+            for id in _positives(one, task, split, options)
+        }
         for passage in read():
             if passage.id in gold or hash_share(passage.id) < options.distractors:
                 yield passage
@@ -217,10 +243,47 @@ def _kilt_passages(path: FilePath, empty: EmptyPassages) -> Iterator[Passage]:
     return (one.passage for one in kilt.read_passages(path, empty=empty))
 
 
-def _questions(files: QuestionFiles) -> Iterator[Question]:
+def _of_split(
+    queries: _Queries, task: str, split: str, options: MergeOptions
+) -> Iterator[Question]:
+    """A split's questions; of training's, the sample."""
+    count = options.train_samples.get(task) if split == "train" else None
+    if count is None:
+        return _shared(queries, task, split, options)
+    ids = [question.id for question in _shared(queries, task, split, options)]
+    kept = query_splits.sampled(ids, task=task, count=count)
+    return (question for question in _shared(queries, task, split, options) if question.id in kept)
+
+
+def _shared(queries: _Queries, task: str, split: str, options: MergeOptions) -> Iterator[Question]:
+    """The questions whose hash, or whose page's, falls into the split."""
+    shares = options.task_shares.get(task, options.shares)
+    by_page = task in options.split_by_page
+    for asked in _asked(queries.files):
+        if queries.sharing == (split,) or split == query_splits.split_of(
+            _only_page(asked, task) if by_page else asked.question.id,
+            task=task,
+            splits=queries.sharing,
+            shares=shares,
+        ):
+            yield asked.question
+
+
+def _only_page(asked: _Asked, task: str) -> str:
+    if len(asked.pages) != 1:
+        raise DataError(
+            f"the positives of {asked.question.id!r} are on {len(asked.pages)} pages",
+            where=f"{asked.question.where}, field 'output'",
+            expected="one, since the page decides the split",
+            fix=f"take {task!r} out of MergeOptions.split_by_page",
+        )
+    return next(iter(asked.pages))
+
+
+def _asked(files: QuestionFiles) -> Iterator[_Asked]:
     """All questions of a file: the judged ones of BEIR's, or KILT's."""
     if files.qrels is not None:
-        yield from judged_beir_queries(files)
+        yield from (_Asked(question) for question in judged_beir_queries(files))
         return
     for query in kilt.read_queries(files.questions):
         proofs = [proof for output in query.outputs for proof in output.provenance or ()]
@@ -232,19 +295,23 @@ def _questions(files: QuestionFiles) -> Iterator[Question]:
                 fix="add it, or use `taser prepare kilt`, which finds the passages of pages",
             )
         answers = [output.answer for output in query.outputs if output.answer]
-        yield Question(
+        question = Question(
             where=query.where,
             text=query.text,
             id=query.id,
             answers=tuple(dict.fromkeys(answers)),
             positives=tuple(Context(one.title, "", one.passage_id) for one in proofs),
         )
+        yield _Asked(question, frozenset(proof.page_id for proof in proofs))
 
 
-def _positives(files: QuestionFiles) -> Iterator[str]:
-    """Ids of the passages that are positive for a query of the file."""
-    if files.qrels is not None:
-        yield from (one.passage_id for one in tsv.read_qrels(files.qrels) if one.relevance > 0)
+def _positives(queries: _Queries, task: str, split: str, options: MergeOptions) -> Iterator[str]:
+    """Ids of the passages that are positive for a query of the split."""
+    if queries.files.qrels is None:
+        for question in _of_split(queries, task, split, options):
+            yield from (context.id for context in question.positives)
         return
-    for question in _questions(files):
-        yield from (context.id for context in question.positives)
+    kept = {question.id for question in _of_split(queries, task, split, options)}
+    for one in tsv.read_qrels(queries.files.qrels):
+        if one.relevance > 0 and one.query_id in kept:
+            yield one.passage_id

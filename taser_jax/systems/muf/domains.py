@@ -78,6 +78,22 @@ def worst_of(rows: Mapping[str, Evaluations], measure: str) -> dict[str, str]:
     }
 
 
+def best_other(
+    rows: Mapping[str, Evaluations], own: Mapping[str, str], measure: str
+) -> dict[str, str]:
+    """Task -> the row with the highest mean of a measure, its own specialist's aside.
+
+    It is chosen on the values that are reported, which favours it.
+    """
+    return {
+        task: max(
+            (name for name in rows if name != specialist),
+            key=lambda name: rows[name][task].values[measure].mean(),
+        )
+        for task, specialist in own.items()
+    }
+
+
 def pick(rows: Mapping[str, Evaluations], chosen: Mapping[str, str]) -> Evaluations:
     """A row whose values on each task are those of the chosen row."""
     return {task: rows[name][task] for task, name in chosen.items()}

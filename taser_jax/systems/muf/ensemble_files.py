@@ -233,6 +233,11 @@ class Ensemble:
     fingerprints: Mapping[str, str]
     tasks: tuple[str, ...]
 
+    @property
+    def member_parameters(self) -> int:
+        """Parameters of one member."""
+        return sum(leaf[0].size for leaf in jax.tree.leaves(self.params))
+
     def embed(self, queries: Float[np.ndarray, "queries dim"]) -> jax.Array:
         """Every member's embeddings of a specialist's query embeddings: [members, queries, dim]."""
         return apply_members(self.params, queries)

@@ -19,6 +19,7 @@ from taser_jax.storage.progress import logger
 from taser_jax.systems.muf.domains import (
     Evaluations,
     MixedConfig,
+    best_other,
     draw_mixes,
     mix,
     pick,
@@ -33,6 +34,7 @@ from taser_jax.systems.muf.uncertainty import (
 )
 
 MUF, OWN, WORST, ORACLE = "MUF", "Single, own domain", "Single, worst", "Oracle indicator"
+OTHER, UNSEEN = "Single, best other", "Joint without the domain"
 BAYESIAN = "Oracle Bayesian"
 WITHOUT_DOMAIN, EQUAL = "MUF without the domain", "Equal weights"
 # The paper's inverse temperature of 1e-3, to the letter: every w is about 1.
@@ -87,6 +89,7 @@ def write_tables(
     *,
     models: Sequence[str],
     fusions: Sequence[str],
+    unseen: Mapping[str, str],
     sizes: Sequence[int],
     mixed: MixedConfig | None,
 ) -> dict[str, ResultsTable]:
@@ -96,6 +99,7 @@ def write_tables(
         rows: all rows.
         models: joint and untrained models among them.
         fusions: fusions among them, those of `sizes` aside.
+        unseen: specialist -> the joint model that has not seen its tasks; may be empty.
         sizes: numbers of members, for the table of sizes.
         mixed: the mixes of queries; None leaves their table out.
 
@@ -105,17 +109,25 @@ def write_tables(
     directory, values = rows.directory, rows.values
     singles = {name: values[name] for name in rows.specialists}
     joined = {name: values[with_bm25(name)] for name in rows.specialists}
-    worst = worst_of(singles, rows.setting.hybrid_measure)
-    for name, row in (
-        (OWN, pick(singles, rows.own)),
-        (WORST, pick(singles, worst)),
-        (with_bm25(OWN), pick(joined, rows.own)),
-    ):
+    measure = rows.setting.hybrid_measure
+    combined = {
+        OWN: pick(singles, rows.own),
+        OTHER: pick(singles, best_other(singles, rows.own, measure)),
+        WORST: pick(singles, worst_of(singles, measure)),
+    }
+    if unseen:
+        of_task = {task: unseen[name] for task, name in rows.own.items()}
+        combined[UNSEEN] = pick(values, of_task)
+        without = {task: with_bm25(name) for task, name in of_task.items()}
+        write_row(directory, with_bm25(UNSEEN), pick(values, without), split=TEST)
+    for name, row in {**combined, with_bm25(OWN): pick(joined, rows.own)}.items():
         write_row(directory, name, row, split=TEST)
     shown = [*models, *fusions]
     added = [row for row in (OWN, *shown) if row not in (WITHOUT_DOMAIN, EQUAL, LITERAL)]
+    if unseen:
+        added.insert(1, UNSEEN)
     tables = {
-        "domains": _table(rows, directory, "domains", [*singles, OWN, WORST, *shown]),
+        "domains": _table(rows, directory, "domains", [*singles, *combined, *shown]),
         "bm25": _table(rows, directory, "bm25", [BM25, *map(with_bm25, added)]),
     }
     if sizes:

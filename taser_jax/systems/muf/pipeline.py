@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from taser_jax.assembly.config import TrainingConfig
 from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.pipelines.retrieval_stages import check_untrained
 from taser_jax.commands.pipelines.setting import BM25, Setting, System
@@ -28,7 +31,9 @@ from taser_jax.systems.muf.muf_tables import (
     LITERAL,
     MUF,
     ORACLE,
+    OTHER,
     OWN,
+    UNSEEN,
     WITHOUT_DOMAIN,
     WORST,
     MufRows,
@@ -38,12 +43,23 @@ from taser_jax.systems.muf.muf_tables import (
 from taser_jax.systems.muf.stages import Fusion, MufStages
 
 
+class LeaveOneOut(enum.Enum):
+    """Whether joint models are trained that have not seen a domain.
+
+    NONE: only those of `joint`. EACH: one without each specialist's tasks.
+    """
+
+    NONE = "none"
+    EACH = "each"
+
+
 @writes("{setting.output_dir}")
 def pipeline_muf(
     *,
     setting: Setting,
     specialists: Mapping[str, System],
     joint: Mapping[str, System],
+    leave_one_out: LeaveOneOut = LeaveOneOut.NONE,
     untrained: Mapping[str, System] | None = None,
     students: Mapping[str, System] | None = None,
     fusion: Fusion = Fusion(),
@@ -64,6 +80,8 @@ def pipeline_muf(
         specialists: name -> a model with `tasks` of its own.
         joint: name -> a model of several tasks, to compare with; its `train_steps` should let it
             see as many queries as the specialists together.
+        leave_one_out: 'each': for every specialist, the first joint model is trained again on the
+            other specialists' tasks, for as many steps as they have together ("Joint without NQ").
         untrained: name -> a model that is shown as its pretrained weights left it.
         students: name -> a model that learns from the specialists' fused lists; its objective has a
             distillation.
@@ -82,6 +100,10 @@ def pipeline_muf(
     check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
     setting.check_tasks(store.tasks)
     untrained, students = untrained or {}, students or {}
+    unseen: dict[str, str] = {}
+    if leave_one_out is LeaveOneOut.EACH:
+        without = without_each(specialists, joint, setting.training)
+        joint, unseen = {**joint, **without}, dict(zip(specialists, without, strict=True))
     trained = {**specialists, **joint}
     _check(specialists, joint, students, fusion, store.tasks)
     check_untrained(setting, untrained, trained, where="pipeline_muf.untrained")
@@ -103,6 +125,7 @@ def pipeline_muf(
         rows,
         models=models,
         fusions=fusions,
+        unseen=unseen,
         sizes=fusion.sizes,
         mixed=fusion.mixed,
     )
@@ -112,6 +135,46 @@ def pipeline_muf(
         print(f"\n{table.to_text()}")
         logger.info("table: %s (and .csv, .png)", output_dir / f"{name}.md")
     return tables
+
+
+def without_each(
+    specialists: Mapping[str, System], joint: Mapping[str, System], training: TrainingConfig
+) -> dict[str, System]:
+    """A joint model of the others for each specialist, of as many queries as they see together.
+
+    Example:
+        With 100 steps each of SQuAD, NQ and FewRel, the model "Joint without NQ" is the first joint
+        model, trained on the other two sets for 200 steps.
+
+    Args:
+        specialists: name -> a model with tasks of its own.
+        joint: name -> a joint model; the first one is trained again.
+        training: what all trainings share.
+
+    Returns:
+        Name -> the model, in the order of specialists.
+
+    Raises:
+        ConfigError: no joint model, or a task of two specialists.
+    """
+    tasks = [task for system in specialists.values() for task in system.tasks or ()]
+    if not joint or len(set(tasks)) < len(tasks):
+        raise ConfigError(
+            f"{len(joint)} joint models, specialists of {', '.join(tasks)}",
+            where="pipeline_muf.leave_one_out",
+            expected="a joint model to train again, and specialists without a common task",
+            fix="bind pipeline_muf.joint, or set leave_one_out to 'none'",
+        )
+    name, system = next(iter(joint.items()))
+    models = {}
+    for left_out in specialists:
+        others = [other for single, other in specialists.items() if single != left_out]
+        models[f"{name} without {left_out}"] = dataclasses.replace(
+            system,
+            tasks=[task for other in others for task in other.tasks or ()],
+            train_steps=sum(other.training(training).loop.train_steps for other in others),
+        )
+    return models
 
 
 def _write_costs(
@@ -139,7 +202,8 @@ def _check(
 ) -> None:
     """Rejects names and tasks that do not fit before anything is computed."""
     names = [*specialists, *joint, *students]
-    rows = [*names, BM25, MUF, OWN, WORST, ORACLE, BAYESIAN, WITHOUT_DOMAIN, EQUAL, LITERAL]
+    combined = [OWN, OTHER, WORST, UNSEEN]
+    rows = [*names, BM25, MUF, *combined, ORACLE, BAYESIAN, WITHOUT_DOMAIN, EQUAL, LITERAL]
     if len(specialists) < 2 or len(set(map(file_name, rows))) < len(rows):
         raise ConfigError(
             f"models {', '.join(names) or 'none'}",

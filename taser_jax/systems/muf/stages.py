@@ -25,7 +25,7 @@ from taser_jax.systems.muf.bayesian import BayesianConfig
 from taser_jax.systems.muf.confidence import ConfidenceConfig
 from taser_jax.systems.muf.domains import Evaluations, MixedConfig, read_row, write_row
 from taser_jax.systems.muf.ensemble import ensemble
-from taser_jax.systems.muf.ensemble_files import EnsembleTraining
+from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleTraining
 from taser_jax.systems.muf.fuse import Domain, FusionSummary, fuse, open_specialists
 from taser_jax.systems.muf.muf_costs import Latency, ModelCost, fusion_latency, model_cost
 from taser_jax.systems.muf.muf_tables import (
@@ -74,10 +74,11 @@ class Fusion:
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """A trained model: its files and its parameters."""
+    """A trained model: its files, its parameters, and those of a member of its ensemble."""
 
     specialist: Specialist
     parameters: int
+    member_parameters: int = 0
 
 
 class MufStages:
@@ -180,7 +181,7 @@ class MufStages:
             **shared,
         )
         self._retrieval.retrieve(label, root, splits=())
-        specialist = self._specialist(root)
+        specialist, member_parameters = self._specialist(root), 0
         if speaks:
             self._stages.run(
                 f"{label}-ensemble",
@@ -191,7 +192,8 @@ class MufStages:
                 **shared,
             )
             specialist = dataclasses.replace(specialist, ensemble_dir=str(root / "ensemble"))
-        self._models[name] = _Model(specialist, trained["parameters"])
+            member_parameters = Ensemble.open(str(root / "ensemble")).member_parameters
+        self._models[name] = _Model(specialist, trained["parameters"], member_parameters)
 
     def untrained(self, name: str, system: System) -> None:
         """Imports, encodes and indexes a model with its pretrained weights."""
@@ -292,11 +294,15 @@ class MufStages:
             # Of the lists alone, for the mixes.
             shown, tasks = {row: "runs"}, list(oracle)
             fusing = fusing | {"oracle": dict(oracle), "search": self._fusion.oracle}
+        models = [self._models[name] for name in names]
+        weighs = len(names) > 1 and fusing["config"].weighting is not Weighting.EQUAL
+        members = change.get("members", self._fusion.ensemble.model.members) if weighs else 0
+        parameters = sum(model.parameters + members * model.member_parameters for model in models)
         self._stages.run(
             f"{label}-fuse",
             _fuse_and_evaluate,
             rows=shown,
-            parameters=sum(self._models[name].parameters for name in names),
+            parameters=parameters,
             specialists=self._specialists(names, **change),
             output_dir=root,
             split=TEST,

@@ -123,6 +123,58 @@ def test_fewer_distractors_keep_every_positive_and_its_query(tmp_path, sources):
     assert prepare(tmp_path, sources, shares=HALF, distractors=0.3).reused
 
 
+def dialogues(tmp_path):
+    """40 queries of ten pages: page 0 has q0, q10, q20 and q30."""
+    lines = [
+        {
+            "id": f"q{n}",
+            "input": f"turn {n}",
+            "output": [{"provenance": [{"wikipedia_id": str(n % 10), "passage_id": str(n % 10)}]}],
+        }
+        for n in range(40)
+    ]
+    (tmp_path / "films.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {"wiki": KiltFiles("passages.tsv", {"films": {"train+test": "films.jsonl"}})}
+
+
+def test_queries_of_a_page_share_a_split(tmp_path, sources):
+    prepare(tmp_path, dialogues(tmp_path), split_by_page=("films",))
+    pages = {
+        split: {int(query.id[1:]) % 10 for query in queries(tmp_path, "films", split)}
+        for split in ("train", "test")
+    }
+    # By the hash of the page, with SHARES of 0.8 and 0.1.
+    trained = {n for n in range(10) if text_hash(f"films\t{n}") / 2**64 < 8 / 9}
+    assert pages == {"train": trained, "test": {*range(10)} - trained}
+    assert all(pages.values())
+    # By their own ids, the queries of a page are on both sides.
+    prepare(tmp_path, dialogues(tmp_path))
+    tested = {int(query.id[1:]) % 10 for query in queries(tmp_path, "films", "test")}
+    assert tested & {int(query.id[1:]) % 10 for query in queries(tmp_path, "films", "train")}
+
+
+def test_a_split_by_page_needs_one_page_for_each_query(tmp_path, sources):
+    with pytest.raises(DataError, match=r"set\.jsonl\.gz:1.*'q0' are on 2 pages"):
+        prepare(tmp_path, sources, split_by_page=("set",))
+    with pytest.raises(ConfigError, match=r"split_by_page.*'sett'"):
+        prepare(tmp_path, sources, split_by_page=("sett",))
+
+
+def test_a_sample_of_training_queries_keeps_its_positives_and_all_tests(tmp_path, sources):
+    films = dialogues(tmp_path)
+    whole = prepare(tmp_path, films)
+    ids = {query.id for query in queries(tmp_path, "films", "train")}
+    tests = [query.id for query in queries(tmp_path, "films", "test")]
+    prepare(tmp_path, films, train_samples={"films": 2}, distractors=0.0)
+    sample = queries(tmp_path, "films", "train")
+    assert len(sample) == 2
+    assert {query.id for query in sample} < ids
+    assert [query.id for query in queries(tmp_path, "films", "test")] == tests
+    gold = {str(int(id[1:]) % 10) for id in [*(query.id for query in sample), *tests]}
+    assert {*PassageStore.open(tmp_path / "data", "c").ids} == gold
+    assert len(gold) < 10 < whole.passages
+
+
 def test_what_cannot_be_merged_is_refused(tmp_path, sources):
     with pytest.raises(ConfigError, match="no source"):
         prepare(tmp_path, {})

@@ -13,7 +13,7 @@ from small_world import SmallWorld, gin, refused, succeed
 
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.data.token_store.negatives import read_negatives
-from taser_jax.evaluation.results import per_query_path, read_per_query
+from taser_jax.evaluation.results import per_query_path, read_per_query, read_results
 from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
 from taser_jax.storage.artifacts import fingerprint_json, split_path
 from taser_jax.systems.muf import stages as muf_stages
@@ -23,6 +23,8 @@ pytestmark = pytest.mark.slow
 SYSTEMS = "{'Summary': @summary/System(), 'Code': @code/System()}"
 THREE = "{'Summary': @summary/System(), 'Code': @code/System(), 'Both': @both/System()}"
 SINGLES = ["Summary", "Code"]
+MODELS = ["Joint", "Joint without Summary", "Joint without Code", "Student"]
+UNSEEN = "Joint without the domain"
 ORACLES = ["Oracle indicator", "Oracle Bayesian"]
 FUSED = ["MUF", "MUF without the domain", "Equal weights", "MUF, T = 1000"]
 
@@ -42,6 +44,7 @@ def arguments(world: SmallWorld, output_dir: pathlib.Path, *bindings: str) -> li
         "--gin.joint/System.train_steps=8",
         f"--gin.pipeline_muf.specialists={SYSTEMS}",
         "--gin.pipeline_muf.joint={'Joint': @joint/System()}",
+        "--gin.pipeline_muf.leave_one_out=each",
         "--gin.student/System.tasks=['summary', 'code']",
         "--gin.student/System.train_steps=4",
         "--gin.Fusion.left_out=None",
@@ -86,16 +89,13 @@ def values(directory, system, task, measure="R@20"):
 
 
 def test_the_papers_tables(finished):
-    own = ["Single, own domain", "Single, worst"]
-    assert rows(finished, "domains") == [*SINGLES, *own, "Joint", "Student", *FUSED]
+    combined = ["Single, own domain", "Single, best other", "Single, worst"]
+    assert rows(finished, "domains") == [*SINGLES, *combined, UNSEEN, *MODELS, *FUSED]
     assert rows(finished, "bm25") == [
         "BM25",
-        "Single, own domain + BM25",
-        "Joint + BM25",
-        "Student + BM25",
-        "MUF + BM25",
+        *(f"{name} + BM25" for name in ("Single, own domain", UNSEEN, *MODELS, "MUF")),
     ]
-    assert rows(finished, "mixed") == [*SINGLES, "Joint", "Student", *FUSED, *ORACLES]
+    assert rows(finished, "mixed") == [*SINGLES, *MODELS, *FUSED, *ORACLES]
     assert rows(finished, "sizes") == ["MUF, 2 members", "MUF"]
     for name in ("domains", "bm25", "mixed", "sizes"):
         assert (finished / f"{name}.md").exists()
@@ -120,7 +120,7 @@ def test_what_confidences_are_worth(finished):
 
 def test_what_a_fusion_costs_beside_joint_models(finished):
     header, _, *lines = (finished / "costs.md").read_text().splitlines()
-    assert header == "| | Joint | Student | MUF, 2 specialists |"
+    assert header == f"| | {' | '.join(MODELS)} | MUF, 2 specialists |"
     cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in lines}
     assert len(cells) == 6
     record = Stages(finished).record("latency-3-" + fingerprint_json(SINGLES)[:6])
@@ -138,6 +138,34 @@ def test_rows_put_together_have_the_values_of_the_rows_they_name(finished):
         np.testing.assert_array_equal(own, values(finished, single, task))
         means = [values(finished, name, task).mean() for name in SINGLES]
         assert values(finished, "Single, worst", task).mean() == min(means)
+
+
+def test_a_domain_is_judged_by_the_joint_model_that_has_not_seen_it(finished):
+    for task, single, other in (("summary", "Summary", "code"), ("code", "Code", "summary")):
+        run = json.loads((finished / f"joint-without-{task}" / "model" / "run.json").read_text())
+        # As many steps of equal batches as the one specialist that is left.
+        assert (list(run["batches_per_epoch"]), run["train_steps"]) == ([other], 4)
+        for suffix in ("", " + BM25"):
+            unseen = values(finished, f"{UNSEEN}{suffix}", task)
+            of_model = values(finished, f"Joint without {single}{suffix}", task)
+            np.testing.assert_array_equal(unseen, of_model)
+
+
+def test_the_best_other_specialist_is_never_ones_own(finished):
+    # Of two specialists, it is the other one.
+    for task, other in (("summary", "Code"), ("code", "Summary")):
+        best = values(finished, "Single, best other", task)
+        np.testing.assert_array_equal(best, values(finished, other, task))
+
+
+def test_parameters_count_the_members_that_weigh(finished):
+    results = read_results(finished / "results")
+    count = {result.system: result.parameters for result in results}
+    # Linear layers from 16 to 8 to 16 numbers.
+    member = 16 * 8 + 8 + 8 * 16 + 16
+    assert count["Equal weights"] == count["Summary"] + count["Code"]
+    assert count["MUF"] == count["Equal weights"] + 2 * 3 * member
+    assert count["MUF, 2 members"] == count["Equal weights"] + 2 * 2 * member
 
 
 def test_mixes_are_equal_shares_of_the_tasks(finished):
@@ -215,6 +243,8 @@ def test_a_specialist_joins_a_finished_run(finished, small_world, tmp_path):
     shutil.copytree(finished, copy)
     before = set(Stages(copy).finished())
     changed = [f"--gin.pipeline_muf.specialists={THREE}", "--gin.Fusion.left_out=Both"]
+    # A joint model without its tasks would have none.
+    changed.append("--gin.pipeline_muf.leave_one_out=none")
     changed.append("--gin.both/System.tasks=['summary', 'code']")
     # A student learns from the lists of all: of other specialists it is another student.
     changed.append("--gin.pipeline_muf.students={'Other student': @student/System()}")
@@ -275,6 +305,8 @@ def test_killed_in_several_stages_it_goes_on_in_each(finished, small_world, tmp_
         ("code/System.tasks=None", "specialist 'Code' has no tasks"),
         ("code/System.tasks=['cod']", "'Code' is to be trained on cod"),
         ("student/System.objective=None", "student 'Student' does not learn from a teacher"),
+        ("pipeline_muf.joint={}", "0 joint models, specialists of summary, code"),
+        ("code/System.tasks=['summary']", "1 joint models, specialists of summary, summary"),
         ("Fusion.left_out=Nobody", "'Nobody' is no specialist"),
         ("Fusion.left_out=Code", "two left at least"),
         ("EnsembleConfig.members=1", "two members or more"),
