@@ -136,7 +136,6 @@ UPWARD = {
     "commands.ask -> systems",
     "commands.encode -> systems",
     "commands.export -> systems",
-    "commands.search -> systems",
     "commands.train -> systems",
 }
 

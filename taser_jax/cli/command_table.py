@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 
 # Commands of two words, by their first.
 GROUPS = {
@@ -31,6 +33,7 @@ class Command:
         argument: the macro or `function.parameter` that a word after the command sets.
         many: whether several words may follow, as a list.
         optional: whether the word may be left out.
+        systems: modules in `taser_jax.systems` that register what the command needs of a system.
     """
 
     module: str
@@ -44,6 +47,13 @@ class Command:
     argument: str | None = None
     many: bool = False
     optional: bool = False
+    systems: tuple[str, ...] = ()
+
+    def load(self) -> ModuleType:
+        """Imports the command's module, and what systems register for it."""
+        for module in self.systems:
+            importlib.import_module(f"taser_jax.systems.{module}")
+        return importlib.import_module(f"taser_jax.{self.module}")
 
     def gin_files(self, given: Sequence[str] = ()) -> tuple[str, ...]:
         """Files to read, in order.
@@ -57,7 +67,12 @@ class Command:
 
 
 def _command(
-    name: str, summary: str, *, module: str | None = None, function: str | None = None
+    name: str,
+    summary: str,
+    *,
+    module: str | None = None,
+    function: str | None = None,
+    systems: tuple[str, ...] = (),
 ) -> tuple[str, Command]:
     """A command by the usual names.
 
@@ -66,7 +81,8 @@ def _command(
     """
     joined = name.replace(" ", "_")
     module = module or f"commands.{name.split()[0]}"
-    return name, Command(module, function or joined, summary, f"runs/{joined}.gin")
+    gin_file = f"runs/{joined}.gin"
+    return name, Command(module, function or joined, summary, gin_file, systems=systems)
 
 
 COMMANDS: dict[str, Command] = dict(
@@ -145,7 +161,7 @@ COMMANDS: dict[str, Command] = dict(
             module="systems.muf.ensemble",
         ),
         _command("index", "build an exact or ScaNN index"),
-        _command("search", "search an index, write run files"),
+        _command("search", "search an index, write run files", systems=("moma.memory_sources",)),
         _command("bm25", "search queries with BM25"),
         _command("hybrid", "fuse a dense and a BM25 run"),
         _command(

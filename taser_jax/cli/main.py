@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
 import inspect
 import logging
@@ -82,7 +81,7 @@ def run(argv: Sequence[str]) -> int:
             from taser_jax.devices import hosts
 
             hosts.initialize(timeout=arguments.coordinator_timeout)
-        module = importlib.import_module(f"taser_jax.{command.module}")
+        module = command.load()
         function = getattr(module, command.function)
         if arguments.help:
             print(help_text(arguments.command, command, function, module.CONFIGURABLES))
@@ -184,7 +183,7 @@ def run_command(name: str, gin_file: str, bindings: Sequence[tuple[str, str]] = 
         What the command's function returns.
     """
     command = COMMANDS[name]
-    module = importlib.import_module(f"taser_jax.{command.module}")
+    module = command.load()
     resolved = configuration.resolve(
         getattr(module, command.function),
         configurables=module.CONFIGURABLES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
+from typing import Protocol
 
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, list_tasks
@@ -12,10 +13,32 @@ from taser_jax.retrieval.exact import search_devices
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings, queries_directory
 from taser_jax.retrieval.runs import Run, without_own, write_trec_run
+from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.progress import phase
-from taser_jax.systems.moma.memories import Mixture
-from taser_jax.systems.moma.memory_sources import sources, write_sources
-from taser_jax.systems.moma.query_documents import read_fused
+from taser_jax.storage.registered import Registered
+
+
+class FusedDocuments(Protocol):
+    """The documents that encoded queries were fused with."""
+
+    def write(self, path: FilePath, queries_dir: FilePath, query_ids: Sequence[str]) -> None:
+        """Writes a JSON line per query: its documents, each with its share of the attention.
+
+        Args:
+            path: where they go.
+            queries_dir: directory of the queries' embeddings.
+            query_ids: the queries.
+        """
+
+
+class OpenFusedDocuments(Protocol):
+    """Opens the documents of a system."""
+
+    def __call__(self, memory_dir: FilePath, *, data_dir: str) -> FusedDocuments:
+        """Opens the mixture of a directory, whose collections are in `data_dir`."""
+
+
+FUSED_DOCUMENTS: Registered[OpenFusedDocuments] = Registered("MEMORY_DIR")
 
 
 @writes("{output_dir}")
@@ -75,7 +98,7 @@ def search(
         QueryEmbeddings.of_split(embeddings_dir, task, split, fingerprints=searcher.fingerprints)
         for task in names
     ]
-    mixture = None if memory_dir is None else Mixture.open(memory_dir)
+    documents = None if memory_dir is None else FUSED_DOCUMENTS.get()(memory_dir, data_dir=data_dir)
     paths = []
     for task, queries in zip(names, encoded, strict=True):
         with phase(f"search of {task} {split}"):
@@ -86,10 +109,9 @@ def search(
         path = inputs.run_path(output_dir, task, split)
         write_trec_run(path, Run.of(queries.query_ids, result), ids=store.ids, tag=tag)
         paths.append(path)
-        if mixture is not None:
-            fused = read_fused(queries_directory(embeddings_dir, task, split), mixture)
-            found = sources(mixture, *fused, data_dir=data_dir)
-            write_sources(path.with_suffix(".documents.jsonl"), queries.query_ids, found)
+        if documents is not None:
+            own = queries_directory(embeddings_dir, task, split)
+            documents.write(path.with_suffix(".documents.jsonl"), own, queries.query_ids)
     return paths
 
 

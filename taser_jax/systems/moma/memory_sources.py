@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Float32
 
+from taser_jax.commands.search import FUSED_DOCUMENTS
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.storage.artifacts import FilePath, replacing
 from taser_jax.storage.records import Passage
 from taser_jax.systems.moma.memories import Lookup, Mixture
+from taser_jax.systems.moma.query_documents import read_fused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +83,33 @@ def write_sources(
                 for one in sources
             ]
             file.write(json.dumps({"query": query_id, "documents": documents}) + "\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedDocuments:
+    """The documents of a mixture that encoded queries were fused with.
+
+    Attributes:
+        mixture: the memories.
+        data_dir: folder of their collections.
+    """
+
+    mixture: Mixture
+    data_dir: str
+
+    @classmethod
+    def open(cls, memory_dir: FilePath, *, data_dir: str) -> FusedDocuments:
+        """Opens the mixture of a directory."""
+        return cls(Mixture.open(memory_dir), data_dir)
+
+    def write(self, path: FilePath, queries_dir: FilePath, query_ids: Sequence[str]) -> None:
+        """Writes the documents beside the embeddings of some queries, with their attention."""
+        lookup, attention = read_fused(queries_dir, self.mixture)
+        found = sources(self.mixture, lookup, attention, data_dir=self.data_dir)
+        write_sources(path, query_ids, found)
+
+
+FUSED_DOCUMENTS.register(FusedDocuments.open)
 
 
 def _documents(mixture: Mixture, rows: np.ndarray, data_dir: str) -> Iterator[tuple[str, Passage]]:
