@@ -133,7 +133,6 @@ def test_doors_are_closed(folder):
 # Imports that point up.
 UPWARD = {
     "assembly.training_job -> systems",
-    "commands.ask -> systems",
     "commands.encode -> systems",
     "commands.export -> systems",
     "commands.train -> systems",

@@ -203,7 +203,11 @@ COMMANDS: dict[str, Command] = dict(
                 argument="DIRECTORY",
             ),
         ),
-        _command("ask", "answer typed questions from an index"),
+        _command(
+            "ask",
+            "answer typed questions from an index",
+            systems=("moma.augmented_answers", "muf.fused_answers"),
+        ),
         _command("export", "export a model to other libraries' formats", function="export_model"),
         (
             "compare",
