@@ -134,7 +134,6 @@ def test_doors_are_closed(folder):
 UPWARD = {
     "assembly.training_job -> systems",
     "commands.encode -> systems",
-    "commands.export -> systems",
     "commands.train -> systems",
 }
 

@@ -208,7 +208,12 @@ COMMANDS: dict[str, Command] = dict(
             "answer typed questions from an index",
             systems=("moma.augmented_answers", "muf.fused_answers"),
         ),
-        _command("export", "export a model to other libraries' formats", function="export_model"),
+        _command(
+            "export",
+            "export a model to other libraries' formats",
+            function="export_model",
+            systems=("muf.released_ensembles",),
+        ),
         (
             "compare",
             Command(

@@ -109,10 +109,10 @@ class FusedDocuments:
         write_sources(path, query_ids, found)
 
 
-FUSED_DOCUMENTS.register(FusedDocuments.open)
-
-
 def _documents(mixture: Mixture, rows: np.ndarray, data_dir: str) -> Iterator[tuple[str, Passage]]:
     stores = [PassageStore.open(data_dir, one.collection) for one in mixture.manifest.memories]
     for memory, row in zip(*mixture.places(rows), strict=True):
         yield mixture.names[memory], stores[memory][int(row)]
+
+
+FUSED_DOCUMENTS.register(FusedDocuments.open)
