@@ -85,6 +85,9 @@ def _command(
     return name, Command(module, function or joined, summary, gin_file, systems=systems)
 
 
+# They register what models read in place of a token store's tokens.
+_TEXT_SOURCES = ("moma.augmentation", "moma.shared_embeddings")
+
 COMMANDS: dict[str, Command] = dict(
     [
         (
@@ -124,7 +127,7 @@ COMMANDS: dict[str, Command] = dict(
             module="commands.import_model",
             function="import_model",
         ),
-        _command("train", "train a dual encoder"),
+        _command("train", "train a dual encoder", systems=_TEXT_SOURCES),
         (
             "compile",
             Command(
@@ -154,7 +157,7 @@ COMMANDS: dict[str, Command] = dict(
                 },
             ),
         ),
-        _command("encode", "embed the passages"),
+        _command("encode", "embed the passages", systems=_TEXT_SOURCES),
         _command(
             "ensemble",
             "train the ensemble that measures a specialist's confidence",
