@@ -32,9 +32,9 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 2_049,
-    "cli": 1_296,
-    "commands": 4_903,
+    "assembly": 2_090,
+    "cli": 1_324,
+    "commands": 4_881,
     "data": 8_093,
     "devices": 1_494,
     "evaluation": 2_480,
@@ -43,14 +43,14 @@ ROOMS = {
     "models": 2_303,
     "optim": 1_261,
     "retrieval": 2_029,
-    "storage": 1_046,
-    "systems": 4_371,
+    "storage": 1_064,
+    "systems": 4_436,
     "training": 1_876,
 }
 OTHERS = {
-    "lines of code": 36_067,
+    "lines of code": 36_197,
     "percent of code that imports or raises": 21.4,
-    "files": 338,
+    "files": 340,
     "lines of the longest file": 400,
     "loose files": 2,
     "rooms at the top": 13,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import PyTree
@@ -97,12 +98,8 @@ class SharedEmbeddings(Protocol):
         """
 
 
-class OpenSharedEmbeddings(Protocol):
-    """Opens a system's embeddings."""
-
-    def __call__(self, directory: FilePath, store: TokenStore, /) -> SharedEmbeddings:
-        """The embeddings of a directory, for the passages of a store."""
-
-
 QUERY_DOCUMENTS: Registered[OpenQueryDocuments] = Registered("augmentation_dir")
-SHARED_EMBEDDINGS: Registered[OpenSharedEmbeddings] = Registered("shared_embeddings")
+# A directory and the token store of the passages -> their embeddings.
+SHARED_EMBEDDINGS: Registered[Callable[[FilePath, TokenStore], SharedEmbeddings]] = Registered(
+    "shared_embeddings"
+)

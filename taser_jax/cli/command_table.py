@@ -33,7 +33,6 @@ class Command:
         argument: the macro or `function.parameter` that a word after the command sets.
         many: whether several words may follow, as a list.
         optional: whether the word may be left out.
-        systems: modules in `taser_jax.systems` that register what the command needs of a system.
     """
 
     module: str
@@ -47,13 +46,6 @@ class Command:
     argument: str | None = None
     many: bool = False
     optional: bool = False
-    systems: tuple[str, ...] = ()
-
-    def load(self) -> ModuleType:
-        """Imports the command's module, and what systems register for it."""
-        for module in self.systems:
-            importlib.import_module(f"taser_jax.systems.{module}")
-        return importlib.import_module(f"taser_jax.{self.module}")
 
     def gin_files(self, given: Sequence[str] = ()) -> tuple[str, ...]:
         """Files to read, in order.
@@ -67,12 +59,7 @@ class Command:
 
 
 def _command(
-    name: str,
-    summary: str,
-    *,
-    module: str | None = None,
-    function: str | None = None,
-    systems: tuple[str, ...] = (),
+    name: str, summary: str, *, module: str | None = None, function: str | None = None
 ) -> tuple[str, Command]:
     """A command by the usual names.
 
@@ -81,12 +68,8 @@ def _command(
     """
     joined = name.replace(" ", "_")
     module = module or f"commands.{name.split()[0]}"
-    gin_file = f"runs/{joined}.gin"
-    return name, Command(module, function or joined, summary, gin_file, systems=systems)
+    return name, Command(module, function or joined, summary, f"runs/{joined}.gin")
 
-
-# They register what models read in place of a token store's tokens.
-_TEXT_SOURCES = ("moma.augmentation", "moma.shared_embeddings")
 
 COMMANDS: dict[str, Command] = dict(
     [
@@ -127,7 +110,7 @@ COMMANDS: dict[str, Command] = dict(
             module="commands.import_model",
             function="import_model",
         ),
-        _command("train", "train a dual encoder", systems=_TEXT_SOURCES),
+        _command("train", "train a dual encoder"),
         (
             "compile",
             Command(
@@ -157,14 +140,14 @@ COMMANDS: dict[str, Command] = dict(
                 },
             ),
         ),
-        _command("encode", "embed the passages", systems=_TEXT_SOURCES),
+        _command("encode", "embed the passages"),
         _command(
             "ensemble",
             "train the ensemble that measures a specialist's confidence",
             module="systems.muf.ensemble",
         ),
         _command("index", "build an exact or ScaNN index"),
-        _command("search", "search an index, write run files", systems=("moma.memory_sources",)),
+        _command("search", "search an index, write run files"),
         _command("bm25", "search queries with BM25"),
         _command("hybrid", "fuse a dense and a BM25 run"),
         _command(
@@ -206,17 +189,8 @@ COMMANDS: dict[str, Command] = dict(
                 argument="DIRECTORY",
             ),
         ),
-        _command(
-            "ask",
-            "answer typed questions from an index",
-            systems=("moma.augmented_answers", "muf.fused_answers"),
-        ),
-        _command(
-            "export",
-            "export a model to other libraries' formats",
-            function="export_model",
-            systems=("muf.released_ensembles",),
-        ),
+        _command("ask", "answer typed questions from an index"),
+        _command("export", "export a model to other libraries' formats", function="export_model"),
         (
             "compare",
             Command(
@@ -259,3 +233,19 @@ COMMANDS: dict[str, Command] = dict(
         ),
     ]
 )
+
+# Command -> modules of `taser_jax.systems` that register what it needs of them.
+REGISTERING = {
+    "train": ("moma.augmentation", "moma.shared_embeddings"),
+    "encode": ("moma.augmentation", "moma.shared_embeddings"),
+    "search": ("moma.memory_sources",),
+    "ask": ("moma.augmented_answers", "muf.fused_answers"),
+    "export": ("muf.released_ensembles",),
+}
+
+
+def load(name: str) -> ModuleType:
+    """Imports a command's module, after what systems register for it."""
+    for module in REGISTERING.get(name, ()):
+        importlib.import_module(f"taser_jax.systems.{module}")
+    return importlib.import_module(f"taser_jax.{COMMANDS[name].module}")

@@ -18,7 +18,7 @@ from taser_jax import __version__
 from taser_jax.cli import configuration
 from taser_jax.cli.command_line import Arguments, configurable_names, overview, parse, parser
 from taser_jax.cli.command_options import help_text
-from taser_jax.cli.command_table import COMMANDS, GROUPS
+from taser_jax.cli.command_table import COMMANDS, GROUPS, load
 from taser_jax.storage import limits, messages
 from taser_jax.storage.errors import (
     EXIT_HOST_LOST,
@@ -81,7 +81,7 @@ def run(argv: Sequence[str]) -> int:
             from taser_jax.devices import hosts
 
             hosts.initialize(timeout=arguments.coordinator_timeout)
-        module = command.load()
+        module = load(arguments.command)
         function = getattr(module, command.function)
         if arguments.help:
             print(help_text(arguments.command, command, function, module.CONFIGURABLES))
@@ -171,7 +171,7 @@ def _execute(module: ModuleType, function: Callable[..., None], arguments: Argum
     return 0
 
 
-def run_command(name: str, gin_file: str, bindings: Sequence[tuple[str, str]] = (), /) -> Any:
+def run_command(name: str, gin_file: str, bindings: Sequence[tuple[str, str]]) -> object:
     """Runs a command inside another as `taser NAME --gin_file=GIN_FILE` does.
 
     Args:
@@ -183,7 +183,7 @@ def run_command(name: str, gin_file: str, bindings: Sequence[tuple[str, str]] = 
         What the command's function returns.
     """
     command = COMMANDS[name]
-    module = command.load()
+    module = load(name)
     resolved = configuration.resolve(
         getattr(module, command.function),
         configurables=module.CONFIGURABLES,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from taser_jax.retriever import Hit, Retriever
 from taser_jax.storage.errors import ConfigError
@@ -50,35 +49,26 @@ class AskSettings:
         Raises:
             ConfigError: one of them is not given.
         """
-        if (
-            self.model_dir is None
-            or self.index_dir is None
-            or self.data_dir is None
-            or self.collection is None
-        ):
+        model_dir, index_dir = self.model_dir, self.index_dir
+        data_dir, collection = self.data_dir, self.collection
+        if model_dir is None or index_dir is None or data_dir is None or collection is None:
             raise ConfigError(
                 "no model with an index and a collection, and no fusion",
                 where="taser ask",
                 fix="give MODEL_DIR, INDEX_DIR, DATA_DIR and COLLECTION, or FUSION_DIR",
             )
         return Retriever.load(
-            self.model_dir,
-            index_dir=self.index_dir,
-            data_dir=self.data_dir,
-            collection=self.collection,
+            model_dir,
+            index_dir=index_dir,
+            data_dir=data_dir,
+            collection=collection,
             task=self.task,
             query_length=self.query_length,
             step=self.step,
         )
 
 
-class Answerer(Protocol):
-    """Answers questions in a way of its own."""
-
-    def __call__(self, questions: Sequence[str], settings: AskSettings) -> list[Answer]:
-        """An answer to each question."""
-
-
+Answerer = Callable[[Sequence[str], AskSettings], list[Answer]]
 FUSION: Registered[Answerer] = Registered("FUSION_DIR")
 MEMORIES: Registered[Answerer] = Registered("MEMORY_DIR")
 

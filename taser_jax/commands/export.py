@@ -49,11 +49,8 @@ class ExportFormat(enum.Enum):
     ONNX = "onnx"
 
 
-class Part(Protocol):
-    """What a system adds to an exported model."""
-
-    def write(self, directory: pathlib.Path) -> None:
-        """Writes its files into the directory of a format."""
+Part = Callable[[pathlib.Path], None]
+"""Writes what a system adds to an exported model into the directory of a format."""
 
 
 class OpenPart(Protocol):
@@ -185,7 +182,7 @@ def export_model(
             export(source, pathlib.Path(scratch))
             write_card(source, pathlib.Path(scratch), card_texts(source))
             if part is not None:
-                part.write(pathlib.Path(scratch))
+                part(pathlib.Path(scratch))
         logger.info("%s: %s", format.value, directory)
     return {format.value: directory for format, directory in directories.items()}
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, list_tasks
@@ -17,28 +16,10 @@ from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.progress import phase
 from taser_jax.storage.registered import Registered
 
-
-class FusedDocuments(Protocol):
-    """The documents that encoded queries were fused with."""
-
-    def write(self, path: FilePath, queries_dir: FilePath, query_ids: Sequence[str]) -> None:
-        """Writes a JSON line per query: its documents, each with its share of the attention.
-
-        Args:
-            path: where they go.
-            queries_dir: directory of the queries' embeddings.
-            query_ids: the queries.
-        """
-
-
-class OpenFusedDocuments(Protocol):
-    """Opens the documents of a system."""
-
-    def __call__(self, memory_dir: FilePath, *, data_dir: str) -> FusedDocuments:
-        """Opens the mixture of a directory, whose collections are in `data_dir`."""
-
-
-FUSED_DOCUMENTS: Registered[OpenFusedDocuments] = Registered("MEMORY_DIR")
+WriteDocuments = Callable[[FilePath, FilePath, Sequence[str]], None]
+"""Writes, to a path, the documents beside the embeddings in a directory, of some query ids."""
+# MEMORY_DIR and the folder of collections -> what writes the documents of its memories.
+FUSED_DOCUMENTS: Registered[Callable[[str, str], WriteDocuments]] = Registered("MEMORY_DIR")
 
 
 @writes("{output_dir}")
@@ -98,7 +79,7 @@ def search(
         QueryEmbeddings.of_split(embeddings_dir, task, split, fingerprints=searcher.fingerprints)
         for task in names
     ]
-    documents = None if memory_dir is None else FUSED_DOCUMENTS.get()(memory_dir, data_dir=data_dir)
+    write_documents = None if memory_dir is None else FUSED_DOCUMENTS.get()(memory_dir, data_dir)
     paths = []
     for task, queries in zip(names, encoded, strict=True):
         with phase(f"search of {task} {split}"):
@@ -109,9 +90,9 @@ def search(
         path = inputs.run_path(output_dir, task, split)
         write_trec_run(path, Run.of(queries.query_ids, result), ids=store.ids, tag=tag)
         paths.append(path)
-        if documents is not None:
+        if write_documents is not None:
             own = queries_directory(embeddings_dir, task, split)
-            documents.write(path.with_suffix(".documents.jsonl"), own, queries.query_ids)
+            write_documents(path.with_suffix(".documents.jsonl"), own, queries.query_ids)
     return paths
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from taser_jax.commands.pipelines.compare_files import Preparation, preparations
 from taser_jax.commands.pipelines.compare_plan import Costs, FittedLength, Plan, length_buckets
@@ -29,11 +29,8 @@ ROWS = {"taser": "TASER", "shared": "Shared", "dpr": "DPR"}
 _EXACT_PASSAGES = 100_000
 
 
-class RunCommand(Protocol):
-    """Runs a command as the command line does."""
-
-    def __call__(self, name: str, gin_file: str, bindings: Sequence[tuple[str, str]], /) -> Any:
-        """Runs `taser NAME --gin_file=GIN_FILE --gin.BINDING=VALUE`; returns what it returns."""
+RunCommand = Callable[[str, str, Sequence[tuple[str, str]]], object]
+"""Runs `taser NAME --gin_file=FILE --gin.BINDING=VALUE`, and returns what the command returns."""
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Float32
 
-from taser_jax.commands.search import FUSED_DOCUMENTS
+from taser_jax.commands.search import FUSED_DOCUMENTS, WriteDocuments
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.storage.artifacts import FilePath, replacing
 from taser_jax.storage.records import Passage
@@ -85,28 +85,20 @@ def write_sources(
             file.write(json.dumps({"query": query_id, "documents": documents}) + "\n")
 
 
-@dataclasses.dataclass(frozen=True)
-class FusedDocuments:
-    """The documents of a mixture that encoded queries were fused with.
+def fused_documents(memory_dir: str, data_dir: str) -> WriteDocuments:
+    """What writes the documents of a mixture that encoded queries were fused with.
 
-    Attributes:
-        mixture: the memories.
-        data_dir: folder of their collections.
+    Args:
+        memory_dir: the mixture.
+        data_dir: folder of its collections.
     """
+    mixture = Mixture.open(memory_dir)
 
-    mixture: Mixture
-    data_dir: str
+    def write(path: FilePath, queries_dir: FilePath, query_ids: Sequence[str]) -> None:
+        lookup, attention = read_fused(queries_dir, mixture)
+        write_sources(path, query_ids, sources(mixture, lookup, attention, data_dir=data_dir))
 
-    @classmethod
-    def open(cls, memory_dir: FilePath, *, data_dir: str) -> FusedDocuments:
-        """Opens the mixture of a directory."""
-        return cls(Mixture.open(memory_dir), data_dir)
-
-    def write(self, path: FilePath, queries_dir: FilePath, query_ids: Sequence[str]) -> None:
-        """Writes the documents beside the embeddings of some queries, with their attention."""
-        lookup, attention = read_fused(queries_dir, self.mixture)
-        found = sources(self.mixture, lookup, attention, data_dir=self.data_dir)
-        write_sources(path, query_ids, found)
+    return write
 
 
 def _documents(mixture: Mixture, rows: np.ndarray, data_dir: str) -> Iterator[tuple[str, Passage]]:
@@ -115,4 +107,4 @@ def _documents(mixture: Mixture, rows: np.ndarray, data_dir: str) -> Iterator[tu
         yield mixture.names[memory], stores[memory][int(row)]
 
 
-FUSED_DOCUMENTS.register(FusedDocuments.open)
+FUSED_DOCUMENTS.register(fused_documents)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Mapping
 
 import numpy as np
 
-from taser_jax.commands.export import ENSEMBLE
+from taser_jax.commands.export import ENSEMBLE, Part
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.muf.confidence import check_temperatures
 from taser_jax.systems.muf.ensemble_files import Ensemble
@@ -60,54 +60,33 @@ def confidence(query, passages, temperature=_SETTINGS["temperature"]):
 '''
 
 
-@dataclasses.dataclass(frozen=True)
-class ReleasedEnsemble:
-    """A specialist's members beside its exported model.
+def open_members(directory: str, *, temperature: float | None, k: int, fingerprint: str) -> Part:
+    """A model's members as a part of its export.
 
-    Attributes:
-        ensemble: the members.
-        temperature: T of their softmaxes.
-        k: number of passages of the specialist's list that the softmaxes are over.
+    Args:
+        directory: what `taser ensemble` wrote.
+        temperature: T, such as the fusion's temperature.json has it.
+        k: number of passages that the softmaxes are over.
+        fingerprint: the model's.
+
+    Returns:
+        What writes them into a directory.
+
+    Raises:
+        ConfigError: no temperature, or one that is not positive.
+        FingerprintError: the ensemble belongs to another model.
     """
-
-    ensemble: Ensemble
-    temperature: float
-    k: int
-
-    @classmethod
-    def open(
-        cls, directory: str, *, temperature: float | None, k: int, fingerprint: str
-    ) -> ReleasedEnsemble:
-        """Opens a model's ensemble.
-
-        Args:
-            directory: what `taser ensemble` wrote.
-            temperature: T, such as the fusion's temperature.json has it.
-            k: number of passages that the softmaxes are over.
-            fingerprint: the model's.
-
-        Raises:
-            ConfigError: no temperature, or one that is not positive.
-            FingerprintError: the ensemble belongs to another model.
-        """
-        if temperature is None:
-            raise ConfigError(
-                "an ensemble without its temperature",
-                where="export_model.temperature",
-                expected="T, such as FUSION_DIR/specialists/NAME/temperature.json has it",
-            )
-        check_temperatures([float(temperature)])
-        return cls(Ensemble.open(directory, fingerprints={"model": fingerprint}), temperature, k)
-
-    def write(self, directory: pathlib.Path) -> None:
-        """Writes the members and confidence.py into an export's directory."""
-        write_members(
-            directory,
-            self.ensemble.params,
-            temperature=self.temperature,
-            k=self.k,
-            tasks=self.ensemble.tasks,
+    if temperature is None:
+        raise ConfigError(
+            "an ensemble without its temperature",
+            where="export_model.temperature",
+            expected="T, such as FUSION_DIR/specialists/NAME/temperature.json has it",
         )
+    check_temperatures([float(temperature)])
+    ensemble = Ensemble.open(directory, fingerprints={"model": fingerprint})
+    return functools.partial(
+        write_members, params=ensemble.params, temperature=temperature, k=k, tasks=ensemble.tasks
+    )
 
 
 def write_members(
@@ -138,4 +117,4 @@ def write_members(
     (directory / PROGRAM).write_text(_PROGRAM, encoding="utf-8")
 
 
-ENSEMBLE.register(ReleasedEnsemble.open)
+ENSEMBLE.register(open_members)
