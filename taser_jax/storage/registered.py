@@ -38,7 +38,7 @@ class Registered(Generic[Offer]):
         """
         if self._offer is None:
             raise ConfigError(
-                f"{self._parameter} is given, and no system is loaded that reads it",
+                "it is given, and no system that reads it is loaded",
                 where=self._parameter,
                 fix="run `taser`, which loads it, or import its modules of taser_jax.systems first",
             )

@@ -12,7 +12,9 @@ from taser_jax.storage.registered import Registered
 
 def test_what_a_system_registers_is_what_a_command_gets():
     place: Registered[Callable[[int], int]] = Registered("DOCUMENTS_DIR")
-    with pytest.raises(ConfigError, match="DOCUMENTS_DIR is given, and no system is loaded"):
+    with pytest.raises(
+        ConfigError, match="DOCUMENTS_DIR: it is given, and no system that reads it is loaded"
+    ):
         place.get()
     place.register(lambda number: 2 * number)
     assert place.get()(21) == 42
