@@ -12,6 +12,7 @@ from taser_jax.assembly.data import check_query_towers, training_queries
 from taser_jax.assembly.pretrained import read_pretrained
 from taser_jax.assembly.program import Program, make_program
 from taser_jax.assembly.text_facts import data_facts
+from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, QueryDocuments
 from taser_jax.assembly.validator import check_validated_tasks
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
@@ -20,7 +21,6 @@ from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.models.parameters import parameter_count
 from taser_jax.storage.errors import ConfigError
-from taser_jax.systems.moma.augmentation import Augmentation
 from taser_jax.training.parameters import parameter_table
 
 
@@ -45,7 +45,7 @@ class TrainingJob:
     queries: Mapping[str, TokenizedQueries]
     validation_queries: Mapping[str, TokenizedQueries]
     pretrained: Params | None
-    augmentation: Augmentation | None
+    augmentation: QueryDocuments | None
     facts: Mapping[str, object]
 
     @property
@@ -89,7 +89,7 @@ def training_job(
     """
     augmentation = None
     if augmentation_dir and store is not None:
-        augmentation = Augmentation.open(
+        augmentation = QUERY_DOCUMENTS.get()(
             augmentation_dir, per_query=documents, config=model, store=store
         )
     if augmentation is not None and (training.states_dir or training.multitask is not None):

@@ -11,11 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from taser_jax.cli.command_table import Command
-from taser_jax.cli.gin_files import find_gin_file, gin_directory
+from taser_jax.cli.gin_files import FILLED_IN, find_gin_file, gin_directory
 
 _WIDTH = 80
-# Parameters that the command line fills in.
-_NOT_OPTIONS = ("config_text", "dry_run")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +53,7 @@ def options(
     bound = dict(bindings(gin_file))
     for field, described in inspect.signature(function).parameters.items():
         full = f"{function.__name__}.{field}"
-        if full not in bound and field not in _NOT_OPTIONS:
+        if full not in bound and field not in FILLED_IN:
             meaning = about[function.__name__].get(field, "")
             found.append(Option(full, shown_default(described.default), full, meaning))
     return found

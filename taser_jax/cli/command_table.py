@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 
 # Commands of two words, by their first.
 GROUPS = {
@@ -231,3 +233,19 @@ COMMANDS: dict[str, Command] = dict(
         ),
     ]
 )
+
+# Command -> modules of `taser_jax.systems` that register what it needs of them.
+REGISTERING = {
+    "train": ("moma.augmentation", "moma.shared_embeddings"),
+    "encode": ("moma.augmentation", "moma.shared_embeddings"),
+    "search": ("moma.memory_sources",),
+    "ask": ("moma.augmented_answers", "muf.fused_answers"),
+    "export": ("muf.released_ensembles",),
+}
+
+
+def load(name: str) -> ModuleType:
+    """Imports a command's module, after what systems register for it."""
+    for module in REGISTERING.get(name, ()):
+        importlib.import_module(f"taser_jax.systems.{module}")
+    return importlib.import_module(f"taser_jax.{COMMANDS[name].module}")

@@ -31,6 +31,8 @@ MACRO = "gin.macro"
 IMPORTABLE = ("taser_jax", "tasks")
 # Gin's dynamic registration, by which a file may name any function of any module.
 _DYNAMIC = "__gin__"
+# Parameters of commands that the command line fills in; no Gin file sets them.
+FILLED_IN = frozenset({"config_text", "dry_run", "run_command"})
 
 
 def gin_directory() -> pathlib.Path:
@@ -228,9 +230,10 @@ class GinReader:
 
 
 def without_default(function: Callable[..., object]) -> frozenset[str]:
-    """Names of a function's parameters that must be given."""
+    """Names of a function's parameters that must be set."""
     parameters = inspect.signature(function).parameters.values()
-    return frozenset(one.name for one in parameters if one.default is inspect.Parameter.empty)
+    required = (one.name for one in parameters if one.default is inspect.Parameter.empty)
+    return frozenset(required) - FILLED_IN
 
 
 def read_files(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
 import inspect
 import logging
@@ -19,7 +18,7 @@ from taser_jax import __version__
 from taser_jax.cli import configuration
 from taser_jax.cli.command_line import Arguments, configurable_names, overview, parse, parser
 from taser_jax.cli.command_options import help_text
-from taser_jax.cli.command_table import COMMANDS, GROUPS
+from taser_jax.cli.command_table import COMMANDS, GROUPS, load
 from taser_jax.storage import limits, messages
 from taser_jax.storage.errors import (
     EXIT_HOST_LOST,
@@ -82,7 +81,7 @@ def run(argv: Sequence[str]) -> int:
             from taser_jax.devices import hosts
 
             hosts.initialize(timeout=arguments.coordinator_timeout)
-        module = importlib.import_module(f"taser_jax.{command.module}")
+        module = load(arguments.command)
         function = getattr(module, command.function)
         if arguments.help:
             print(help_text(arguments.command, command, function, module.CONFIGURABLES))
@@ -165,10 +164,37 @@ def _execute(module: ModuleType, function: Callable[..., None], arguments: Argum
     if resolved.unset:
         logger.info("still to be set: %s", ", ".join(resolved.unset))
     keywords: dict[str, Any] = {"dry_run": arguments.dry_run} if has_dry_run else {}
-    if "config_text" in inspect.signature(function).parameters:
-        keywords["config_text"] = resolved.text
+    parameters = inspect.signature(function).parameters
+    filled_in = {"config_text": resolved.text, "run_command": run_command}
+    keywords |= {name: value for name, value in filled_in.items() if name in parameters}
     resolved.function(**keywords)
     return 0
+
+
+def run_command(name: str, gin_file: str, bindings: Sequence[tuple[str, str]]) -> object:
+    """Runs a command inside another as `taser NAME --gin_file=GIN_FILE` does.
+
+    Args:
+        name: the command's name.
+        gin_file: the Gin file that configures it.
+        bindings: (name, value as written) pairs; they win over the file.
+
+    Returns:
+        What the command's function returns.
+    """
+    command = COMMANDS[name]
+    module = load(name)
+    resolved = configuration.resolve(
+        getattr(module, command.function),
+        configurables=module.CONFIGURABLES,
+        flags=configuration.GinFlags(
+            files=command.gin_files([gin_file]),
+            defaults=(command.base or command.gin_file,),
+            bindings=tuple(bindings),
+        ),
+        elsewhere=configurable_names(),
+    )
+    return resolved.function()
 
 
 def _require_same_start(arguments: Arguments, configuration_text: str) -> None:

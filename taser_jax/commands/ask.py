@@ -2,14 +2,75 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from taser_jax.retriever import Hit, Retriever
 from taser_jax.storage.errors import ConfigError
-from taser_jax.systems.moma.augmented_answers import Memories, ask_augmented
-from taser_jax.systems.moma.memory_sources import Source
-from taser_jax.systems.muf.fused_answers import ask_fused
+from taser_jax.storage.registered import Registered
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What is printed below a question.
+
+    Attributes:
+        hits: the best passages.
+        note: a line before them; none where empty.
+        sources: lines after them.
+    """
+
+    hits: Sequence[Hit]
+    note: str = ""
+    sources: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class AskSettings:
+    """How questions are answered: the arguments of `ask`, which explains them."""
+
+    model_dir: str | None
+    index_dir: str | None
+    data_dir: str | None
+    collection: str | None
+    fusion_dir: str | None
+    memory_dir: str | None
+    lookup_dir: str | None
+    documents: int
+    query_length: int | None
+    task: str | None
+    k: int
+    step: int | None
+
+    def load_retriever(self) -> Retriever:
+        """Loads the model with its index and collection.
+
+        Raises:
+            ConfigError: one of them is not given.
+        """
+        model_dir, index_dir = self.model_dir, self.index_dir
+        data_dir, collection = self.data_dir, self.collection
+        if model_dir is None or index_dir is None or data_dir is None or collection is None:
+            raise ConfigError(
+                "no model with an index and a collection, and no fusion",
+                where="taser ask",
+                fix="give MODEL_DIR, INDEX_DIR, DATA_DIR and COLLECTION, or FUSION_DIR",
+            )
+        return Retriever.load(
+            model_dir,
+            index_dir=index_dir,
+            data_dir=data_dir,
+            collection=collection,
+            task=self.task,
+            query_length=self.query_length,
+            step=self.step,
+        )
+
+
+Answerer = Callable[[Sequence[str], AskSettings], list[Answer]]
+FUSION: Registered[Answerer] = Registered("FUSION_DIR")
+MEMORIES: Registered[Answerer] = Registered("MEMORY_DIR")
 
 
 def ask(
@@ -61,60 +122,39 @@ def ask(
             expected="a list of questions, none of them empty",
             fix="""write --gin.QUESTIONS="['how do I sort a list']\"""",
         )
-    if fusion_dir is not None:
-        fused = ask_fused(questions, fusion_dir, k=k, query_length=query_length, task=task)
-        for question, hits, weights in zip(questions, fused.hits, fused.confidence, strict=True):
-            named = zip(fused.names, weights, strict=True)
-            _show(question, hits, note="   w: " + ", ".join(f"{name} {w:.2f}" for name, w in named))
-        return [[hit.passage.id for hit in hits] for hits in fused.hits]
-    if model_dir is None or index_dir is None or data_dir is None or collection is None:
-        raise ConfigError(
-            "no model with an index and a collection, and no fusion",
-            where="taser ask",
-            fix="give MODEL_DIR, INDEX_DIR, DATA_DIR and COLLECTION, or FUSION_DIR",
-        )
-    retriever = Retriever.load(
-        model_dir,
+    settings = AskSettings(
+        model_dir=model_dir,
         index_dir=index_dir,
         data_dir=data_dir,
         collection=collection,
-        task=task,
+        fusion_dir=fusion_dir,
+        memory_dir=memory_dir,
+        lookup_dir=lookup_dir,
+        documents=documents,
         query_length=query_length,
+        task=task,
+        k=k,
         step=step,
     )
-    documents_of: list[list[Source]] = [[] for _ in questions]
-    if memory_dir is None:
-        found = retriever.search(questions, k=k)
+    if fusion_dir is not None:
+        answers = FUSION.get()(questions, settings)
+    elif memory_dir is not None:
+        answers = MEMORIES.get()(questions, settings)
     else:
-        if lookup_dir is None:
-            raise ConfigError(
-                "memories and no model that looks documents up",
-                where="LOOKUP_DIR",
-                fix="give the model that `taser memory add` encoded them with",
-            )
-        memories = Memories(memory_dir, lookup_dir, documents, data_dir)
-        found, documents_of = ask_augmented(
-            questions, retriever, memories, k=k, task=task, query_length=query_length
-        )
-    for question, hits, sources in zip(questions, found, documents_of, strict=True):
-        _show(question, hits)
-        _show_sources(sources)
-    return [[hit.passage.id for hit in hits] for hits in found]
+        hits = settings.load_retriever().search(questions, k=k)
+        answers = [Answer(best) for best in hits]
+    for question, answer in zip(questions, answers, strict=True):
+        _show(question, answer)
+    return [[hit.passage.id for hit in answer.hits] for answer in answers]
 
 
-def _show(question: str, hits: Sequence[Hit], *, note: str = "") -> None:
-    print("\n".join([f"\n? {question}", *([note] if note else [])]))
-    for rank, hit in enumerate(hits, start=1):
+def _show(question: str, answer: Answer) -> None:
+    print("\n".join([f"\n? {question}", *([answer.note] if answer.note else [])]))
+    for rank, hit in enumerate(answer.hits, start=1):
         text = textwrap.shorten(hit.passage.text, 150, placeholder=" ...")
         print(f"  {rank}. {hit.passage.title}  [{hit.score:.2f}]\n     {text}")
-
-
-def _show_sources(sources: Sequence[Source]) -> None:
-    if sources:
-        print("  from memory:")
-    for one in sources:
-        text = textwrap.shorten(f"{one.passage.title}: {one.passage.text}", 90, placeholder=" ...")
-        print(f"   {100 * one.attention:3.0f}%  {one.memory}  [{one.score:.2f}]  {text}")
+    for line in answer.sources:
+        print(line)
 
 
 CONFIGURABLES = ()

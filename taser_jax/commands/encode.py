@@ -9,9 +9,9 @@ import jax
 
 from taser_jax.assembly.cached_states import cached_states
 from taser_jax.assembly.data import query_sets
-from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model, read_facts
+from taser_jax.assembly.model_directory import check_vocabulary, load_model, read_facts
+from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, SHARED_EMBEDDINGS, QueryDocuments
 from taser_jax.data.batches.padding import OtherTexts
-from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import wait_for_all, writes
 from taser_jax.models.batch import Role
@@ -20,11 +20,6 @@ from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
 from taser_jax.retrieval.query_embeddings import encode_queries, queries_directory
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import phase
-from taser_jax.systems.moma.attention import document_attention
-from taser_jax.systems.moma.augmentation import Augmentation, read_lookup
-from taser_jax.systems.moma.joined import EmbeddedTexts
-from taser_jax.systems.moma.query_documents import write_fused
-from taser_jax.systems.moma.shared_embeddings import add_missing, tower_fingerprints
 
 
 @writes("{output_dir}")
@@ -98,8 +93,9 @@ def encode(
     }
     config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
     states: OtherTexts | None = None
+    augmentation: QueryDocuments | None = None
     if augmentation_dir:
-        augmentation = Augmentation.open(
+        augmentation = QUERY_DOCUMENTS.get()(
             augmentation_dir, per_query=documents, config=model.model.config, store=store
         )
         states, queries = augmentation, [augmentation.renamed(split) for split in queries]
@@ -119,9 +115,8 @@ def encode(
     passages: TokenRows = store.passages if states is None else states.passages
     with phase("encode passages"):
         if shared_embeddings:
-            add_missing(shared_embeddings, model, store, config=config)
-            prints = tower_fingerprints(model, store)
-            passages = EmbeddedTexts(shared_embeddings, store.passages, fingerprints=prints)
+            shared = SHARED_EMBEDDINGS.get()(shared_embeddings, store)
+            passages = shared.encoded_by(model, config=config)
         encode_texts(
             model.encode_fn(Role.PASSAGE),
             passages,
@@ -145,31 +140,12 @@ def encode(
                 process_index=(jax.process_index() - number) % hosts,
                 process_count=hosts,
             )
-            if augmentation_dir and attention and jax.process_index() == 0:
-                _keep_attention(model, augmentation, split, output_dir, config=config)
+            if augmentation is not None and attention and jax.process_index() == 0:
+                own = queries_directory(output_dir, split.task, split.split)
+                augmentation.write_attention(model, split, own, config=config)
         # No host may go on to the index before the last shard is written.
         wait_for_all("passages and queries encoded")
     return fingerprints
-
-
-def _keep_attention(
-    model: LoadedModel,
-    augmentation: Augmentation,
-    queries: TokenizedQueries,
-    output_dir: str,
-    *,
-    config: EncodeConfig,
-) -> None:
-    """Writes which documents a split's queries were fused with, and how much each counted."""
-    texts = augmentation.of_queries(queries)
-    found, metadata = read_lookup(augmentation.directory, queries.task, queries.split)
-    prints = metadata["fingerprints"]
-    write_fused(
-        queries_directory(output_dir, queries.task, queries.split),
-        found.of(queries.query_ids, where=augmentation.directory),
-        document_attention(model, texts, task=queries.task, config=config),
-        fingerprints={name: prints[name] for name in ("model", "vocabulary", "mixture")},
-    )
 
 
 CONFIGURABLES = (EncodeConfig,)

@@ -6,6 +6,7 @@ import enum
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import jax
 
@@ -27,9 +28,7 @@ from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.storage.artifacts import read_json, replacing
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.progress import logger, phase
-from taser_jax.systems.muf.confidence import check_temperatures
-from taser_jax.systems.muf.ensemble_files import Ensemble
-from taser_jax.systems.muf.released_ensembles import write_members
+from taser_jax.storage.registered import Registered
 
 _Export = Callable[[ExportSource, pathlib.Path], None]
 _VOCABULARY_FILES = ("vocabulary.json", "vocab.txt", "tokenizer.json")
@@ -49,6 +48,32 @@ class ExportFormat(enum.Enum):
     STABLEHLO = "stablehlo"
     ONNX = "onnx"
 
+
+Part = Callable[[pathlib.Path], None]
+"""Writes what a system adds to an exported model into the directory of a format."""
+
+
+class OpenPart(Protocol):
+    """Opens a system's part of a model."""
+
+    def __call__(
+        self, directory: str, *, temperature: float | None, k: int, fingerprint: str
+    ) -> Part:
+        """Opens and checks it.
+
+        Args:
+            directory: where the system wrote it.
+            temperature: T of the members' softmaxes.
+            k: number of passages that they are over.
+            fingerprint: the model's.
+
+        Raises:
+            ConfigError: no temperature, or one that is not positive.
+            FingerprintError: it belongs to another model.
+        """
+
+
+ENSEMBLE: Registered[OpenPart] = Registered("export_model.ensemble_dir")
 
 # Formats of plain BERTs, in which there is no router.
 _PLAIN = (ExportFormat.SENTENCE_TRANSFORMERS, ExportFormat.ONNX)
@@ -141,7 +166,11 @@ def export_model(
                 if name == task or not config.query_tasks
             },
         )
-    ensemble = _ensemble(ensemble_dir, temperature, model.fingerprint)
+    part: Part | None = None
+    if ensemble_dir is not None:
+        part = ENSEMBLE.get()(
+            ensemble_dir, temperature=temperature, k=confidence_k, fingerprint=model.fingerprint
+        )
     done = {format for format, path in directories.items() if _is_there(source, format, path)}
     for format, directory in directories.items():
         if format in done:
@@ -152,32 +181,10 @@ def export_model(
             export, card_texts = _exporter(format)
             export(source, pathlib.Path(scratch))
             write_card(source, pathlib.Path(scratch), card_texts(source))
-            if ensemble is not None and temperature is not None:
-                write_members(
-                    pathlib.Path(scratch),
-                    ensemble.params,
-                    temperature=temperature,
-                    k=confidence_k,
-                    tasks=ensemble.tasks,
-                )
+            if part is not None:
+                part(pathlib.Path(scratch))
         logger.info("%s: %s", format.value, directory)
     return {format.value: directory for format, directory in directories.items()}
-
-
-def _ensemble(
-    directory: str | None, temperature: float | None, fingerprint: str
-) -> Ensemble | None:
-    """The model's ensemble, where one is to be exported."""
-    if directory is None:
-        return None
-    if temperature is None:
-        raise ConfigError(
-            "an ensemble without its temperature",
-            where="export_model.temperature",
-            expected="T, such as FUSION_DIR/specialists/NAME/temperature.json has it",
-        )
-    check_temperatures([float(temperature)])
-    return Ensemble.open(directory, fingerprints={"model": fingerprint})
 
 
 def _exporter(format: ExportFormat) -> tuple[_Export, Callable[[ExportSource], CardTexts]]:

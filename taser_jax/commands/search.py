@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, list_tasks
@@ -12,10 +12,14 @@ from taser_jax.retrieval.exact import search_devices
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings, queries_directory
 from taser_jax.retrieval.runs import Run, without_own, write_trec_run
+from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.progress import phase
-from taser_jax.systems.moma.memories import Mixture
-from taser_jax.systems.moma.memory_sources import sources, write_sources
-from taser_jax.systems.moma.query_documents import read_fused
+from taser_jax.storage.registered import Registered
+
+WriteDocuments = Callable[[FilePath, FilePath, Sequence[str]], None]
+"""Writes, to a path, the documents beside the embeddings in a directory, of some query ids."""
+# MEMORY_DIR and the folder of collections -> what writes the documents of its memories.
+FUSED_DOCUMENTS: Registered[Callable[[str, str], WriteDocuments]] = Registered("MEMORY_DIR")
 
 
 @writes("{output_dir}")
@@ -75,7 +79,7 @@ def search(
         QueryEmbeddings.of_split(embeddings_dir, task, split, fingerprints=searcher.fingerprints)
         for task in names
     ]
-    mixture = None if memory_dir is None else Mixture.open(memory_dir)
+    write_documents = None if memory_dir is None else FUSED_DOCUMENTS.get()(memory_dir, data_dir)
     paths = []
     for task, queries in zip(names, encoded, strict=True):
         with phase(f"search of {task} {split}"):
@@ -86,10 +90,9 @@ def search(
         path = inputs.run_path(output_dir, task, split)
         write_trec_run(path, Run.of(queries.query_ids, result), ids=store.ids, tag=tag)
         paths.append(path)
-        if mixture is not None:
-            fused = read_fused(queries_directory(embeddings_dir, task, split), mixture)
-            found = sources(mixture, *fused, data_dir=data_dir)
-            write_sources(path.with_suffix(".documents.jsonl"), queries.query_ids, found)
+        if write_documents is not None:
+            own = queries_directory(embeddings_dir, task, split)
+            write_documents(path.with_suffix(".documents.jsonl"), own, queries.query_ids)
     return paths
 
 

@@ -27,6 +27,7 @@ from taser_jax.assembly.settings_history import (
     record_settings,
     settings_of,
 )
+from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS
 from taser_jax.assembly.training_job import TrainingJob, training_job
 from taser_jax.assembly.validator import Validator
 from taser_jax.data.batches.padding import OtherTexts
@@ -41,7 +42,6 @@ from taser_jax.storage.artifacts import fingerprint, storage_errors
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.settings import flatten
-from taser_jax.systems.moma.shared_embeddings import EmbeddedPassages
 from taser_jax.training import loop
 from taser_jax.training.checkpoint_directory import restore_state_from, set_aside_damaged
 from taser_jax.training.checkpoints import Checkpoints
@@ -271,11 +271,9 @@ def _other_texts(
             queries=[*job.queries.values(), *job.validation_queries.values()],
         )
     if shared_embeddings:
-        texts = EmbeddedPassages.open(
-            shared_embeddings,
-            store=store,
-            config=program.model.config,
-            params=params,
+        texts = SHARED_EMBEDDINGS.get()(shared_embeddings, store).for_training(
+            program.model.config,
+            params,
             trainable=trainable(training.optimizer, params),
             others=texts,
         )

@@ -23,7 +23,7 @@ from taser_jax.commands.pipelines.compare_plan import (
     padded_length,
     plan,
 )
-from taser_jax.commands.pipelines.compare_project import ROWS, UNTRAINED, Project
+from taser_jax.commands.pipelines.compare_project import ROWS, UNTRAINED, Project, RunCommand
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import keep_compiled_programs
 from taser_jax.data.prepare.detection import detect
@@ -55,6 +55,7 @@ def compare(
     batch_size: int = 32,
     learning_rate: float | None = None,
     seed: int = 0,
+    run_command: RunCommand,
 ) -> ResultsTable:
     """Compares BM25, an untrained model, TASER and a hybrid on folders of text; exports the best.
 
@@ -83,6 +84,7 @@ def compare(
         batch_size: queries per step.
         learning_rate: None takes 5e-5 for pretrained weights, else 1e-3.
         seed: seed of all trainings.
+        run_command: runs a command with the Gin file; the command line gives it.
 
     Returns:
         The table, also in table.md, table.csv and table.png.
@@ -95,6 +97,7 @@ def compare(
     _check_systems(names)
     root = pathlib.Path(output_dir)
     project = Project(
+        run_command=run_command,
         root=root,
         collection=_collection_name(directories),
         detected=[detect(directory) for directory in directories],

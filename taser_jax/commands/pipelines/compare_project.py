@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from taser_jax.cli import configuration
-from taser_jax.cli.command_line import configurable_names
-from taser_jax.cli.command_table import COMMANDS
 from taser_jax.commands.pipelines.compare_files import Preparation, preparations
 from taser_jax.commands.pipelines.compare_plan import Costs, FittedLength, Plan, length_buckets
 from taser_jax.commands.pipelines.setting import BM25, FinalNegatives
@@ -33,10 +29,15 @@ ROWS = {"taser": "TASER", "shared": "Shared", "dpr": "DPR"}
 _EXACT_PASSAGES = 100_000
 
 
+RunCommand = Callable[[str, str, Sequence[tuple[str, str]]], object]
+"""Runs `taser NAME --gin_file=FILE --gin.BINDING=VALUE`, and returns what the command returns."""
+
+
 @dataclasses.dataclass
 class Project:
     """One comparison: its Gin file as far as it is decided, and the commands that read it."""
 
+    run_command: RunCommand
     root: pathlib.Path
     collection: str
     detected: Sequence[DetectedFiles]
@@ -101,20 +102,8 @@ class Project:
     def run(self, name: str, *bindings: tuple[str, str]) -> Any:
         """Runs a command as `taser NAME --gin_file=...` does."""
         self._write()
-        command = COMMANDS[name]
-        module = importlib.import_module(f"taser_jax.{command.module}")
-        resolved = configuration.resolve(
-            getattr(module, command.function),
-            configurables=module.CONFIGURABLES,
-            flags=configuration.GinFlags(
-                files=command.gin_files([str(self.gin_file)]),
-                defaults=(command.base or command.gin_file,),
-                bindings=bindings,
-            ),
-            elsewhere=configurable_names(),
-        )
         logger.info("$ taser %s --gin_file=%s", name, self.gin_file)
-        return resolved.function()
+        return self.run_command(name, str(self.gin_file), bindings)
 
     def decide_data(self, validation_share: float, vocabulary_size: int) -> None:
         """The files, and where everything goes."""

@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from taser_jax.assembly.model_directory import LoadedModel
+from taser_jax.assembly.text_sources import QUERY_DOCUMENTS
 from taser_jax.data.batches.padding import Texts
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.bert_fusion import BertFusionConfig, FusedStates
 from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.storage.artifacts import (
     ARRAY_ERRORS,
     FINGERPRINTS,
@@ -30,8 +33,10 @@ from taser_jax.storage.artifacts import (
 )
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.json_files import read_strings
+from taser_jax.systems.moma.attention import document_attention
 from taser_jax.systems.moma.joined import JoinedEmbeddings
 from taser_jax.systems.moma.memories import AugmentedTexts, Lookup, Mixture
+from taser_jax.systems.moma.query_documents import write_fused
 
 KIND = "documents of queries"
 _VERSION = 1
@@ -168,8 +173,29 @@ class Augmentation:
         content = fingerprint([queries.fingerprint, looked_up, found.rows, self.per_query])
         return dataclasses.replace(queries, fingerprint=content)
 
+    def write_attention(
+        self,
+        model: LoadedModel,
+        queries: TokenizedQueries,
+        queries_dir: FilePath,
+        *,
+        config: EncodeConfig,
+    ) -> None:
+        """Writes which documents a split's queries were fused with, and how much each counted."""
+        found, metadata = read_lookup(self.directory, queries.task, queries.split)
+        prints = metadata["fingerprints"]
+        write_fused(
+            queries_dir,
+            found.of(queries.query_ids, where=self.directory),
+            document_attention(model, self.of_queries(queries), task=queries.task, config=config),
+            fingerprints={name: prints[name] for name in ("model", "vocabulary", "mixture")},
+        )
+
 
 def document_reader(config: ModelConfig, mixture: Mixture) -> Callable[[np.ndarray], Any]:
     """Rows of a mixture -> documents as a model fuses them: tokens, or embeddings."""
     is_late = isinstance(config, BertFusionConfig) and config.documents is FusedStates.EMBEDDINGS
     return JoinedEmbeddings(mixture).take if is_late else mixture.tokens
+
+
+QUERY_DOCUMENTS.register(Augmentation.open)

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Float32
 
+from taser_jax.commands.search import FUSED_DOCUMENTS, WriteDocuments
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.storage.artifacts import FilePath, replacing
 from taser_jax.storage.records import Passage
 from taser_jax.systems.moma.memories import Lookup, Mixture
+from taser_jax.systems.moma.query_documents import read_fused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,26 @@ def write_sources(
             file.write(json.dumps({"query": query_id, "documents": documents}) + "\n")
 
 
+def fused_documents(memory_dir: str, data_dir: str) -> WriteDocuments:
+    """What writes the documents of a mixture that encoded queries were fused with.
+
+    Args:
+        memory_dir: the mixture.
+        data_dir: folder of its collections.
+    """
+    mixture = Mixture.open(memory_dir)
+
+    def write(path: FilePath, queries_dir: FilePath, query_ids: Sequence[str]) -> None:
+        lookup, attention = read_fused(queries_dir, mixture)
+        write_sources(path, query_ids, sources(mixture, lookup, attention, data_dir=data_dir))
+
+    return write
+
+
 def _documents(mixture: Mixture, rows: np.ndarray, data_dir: str) -> Iterator[tuple[str, Passage]]:
     stores = [PassageStore.open(data_dir, one.collection) for one in mixture.manifest.memories]
     for memory, row in zip(*mixture.places(rows), strict=True):
         yield mixture.names[memory], stores[memory][int(row)]
+
+
+FUSED_DOCUMENTS.register(fused_documents)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 from jaxtyping import PyTree
 
 from taser_jax.assembly.model_directory import LoadedModel, passage_fingerprint
+from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS
 from taser_jax.data.batches.padding import OtherTexts, Texts
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
@@ -60,22 +62,47 @@ class EmbeddedPassages:
     passages: Texts
     others: OtherTexts | None
 
-    @classmethod
-    def open(
-        cls,
-        directory: FilePath,
-        *,
-        store: TokenStore,
+    def of_queries(self, queries: TokenizedQueries) -> Texts:
+        """These queries with their documents, or as they are."""
+        return queries if self.others is None else self.others.of_queries(queries)
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedEmbeddings:
+    """A store's passages as embeddings of a directory, for `taser encode` and `taser train`.
+
+    Attributes:
+        directory: folder of the embeddings.
+        store: the passages.
+    """
+
+    directory: FilePath
+    store: TokenStore
+
+    def encoded_by(self, model: LoadedModel, *, config: EncodeConfig) -> EmbeddedTexts:
+        """All passages; those without an embedding are encoded first.
+
+        Args:
+            model: the model whose passage tower encodes.
+            config: sizes of batches.
+
+        Raises:
+            FingerprintError: another tower made the embeddings.
+        """
+        add_missing(self.directory, model, self.store, config=config)
+        return self._embedded(tower_fingerprints(model, self.store))
+
+    def for_training(
+        self,
         config: ModelConfig,
         params: Params,
+        *,
         trainable: PyTree[bool],
         others: OtherTexts | None,
     ) -> EmbeddedPassages:
         """Checks that training leaves the passage tower alone, and that it made the embeddings.
 
         Args:
-            directory: folder of the embeddings.
-            store: the passages.
             config: the model to train.
             params: its parameters before training.
             trainable: tree shaped as these; False where training leaves them alone.
@@ -94,9 +121,11 @@ class EmbeddedPassages:
                 expected="a passage tower of its own that is frozen",
                 fix=f"freeze ('{name}/.*', 'freeze') in OptimizerConfig.updates, or drop it",
             )
-        wanted = _fingerprints(passage_fingerprint(config, params), store)
-        return cls(EmbeddedTexts(directory, store.passages, fingerprints=wanted), others)
+        tower = passage_fingerprint(config, params)
+        return EmbeddedPassages(self._embedded(_fingerprints(tower, self.store)), others)
 
-    def of_queries(self, queries: TokenizedQueries) -> Texts:
-        """These queries with their documents, or as they are."""
-        return queries if self.others is None else self.others.of_queries(queries)
+    def _embedded(self, fingerprints: Mapping[str, str]) -> EmbeddedTexts:
+        return EmbeddedTexts(self.directory, self.store.passages, fingerprints=fingerprints)
+
+
+SHARED_EMBEDDINGS.register(SharedEmbeddings)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
+from taser_jax.commands.ask import FUSION, Answer, AskSettings
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.retrieval.fusion import FusionConfig, Weighting, fuse_runs, weights_of
@@ -22,43 +23,22 @@ from taser_jax.systems.muf.fuse import FUSION_FILE
 from taser_jax.systems.muf.specialists import CalibrationConfig, OpenSpecialist, Specialist
 
 
-@dataclasses.dataclass(frozen=True)
-class FusedAnswers:
-    """Answers to several questions.
-
-    Attributes:
-        names: the specialists' names.
-        hits: the best passages of each question.
-        confidence: each specialist's w; 1 where all lists have equal weights.
-    """
-
-    names: tuple[str, ...]
-    hits: list[list[Hit]]
-    confidence: Float[np.ndarray, "questions specialists"]
-
-
-def ask_fused(
-    questions: Sequence[str],
-    fusion_dir: str,
-    *,
-    k: int,
-    query_length: int | None = None,
-    task: str | None = None,
-) -> FusedAnswers:
+def ask_fused(questions: Sequence[str], settings: AskSettings) -> list[Answer]:
     """Encodes questions with every specialist's model, searches, and fuses the lists.
 
     Args:
         questions: questions as typed.
-        fusion_dir: from `taser fuse`, of specialists that name their MODEL_DIR.
-        k: passages per question.
-        query_length: maximum tokens per question; None takes each model's own.
-        task: task whose prompt, length and query encoder are used, where tasks differ.
+        settings: the directory of `taser fuse`, whose specialists name their MODEL_DIR.
+
+    Returns:
+        The answers, each with the confidence of the specialists; 1 where lists weigh the same.
 
     Raises:
         ConfigError: no fusion there, or a specialist without its model.
         FingerprintError: a model that did not encode the specialist's passages.
     """
-    path = pathlib.Path(fusion_dir) / FUSION_FILE
+    assert settings.fusion_dir is not None
+    path = pathlib.Path(settings.fusion_dir) / FUSION_FILE
     record = read_json(path, fix="run `taser fuse` first, or correct FUSION_DIR")
     store = PassageStore.open(record["data_dir"], record["collection"])
     config = from_plain(FusionConfig, record["config"], f"{path}, config")
@@ -86,7 +66,9 @@ def ask_fused(
             calibration=CalibrationConfig(),
             evaluation=EvaluationConfig(),
         )
-        retriever = Retriever.load(specialist.model_dir, task=task, query_length=query_length)
+        retriever = Retriever.load(
+            specialist.model_dir, task=settings.task, query_length=settings.query_length
+        )
         require_equal(
             f"model {specialist.model_dir}",
             {"model": retriever.model.fingerprint},
@@ -104,7 +86,7 @@ def ask_fused(
             columns.append(np.ones(len(ids), np.float32))
     confidences = np.stack(columns, axis=1)
     weights = weights_of(confidences, config).values
-    fused = fuse_runs(runs, weights, dataclasses.replace(config, k=k), exact=exact)
+    fused = fuse_runs(runs, weights, dataclasses.replace(config, k=settings.k), exact=exact)
     hits = [
         [
             Hit(store[int(row)], float(score))
@@ -113,4 +95,14 @@ def ask_fused(
         ]
         for rows, scores in zip(fused.rows, fused.scores, strict=True)
     ]
-    return FusedAnswers(tuple(record["specialists"]), hits, confidences)
+    return [
+        Answer(best, note="   w: " + _named(record["specialists"], weights))
+        for best, weights in zip(hits, confidences, strict=True)
+    ]
+
+
+def _named(names: Iterable[str], weights: Float[np.ndarray, " specialists"]) -> str:
+    return ", ".join(f"{name} {w:.2f}" for name, w in zip(names, weights, strict=True))
+
+
+FUSION.register(ask_fused)

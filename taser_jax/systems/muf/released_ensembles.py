@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 from collections.abc import Mapping
 
 import numpy as np
+
+from taser_jax.commands.export import ENSEMBLE, Part
+from taser_jax.storage.errors import ConfigError
+from taser_jax.systems.muf.confidence import check_temperatures
+from taser_jax.systems.muf.ensemble_files import Ensemble
 
 ARRAYS, SETTINGS, PROGRAM = "members.npz", "confidence.json", "confidence.py"
 
@@ -54,6 +60,35 @@ def confidence(query, passages, temperature=_SETTINGS["temperature"]):
 '''
 
 
+def open_members(directory: str, *, temperature: float | None, k: int, fingerprint: str) -> Part:
+    """A model's members as a part of its export.
+
+    Args:
+        directory: what `taser ensemble` wrote.
+        temperature: T, such as the fusion's temperature.json has it.
+        k: number of passages that the softmaxes are over.
+        fingerprint: the model's.
+
+    Returns:
+        What writes them into a directory.
+
+    Raises:
+        ConfigError: no temperature, or one that is not positive.
+        FingerprintError: the ensemble belongs to another model.
+    """
+    if temperature is None:
+        raise ConfigError(
+            "an ensemble without its temperature",
+            where="export_model.temperature",
+            expected="T, such as FUSION_DIR/specialists/NAME/temperature.json has it",
+        )
+    check_temperatures([float(temperature)])
+    ensemble = Ensemble.open(directory, fingerprints={"model": fingerprint})
+    return functools.partial(
+        write_members, params=ensemble.params, temperature=temperature, k=k, tasks=ensemble.tasks
+    )
+
+
 def write_members(
     directory: pathlib.Path,
     params: Mapping[str, Mapping[str, np.ndarray]],
@@ -80,3 +115,6 @@ def write_members(
     settings = {"temperature": temperature, "k": k, "tasks": list(tasks)}
     (directory / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     (directory / PROGRAM).write_text(_PROGRAM, encoding="utf-8")
+
+
+ENSEMBLE.register(open_members)

@@ -8,6 +8,7 @@ import pathlib
 import pytest
 from small_world import refused
 
+from taser_jax.cli.main import run_command
 from taser_jax.commands.pipelines.compare_project import Project
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.detection import detect
@@ -99,6 +100,7 @@ def kilt(folder: pathlib.Path) -> str:
 
 def prepared(root: pathlib.Path, *folders: str) -> Project:
     project = Project(
+        run_command=run_command,
         root=root / "out",
         collection="land",
         detected=[detect(folder) for folder in folders],
