@@ -181,7 +181,7 @@ def commitment_rows(
 def no_averages(params: PyTree, tasks: Sequence[str], *, betas: int) -> Averages:
     """Zeros, sharded as the parameters are, with an axis for β in front."""
 
-    def zeros(param: jax.Array) -> jax.Array:
+    def zeros(param: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
         sharding = param.sharding
         assert isinstance(sharding, NamedSharding)
         wide = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))

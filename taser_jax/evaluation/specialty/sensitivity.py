@@ -159,7 +159,8 @@ def total_sensitivities(
         DataError: a gradient is not finite, or a task's median is 0.
     """
     totals: dict[str, PyTree] = {}
-    samples, sample_medians = [], []
+    samples: list[list[np.ndarray]] = []
+    sample_medians: list[list[np.ndarray]] = []
     for batch in batches:
         samples.append([])
         sample_medians.append([])

@@ -119,7 +119,7 @@ def on_host(counts: LeafCounts) -> LeafCounts:
 
 def add_up(leaves: Iterable[LeafCounts]) -> LeafCounts:
     """Counts of several leaves together."""
-    return LeafCounts(*map(sum, zip(*leaves, strict=True)))
+    return LeafCounts(*(np.sum(field, axis=0) for field in zip(*leaves, strict=True)))
 
 
 def entropy_edges(num_tasks: int, config: SpecialtyConfig) -> Float[np.ndarray, " edges"]:
