@@ -27,9 +27,10 @@ from taser_jax.commands.train import train
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.evaluation.specialty.config import AnalysisConfig
-from taser_jax.evaluation.specialty.findings import OWN
-from taser_jax.evaluation.specialty.tables import commitment_table
+from taser_jax.evaluation.specialty.commitment import OWN
+from taser_jax.evaluation.specialty.findings import AnalysisConfig
+from taser_jax.evaluation.specialty.report import commitment_table
+from taser_jax.evaluation.specialty.specialty import SpecialtyConfig
 from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
@@ -145,8 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         negatives_dirs=negatives_dirs,
         config=AnalysisConfig(
             num_batches=options.num_batches,
-            temperature=options.tsage_temperature,
-            temperatures=(),
+            specialty=SpecialtyConfig(temperature=options.tsage_temperature),
             median_over=MedianOver.NONZERO,
             betas=(),
         ),
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own = [(row.model, row) for row in findings.commitments if row.beta == OWN]
     text = "\n".join(
         [
-            commitment_table(own, findings.judged_at),
+            commitment_table(own),
             "",
             "| | " + " | ".join(mrr) + " |",
             "| --- |" + " ---: |" * len(mrr),

@@ -6,43 +6,62 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 from jaxtyping import PyTree
 
-from taser_jax.assembly.data import DeviceBatches, training_queries
-from taser_jax.commands.analyzed_models import AnalyzedModel, open_models
-from taser_jax.commands.checkpoint_commitment import CheckpointCommitments, steps_to_compare
+from taser_jax.assembly import model_directory
+from taser_jax.assembly.data import DeviceBatches, fit_vocabulary, training_queries
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.devices.partitioning import Partitioner
-from taser_jax.evaluation.specialty.commitment import Averages, make_advance
-from taser_jax.evaluation.specialty.config import AnalysisConfig
+from taser_jax.devices.partitioning import Partitioner, placed
+from taser_jax.evaluation.specialty.commitment import (
+    OWN,
+    Averages,
+    CommitmentRow,
+    Smoothing,
+    advance,
+    commitment_rows,
+    no_averages,
+    saved_averages,
+)
 from taser_jax.evaluation.specialty.figures import figures
-from taser_jax.evaluation.specialty.findings import Findings, Specialties
-from taser_jax.evaluation.specialty.noise import Agreement, agreements
-from taser_jax.evaluation.specialty.sensitivity import Sample, Sensitivities, TaskLoss, make_measure
+from taser_jax.evaluation.specialty.findings import AnalysisConfig, Findings, Specialties
+from taser_jax.evaluation.specialty.report import csv_files, to_markdown
+from taser_jax.evaluation.specialty.sensitivity import (
+    MeasureBatch,
+    Sample,
+    TaskLoss,
+    make_measure_batch,
+    total_sensitivities,
+)
 from taser_jax.evaluation.specialty.specialty import (
-    Bounds,
-    LeafCounts,
+    SpecialtyConfig,
     count_leaf,
     entropy_edges,
     on_host,
 )
-from taser_jax.evaluation.specialty.tables import csv_files, to_markdown
+from taser_jax.models import config_io
 from taser_jax.models.batch import Batch
-from taser_jax.models.parameters import parameter_count
+from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.parameters import abstract_params, logical_axes, parameter_count
+from taser_jax.optim.tsage_options import BiasCorrection
 from taser_jax.storage.artifacts import replacing, write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase, track
 from taser_jax.training.batch_loss import make_loss
+from taser_jax.training.checkpoint_directory import restore_params_from
 from taser_jax.training.objective import ObjectiveConfig
 
 _FLOAT_BYTES = 4
+
+Draw = Callable[[int], Iterator[Mapping[str, Batch]]]
+"""Number of the first batch -> `AnalysisConfig.num_batches` batches of every task."""
 
 
 @hosts.writes("{output_dir}")
@@ -63,9 +82,9 @@ def analyze(
     """Task-specific sensitivities, task entropy and commitment of trained models.
 
     For each checkpoint, averages |g·θ| of every parameter and task over training batches, without
-    dropout, and divides by the task's median. Writes to `output_dir` analysis.md and, as PNG and
-    CSV, sensitivity (and sensitivity_log), entropy, temperature, specialty and, for models with
-    several checkpoints, commitment. The files are rewritten after every model.
+    dropout, and divides by the task's median. Writes to `output_dir` analysis.md, specialty.csv
+    and, as PNG and CSV, sensitivity, entropy and, for models with several checkpoints, commitment.
+    The files are rewritten after every model.
 
     Commitment is measured with moving averages that start from zero and continue over the
     checkpoints in order: each adds `num_batches` further batches, as if training had paused there.
@@ -85,7 +104,7 @@ def analyze(
         mesh: devices along each mesh axis.
 
     Returns:
-        Counts, rates and agreements of every model.
+        Counts and rates of every model.
     """
     partitioner = Partitioner(make_mesh(mesh))
     store = TokenStore.open(token_store)
@@ -102,39 +121,36 @@ def analyze(
     batches = DeviceBatches(
         stream, queries, partitioner, vocabulary_size=store.metadata.vocabulary_size
     )
-    models = open_models(model_dirs, steps=steps, store=store, partitioner=partitioner)
-    pairs = {model.name: steps_to_compare(model, config) for model in models}
-    # Models of one configuration share compiled programs.
-    programs = {
-        model.configuration: _programs(
-            _task_losses(model, list(queries), objective=objective, num_chunks=num_chunks), config
+    models = [
+        _open(name, directory, steps, store=store, partitioner=partitioner)
+        for name, directory in _named(model_dirs).items()
+    ]
+    losses = {
+        model.configuration: _task_losses(
+            model.model, list(queries), objective=objective, num_chunks=num_chunks
         )
         for model in models
     }
-    _check_losses(models, programs, batches)
+    # Batches that do not fit a model fail before any compute.
+    _, first_batch = next(iter(batches.iterate(0, 1)))
+    for model in models:
+        for task, loss in losses[model.configuration].items():
+            jax.eval_shape(loss, model.params, first_batch[task])
     hosts.require_same({"data": stream.fingerprint, "settings": repr((config, model_dirs, steps))})
 
-    findings = Findings(
-        tasks=list(queries),
-        bounds=config.bounds,
-        temperatures=config.all_temperatures,
-        specialties=(),
-        batch_sizes=stream.batch_sizes,
-        judged_at=config.judged_at,
-        largest_shown=config.largest_shown,
-    )
+    # Models of one configuration share compiled programs.
+    measures = {
+        configuration: make_measure_batch(of_tasks, over=config.median_over)
+        for configuration, of_tasks in losses.items()
+    }
+    findings = Findings(list(queries), config.specialty)
     with jax.set_mesh(partitioner.mesh):
         for model in models:
             _log_memory_and_data(model, stream, config)
-            draw = functools.partial(_draw, batches, model.name)
-            program = programs[model.configuration]
-            specialties, samples = _specialties(model, program.measure, draw, config)
-            found = CheckpointCommitments(model, pairs[model.name], config, samples)
-            commitments = (
-                [*found.saved(), *found.measured(program.advance, draw, tasks=findings.tasks)]
-                if found.pairs
-                else []
-            )
+            measure = measures[model.configuration]
+            draw = functools.partial(_draw, batches, model.name, config.num_batches)
+            specialties, samples = _specialties(model, measure, draw, config)
+            commitments = _commitments(model, measure, draw, config, samples, tasks=list(queries))
             findings = dataclasses.replace(
                 findings,
                 specialties=(*findings.specialties, *specialties),
@@ -154,15 +170,104 @@ def _check_tasks(tasks: Sequence[str], config: AnalysisConfig) -> None:
             expected="two or more tasks to compare",
             fix="take a token store with several tasks, or name more in TASKS",
         )
-    entropy_edges(len(tasks), config.bounds)
+    entropy_edges(len(tasks), config.specialty)
+
+
+@dataclasses.dataclass(frozen=True)
+class AnalyzedModel:
+    """One model directory and the steps to analyse.
+
+    Attributes:
+        name: its name in tables and figures.
+        directory: the model directory, from `taser train`.
+        model: the dual encoder.
+        params: shapes, dtypes and shardings of its parameters.
+        steps: steps of the checkpoints to analyse, ascending.
+        configuration: its configuration as JSON; models with equal ones share compiled programs.
+        facts: content of run.json.
+    """
+
+    name: str
+    directory: epath.Path
+    model: DualEncoder
+    params: PyTree
+    steps: tuple[int, ...]
+    configuration: str
+    facts: Mapping[str, Any]
+
+    def checkpoint(self, step: int) -> epath.Path:
+        """The directory of a step's checkpoint."""
+        return model_directory.checkpoint_path(self.directory, step)
+
+    def restore(self, step: int) -> PyTree:
+        """The parameters at a step, on the devices."""
+        return restore_params_from(self.checkpoint(step), abstract_params=self.params)
+
+
+def _named(model_dirs: Mapping[str, str] | Sequence[str] | str) -> dict[str, str]:
+    """Name -> directory; a directory without a name is named after its last part."""
+    if isinstance(model_dirs, Mapping):
+        named = dict(model_dirs)
+    else:
+        directories = [model_dirs] if isinstance(model_dirs, str) else list(model_dirs)
+        named = {epath.Path(directory).name: directory for directory in directories}
+        if len(named) < len(directories):
+            raise ConfigError(
+                "two model directories of the same name",
+                where="MODEL_DIR",
+                fix="give names: {'naive': 'first/model', 'T-SAGE': 'second/model'}",
+            )
+    if not named:
+        raise ConfigError("no model directory", where="MODEL_DIR", fix="name at least one")
+    return named
+
+
+def _open(
+    name: str,
+    model_dir: str,
+    steps: Sequence[int] | None,
+    *,
+    store: TokenStore,
+    partitioner: Partitioner,
+) -> AnalyzedModel:
+    """Opens and checks a model; reads no parameters yet."""
+    directory = epath.Path(model_dir)
+    config = model_directory.read_model_config(directory)
+    model_directory.check_vocabulary_directory(directory / model_directory.VOCABULARY, store)
+    fit_vocabulary(config, store)
+    model = DualEncoder(config)
+    shapes = abstract_params(model)
+    return AnalyzedModel(
+        name=name,
+        directory=directory,
+        model=model,
+        params=placed(shapes, partitioner.param_shardings(logical_axes(model), shapes)),
+        steps=_steps(directory, steps),
+        configuration=config_io.to_json(config),
+        facts=model_directory.read_facts(directory),
+    )
+
+
+def _steps(directory: epath.Path, requested: Sequence[int] | None) -> tuple[int, ...]:
+    saved = model_directory.checkpoint_steps(directory)
+    missing = [step for step in requested or () if step not in saved]
+    if missing:
+        raise ConfigError(
+            f"no checkpoint of step {', '.join(map(str, missing))}",
+            where=str(directory),
+            expected=f"some of {', '.join(map(str, saved))}",
+            fix="correct analyze.steps; `--gin.CheckpointConfig.keep_latest=1000` makes "
+            "`taser train` keep all checkpoints, one every CHECKPOINT_PERIOD steps",
+        )
+    return tuple(sorted(set(requested or saved)))
 
 
 def _task_losses(
-    model: AnalyzedModel, tasks: Sequence[str], *, objective: ObjectiveConfig, num_chunks: int
+    model: DualEncoder, tasks: Sequence[str], *, objective: ObjectiveConfig, num_chunks: int
 ) -> dict[str, TaskLoss]:
     """The contrastive loss of each task's batch, without dropout or regulariser."""
     plain = dataclasses.replace(objective, regularizer=None)
-    loss = make_loss(model.model, objective=plain, num_chunks=num_chunks, train=False)
+    loss = make_loss(model, objective=plain, num_chunks=num_chunks, train=False)
 
     def of_task(params: PyTree, batch: Batch, *, task: str) -> jax.Array:
         return loss(params, batch, step=jnp.zeros((), jnp.int32), task=task)[0]
@@ -170,79 +275,95 @@ def _task_losses(
     return {task: functools.partial(of_task, task=task) for task in tasks}
 
 
-class _Programs(NamedTuple):
-    """The compiled functions of one model configuration: losses, means, moving averages."""
-
-    losses: dict[str, TaskLoss]
-    measure: Callable[..., Sensitivities]
-    advance: Callable[..., Averages]
-
-
-def _programs(losses: dict[str, TaskLoss], config: AnalysisConfig) -> _Programs:
-    return _Programs(
-        losses,
-        make_measure(losses, over=config.median_over, sampled=config.sampled_parameters),
-        make_advance(losses, betas=config.betas, over=config.median_over),
-    )
-
-
-def _check_losses(
-    models: Sequence[AnalyzedModel],
-    programs: Mapping[str, _Programs],
-    batches: DeviceBatches,
-) -> None:
-    """Traces every loss, so that batches that do not fit a model fail before any compute."""
-    _, batch = next(iter(batches.iterate(0, 1)))
-    for model in models:
-        for task, loss in programs[model.configuration].losses.items():
-            jax.eval_shape(loss, model.params, batch[task])
-
-
-def _draw(batches: DeviceBatches, name: str, start: int, count: int) -> Iterator[dict[str, Batch]]:
+def _draw(
+    batches: DeviceBatches, name: str, count: int, start: int
+) -> Iterator[Mapping[str, Batch]]:
     """Batches start .. start + count − 1 of the training's stream, on the devices."""
-    found = batches.iterate(start, start + count)
-    for _, batch in track(found, f"{name}: batches of every task", total=count):
+    numbered = batches.iterate(start, start + count)
+    for _, batch in track(numbered, f"{name}: batches of every task", total=count):
         yield batch
 
 
 def _specialties(
-    model: AnalyzedModel,
-    measure: Callable[..., Sensitivities],
-    draw: Callable[[int, int], Iterator[dict[str, Batch]]],
-    config: AnalysisConfig,
+    model: AnalyzedModel, measure: MeasureBatch, draw: Draw, config: AnalysisConfig
 ) -> tuple[list[Specialties], dict[int, Sample]]:
     """Counts and samples at every step of a model, all from the same batches."""
-    found, samples = [], {}
+    specialties, samples = [], {}
     for step in model.steps:
         with phase(f"{model.name}, step {step}: sensitivities"):
-            sensitivities = measure(
+            sensitivities = total_sensitivities(
+                measure,
                 model.restore(step),
-                draw(config.first_batch, config.num_batches),
-                where=str(model.checkpoint(step)),
+                draw(0),
+                checkpoint=str(model.checkpoint(step)),
+                over=config.median_over,
             )
-            agreeing: list[Agreement] = []
-            if sensitivities.sample is not None:
-                samples[step] = sensitivities.sample
-                agreeing = agreements(
-                    samples[step], temperature=config.temperature, bounds=config.bounds
+            counts = {
+                path: on_host(
+                    count_leaf(
+                        leaf,
+                        sensitivities.medians,
+                        config=config.specialty,
+                        sharding=leaf[0].sharding,
+                    )
                 )
-            found.append(Specialties(model.name, step, _count(sensitivities, config), agreeing))
-    return found, samples
+                for path, leaf in sensitivities.leaves().items()
+            }
+            specialties.append(Specialties(model.name, step, counts))
+            samples[step] = sensitivities.sample
+    return specialties, samples
 
 
-def _count(sensitivities: Sensitivities, config: AnalysisConfig) -> dict[str, LeafCounts]:
-    return {
-        path: on_host(
-            count_leaf(
-                leaf,
-                sensitivities.medians,
-                bounds=config.bounds,
-                temperatures=config.all_temperatures,
-                sharding=leaf[0].sharding,
+def _commitments(
+    model: AnalyzedModel,
+    measure: MeasureBatch,
+    draw: Draw,
+    config: AnalysisConfig,
+    samples: Mapping[int, Sample],
+    *,
+    tasks: Sequence[str],
+) -> list[CommitmentRow]:
+    """Rates of T-SAGE's own averages, and of averages measured here, from step to step."""
+    rows: list[CommitmentRow] = []
+    own_beta = model.facts.get("tsage_beta")
+    if own_beta is not None and len(model.steps) > 1:
+        with phase(f"{model.name}: commitment with T-SAGE's own averages"):
+            saved = (
+                (step, saved_averages(model.checkpoint(step), step, model.params))
+                for step in model.steps
             )
+            smoothing = Smoothing((own_beta,), BiasCorrection.NONE, config.specialty)
+            rows += commitment_rows(model.name, saved, smoothing, samples, names=[OWN])
+    if config.betas and len(model.steps) > 1:
+        names = [f"{beta:g}" for beta in config.betas]
+        with phase(f"{model.name}: commitment with β {', '.join(names)}"):
+            measured = _measured_averages(model, measure, draw, config, tasks=tasks)
+            smoothing = Smoothing(tuple(config.betas), specialty=config.specialty)
+            rows += commitment_rows(model.name, measured, smoothing, samples, names=names)
+    return rows
+
+
+def _measured_averages(
+    model: AnalyzedModel,
+    measure: MeasureBatch,
+    draw: Draw,
+    config: AnalysisConfig,
+    *,
+    tasks: Sequence[str],
+) -> Iterator[tuple[int, Averages]]:
+    """Each step and the averages up to it, which donate those of the step before."""
+    averages = no_averages(model.params, tasks, betas=len(config.betas))
+    for step in model.steps:
+        averages = advance(
+            averages,
+            measure,
+            model.restore(step),
+            draw(averages.batches),
+            checkpoint=str(model.checkpoint(step)),
+            betas=config.betas,
+            over=config.median_over,
         )
-        for path, leaf in sensitivities.leaves().items()
-    }
+        yield step, averages
 
 
 def _log_memory_and_data(
@@ -265,11 +386,10 @@ def _log_memory_and_data(
 
 def _measured(stream: TaskBatchStream, store: TokenStore, config: AnalysisConfig) -> str:
     sizes = ", ".join(f"{task} {size}" for task, size in stream.batch_sizes.items())
-    end = config.first_batch + config.num_batches - 1
     return (
-        f"Mean |g·θ| over {config.num_batches} batches per task ({config.first_batch} to {end} of "
-        f"the training's stream) of {store.metadata.collection}, without dropout, divided by each "
-        f"task's median over {config.median_over.value} parameters. Queries per batch: {sizes}."
+        f"Mean |g·θ| over the first {config.num_batches} batches per task of the training's stream "
+        f"of {store.metadata.collection}, without dropout, divided by each task's median over "
+        f"{config.median_over.value} parameters. Queries per batch: {sizes}."
     )
 
 
@@ -282,4 +402,4 @@ def _write(findings: Findings, directory: pathlib.Path, measured: str) -> None:
     write_text(directory / "analysis.md", to_markdown(findings, measured=measured))
 
 
-CONFIGURABLES = (AnalysisConfig, Bounds, MeshConfig, ObjectiveConfig, TaskBatchingConfig)
+CONFIGURABLES = (AnalysisConfig, MeshConfig, ObjectiveConfig, SpecialtyConfig, TaskBatchingConfig)

@@ -19,9 +19,9 @@ from taser_jax.commands.analyze import analyze
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig
-from taser_jax.evaluation.specialty.commitment import JudgedAt
-from taser_jax.evaluation.specialty.config import AnalysisConfig
-from taser_jax.evaluation.specialty.specialty import Specialty
+from taser_jax.devices.parameter_rules import parameter_paths
+from taser_jax.evaluation.specialty.findings import AnalysisConfig
+from taser_jax.evaluation.specialty.specialty import Specialty, SpecialtyConfig
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params, init_params
@@ -40,9 +40,7 @@ pytestmark = pytest.mark.slow
 TASKS = ("first", "second")
 STEPS = (4, 8)
 BATCHING = TaskBatchingConfig(total=16, num_negatives=1)
-CONFIG = AnalysisConfig(
-    num_batches=2, temperatures=(2.0, 1.0), betas=(0.0, 0.9), median_over=MedianOver.NONZERO
-)
+CONFIG = AnalysisConfig(num_batches=2, betas=(0.0, 0.9), median_over=MedianOver.NONZERO)
 T5 = T5DualEncoderConfig(
     t5=T5Config(
         vocab_size=tiny_training.VOCABULARY_SIZE,
@@ -61,7 +59,8 @@ def write_model(model_dir, config, combiner=Combiner.NAIVE, *, steps=STEPS, voca
     write_run_record(
         model_dir,
         model_config=config,
-        facts={"data_fingerprint": "another", "tsage_beta": 0.9},
+        facts={"data_fingerprint": "another"}
+        | ({"tsage_beta": 0.9} if combiner is Combiner.TSAGE else {}),
         parameter_table="",
         config_text="",
         vocabulary=vocabulary,
@@ -190,17 +189,14 @@ def test_shares_equal_a_float64_oracle_that_holds_everything(analyzed, tiny_stor
     values = in_medians(measured.sum(0))
     total = found[8]
     assert total.size == values.shape[1]
-    for place, temperature in enumerate((2.0, 1.0)):
-        activated, low, owner = specific(values, temperature)
-        wanted = [(~activated).mean(), low.mean(), (activated & ~low).mean()]
-        shares = [total.share(kind, temperature=place) for kind in Specialty]
-        # Float32 gradients move a handful of values over a bound.
-        np.testing.assert_allclose(shares, wanted, atol=3 / total.size)
-        by_task = np.bincount(owner[low], minlength=3)
-        assert np.abs(total.specialty[place, 1] - by_task).max() <= 2
+    activated, low, owner = specific(values)
+    wanted = [(~activated).mean(), low.mean(), (activated & ~low).mean()]
+    shares = [total.share(kind) for kind in Specialty]
+    # Float32 gradients move a handful of values over a bound.
+    np.testing.assert_allclose(shares, wanted, atol=3 / total.size)
+    by_task = np.bincount(owner[low], minlength=3)
+    assert np.abs(total.specialty[1] - by_task).max() <= 2
     assert min(wanted) > 0.01
-    zeros = (values == 0).sum(1)
-    assert np.abs(total.zeros - zeros).max() <= 0.02 * total.size
 
 
 def test_commitment_equals_a_float64_oracle_that_holds_everything(analyzed, tiny_store_dir):
@@ -215,76 +211,61 @@ def test_commitment_equals_a_float64_oracle_that_holds_everything(analyzed, tiny
             then, now = now, specific(average / (1 - beta**seen))
         (row,) = [r for r in analyzed[0].commitments if (r.model, r.beta) == ("bert", f"{beta:g}")]
         assert (row.earlier_step, row.step) == STEPS
-        judged = {
-            JudgedAt.EARLIER: then[1],
-            JudgedAt.LATER: now[1],
-            JudgedAt.BOTH: then[1] & now[1],
-        }
-        for judged_at, of in judged.items():
-            assert abs(row.commitment.specific[judged_at] - of.sum()) <= 4
-            assert abs(row.commitment.committed[judged_at] - (of & (then[2] == now[2])).sum()) <= 4
+        committed = then[1] & (then[2] == now[2])
+        assert abs(row.commitment.specific - then[1].sum()) <= 4
+        assert abs(row.commitment.committed - committed.sum()) <= 4
 
 
 def test_t_sages_own_average_is_read_where_it_was_saved(analyzed):
     """Both steps were saved with the same average: every task-specific parameter stays."""
     own = [row for row in analyzed[0].commitments if row.beta == "own"]
     assert [row.model for row in own] == ["bert"]
-    assert own[0].commitment.rate(JudgedAt.EARLIER) == 1
-    assert own[0].commitment.specific[JudgedAt.EARLIER] > 100
+    assert own[0].commitment.rate == 1
+    assert own[0].commitment.specific > 100
 
 
 def test_it_leaves_tables_and_figures_with_their_data(analyzed):
     findings, directory = analyzed
     names = {path.name for path in directory.iterdir()}
-    stems = ("sensitivity", "sensitivity_log", "entropy", "temperature", "specialty", "commitment")
+    stems = ("sensitivity", "entropy", "commitment")
     files = {f"{stem}{end}" for stem in stems for end in (".png", ".csv")}
-    assert names == {"analysis.md", "agreement.csv", *files}
+    assert names == {"analysis.md", "specialty.csv", *files}
     for name in names:
         content = (directory / name).read_bytes()
         assert not name.endswith(".png") or content.startswith(b"\x89PNG")
     rows = list(csv.DictReader((directory / "specialty.csv").open()))
-    whole = next(r for r in rows if (r["model"], r["step"], r["of"]) == ("t5", "8", "all"))
+    whole = next(r for r in rows if (r["model"], r["step"], r["parameter"]) == ("t5", "8", "all"))
     total = findings.specialties[-1].total
-    assert int(whole["parameters"]) == total.size
+    assert int(whole["size"]) == total.size
     assert float(whole["task-specific"]) == pytest.approx(total.share(Specialty.SPECIFIC), abs=1e-6)
-    kinds = {r["name"] for r in rows if r["of"] == "module" and r["model"] == "t5"}
-    assert {"encoder/encoder/mlp", "encoder/decoder/self_attention"} < kinds
+    sizes = {r["parameter"]: int(r["size"]) for r in rows if (r["model"], r["step"]) == ("t5", "8")}
+    assert sizes.keys() - {"all"} == set(parameter_paths(abstract_params(DualEncoder(T5))))
+    assert sum(sizes.values()) == 2 * total.size
     entropy = list(csv.DictReader((directory / "entropy.csv").open()))
     shares = [float(r["share"]) for r in entropy if (r["model"], r["step"]) == ("bert", "4")]
-    assert sum(shares) == pytest.approx(len(CONFIG.all_temperatures), abs=1e-4)
+    assert sum(shares) == pytest.approx(1, abs=1e-4)
     text = (directory / "analysis.md").read_text()
     assert "Queries per batch: first 8, second 8." in text
     assert "| steps | T-SAGE's own | noise | β = 0 | noise | β = 0.9 | noise |" in text
-    assert "| bert | 8 | 1 | 8 to 8 |" in text
+    low, hidden = (
+        [f"{100 * share:.1f}" for share in shares]
+        for shares in (total.sensitivity_below(0.1), 1 - total.sensitivity_below(6.0))
+    )
+    task = [f"{100 * share:.1f}" for share in total.specific_by_task()]
+    assert f"| t5 | 8 | second | {task[1]} | {low[1]} | {hidden[1]} |" in text
 
 
 def test_noise_stands_beside_every_rate(analyzed):
     """Under the training's own β for the average that was saved, else under the row's."""
     for row in analyzed[0].commitments:
-        rate = row.noise.rate(JudgedAt.EARLIER)
+        rate = row.noise.rate
         assert 0.3 < rate <= 1
         if row.beta == "0":
             assert rate == pytest.approx(0.5, abs=0.2)
     rows = list(csv.DictReader((analyzed[1] / "commitment.csv").open()))
-    assert len(rows) == 3 * len(analyzed[0].commitments)
-    found = [float(r["rate of noise"]) for r in rows if r["judged at"] == "earlier"]
-    wanted = [row.noise.rate(JudgedAt.EARLIER) for row in analyzed[0].commitments]
+    found = [float(r["rate of noise"]) for r in rows]
+    wanted = [row.noise.rate for row in analyzed[0].commitments]
     assert found == pytest.approx(wanted, abs=1e-6)
-
-
-def test_agreement_of_the_two_batches_equals_a_float64_oracle(analyzed, tiny_store_dir):
-    (found,) = [s for s in analyzed[0].specialties if (s.model, s.step) == ("bert", 8)]
-    measured = oracle_sensitivities(tiny_training.model_config(), 8, tiny_store_dir, range(2))
-    mean = measured.mean(0)
-    place = mean.argmax(1)[:, None]
-    medians = mean.max(1, keepdims=True) / np.take_along_axis(in_medians(mean), place, axis=1)
-    first, second = (specific(batch / medians) for batch in measured)
-    both = first[0] & second[0] & (first[2] < 2) & (second[2] < 2)
-    same = first[2] == second[2]
-    (agreement,) = found.agreements
-    assert agreement.batches == 1
-    assert agreement.activated == pytest.approx(same[both].mean(), abs=0.005)
-    assert agreement.specific == pytest.approx(same[first[1]].mean(), abs=0.01)
 
 
 def refused(models, store_dir, tmp_path, **options):
@@ -307,10 +288,8 @@ def test_what_cannot_be_analysed_is_refused_before_anything_is_computed(
     assert "no task 'third'" in told(tasks=["first", "third"])
     assert "no model here" in told(model_dirs=str(models / "none"))
     assert "two model directories of the same name" in told(model_dirs=["a/model", "b/model"])
-    text = told(config=dataclasses.replace(CONFIG, period=3))
-    assert "no two checkpoints 3 steps apart" in text
-    bounds = dataclasses.replace(CONFIG.bounds, specific_entropy=0.7)
-    assert "ln 2 = 0.693" in told(config=dataclasses.replace(CONFIG, bounds=bounds))
+    specialty = SpecialtyConfig(specific_entropy=0.7)
+    assert "ln 2 = 0.693" in told(config=dataclasses.replace(CONFIG, specialty=specialty))
     assert "a multiple of 8" in told(batching=TaskBatchingConfig(total=20, num_negatives=1))
 
 
@@ -339,9 +318,7 @@ def test_no_checkpoint_is_reported(models, tiny_store_dir, tmp_path):
     assert "no finished checkpoint" in text
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("num_batches", 0), ("betas", (1.0,)), ("temperatures", (0.0,))]
-)
+@pytest.mark.parametrize(("field", "value"), [("num_batches", 0), ("betas", (1.0,))])
 def test_settings_without_meaning_are_refused(field, value):
     with pytest.raises(ConfigError, match=f"{field} is"):
         AnalysisConfig(**{field: value})
@@ -355,7 +332,7 @@ def test_the_command_takes_all_of_it_from_gin(models, tiny_store_dir, capsys, tm
         f"--gin.OUTPUT_DIR={tmp_path}",
         "--gin.analyze.steps=[7]",
         "--gin.TaskBatchingConfig.total=16",
-        "--gin.AnalysisConfig.judged_at=both",
+        "--gin.SpecialtyConfig.temperature=1.0",
         "--gin.AnalysisConfig.median_over=nonzero",
     ]
     assert cli.run(arguments) == 2

@@ -14,8 +14,7 @@ import dataclasses
 import enum
 import functools
 import math
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
@@ -24,11 +23,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from taser_jax.evaluation.specialty.float_bins import NUM_BINS, bin_of
 from taser_jax.evaluation.specialty.sensitivity import normalize
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, check_fields
 
-SPECIFIC_BINS, SHARED_BINS = 3, 12
+SHARED_BINS = 12
+"""Bins of the entropies of shared parameters."""
+BINS_PER_MEDIAN = 40
+NUM_BINS = 8 * BINS_PER_MEDIAN + 1
+"""Bins of sensitivities: evenly spaced up to 8 medians, and one for all above."""
 
 
 class Specialty(enum.Enum):
@@ -44,60 +46,68 @@ class Specialty(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Bounds:
-    """The paper's thresholds.
+class SpecialtyConfig:
+    """What makes a parameter task-specific; the values are the paper's.
 
     Attributes:
+        temperature: τ of the softmax over tasks.
         specific_entropy: parameters with a lower task entropy (nats) are task-specific; 0.3 is
             about 95% on one task and 5% spread over seven.
         activated: parameters whose sensitivities are all below this many medians are not
             activated.
     """
 
+    temperature: float = 2.0
     specific_entropy: float = 0.3
     activated: float = 0.1
 
     def __post_init__(self) -> None:
-        if not (self.specific_entropy > 0 and self.activated >= 0):
-            raise ConfigError(
-                f"specific_entropy {self.specific_entropy}, activated {self.activated}",
-                where="Bounds",
-                expected="an entropy above 0 nats, and 0 medians or more",
-                fix="the paper has 0.3 and 0.1",
-            )
+        positive = ("temperature", "specific_entropy")
+        check_fields(self, *positive, is_valid=lambda x: x > 0, expected="a number above 0")
+        check_fields(self, "activated", is_valid=lambda x: x >= 0, expected="0 or more")
 
 
 class LeafCounts(NamedTuple):
-    """Counts of one leaf or, added up, of several; K temperatures, T tasks.
+    """Counts of one leaf or, added up, of several; T tasks.
 
     Attributes:
-        sensitivity: histogram of each task's values, by `float_bins`. [T, NUM_BINS]
-        zeros: how many of each task's values are exactly 0. [T]
-        specialty: parameters by temperature, `Specialty` and the most sensitive task; the last
-            column counts those whose highest value several tasks share. [K, 3, T + 1]
-        entropy: histogram of activated parameters, by `entropy_edges`. [K, bins]
-        entropy_sum: sum of the activated parameters' entropies. [K]
-        weight_sum: sum of all parameters' softmax weights. [K, T]
-        largest_sum: sum of all parameters' largest weights. [K]
+        sensitivity: histogram of each task's values, in bins of 1/BINS_PER_MEDIAN. [T, NUM_BINS]
+        specialty: parameters by `Specialty` and most sensitive task; the last column counts those
+            whose highest value several tasks share. [3, T + 1]
+        entropy: histogram of activated parameters, by `entropy_edges`. [1 + SHARED_BINS]
+        entropy_sum: sum of the activated parameters' entropies.
     """
 
     sensitivity: jax.Array | np.ndarray
-    zeros: jax.Array | np.ndarray
     specialty: jax.Array | np.ndarray
     entropy: jax.Array | np.ndarray
     entropy_sum: jax.Array | np.ndarray
-    weight_sum: jax.Array | np.ndarray
-    largest_sum: jax.Array | np.ndarray
 
     @property
     def size(self) -> int:
         """Number of parameters."""
-        return int(self.specialty[0].sum())
+        return int(self.specialty.sum())
 
-    def share(self, what: Specialty, *, temperature: int = 0) -> float:
-        """Share of the parameters that are of this kind, at the temperature of that number."""
-        of_all = self.specialty[temperature].sum(-1)
-        return float(of_all[list(Specialty).index(what)] / of_all.sum())
+    @property
+    def mean_entropy(self) -> float:
+        """Mean task entropy of the activated parameters, in nats; NaN where there are none."""
+        activated = int(self.entropy.sum())
+        return float(self.entropy_sum) / activated if activated else float("nan")
+
+    def share(self, kind: Specialty) -> float:
+        """Share of the parameters that are of this kind."""
+        return float(self.specialty[list(Specialty).index(kind)].sum() / self.size)
+
+    def specific_by_task(self) -> Float[np.ndarray, " tasks"]:
+        """Share of all parameters that are specific to each task."""
+        specific = list(Specialty).index(Specialty.SPECIFIC)
+        return np.asarray(self.specialty)[specific, :-1] / self.size
+
+    def sensitivity_below(self, medians: float) -> Float[np.ndarray, " tasks"]:
+        """Share of each task's values below so many medians, as if evenly spread inside a bin."""
+        cumulated = np.cumsum(self.sensitivity, axis=1)[:, :-1] / self.size
+        edges = np.arange(1, NUM_BINS) / BINS_PER_MEDIAN
+        return np.array([np.interp(medians, [0, *edges], [0, *shares]) for shares in cumulated])
 
 
 def on_host(counts: LeafCounts) -> LeafCounts:
@@ -109,30 +119,28 @@ def on_host(counts: LeafCounts) -> LeafCounts:
 
 def add_up(leaves: Iterable[LeafCounts]) -> LeafCounts:
     """Counts of several leaves together."""
-    return functools.reduce(lambda one, other: LeafCounts(*map(operator.add, one, other)), leaves)
+    return LeafCounts(*(np.sum(field, axis=0) for field in zip(*leaves, strict=True)))
 
 
-def entropy_edges(num_tasks: int, bounds: Bounds) -> Float[np.ndarray, " edges"]:
-    """Edges of the entropy's bins, in nats: some below the bound, the others up to ln T.
+def entropy_edges(num_tasks: int, config: SpecialtyConfig) -> Float[np.ndarray, " edges"]:
+    """Edges of the entropy's bins, in nats: one below the bound, the others up to ln T.
 
     Raises:
         ConfigError: the bound is above the largest entropy that so many tasks can have.
     """
     highest = math.log(num_tasks)
-    if bounds.specific_entropy >= highest:
+    if config.specific_entropy >= highest:
         raise ConfigError(
-            f"an entropy below {bounds.specific_entropy} nats counts as task-specific",
-            where="Bounds.specific_entropy",
-            expected=f"less than ln {num_tasks} = {highest:.3f}, which {num_tasks} tasks cannot "
-            "exceed",
+            f"an entropy below {config.specific_entropy} nats counts as task-specific, and "
+            f"{num_tasks} tasks cannot exceed ln {num_tasks} = {highest:.3f}",
+            where="SpecialtyConfig.specific_entropy",
             fix="lower the bound, or compare more tasks",
         )
-    low = np.linspace(0.0, bounds.specific_entropy, SPECIFIC_BINS + 1)
-    return np.concatenate([low, np.linspace(bounds.specific_entropy, highest, SHARED_BINS + 1)[1:]])
+    return np.append(0.0, np.linspace(config.specific_entropy, highest, SHARED_BINS + 1))
 
 
 def task_weights(
-    sensitivities: Float[Array, "task *shape"], temperature: jax.typing.ArrayLike
+    sensitivities: Float[Array, "task *shape"], temperature: float
 ) -> Float[Array, "task *shape"]:
     """Equation 6's p: softmax over tasks of I_t/τ."""
     return jax.nn.softmax(sensitivities / temperature, axis=0)
@@ -148,11 +156,13 @@ def task_entropy(weights: Float[Array, "task *shape"]) -> Float[Array, "*shape"]
 
 
 def specialty_of(
-    sensitivities: Float[Array, "task *shape"], entropy: Float[Array, "*shape"], bounds: Bounds
+    sensitivities: Float[Array, "task *shape"],
+    entropy: Float[Array, "*shape"],
+    config: SpecialtyConfig,
 ) -> Int[Array, "*shape"]:
     """The number of each parameter's `Specialty` in the enum."""
-    activated = jnp.max(sensitivities, axis=0) >= bounds.activated
-    specific = entropy < bounds.specific_entropy
+    activated = jnp.max(sensitivities, axis=0) >= config.activated
+    specific = entropy < config.specific_entropy
     order = list(Specialty)
     return jnp.where(
         activated,
@@ -168,13 +178,12 @@ def most_sensitive_task(sensitivities: Float[Array, "task *shape"]) -> Int[Array
     return jnp.where(alone, jnp.argmax(sensitivities, axis=0), len(sensitivities))
 
 
-@functools.partial(jax.jit, static_argnames=("bounds", "temperatures", "sharding"))
+@functools.partial(jax.jit, static_argnames=("config", "sharding"))
 def count_leaf(
     totals: tuple[jax.Array, ...],
     medians: Float[Array, " task"],
     *,
-    bounds: Bounds,
-    temperatures: tuple[float, ...],
+    config: SpecialtyConfig,
     sharding: NamedSharding,
 ) -> LeafCounts:
     """Counts of one leaf; every device counts its own part, and all get the result.
@@ -182,16 +191,17 @@ def count_leaf(
     Args:
         totals: each task's sums of sensitivities, in the leaf's shape.
         medians: medians of each task's sums, over all leaves.
-        bounds: what counts as specific and as activated.
-        temperatures: τ of the entropies.
+        config: what counts as specific and as activated.
         sharding: sharding of each of the totals.
     """
+    # Mesh axes that the leaf is split along; along the others it is copied.
+    names = [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in sharding.spec]
+    split_along = tuple(name for axes in names for name in axes)
 
     def of_part(totals: tuple[jax.Array, ...], medians: jax.Array) -> LeafCounts:
-        counts = _count(jnp.stack(list(map(normalize, totals, medians))), bounds, temperatures)
-        return jax.tree.map(lambda count: jax.lax.psum(count, axes), counts) if axes else counts
+        counts = _count(jnp.stack(list(map(normalize, totals, medians))), config)
+        return jax.lax.psum(counts, split_along) if split_along else counts
 
-    axes = _mesh_axes(sharding.spec)
     return jax.shard_map(
         of_part,
         mesh=sharding.mesh,
@@ -201,47 +211,27 @@ def count_leaf(
     )(totals, medians)
 
 
-def _mesh_axes(spec: PartitionSpec) -> tuple[str, ...]:
-    """Mesh axes that an array is split along; along the others it is copied."""
-    names = [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec]
-    return tuple(name for axes in names for name in axes)
-
-
-def _count(
-    sensitivities: Float[Array, "task *shape"], bounds: Bounds, temperatures: Sequence[float]
-) -> LeafCounts:
+def _count(sensitivities: Float[Array, "task *shape"], config: SpecialtyConfig) -> LeafCounts:
     num_tasks = len(sensitivities)
-    owner = most_sensitive_task(sensitivities)
-    activated = jnp.max(sensitivities, axis=0) >= bounds.activated
-    inner_edges = jnp.asarray(entropy_edges(num_tasks, bounds)[1:-1], jnp.float32)
-    specialty, entropies, entropy_sum, weight_sum, largest_sum = [], [], [], [], []
-    for temperature in temperatures:
-        weights = task_weights(sensitivities, temperature)
-        entropy = task_entropy(weights)
-        kind = specialty_of(sensitivities, entropy, bounds)
-        specialty.append(
-            _histogram(kind * (num_tasks + 1) + owner, len(Specialty) * (num_tasks + 1))
-        )
-        place = jnp.searchsorted(inner_edges, entropy, side="right")
-        entropies.append(_histogram(jnp.where(activated, place, -1), len(inner_edges) + 1))
-        entropy_sum.append(_sum(jnp.where(activated, entropy, 0.0)))
-        weight_sum.append(jnp.stack([_sum(weight) for weight in weights]))
-        largest_sum.append(_sum(jnp.max(weights, axis=0)))
+    entropy = task_entropy(task_weights(sensitivities, config.temperature))
+    kind = specialty_of(sensitivities, entropy, config)
+    activated = kind != list(Specialty).index(Specialty.NOT_ACTIVATED)
+    cell = kind * (num_tasks + 1) + most_sensitive_task(sensitivities)
+    inner_edges = jnp.asarray(entropy_edges(num_tasks, config)[1:-1], jnp.float32)
+    num_bins = len(inner_edges) + 1
+    entropy_bin = jnp.searchsorted(inner_edges, entropy, side="right")
+    bins = jnp.minimum(sensitivities * BINS_PER_MEDIAN, NUM_BINS - 1).astype(jnp.int32)
     return LeafCounts(
-        sensitivity=jnp.stack([_histogram(bin_of(row), NUM_BINS) for row in sensitivities]),
-        zeros=jnp.stack([jnp.sum(row == 0, dtype=jnp.int32) for row in sensitivities]),
-        specialty=jnp.stack(specialty).reshape(len(temperatures), len(Specialty), num_tasks + 1),
-        entropy=jnp.stack(entropies),
-        entropy_sum=jnp.stack(entropy_sum),
-        weight_sum=jnp.stack(weight_sum),
-        largest_sum=jnp.stack(largest_sum),
+        sensitivity=jnp.stack([_histogram(row, NUM_BINS) for row in bins]),
+        specialty=_histogram(cell, len(Specialty) * (num_tasks + 1)).reshape(len(Specialty), -1),
+        entropy=_histogram(jnp.where(activated, entropy_bin, num_bins), num_bins),
+        entropy_sum=_sum(jnp.where(activated, entropy, 0.0)),
     )
 
 
 def _histogram(places: Int[Array, "*shape"], length: int) -> Int[Array, " length"]:
-    """How often each of 0 .. length - 1 occurs; negative places are left out."""
-    flat = jnp.where(places < 0, length, places).reshape(-1)
-    return jnp.zeros(length, jnp.int32).at[flat].add(1, mode="drop")
+    """How often each of 0 .. length - 1 occurs; places beyond are left out."""
+    return jnp.bincount(places.reshape(-1), length=length)
 
 
 def _sum(values: Float[Array, "*shape"]) -> Float[Array, ""]:

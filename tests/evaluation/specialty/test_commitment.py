@@ -6,14 +6,15 @@ import quadratic
 
 from taser_jax.evaluation.specialty.commitment import (
     Averages,
-    JudgedAt,
     Marks,
+    Smoothing,
+    advance,
+    commitment_rows,
     compare,
-    make_advance,
     marks_of,
     no_averages,
 )
-from taser_jax.evaluation.specialty.specialty import Bounds
+from taser_jax.evaluation.specialty.sensitivity import Sample, make_measure_batch
 from taser_jax.optim.tsage import tsage
 from taser_jax.optim.tsage_options import BiasCorrection, TSageConfig
 from taser_jax.storage.errors import DataError
@@ -21,24 +22,18 @@ from taser_jax.storage.errors import DataError
 BETAS = (0.0, 0.9)
 PARAMS = quadratic.tree(np.random.default_rng(7))
 LATER = quadratic.tree(np.random.default_rng(8))
-ADVANCE = make_advance(quadratic.LOSSES, betas=BETAS)
+MEASURE = make_measure_batch(quadratic.LOSSES)
 BATCHES = quadratic.batches(6)
 
 
-def averages_of(params, batches, averages=None, *, devices=1, advance=ADVANCE):
+def averages_of(params, batches, averages=None, *, devices=1):
     placed = quadratic.put(params, devices)
     averages = averages or no_averages(placed, quadratic.TASKS, betas=len(BETAS))
-    return advance(averages, placed, batches, where="here")
+    return advance(averages, MEASURE, placed, batches, checkpoint="here", betas=BETAS)
 
 
-def marks(averages, **options):
-    settings = {
-        "betas": BETAS,
-        "temperature": 2.0,
-        "bounds": Bounds(),
-        "bias_correction": BiasCorrection.ADAM,
-    }
-    return marks_of(averages, **(settings | options))
+def marks(averages, bias_correction=BiasCorrection.ADAM):
+    return marks_of(averages, Smoothing(BETAS, bias_correction))
 
 
 def flat(averages, beta):
@@ -59,28 +54,19 @@ def oracle_averages(beta, start=0.0):
 
 
 def test_worked_example():
-    """Six parameters, owners then and now; the first four specific then, the third to fifth now.
-
-    Of the four, 1 and 3 keep their task: 50%. Of the three now, 3 and 5 do: 67%. Both times
-    specific are 3 and 4, and 3 is committed: 50%.
-    """
-    then = Marks(jnp.array([[0, 1, 2, 1, 0, 2]], jnp.int16), jnp.array([[True] * 4 + [False] * 2]))
-    now = Marks(
-        jnp.array([[0, 2, 2, 0, 0, 2]], jnp.int16),
-        jnp.array([[False, False, True, True, True, False]]),
-    )
-    (found,) = compare([then], [now])
-    assert found.specific == {JudgedAt.EARLIER: 4, JudgedAt.LATER: 3, JudgedAt.BOTH: 2}
-    assert found.committed == {JudgedAt.EARLIER: 2, JudgedAt.LATER: 2, JudgedAt.BOTH: 1}
-    assert found.rate(JudgedAt.LATER) == pytest.approx(2 / 3)
-    (twice,) = compare([then, then], [now, now])
-    assert twice.specific[JudgedAt.EARLIER] == 8
+    """Six parameters, owners earlier and later; of the first four, specific, 1 and 3 stay: 50%."""
+    specific = jnp.array([[True] * 4 + [False] * 2])
+    earlier = Marks(jnp.array([[0, 1, 2, 1, 0, 2]], jnp.int16), specific)
+    later = Marks(jnp.array([[0, 2, 2, 0, 0, 2]], jnp.int16), ~specific)
+    (commitment,) = compare([earlier], [later])
+    assert (commitment.specific, commitment.committed, commitment.rate) == (4, 2, 0.5)
+    (twice,) = compare([earlier, earlier], [later, later])
+    assert (twice.specific, twice.committed) == (8, 4)
 
 
 def test_no_task_specific_parameter_has_no_rate():
     none = Marks(jnp.zeros((1, 3), jnp.int16), jnp.zeros((1, 3), bool))
-    (found,) = compare([none], [none])
-    assert np.isnan(found.rate(JudgedAt.BOTH))
+    assert np.isnan(compare([none], [none])[0].rate)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +75,7 @@ def two_points():
     first = averages_of(PARAMS, BATCHES[:3])
     # The next call donates them; a copied tree of all tasks would have them in another order.
     copies = {task: jax.tree.map(jnp.copy, tree) for task, tree in first.values.items()}
-    kept = Averages(first.steps, copies)
+    kept = Averages(first.batches, copies)
     second = averages_of(LATER, BATCHES[3:], first)
     return kept, marks(kept), second, marks(second)
 
@@ -100,7 +86,7 @@ def test_rates_equal_a_float64_oracle_that_holds_everything(two_points, place):
     first, then, second, now = two_points
     wanted = oracle_averages(beta)
     for averages, steps in ((first, 3), (second, 6)):
-        assert averages.steps == steps
+        assert averages.batches == steps
         np.testing.assert_allclose(flat(averages, place), wanted[steps - 1], rtol=1e-3, atol=1e-5)
     owners, specific = [], []
     for steps in (3, 6):
@@ -109,18 +95,12 @@ def test_rates_equal_a_float64_oracle_that_holds_everything(two_points, place):
         specific.append((entropy < 0.3) & (corrected.max(0) >= 0.1))
         tied = (corrected == corrected.max(0)).sum(0) > 1
         owners.append(np.where(tied, len(quadratic.TASKS), corrected.argmax(0)))
-    same = owners[0] == owners[1]
-    found = compare(then, now)[place]
-    judged = {
-        JudgedAt.EARLIER: specific[0],
-        JudgedAt.LATER: specific[1],
-        JudgedAt.BOTH: specific[0] & specific[1],
-    }
+    committed = specific[0] & (owners[0] == owners[1])
+    commitment = compare(then, now)[place]
     assert specific[0].sum() > 20
-    assert not same[specific[0]].all()
-    for judged_at, of in judged.items():
-        assert found.specific[judged_at] == of.sum()
-        assert found.committed[judged_at] == (of & same).sum()
+    assert 0 < committed.sum() < specific[0].sum()
+    assert commitment.specific == specific[0].sum()
+    assert commitment.committed == committed.sum()
 
 
 def test_eight_devices_find_what_one_finds(two_points):
@@ -159,7 +139,7 @@ def test_the_order_of_tasks_does_not_matter(two_points):
 
     def reordered(averages):
         names = [quadratic.TASKS[task] for task in order]
-        return Averages(averages.steps, {name: averages.values[name] for name in names})
+        return Averages(averages.batches, {name: averages.values[name] for name in names})
 
     found = compare(marks(reordered(two_points[0])), marks(reordered(two_points[2])))
     assert found == compare(then, now)
@@ -167,9 +147,7 @@ def test_the_order_of_tasks_does_not_matter(two_points):
 
 def test_without_bias_correction_a_young_average_is_small(two_points):
     specific = {
-        correction: int(
-            sum(m.specific[1].sum() for m in marks(two_points[0], bias_correction=correction))
-        )
+        correction: int(sum(m.specific[1].sum() for m in marks(two_points[0], correction)))
         for correction in BiasCorrection
     }
     assert specific[BiasCorrection.NONE] < specific[BiasCorrection.ADAM]
@@ -179,3 +157,20 @@ def test_a_batch_that_cannot_be_normalised_says_where():
     batch = BATCHES[0] | {"wow": jax.tree.map(np.zeros_like, BATCHES[0]["wow"])}
     with pytest.raises(DataError, match=r"here: the median sensitivity to wow is 0"):
         averages_of(PARAMS, [batch])
+
+
+def test_each_checkpoint_is_compared_with_the_one_before(two_points):
+    first, then, second, now = two_points
+    values = np.random.default_rng(0).normal(10, 1, size=(4, 3, 100))
+    sample = Sample(values, np.ones((4, 3)))
+    silent = sample._replace(medians=np.zeros((4, 3)))
+    steps = [(40, first), (80, second), (120, second)]
+    samples = {40: sample, 80: sample, 120: silent}
+    rows = commitment_rows("naive", steps, Smoothing(BETAS), samples, names=["0", "0.9"])
+    assert [(row.earlier_step, row.step, row.beta) for row in rows] == [
+        *((40, 80, "0"), (40, 80, "0.9"), (80, 120, "0"), (80, 120, "0.9")),
+    ]
+    assert [row.commitment for row in rows[:2]] == compare(then, now)
+    assert [row.commitment.rate for row in rows[2:]] == [1, 1]
+    # A batch without a median cannot be normalised: there is no noise to show.
+    assert [row.noise is None for row in rows] == [False, False, True, True]

@@ -1,51 +1,47 @@
 import math
 
+import jax
 import numpy as np
 import pytest
 import quadratic
 
-from taser_jax.evaluation.specialty.commitment import JudgedAt
-from taser_jax.evaluation.specialty.noise import agreements, noise_commitments
-from taser_jax.evaluation.specialty.sensitivity import Sample, make_measure, sampled_places
-from taser_jax.evaluation.specialty.specialty import Bounds
+from taser_jax.evaluation.specialty.commitment import Smoothing, noise_commitments
+from taser_jax.evaluation.specialty.sensitivity import (
+    Sample,
+    make_measure_batch,
+    sampled_places,
+    total_sensitivities,
+)
+from taser_jax.evaluation.specialty.specialty import SpecialtyConfig
 from taser_jax.optim.tsage_options import BiasCorrection
 
 # Every entropy of two tasks is below 0.7 nats: all parameters count as task-specific.
-ALL_SPECIFIC = Bounds(specific_entropy=0.7, activated=0.0)
+ALL_SPECIFIC = SpecialtyConfig(specific_entropy=0.7, activated=0.0)
 
 
-def sample_of(values):
-    return Sample(values, np.ones(values.shape[:2]), np.ones(values.shape[1]))
-
-
-def noise(values, **options):
-    settings = {
-        "betas": (0.0, 0.9),
-        "batches": (30, 32),
-        "temperature": 2.0,
-        "bounds": Bounds(),
-        "bias_correction": BiasCorrection.ADAM,
-    }
-    return noise_commitments(sample_of(values), **(settings | options))
+def noise(values, *, betas, batches, specialty=SpecialtyConfig(), correction=BiasCorrection.ADAM):
+    sample = Sample(values, np.ones(values.shape[:2]))
+    return noise_commitments(sample, Smoothing(betas, correction, specialty), batches=batches)
 
 
 @pytest.mark.parametrize("batches", [(30, 32), (30, 60), (2, 30)])
 def test_normal_noise_of_two_tasks_commits_as_its_correlation_says(batches):
     """P(same sign) of two normals with correlation ρ is ½ + arcsin(ρ)/π (Sheppard, 1899)."""
     values = np.random.default_rng(0).normal(10, 1, size=(64, 2, 40_000))
-    found = noise(values, betas=(0.0, 0.6, 0.9), batches=batches, bounds=ALL_SPECIFIC)
+    found = noise(values, betas=(0.0, 0.6, 0.9), batches=batches, specialty=ALL_SPECIFIC)
     earlier, later = batches
     for beta, commitment in zip((0.0, 0.6, 0.9), found, strict=True):
         shared = math.sqrt((1 - beta ** (2 * earlier)) / (1 - beta ** (2 * later)))
         expected = 0.5 + math.asin(beta ** (later - earlier) * shared) / math.pi
-        assert commitment.specific[JudgedAt.EARLIER] == 40_000
-        assert commitment.rate(JudgedAt.EARLIER) == pytest.approx(expected, abs=0.008)
+        assert commitment.specific == 40_000
+        assert commitment.rate == pytest.approx(expected, abs=0.008)
 
 
 def test_without_a_moving_average_noise_is_at_chance():
     values = np.random.default_rng(0).normal(10, 1, size=(8, 5, 20_000))
-    (found,) = noise(values, betas=(0.0,), bounds=Bounds(specific_entropy=1.7, activated=0.0))
-    assert found.rate(JudgedAt.LATER) == pytest.approx(1 / 5, abs=0.01)
+    everything = SpecialtyConfig(specific_entropy=1.7, activated=0.0)
+    (found,) = noise(values, betas=(0.0,), batches=(30, 32), specialty=everything)
+    assert found.rate == pytest.approx(1 / 5, abs=0.01)
 
 
 @pytest.mark.parametrize("correction", BiasCorrection)
@@ -55,7 +51,7 @@ def test_rates_of_heavy_tailed_noise_equal_a_float64_simulation(correction):
     # Rates of real parameters differ in scale, whatever the task.
     values = np.exp(1.5 * rng.normal(size=(16, 3, 1)) + rng.normal(size=(1, 1, 30_000)))
     values = values * np.exp(1.5 * rng.normal(size=(16, 3, 30_000)))
-    (found,) = noise(values, betas=(beta,), batches=(10, 16), bias_correction=correction)
+    (found,) = noise(values, betas=(beta,), batches=(10, 16), correction=correction)
     average, marks = np.zeros((3, 30_000)), []
     for step in range(1, 17):
         drawn = values[rng.integers(16, size=30_000), :, np.arange(30_000)].T
@@ -67,71 +63,23 @@ def test_rates_of_heavy_tailed_noise_equal_a_float64_simulation(correction):
             entropy, _ = quadratic.entropy(corrected, temperature)
             marks.append((corrected.argmax(0), (entropy < 0.3) & (corrected.max(0) >= 0.1)))
     (then, was), (now, _) = marks
-    assert found.specific[JudgedAt.EARLIER] == pytest.approx(was.sum(), rel=0.1)
-    assert found.rate(JudgedAt.EARLIER) == pytest.approx((then == now)[was].mean(), abs=0.03)
-    assert 0.5 < found.rate(JudgedAt.EARLIER) < 0.95
+    assert found.specific == pytest.approx(was.sum(), rel=0.1)
+    assert found.rate == pytest.approx((then == now)[was].mean(), abs=0.03)
+    assert 0.5 < found.rate < 0.95
 
 
 def test_a_batch_counts_in_its_own_medians():
     values = np.random.default_rng(0).normal(10, 1, size=(16, 2, 5_000))
     medians = np.array([[4.0, 0.25]] * 16)
-    scaled = Sample(values * medians[..., None], medians, medians[0])
-    settings = {"betas": (0.9,), "batches": (3, 5), "temperature": 2.0, "bounds": ALL_SPECIFIC}
-    (found,) = noise_commitments(scaled, bias_correction=BiasCorrection.ADAM, **settings)
-    (plain,) = noise(values, betas=(0.9,), batches=(3, 5), bounds=ALL_SPECIFIC)
+    scaled = Sample(values * medians[..., None], medians)
+    smoothing = Smoothing((0.9,), specialty=ALL_SPECIFIC)
+    (found,) = noise_commitments(scaled, smoothing, batches=(3, 5))
+    (plain,) = noise(values, betas=(0.9,), batches=(3, 5), specialty=ALL_SPECIFIC)
     assert found == plain
 
 
-def test_agreement_by_hand():
-    """Six parameters, owners of the first batch 0 0 0 1 1 -, of the second 0 0 1 1 - 1.
-
-    The fifth is not activated in the second, the sixth not in the first. Of the four left three
-    agree; by chance ¾·½ + ¼·½ = ½ would. The first parameter is task-specific and agrees, the
-    third is and does not.
-    """
-    first = [[90.0, 1, 90, 0, 0, 0], [0, 0, 0, 1, 1, 0]]
-    second = [[1.0, 1, 0, 0, 0, 0], [0, 0, 1, 1, 0, 1]]
-    (found,) = agreements(sample_of(np.array([first, second])), temperature=2.0, bounds=Bounds())
-    assert (found.batches, found.activated, found.specific) == (1, 0.75, 0.5)
-    assert found.chance == pytest.approx(0.5)
-
-
-def test_agreement_of_means_equals_a_float64_oracle_and_grows_with_batches():
-    rng = np.random.default_rng(0)
-    preferred = np.exp(0.5 * rng.normal(size=(3, 4_000)))
-    values = preferred * rng.exponential(size=(9, 3, 4_000)) * np.array([[5.0], [1.0], [0.1]])
-    medians = np.median(values.mean(0), axis=1)
-    sample = Sample(values, np.ones((9, 3)), medians)
-    found = agreements(sample, temperature=0.1, bounds=Bounds())
-    assert [agreement.batches for agreement in found] == [1, 2, 4]
-    for agreement in found:
-        size, rates = agreement.batches, []
-        for start in range(0, 9 - 2 * size + 1, 2 * size):
-            halves = [
-                values[start + half * size : start + (half + 1) * size].mean(0) / medians[:, None]
-                for half in (0, 1)
-            ]
-            owners = [half.argmax(0) for half in halves]
-            both = np.logical_and(*(half.max(0) >= 0.1 for half in halves))
-            entropy, _ = quadratic.entropy(halves[0], 0.1)
-            specific = (entropy < 0.3) & (halves[0].max(0) >= 0.1)
-            same = owners[0] == owners[1]
-            shares = [np.bincount(owner[both], minlength=3) / both.sum() for owner in owners]
-            rates.append([same[both].mean(), same[specific].mean(), shares[0] @ shares[1]])
-        wanted = np.mean(rates, axis=0)
-        got = [agreement.activated, agreement.specific, agreement.chance]
-        np.testing.assert_allclose(got, wanted, atol=1e-3)
-    assert found[0].activated < found[1].activated < found[2].activated
-    assert found[0].chance == pytest.approx(1 / 3, abs=0.02)
-
-
-def test_one_batch_has_none_to_agree_with():
-    values = np.ones((1, 2, 3))
-    assert agreements(sample_of(values), temperature=2.0, bounds=Bounds()) == []
-
-
 def test_places_are_spread_evenly_over_all_parameters():
-    params = {"a": np.zeros((70, 100)), "b": np.zeros(3_000), "c": np.zeros(())}
+    params = [np.zeros((70, 100)), np.zeros(3_000), np.zeros(())]
     a, b, c = sampled_places(params, 1_000)
     assert len(a) + len(b) + len(c) == 1_000
     assert len(a) == pytest.approx(700, abs=2)
@@ -149,16 +97,14 @@ def test_places_are_spread_evenly_over_all_parameters():
 def test_the_sample_holds_each_batchs_sensitivities(devices, sampled):
     params = quadratic.tree(np.random.default_rng(7))
     batches = quadratic.batches(3)
-    found = make_measure(quadratic.LOSSES, sampled=sampled)(
-        quadratic.put(params, devices), batches
-    ).sample
-    places = sampled_places(params, sampled)
+    measure = make_measure_batch(quadratic.LOSSES, sampled=sampled)
+    placed = quadratic.put(params, devices)
+    found = total_sensitivities(measure, placed, batches, checkpoint="here").sample
+    places = sampled_places(jax.tree.leaves(params), sampled)
     starts = np.cumsum([0, *(leaf.size for leaf in params.values())])
     chosen = np.concatenate([at + start for at, start in zip(places, starts, strict=False)])
     assert found.values.shape == (3, len(quadratic.TASKS), len(chosen))
     wanted = np.stack([quadratic.sensitivities(params, batch) for batch in batches])
     np.testing.assert_allclose(found.values, wanted[..., chosen], rtol=2e-4, atol=1e-6)
     medians = np.stack([quadratic.lower_medians(batch)[:, 0] for batch in wanted])
-    np.testing.assert_allclose(found.batch_medians, medians, rtol=2e-4)
-    mean = quadratic.lower_medians(wanted.mean(0))[:, 0]
-    np.testing.assert_allclose(found.medians, mean, rtol=2e-4)
+    np.testing.assert_allclose(found.medians, medians, rtol=2e-4)

@@ -4,15 +4,20 @@ import numpy as np
 import pytest
 import quadratic
 
-from taser_jax.evaluation.specialty.sensitivity import make_measure, sensitivity
+from taser_jax.evaluation.specialty.sensitivity import (
+    make_measure_batch,
+    sensitivity,
+    total_sensitivities,
+)
 from taser_jax.optim.median import MedianOver
 from taser_jax.storage.errors import DataError
 
 PARAMS = quadratic.tree(np.random.default_rng(7))
 
 
-def measured(params, batches, **options):
-    return make_measure(quadratic.LOSSES, **options)(params, batches)
+def measured(params, batches, *, losses=quadratic.LOSSES, over=MedianOver.ALL):
+    measure = make_measure_batch(losses, over=over)
+    return total_sensitivities(measure, params, batches, checkpoint="step 4", over=over)
 
 
 def flat(found):
@@ -22,8 +27,9 @@ def flat(found):
 def test_worked_example():
     """Gradients (3, 1), then (−1, 2), at θ = (1, −2): totals 3 + 1 and 2 + 4, lower median 4."""
     params = quadratic.put({"bias": np.array([1.0, -2.0], np.float32)})
-    measure = make_measure({"only": lambda params, batch: jnp.vdot(params["bias"], batch)})
-    found = measure(params, [{"only": jnp.array([3.0, 1.0])}, {"only": jnp.array([-1.0, 2.0])}])
+    losses = {"only": lambda params, batch: jnp.vdot(params["bias"], batch)}
+    batches = [{"only": jnp.array([3.0, 1.0])}, {"only": jnp.array([-1.0, 2.0])}]
+    found = measured(params, batches, losses=losses)
     assert found.totals["only"]["bias"].tolist() == [4, 6]
     assert found.medians.tolist() == [4]
 
@@ -67,7 +73,7 @@ def test_it_is_the_first_order_change_of_the_loss_when_a_parameter_is_zeroed():
 def test_gradients_that_are_not_finite_name_the_task():
     batches = quadratic.batches(2)
     batches[1]["fever"]["c"]["bias"][0] = np.nan
-    with pytest.raises(DataError, match="gradients of fever are not finite"):
+    with pytest.raises(DataError, match="step 4: gradients of fever are not finite"):
         measured(quadratic.put(PARAMS), batches)
 
 
@@ -76,7 +82,9 @@ def test_a_median_of_zero_says_what_to_do():
     for batch in batches:
         batch["wow"]["a"] = jax.tree.map(np.zeros_like, batch["wow"]["a"])
         batch["wow"]["a"]["scale"] = np.float32(1)
-    with pytest.raises(DataError, match=r"(?s)sensitivity to wow is 0.*median_over='nonzero'"):
+    with pytest.raises(
+        DataError, match=r"(?s)step 4: the median sensitivity to wow is 0.*median_over='nonzero'"
+    ):
         measured(quadratic.put(PARAMS), batches)
     found = measured(quadratic.put(PARAMS), batches, over=MedianOver.NONZERO)
     assert float(found.medians[2]) == found.totals["wow"]["scale"]

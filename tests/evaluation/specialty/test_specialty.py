@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import quadratic
 
-from taser_jax.evaluation.specialty.float_bins import bin_of
 from taser_jax.evaluation.specialty.specialty import (
+    BINS_PER_MEDIAN,
+    NUM_BINS,
     SHARED_BINS,
-    SPECIFIC_BINS,
-    Bounds,
     Specialty,
+    SpecialtyConfig,
     add_up,
     count_leaf,
     entropy_edges,
@@ -24,7 +24,6 @@ from taser_jax.evaluation.specialty.specialty import (
 from taser_jax.storage.errors import ConfigError
 
 SILENT, SPECIFIC, SHARED = range(3)
-TEMPERATURES = (2.0, 8.0)
 
 
 def draw(seed=0, tasks=3):
@@ -39,7 +38,7 @@ def draw(seed=0, tasks=3):
     return found
 
 
-def count(values, *, devices=1, medians=None, bounds=Bounds()):
+def count(values, *, devices=1, medians=None, config=SpecialtyConfig()):
     """Counts of each leaf."""
     tasks = len(values["bias"])
     medians = np.ones(tasks, np.float32) if medians is None else medians
@@ -52,8 +51,7 @@ def count(values, *, devices=1, medians=None, bounds=Bounds()):
             count_leaf(
                 tuple(tree[name] for tree in placed),
                 medians,
-                bounds=bounds,
-                temperatures=TEMPERATURES,
+                config=config,
                 sharding=placed[0][name].sharding,
             )
         )
@@ -78,7 +76,7 @@ def test_worked_example():
     values = jnp.array([[8.0, 0, 1, 0.05], [0, 5, 1, 0.09], [0, 0, 1, 0]])
     entropy = task_entropy(task_weights(values, 2.0))
     np.testing.assert_allclose(entropy[:3], [0.1774, 0.5046, math.log(3)], atol=1e-4)
-    kinds = specialty_of(values, entropy, Bounds())
+    kinds = specialty_of(values, entropy, SpecialtyConfig())
     assert kinds.tolist() == [SPECIFIC, SHARED, SHARED, SILENT]
     assert most_sensitive_task(values).tolist() == [0, 1, 3, 1]
     sharding = quadratic.put({"bias": np.zeros(16)})["bias"].sharding
@@ -86,54 +84,44 @@ def test_worked_example():
         count_leaf(
             tuple(values * 3),
             jnp.full(3, 3.0),
-            bounds=Bounds(),
-            temperatures=(2.0,),
+            config=SpecialtyConfig(),
             sharding=sharding,
         )
     )
     assert counts.size == 4
-    assert counts.zeros.tolist() == [1, 1, 3]
-    assert counts.specialty[0].tolist() == [[0, 1, 0, 0], [1, 0, 0, 0], [0, 1, 0, 1]]
+    assert counts.specialty.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0], [0, 1, 0, 1]]
     # Not activated parameters have no entropy bin; ln 3 is in the last one.
-    assert counts.entropy[0, :SPECIFIC_BINS].sum() == 1
-    assert counts.entropy[0, -1] == 1
-    assert counts.entropy.sum() == 3
-    assert counts.entropy_sum[0] == pytest.approx(0.1774 + 0.5046 + math.log(3), abs=1e-3)
+    assert counts.entropy.tolist() == [1, 0, 0, 0, 1, *[0] * 7, 1]
+    assert counts.mean_entropy == pytest.approx((0.1774 + 0.5046 + math.log(3)) / 3, abs=1e-3)
     assert counts.share(Specialty.SPECIFIC) == 0.25
-    # Softmax of (0.025, 0.045, 0) has 0.3406, 0.3475 and 0.3319.
-    first = 0.9647 + 0.0705 + 1 / 3 + 0.3338
-    assert counts.weight_sum[0, 0] == pytest.approx(first, abs=1e-3)
+    assert counts.specific_by_task().tolist() == [0.25, 0, 0]
+    # Task 1 has the values 0, 5, 1, 0.09.
+    assert np.flatnonzero(counts.sensitivity[1]).tolist() == [0, 3, 40, 200]
+    assert [counts.sensitivity_below(at)[1] for at in (0.1, 1.0, 4.0, 8.0)] == [0.5, 0.5, 0.75, 1]
 
 
-def test_everything_equals_a_float64_oracle():
-    values, bounds = draw(), Bounds(0.4, 0.2)
+@pytest.mark.parametrize("temperature", [2.0, 8.0])
+def test_everything_equals_a_float64_oracle(temperature):
+    values, config = draw(), SpecialtyConfig(temperature, specific_entropy=0.4, activated=0.2)
     medians = np.array([0.5, 1.0, 3.0], np.float32)
-    counts = add_up(count(values, medians=medians, bounds=bounds).values())
+    counts = add_up(count(values, medians=medians, config=config).values())
     single = np.concatenate([v.reshape(3, -1) for v in values.values()], 1) / medians[:, None]
+    edges = np.append(np.arange(NUM_BINS) / BINS_PER_MEDIAN, np.inf)
+    wanted = [np.histogram(row, edges)[0] for row in single]
+    np.testing.assert_array_equal(counts.sensitivity, wanted)
     flat = single.astype(np.float64)
-    assert counts.zeros.tolist() == (flat == 0).sum(1).tolist()
-    for task in range(3):
-        wanted = np.bincount(
-            bin_of(jnp.asarray(single[task])), minlength=counts.sensitivity.shape[1]
-        )
-        np.testing.assert_array_equal(counts.sensitivity[task], wanted)
-    activated = flat.max(0) >= bounds.activated
+    activated = flat.max(0) >= config.activated
     owner = np.where((flat == flat.max(0)).sum(0) == 1, flat.argmax(0), 3)
-    edges = entropy_edges(3, bounds)
-    for place, temperature in enumerate(TEMPERATURES):
-        entropy, weights = quadratic.entropy(flat, temperature)
-        kind = np.where(
-            activated, np.where(entropy < bounds.specific_entropy, SPECIFIC, SHARED), SILENT
-        )
-        wanted = np.zeros((3, 4), int)
-        np.add.at(wanted, (kind, owner), 1)
-        np.testing.assert_array_equal(counts.specialty[place], wanted)
-        bins = np.clip(np.searchsorted(edges, entropy[activated], "right") - 1, 0, len(edges) - 2)
-        assert np.abs(counts.entropy[place] - np.bincount(bins, minlength=15)).sum() <= 2
-        assert counts.entropy_sum[place] == pytest.approx(entropy[activated].sum(), rel=1e-5)
-        np.testing.assert_allclose(counts.weight_sum[place], weights.sum(1), rtol=1e-5)
-        assert counts.largest_sum[place] == pytest.approx(weights.max(0).sum(), rel=1e-5)
-    assert {SILENT, SPECIFIC, SHARED} == set(kind.tolist())
+    entropy, _ = quadratic.entropy(flat, temperature)
+    specific = entropy < config.specific_entropy
+    kind = np.where(activated, np.where(specific, SPECIFIC, SHARED), SILENT)
+    wanted = np.zeros((3, 4), int)
+    np.add.at(wanted, (kind, owner), 1)
+    np.testing.assert_array_equal(counts.specialty, wanted)
+    assert set(kind.tolist()) == {SILENT, SPECIFIC, SHARED}
+    bins, _ = np.histogram(entropy[activated], entropy_edges(3, config))
+    assert np.abs(counts.entropy - bins).sum() <= 2
+    assert counts.entropy_sum == pytest.approx(entropy[activated].sum(), rel=1e-5)
 
 
 def test_eight_devices_count_what_one_counts():
@@ -152,8 +140,7 @@ def test_no_device_gets_more_than_its_part_of_a_leaf():
     program = count_leaf.lower(
         (placed,) * 3,
         jnp.ones(3),
-        bounds=Bounds(),
-        temperatures=(2.0,),
+        config=SpecialtyConfig(),
         sharding=placed.sharding,
     ).compile()
     text = program.as_text()
@@ -170,38 +157,36 @@ def test_the_order_of_tasks_only_moves_the_columns(order):
     other = add_up(count(moved, medians=medians[order]).values())
     moved_columns = one._replace(
         sensitivity=one.sensitivity[order],
-        zeros=one.zeros[order],
-        specialty=one.specialty[..., [*order, 3]],
-        weight_sum=one.weight_sum[:, order],
+        specialty=one.specialty[:, [*order, 3]],
     )
     for mine, its in zip(moved_columns, other, strict=True):
         np.testing.assert_allclose(its, mine, rtol=1e-6)
 
 
 def test_lower_temperatures_make_more_specific_parameters():
-    counts = add_up(count(draw(5)).values())
-    share = {
-        tau: counts.share(Specialty.SPECIFIC, temperature=place)
-        for place, tau in enumerate(TEMPERATURES)
-    }
-    assert share[2.0] > share[8.0]
-    assert len({counts.share(Specialty.NOT_ACTIVATED, temperature=k) for k in range(2)}) == 1
+    sharp, smooth = (
+        add_up(count(draw(5), config=SpecialtyConfig(temperature)).values())
+        for temperature in (2.0, 8.0)
+    )
+    assert sharp.share(Specialty.SPECIFIC) > smooth.share(Specialty.SPECIFIC)
+    assert sharp.share(Specialty.NOT_ACTIVATED) == smooth.share(Specialty.NOT_ACTIVATED)
 
 
 def test_the_bound_of_specific_is_an_edge():
-    edges = entropy_edges(8, Bounds())
-    assert len(edges) == SPECIFIC_BINS + SHARED_BINS + 1
-    assert edges[SPECIFIC_BINS] == 0.3
+    edges = entropy_edges(8, SpecialtyConfig())
+    assert len(edges) == SHARED_BINS + 2
+    assert edges[:2].tolist() == [0, 0.3]
     assert edges[-1] == pytest.approx(math.log(8))
 
 
 def test_bounds_that_mean_nothing_are_refused():
     with pytest.raises(ConfigError, match=r"ln 2 = 0\.693"):
-        entropy_edges(2, Bounds(specific_entropy=0.7))
-    with pytest.raises(ConfigError, match="specific_entropy 0"):
-        Bounds(specific_entropy=0)
+        entropy_edges(2, SpecialtyConfig(specific_entropy=0.7))
+    for field, value in {"temperature": 0.0, "specific_entropy": 0.0, "activated": -1.0}.items():
+        with pytest.raises(ConfigError, match=f"{field} is {value}"):
+            SpecialtyConfig(**{field: value})
 
 
 def test_counts_of_leaves_beyond_two_billion_add_up():
     leaf = jax.tree.map(lambda a: np.full_like(a, 2**31 - 1, np.int64), count(draw())["bias"])
-    assert add_up([leaf, leaf]).zeros.tolist() == [2**32 - 2] * 3
+    assert add_up([leaf, leaf]).entropy[0] == 2**32 - 2
