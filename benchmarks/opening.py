@@ -18,8 +18,8 @@ import matplotlib.pyplot as plt
 from claims import REGISTERED, Finding, interval_text, read_json
 
 HEADER = (
-    *("claim", "rows", "measure", "effect", "95% over queries", "95% over seeds", "seeds"),
-    *("smallest that matters", "verdict", "command"),
+    *("claim", "rows", "measure", "effect", "95% over queries", "95% over seeds"),
+    *("seeds", "verdict", "command"),
 )
 NOT_RUN = "not run yet"
 Titled = tuple[str, Finding]
@@ -54,7 +54,7 @@ def claim_files(path: pathlib.Path) -> list[pathlib.Path]:
 
 def markdown(findings: Sequence[Titled]) -> str:
     """The claims in the order of docs/claims.md, with a line for each headline measure."""
-    lines = [f"| {' | '.join(HEADER)} |", "|---|---|---|---:|---:|---:|---:|---:|---|---|"]
+    lines = [f"| {' | '.join(HEADER)} |", "|---|---|---|---:|---:|---:|---:|---|---|"]
     for number, line in REGISTERED.items():
         own = [(title, finding) for title, finding in findings if finding.number == number]
         for title, finding in own:
@@ -62,18 +62,23 @@ def markdown(findings: Sequence[Titled]) -> str:
                 *(f"{number}. {line.text}", f"{title}: {finding.rows}", finding.measure),
                 *(f"{finding.effect:+.1f}", interval_text(finding.over_queries)),
                 *(interval_text(finding.over_seeds), str(finding.seeds)),
-                *(f"{finding.smallest:+g}", str(finding.verdict), f"`{finding.command}`"),
+                *(str(finding.verdict), f"`{finding.command}`"),
             ]
             lines.append(f"| {' | '.join(cells)} |")
         if not own:
-            cells = [f"{number}. {line.text}", *["-"] * 6, f"{line.smallest:+g}", NOT_RUN, "-"]
+            cells = [f"{number}. {line.text}", *["-"] * 6, NOT_RUN, "-"]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def plot(findings: Sequence[Titled]) -> plt.Figure:
     """Effects with their intervals, one below the other: thick over queries, thin over seeds."""
-    rows = sorted(findings, key=lambda titled: titled[1].number, reverse=True)
+    rows = [
+        titled
+        for number in reversed(REGISTERED)
+        for titled in reversed(findings)
+        if titled[1].number == number
+    ]
     figure, axes = plt.subplots(figsize=(8, 0.32 * len(rows) + 1))
     titles = list(dict.fromkeys(title for title, _ in findings))
     colours = dict(zip(titles, plt.get_cmap("tab10").colors, strict=False))

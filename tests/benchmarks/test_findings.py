@@ -296,7 +296,7 @@ def test_the_eleven_lines_come_from_the_files_alone(claims, tmp_path):
     ]
     assert lines[2] == (
         "| 3. A hybrid is ahead of both its parts | open_qa: hybrid over Det-R | R@20 | +75.0 "
-        "| [+25.0, +100.0] | [+75.0, +75.0] | 2 | +0.5 | shown | `run.sh SOURCE` |"
+        "| [+25.0, +100.0] | [+75.0, +75.0] | 2 | shown | `run.sh SOURCE` |"
     )
     assert (tmp_path / "claims.png").read_bytes().startswith(b"\x89PNG")
     # The same file by a title and twice: a line for each.
