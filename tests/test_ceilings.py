@@ -32,33 +32,33 @@ SLACK = 0.03
 
 # Lines of code of each folder at the top of the package: no docstrings, comments and blank lines.
 ROOMS = {
-    "assembly": 2_049,
-    "cli": 1_296,
-    "commands": 4_903,
+    "assembly": 2_090,
+    "cli": 1_324,
+    "commands": 4_770,
     "data": 8_142,
-    "devices": 1_494,
-    "evaluation": 2_480,
+    "devices": 1_498,
+    "evaluation": 1_998,
     "interop": 2_607,
     "loose files": 259,
     "models": 2_303,
     "optim": 1_261,
     "retrieval": 2_029,
-    "storage": 1_046,
-    "systems": 4_435,
+    "storage": 1_064,
+    "systems": 4_529,
     "training": 1_876,
 }
 OTHERS = {
-    "lines of code": 36_180,
-    "percent of code that imports or raises": 21.4,
-    "files": 338,
-    "lines of the longest file": 400,
+    "lines of code": 35_750,
+    "percent of code that imports or raises": 21.5,
+    "files": 334,
+    "lines of the longest file": 405,
     "loose files": 2,
     "rooms at the top": 13,
     "rooms on all floors": 26,
     "commands": 42,
-    "fields that nothing binds": 168,
-    "Any in annotations": 278,
-    "modules that train imports": 140,
+    "fields that nothing binds": 162,
+    "Any in annotations": 298,
+    "modules that train imports": 136,
 }
 CEILINGS = {f"code in {room}": lines for room, lines in ROOMS.items()} | OTHERS
 
