@@ -213,7 +213,11 @@ def test_another_split_may_be_added_to_an_artefact_or_all_of_it_deleted(world):
 @pytest.mark.parametrize(
     ("file", "content", "named"),
     [
-        ("out/runs/checksums.txt", "0000000d 1 nq.train.trec\n", "runs_dir.fingerprint was"),
+        (
+            "out/runs/checksums.txt",
+            "0000000d 1 nq.train.trec\n",
+            "negatives_dirs.0.fingerprint was",
+        ),
         (
             "tokens/metadata.json",
             '{"fingerprint": "other"}',
