@@ -51,7 +51,7 @@ OTHERS = {
     "lines of code": 35_750,
     "percent of code that imports or raises": 21.5,
     "files": 334,
-    "lines of the longest file": 405,
+    "lines of the longest file": 400,
     "loose files": 2,
     "rooms at the top": 13,
     "rooms on all floors": 26,

@@ -58,8 +58,6 @@ from taser_jax.training.batch_loss import make_loss
 from taser_jax.training.checkpoint_directory import restore_params_from
 from taser_jax.training.objective import ObjectiveConfig
 
-_FLOAT_BYTES = 4
-
 Draw = Callable[[int], Iterator[Mapping[str, Batch]]]
 """Number of the first batch -> `AnalysisConfig.num_batches` batches of every task."""
 
@@ -167,8 +165,7 @@ def _check_tasks(tasks: Sequence[str], config: AnalysisConfig) -> None:
         raise ConfigError(
             f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}: {', '.join(tasks) or 'none'}",
             where="TASKS",
-            expected="two or more tasks to compare",
-            fix="take a token store with several tasks, or name more in TASKS",
+            fix="take a token store with several tasks, or name two or more in TASKS",
         )
     entropy_edges(len(tasks), config.specialty)
 
@@ -291,12 +288,9 @@ def _specialties(
     specialties, samples = [], {}
     for step in model.steps:
         with phase(f"{model.name}, step {step}: sensitivities"):
+            params, place = model.restore(step), str(model.checkpoint(step))
             sensitivities = total_sensitivities(
-                measure,
-                model.restore(step),
-                draw(0),
-                checkpoint=str(model.checkpoint(step)),
-                over=config.median_over,
+                measure, params, draw(0), checkpoint=place, over=config.median_over
             )
             counts = {
                 path: on_host(
@@ -370,7 +364,8 @@ def _log_memory_and_data(
     model: AnalyzedModel, stream: TaskBatchStream, config: AnalysisConfig
 ) -> None:
     """Logs the memory needed, and whether the batches differ from those of the training."""
-    size = _FLOAT_BYTES * len(stream.tasks) * parameter_count(model.params)
+    float32_bytes = 4
+    size = float32_bytes * len(stream.tasks) * parameter_count(model.params)
     logger.info(
         "%s: %.2f GB of sensitivities and %.2f GB of moving averages over all devices",
         *(model.name, size / 1e9, size * len(config.betas) / 1e9),
