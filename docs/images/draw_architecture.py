@@ -1,4 +1,4 @@
-"""Draws docs/images/architecture.svg: the TASER encoder, and the way of the data.
+"""Draws docs/images/architecture.svg: the TASER encoder, and the path of the data.
 
 python docs/images/draw_architecture.py [--png]
 """
@@ -125,7 +125,7 @@ def draw_encoder(axes: Axes) -> None:
 def draw_data(axes: Axes) -> None:
     """Commands and the files between them."""
     left, right, width, height = 10.1, 13.2, 2.3, 0.74
-    axes.text(left, 9.3, "The way of the data", fontsize=13, fontweight="bold", color=LINE)
+    axes.text(left, 9.3, "The path of the data", fontsize=13, fontweight="bold", color=LINE)
     column = [
         ("TSV, BEIR, DPR files", None),
         ("collection", "prepare"),
