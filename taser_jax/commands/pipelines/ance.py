@@ -226,7 +226,8 @@ def _finished(directory: pathlib.Path, episodes: int, mining: MiningConfig) -> _
     for setting, wanted in flatten(config=_mining_for(mining, episodes + 1)).items():
         if mined.get(setting, wanted) != wanted:
             raise ConfigError(
-                f"{setting} {mined[setting]!r} made its negatives for the next episode",
+                f"mining.{setting.removeprefix('config.')} {mined[setting]!r} made its negatives "
+                "for the next episode",
                 where=str(directory),
                 expected=f"{wanted!r}, as this run has it",
                 fix="mine as that run did, or warm up here",

@@ -100,12 +100,12 @@ def pipeline_muf(
     check_collection(store, PassageStore.open(setting.data_dir, store.metadata.collection))
     setting.check_tasks(store.tasks)
     untrained, students = untrained or {}, students or {}
+    _check(specialists, joint, students, fusion, store.tasks)
     unseen: dict[str, str] = {}
     if leave_one_out is LeaveOneOut.EACH:
         without = without_each(specialists, joint, setting.training)
         joint, unseen = {**joint, **without}, dict(zip(specialists, without, strict=True))
     trained = {**specialists, **joint}
-    _check(specialists, joint, students, fusion, store.tasks)
     check_untrained(setting, untrained, trained, where="pipeline_muf.untrained")
     begin_pipeline(output_dir, config_text)
     run = MufStages(Stages(output_dir), setting, fusion, store)

@@ -10,13 +10,18 @@ import shutil
 import numpy as np
 import pytest
 from small_world import SmallWorld, gin, refused, succeed
+from tiny_training import training_config
 
+from taser_jax.commands.pipelines.setting import System
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.data.token_store.negatives import read_negatives
 from taser_jax.evaluation.results import per_query_path, read_per_query, read_results
+from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
 from taser_jax.storage.artifacts import fingerprint_json, split_path
+from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.muf import stages as muf_stages
+from taser_jax.systems.muf.pipeline import without_each
 
 pytestmark = pytest.mark.slow
 
@@ -305,7 +310,6 @@ def test_killed_in_several_stages_it_goes_on_in_each(finished, small_world, tmp_
         ("code/System.tasks=None", "specialist 'Code' has no tasks"),
         ("code/System.tasks=['cod']", "'Code' is to be trained on cod"),
         ("student/System.objective=None", "student 'Student' does not learn from a teacher"),
-        ("pipeline_muf.joint={}", "0 joint models, specialists of summary, code"),
         ("code/System.tasks=['summary']", "1 joint models, specialists of summary, summary"),
         ("Fusion.left_out=Nobody", "'Nobody' is no specialist"),
         ("Fusion.left_out=Code", "two left at least"),
@@ -320,6 +324,13 @@ def test_what_cannot_work_is_refused_before_anything_runs(
     message = refused(capsys, *arguments(small_world, directory, f"--gin.{binding}"))
     assert words in message
     assert not (directory / "stages").exists()
+
+
+def test_joint_models_without_a_domain_need_one_to_train_again():
+    model = DualEncoderConfig()
+    specialists = {name: System(model, tasks=[name.lower()]) for name in SINGLES}
+    with pytest.raises(ConfigError, match="0 joint models, specialists of summary, code"):
+        without_each(specialists, {}, training_config())
 
 
 def test_typed_questions_are_answered_by_all_with_how_sure_each_is(finished, capsys):
