@@ -330,7 +330,7 @@ def test_joint_models_without_a_domain_need_one_to_train_again():
     model = DualEncoderConfig()
     specialists = {name: System(model, tasks=[name.lower()]) for name in SINGLES}
     with pytest.raises(ConfigError, match="0 joint models, specialists of summary, code"):
-        without_each(specialists, {}, training_config())
+        without_each(specialists, {}, training_config(train_steps=1))
 
 
 def test_typed_questions_are_answered_by_all_with_how_sure_each_is(finished, capsys):
