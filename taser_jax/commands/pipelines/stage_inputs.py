@@ -104,9 +104,11 @@ class _StageInputs:
 
     def _of_place(self, name: str, place: str, field: str) -> dict[str, Any]:
         path, fingerprint, splits = epath.Path(place), None, self._splits or set(SPLITS)
-        is_collection = field == "data_dir" and "collection" in self._given
+        # Tokenising names tasks in the place of their collection.
+        collection = self._given.get("collection")
+        is_collection = field == "data_dir" and collection is not None
         if is_collection:
-            path = collection_directory(place, self._given["collection"])
+            path = collection_directory(place, collection)
         if os.path.abspath(path) not in self._written:
             fingerprint = (
                 _collection_fingerprint(path, self._given.get("tasks"), splits)
