@@ -105,14 +105,13 @@ class _StageInputs:
     def _of_place(self, name: str, place: str, field: str) -> dict[str, Any]:
         path, fingerprint, splits = epath.Path(place), None, self._splits or set(SPLITS)
         # Tokenising names tasks in the place of their collection.
-        collection = self._given.get("collection")
-        is_collection = field == "data_dir" and collection is not None
-        if is_collection:
+        collection = self._given.get("collection") if field == "data_dir" else None
+        if collection is not None:
             path = collection_directory(place, collection)
         if os.path.abspath(path) not in self._written:
             fingerprint = (
                 _collection_fingerprint(path, self._given.get("tasks"), splits)
-                if is_collection
+                if collection is not None
                 else artifact_fingerprint(path, splits)
             )
         inputs = {} if fingerprint is None else {f"{name}{FINGERPRINT}": fingerprint}
