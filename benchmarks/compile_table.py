@@ -27,7 +27,7 @@ from typing import Any
 import jax
 
 from taser_jax.commands.compile import REPORT_JSON
-from taser_jax.devices.compilation.chips import CHIPS
+from taser_jax.devices.topologies import CHIPS
 from taser_jax.models.batch import BatchShape
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig

@@ -29,8 +29,8 @@ from side_by_side import Times, in_turns, machine, show  # isort: skip  # before
 import jax
 import numpy as np
 
-from taser_jax.devices.compilation.ahead_of_time import CompilerEffort, compile_step
-from taser_jax.devices.compilation.topologies import open_topology
+from taser_jax.devices.compiler import CompilerEffort, compile_step
+from taser_jax.devices.topologies import open_topology
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.systems.muf.ensemble_step import (
     EnsembleBatch,
@@ -215,8 +215,8 @@ def compile_for(arguments: argparse.Namespace) -> None:
             "padded": size,
             "members_per_chip": size // placement.mesh.size,
             "peak_bytes_per_chip": compiled.memory.peak,
-            "collectives": len(compiled.collectives),
-            "collective_bytes": int(sum(one.num_bytes for one in compiled.collectives)),
+            "collectives": len(compiled.communication.collectives),
+            "collective_bytes": sum(each.num_bytes for each in compiled.communication.collectives),
         }
     )
 

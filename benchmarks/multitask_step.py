@@ -43,7 +43,7 @@ import numpy as np
 from multitask_problem import PLAIN, Problem, add_arguments, make_problem, traffic_bytes, with_shape
 from multitask_topology import combiner_figure, compiled_figure
 
-from taser_jax.devices.compilation.ahead_of_time import CompilerEffort
+from taser_jax.devices.compiler import CompilerEffort
 from taser_jax.optim.median import lower_median
 from taser_jax.optim.multitask import Combiner
 from taser_jax.storage.progress import track

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from taser_jax.devices.compilation.hlo import read_module
+from taser_jax.devices.collectives import instructions
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|\S+) ([a-z][\w\-]*)\(")
 _CALLS = re.compile(r"calls=%?([\w.\-]+)")
@@ -104,7 +104,7 @@ def kinds_of(program: str) -> dict[str, Kind]:
     """The kind of every instruction of a compiled program, by name; containers have none."""
     opcodes: dict[str, set[str]] = {}
     lines: list[tuple[str, str, str]] = []
-    for computation, line in read_module(program).instructions:
+    for computation, line in instructions(program):
         if instruction := _INSTRUCTION.match(line):
             opcodes.setdefault(computation, set()).add(_opcode(instruction[2], line))
             lines.append((instruction[1], instruction[2], line))

@@ -62,7 +62,6 @@ CLOSED = {
     "models": ("gin",),
     "optim": ("taser_jax.models",),
     "interop": ("taser_jax.training",),
-    "devices/compilation": ("taser_jax.training",),
 }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from taser_jax.devices.compilation.roofline import Roofline
-from taser_jax.devices.compilation.topologies import Topology
+from taser_jax.devices.step_report import Roofline
+from taser_jax.devices.topologies import Topology
 from taser_jax.models.batch import BatchShape
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.transformer import Remat

@@ -14,9 +14,8 @@ from taser_jax.assembly.data import check_buckets, check_query_towers, fit_vocab
 from taser_jax.assembly.plans import BatchPlan, make_plan
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.devices.compilation.chips import peak_flops
-from taser_jax.devices.copied_axes import CopiedAxis, copied_axes
-from taser_jax.devices.partitioning import Partitioner, placed
+from taser_jax.devices.partitioning import CopiedAxis, Partitioner, copied_axes, placed
+from taser_jax.devices.topologies import peak_flops
 from taser_jax.models.batch import Batch, States
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes

@@ -16,21 +16,21 @@ from taser_jax.assembly.model_directory import embed
 from taser_jax.assembly.program import Program, make_program
 from taser_jax.commands import train
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.devices.compilation.ahead_of_time import (
+from taser_jax.devices.compiler import (
     CompiledStep,
     CompilerEffort,
     OutOfMemory,
     compile_step,
 )
-from taser_jax.devices.compilation.report import StepRefusal, StepReport
-from taser_jax.devices.compilation.topologies import (
+from taser_jax.devices.mesh import make_mesh
+from taser_jax.devices.partitioning import Partitioner, placed
+from taser_jax.devices.step_report import StepRefusal, StepReport
+from taser_jax.devices.topologies import (
     Topology,
     one_host,
     open_topology,
     require_compiler,
 )
-from taser_jax.devices.mesh import make_mesh
-from taser_jax.devices.partitioning import Partitioner, placed
 from taser_jax.models.batch import BatchShape, DocumentsShape, Role
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.parameters import abstract_params

@@ -18,10 +18,10 @@ from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.program import Program, make_program
 from taser_jax.commands import train
 from taser_jax.commands.compile import REPORT_JSON, compile_recipe
-from taser_jax.devices.compilation.ahead_of_time import CompilerEffort
-from taser_jax.devices.compilation.topologies import Topology, open_topology
+from taser_jax.devices.compiler import CompilerEffort
 from taser_jax.devices.mesh import make_mesh
 from taser_jax.devices.partitioning import Partitioner
+from taser_jax.devices.topologies import Topology, open_topology
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.parameters import parameter_count
 from taser_jax.models.transformer import Remat
@@ -176,7 +176,7 @@ def _formula_row(each: Estimate, target: Topology) -> PlanRow:
         compiled=False,
         peak=each.peak,
         fits=each.fits,
-        bound=each.roofline.bound.value,
+        bound=each.roofline.bound,
         step_seconds=each.roofline.step_seconds,
         mfu=each.roofline.mfu,
     )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, UInt32
 
-from taser_jax.devices.batch_shards import current_shard
+from taser_jax.devices.mesh import current_shard
 from taser_jax.storage.errors import ConfigError
 
 _WORDS = 2

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
-from taser_jax.devices.partitioning import BATCH_AXES
+from taser_jax.devices.mesh import BATCH_AXES
 
 Initializer = Callable[..., Any]
 

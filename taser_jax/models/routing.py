@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from taser_jax.devices.batch_shards import rows_of_shard
+from taser_jax.devices.mesh import rows_of_shard
 from taser_jax.models.batch import Role
 from taser_jax.models.expert_use import RoutingStatistics
 from taser_jax.storage.errors import ConfigError, check_fields

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import PyTree
 
-from taser_jax.devices.batch_shards import on_shard, shard_axes, this_shard
+from taser_jax.devices.mesh import on_shard, shard_axes, this_shard
 from taser_jax.models.batch import Array
 from taser_jax.storage.errors import ConfigError
 

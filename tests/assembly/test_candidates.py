@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 
 from taser_jax.assembly.candidates import Candidate, best_first, candidates, estimate
-from taser_jax.devices.compilation.chips import CHIPS
-from taser_jax.devices.compilation.topologies import Topology
+from taser_jax.devices.topologies import CHIPS, Topology
 from taser_jax.models.batch import BatchShape
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig

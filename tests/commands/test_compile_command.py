@@ -9,7 +9,8 @@ import pytest
 
 from taser_jax.cli import main as cli
 from taser_jax.commands import compile as compile_module
-from taser_jax.devices.compilation.ahead_of_time import (
+from taser_jax.devices.collectives import Communication
+from taser_jax.devices.compiler import (
     CompiledStep,
     CompilerEffort,
     Memory,
@@ -147,7 +148,7 @@ LARGE_MEMORY = dataclasses.replace(SMALL_MEMORY, arguments=2**34)
 
 
 def compiled(memory: Memory) -> CompiledStep:
-    return CompiledStep(memory, 1.0, 1.0, (), (), ())
+    return CompiledStep(memory, 1.0, 1.0, (), Communication(), ())
 
 
 @pytest.mark.parametrize("raises", [True, False])

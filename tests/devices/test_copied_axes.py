@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from taser_jax.devices.copied_axes import CopiedAxis, copied_axes
 from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.devices.partitioning import LogicalRules, Partitioner
+from taser_jax.devices.partitioning import CopiedAxis, LogicalRules, Partitioner, copied_axes
 
 SHAPES = {
     "table": (30522, 768),

@@ -16,7 +16,7 @@ from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
-from taser_jax.devices.compilation.chips import peak_flops
+from taser_jax.devices.topologies import peak_flops
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.storage.artifacts import fingerprint_json, follow_plan, storage_errors
 from taser_jax.storage.errors import ConfigError

@@ -16,9 +16,8 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from taser_jax.devices.compilation.collectives import Collective, read_collectives
-from taser_jax.devices.compilation.hlo import read_module
-from taser_jax.devices.compilation.products import MatrixProduct, matrix_products
+from taser_jax.devices.collectives import Communication, read_communication
+from taser_jax.devices.products import MatrixProduct, matrix_products
 from taser_jax.storage.progress import logger
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -79,22 +78,20 @@ class CompiledStep:
         compiler_bytes: bytes that one device reads and writes by XLA's count, which includes
             on-chip memory and counts loop bodies once.
         products: matrix products of the whole program.
-        collectives: collectives of one device.
+        communication: what the devices exchange. Of a loop of unknown length, such as the search
+            for a median, all counts are those of one round.
         warnings: warnings of involuntary rematerialisation: arrays that are copied whole to every
             device because the compiler sees no other way from one sharding to another.
         effort: the compiler's effort.
-        unknown_loops: loops of unknown length, such as the search for a median: all counts treat
-            them as one round.
     """
 
     memory: Memory
     compiler_flops: float
     compiler_bytes: float
     products: Sequence[MatrixProduct]
-    collectives: Sequence[Collective]
+    communication: Communication
     warnings: Sequence[str]
     effort: CompilerEffort = CompilerEffort.FULL
-    unknown_loops: int = 0
 
 
 class OutOfMemory(Exception):
@@ -140,12 +137,9 @@ def compile_step(
             with _native_messages() as messages:
                 compiled = traced.lower().compile()
         except jax.errors.JaxRuntimeError as error:
-            found = _out_of_memory(str(error))
-            if found is None:
-                raise
-            raise found from error
+            _raise_out_of_memory(error)
+            raise
     stats, cost = compiled.memory_analysis(), compiled.cost_analysis()
-    hlo = compiled.as_text()
     return CompiledStep(
         memory=Memory(
             arguments=stats.argument_size_in_bytes,
@@ -157,15 +151,11 @@ def compile_step(
         compiler_flops=cost["flops"],
         compiler_bytes=cost["bytes accessed"],
         products=matrix_products(traced.jaxpr),
-        collectives=read_collectives(
-            hlo,
-            num_devices=mesh.size,
-            num_slices=_num_slices(mesh),
-            coordinates=[device.coords for device in mesh.devices.flat],
+        communication=read_communication(
+            compiled.as_text(), num_devices=mesh.size, num_slices=_num_slices(mesh)
         ),
         warnings=[line for line in messages if "nvoluntary full rematerialization" in line],
         effort=effort,
-        unknown_loops=read_module(hlo).unknown_loops,
     )
 
 
@@ -186,15 +176,13 @@ def _configured(**options: object) -> Iterator[None]:
             jax.config.update(name, value)
 
 
-def _out_of_memory(message: str) -> OutOfMemory | None:
+def _raise_out_of_memory(error: Exception) -> None:
     for pattern in _USED:
-        used = pattern.search(message)
-        if used is not None:
+        if used := pattern.search(str(error)):
             needed, available = (
                 int(float(used.group(i)) * _UNITS[used.group(i + 1)]) for i in (1, 3)
             )
-            return OutOfMemory(needed=needed, available=available)
-    return None
+            raise OutOfMemory(needed=needed, available=available) from error
 
 
 @contextlib.contextmanager
@@ -205,7 +193,7 @@ def _native_messages() -> Iterator[list[str]]:
     then the compiler's last words are in the file that was named before; otherwise it is deleted.
     """
     messages: list[str] = []
-    kept = os.dup(2)
+    stderr = os.dup(2)
     with tempfile.NamedTemporaryFile(prefix="taser_compile_", suffix=".log") as file:
         logger.info("if the compiler aborts, its last words are in %s", file.name)
         sys.stderr.flush()
@@ -213,12 +201,12 @@ def _native_messages() -> Iterator[list[str]]:
         try:
             yield messages
         except BaseException:
-            os.dup2(kept, 2)
+            os.dup2(stderr, 2)
             file.seek(0)
             sys.stderr.write(file.read().decode(errors="replace"))
             raise
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
             file.seek(0)
             messages += file.read().decode(errors="replace").splitlines()

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from taser_jax.devices.compilation import ahead_of_time
-from taser_jax.devices.compilation.ahead_of_time import CompilerEffort, OutOfMemory, compile_step
-from taser_jax.devices.compilation.collectives import Network
-from taser_jax.devices.compilation.report import StepReport
-from taser_jax.devices.compilation.topologies import open_topology
+from taser_jax.devices import compiler
+from taser_jax.devices.collectives import Network
+from taser_jax.devices.compiler import CompilerEffort, OutOfMemory, compile_step
 from taser_jax.devices.mesh import MeshConfig, make_mesh
+from taser_jax.devices.step_report import StepReport
+from taser_jax.devices.topologies import open_topology
 
 
 def array(mesh, shape, spec=PartitionSpec(), dtype=jnp.bfloat16):
@@ -38,7 +38,7 @@ def test_a_product_split_over_four_chips():
     assert sum(product.flops for product in found.products) == 2 * 512 * 1024 * 256
     assert found.compiler_flops == pytest.approx(2 * 512 * 1024 * 256 / 4, rel=0.1)
     # Partial sums are added over the four, all-reduced or scattered and gathered.
-    sent = sum(each.link_bytes for each in found.collectives)
+    sent = sum(each.link_bytes for each in found.communication.collectives)
     assert sent == pytest.approx(2 * 3 / 4 * 512 * 256 * 2, rel=0.01) or sent == pytest.approx(
         2 * 3 / 4 * 512 * 256 * 4, rel=0.01
     )
@@ -87,22 +87,11 @@ def test_two_slices_add_up_gradients_over_the_network():
         return kernel - jax.grad(lambda kernel: jnp.sum(jnp.tanh(inputs @ kernel)))(kernel)
 
     compiled = compile_step(jax.jit(step), kernel, inputs, mesh=mesh)
-    crossing = [each for each in compiled.collectives if each.network is Network.DCN]
+    crossing = [each for each in compiled.communication.collectives if each.network is Network.DCN]
     assert [each.group_size for each in crossing] == [2] * len(crossing)
     # Each chip of a slice sends its quarter of the slice's sum, or all of it.
     size = 4 * 256 * 512
     assert size / 4 <= sum(each.num_bytes for each in crossing) <= size
-
-
-def test_groups_lie_on_the_torus():
-    """Rows of the mesh lie along one axis of eight chips: no ring, and one link."""
-    topology = open_topology("v5e:4x8")
-    mesh = make_mesh(MeshConfig(data=8, model=4), devices=topology.devices)
-    rows = array(mesh, (1024, 512), PartitionSpec("data"))
-    step = jax.jit(lambda x: x + 1, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    (gather,) = compile_step(step, rows, mesh=mesh).collectives
-    assert (gather.group_size, gather.extent) == (8, (1, 8, 1))
-    assert topology.links(gather.group_size, gather.extent) == 1
 
 
 def test_rounds_of_loops_are_read_and_unknown_lengths_reported():
@@ -119,7 +108,8 @@ def test_rounds_of_loops_are_read_and_unknown_lengths_reported():
     unknown, known = (
         compile_step(jax.jit(loop), square, mesh=mesh) for loop in (until_small, five_times)
     )
-    assert (unknown.unknown_loops, known.unknown_loops) == (1, 0)
+    assert unknown.communication.unknown_loops == 1
+    assert known.communication.unknown_loops == 0
     told = str(StepReport("step", "", topology, dict(mesh.shape), unknown, model_flops=1e9))
     assert "loops of a length that the compiler does not know: 1;" in told
 
@@ -139,7 +129,7 @@ def test_a_collective_in_a_loop_counts_in_each_round():
         return jax.lax.scan(add, jnp.zeros_like(kernel), chunks)[0]
 
     step = jax.jit(step, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    found = compile_step(step, kernel, chunks, mesh=mesh).collectives
+    found = compile_step(step, kernel, chunks, mesh=mesh).communication.collectives
     assert sum(each.num_bytes * each.times for each in found) == 6 * 256 * 512 * 4
 
 
@@ -147,14 +137,14 @@ def test_an_error_gives_back_what_the_compiler_wrote(capfd, monkeypatch):
     # An earlier test's handler may write to a stream that is closed by now.
     monkeypatch.setattr(logging, "raiseExceptions", False)
 
-    def compiler():
+    def give_up():
         os.write(2, b"why the compiler gave up\n")
         raise RuntimeError
 
-    with pytest.raises(RuntimeError), ahead_of_time._native_messages():
-        compiler()
+    with pytest.raises(RuntimeError), compiler._native_messages():
+        give_up()
     assert "why the compiler gave up" in capfd.readouterr().err
-    with ahead_of_time._native_messages() as messages:
+    with compiler._native_messages() as messages:
         os.write(2, b"a warning\n")
     assert messages == ["a warning"]
     assert "a warning" not in capfd.readouterr().err
@@ -162,9 +152,9 @@ def test_an_error_gives_back_what_the_compiler_wrote(capfd, monkeypatch):
 
 ABORTS = """
 import logging, os
-from taser_jax.devices.compilation import ahead_of_time
+from taser_jax.devices import compiler
 logging.basicConfig(level=logging.INFO)
-with ahead_of_time._native_messages():
+with compiler._native_messages():
     os.write(2, b"check failed in native code")
     os.abort()
 """

@@ -1,4 +1,4 @@
-"""TPU topologies by name, without a TPU: libtpu describes them and compiles for them."""
+"""TPU chips with their peaks, and topologies by name: libtpu describes them without a TPU."""
 
 from __future__ import annotations
 
@@ -14,8 +14,78 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from taser_jax.devices.compilation.chips import CHIPS, Chip
 from taser_jax.storage.errors import ConfigError
+
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One TPU chip, or what JAX sees as a device of it.
+
+    v4 and v5p have two cores that JAX sees as one device (megacore). TPU7x has two chiplets, each a
+    device with half of the chip's memory and bandwidths.
+
+    Attributes:
+        name: generation, the first part of a topology's name.
+        device_kind: JAX's name of its devices.
+        hbm_bytes: memory.
+        peak_flops: dense bfloat16 FLOP/s.
+        hbm_bandwidth: bytes/s between memory and core.
+        link_bandwidth: bytes/s out of one inter-chip link.
+        num_links: inter-chip links.
+        network_bandwidth: bytes/s of a chip's share of its host's connection to the data centre.
+        source: page with the figures.
+    """
+
+    name: str
+    device_kind: str
+    hbm_bytes: int
+    peak_flops: float
+    hbm_bandwidth: float
+    link_bandwidth: float
+    num_links: int
+    network_bandwidth: float
+    source: str
+
+
+_DOCS = "https://cloud.google.com/tpu/docs"
+
+CHIPS: dict[str, Chip] = {
+    chip.name: chip
+    for chip in (
+        # Network: 50 Gbit/s a v5p chip; 6.4 and 25.6 Tbit/s a pod of 256 v5e and v6e chips. Nothing
+        # is published for v4: v5p's is taken.
+        # Links: all-reduce bandwidth of a pod, 1.1 PB/s, over 4,096 chips of six links.
+        Chip("v4", "TPU v4", 32 * _GIB, 275e12, 1.2e12, 45e9, 6, 6.25e9, f"{_DOCS}/v4"),
+        # Links: 400 GB/s a chip, both directions, over four; v5p: 1,200 GB/s over six. v6e:
+        # the page has had 3,200 and 3,584 Gbit/s a chip, one direction, over four; the lower agrees
+        # with its all-reduce bandwidth of a pod, 102.4 TB/s over 256 chips.
+        Chip("v5e", "TPU v5 lite", 16 * _GIB, 197e12, 819e9, 50e9, 4, 3.125e9, f"{_DOCS}/v5e"),
+        Chip("v5p", "TPU v5", 95 * _GIB, 459e12, 2.765e12, 100e9, 6, 6.25e9, f"{_DOCS}/v5p"),
+        # TPU7x: half a chip's 192 GiB, 2,307 TFLOP/s, 7,380 GB/s, 1,200 GB/s over six links and
+        # 100 Gbit/s.
+        Chip("v6e", "TPU v6 lite", 32 * _GIB, 918e12, 1.638e12, 100e9, 4, 12.5e9, f"{_DOCS}/v6e"),
+        Chip("tpu7x", "TPU7x", 96 * _GIB, 1153.5e12, 3.69e12, 50e9, 6, 6.25e9, f"{_DOCS}/tpu7x"),
+    )
+}
+# Dense bfloat16 FLOP/s of one device, by the vendors' data sheets; a prefix of device_kind.
+PEAK_FLOPS = {
+    **{chip.device_kind: chip.peak_flops for chip in CHIPS.values()},
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+}
+
+
+def peak_flops() -> float | None:
+    """Peak of all devices together; None if the table lacks this kind of device."""
+    kind = jax.devices()[0].device_kind
+    matches = [prefix for prefix in PEAK_FLOPS if kind.startswith(prefix)]
+    if not matches:
+        return None
+    return PEAK_FLOPS[max(matches, key=len)] * jax.device_count()
+
 
 # Shapes of slices that TPU VMs offer; libtpu is queried for any other shape.
 KNOWN_SHAPES: dict[str, tuple[str, ...]] = {
@@ -59,22 +129,20 @@ class Topology:
         """Chips of all slices; TPU7x has two devices on each."""
         return math.prod(self.shape) * self.num_slices
 
-    def links(self, group_size: int, extent: Sequence[int] | None = None) -> int:
-        """Links of a chip that a collective can use, by the axes that its groups span.
+    def links(self, group_size: int) -> int:
+        """Links of a chip that a collective can use.
 
-        Along an axis that closes to a ring a chip sends both ways. Elsewhere the chip at the end
-        has one neighbour, and the others wait for it: one link. A part of an axis is no ring.
+        A group as large as the slice spans all of its axes; a smaller one is taken to have one
+        link. Along an axis that closes to a ring a chip sends both ways. Elsewhere the chip at the
+        end has one neighbour, and the others wait for it: one link.
 
         Args:
             group_size: devices that take part.
-            extent: chips of a group along each axis. Where it is None, a group as large as the
-                slice spans all of it, and a smaller one is taken to have one link.
         """
-        if extent is None:
-            extent = self.shape if group_size >= math.prod(self.shape) else ()
-        # Coordinates have three axes on two-dimensional tori too.
-        spans = zip(extent, self.shape, self._rings, strict=False)
-        links = sum(2 if ring and size == length else 1 for size, length, ring in spans if size > 1)
+        if group_size < math.prod(self.shape):
+            return 1
+        axes = zip(self.shape, self._rings, strict=True)
+        links = sum(2 if is_ring else 1 for length, is_ring in axes if length > 1)
         return max(1, min(links, self.chip.num_links))
 
     @property
@@ -82,7 +150,7 @@ class Topology:
         """Which axes of a slice close to rings.
 
         v4, v5p and TPU7x are cubes of 4x4x4 chips; optical switches join the faces of slices of
-        whole cubes, smaller slices are open (the pages of `chips.py`). v5e and v6e are one torus of
+        whole cubes, smaller slices are open (the pages of `CHIPS`). v5e and v6e are one torus of
         16x16 chips, and only an axis of all 16 has its ends in the slice
         (jax-ml.github.io/scaling-book/tpus).
         """
@@ -110,12 +178,8 @@ def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
     if num_slices < 1:
         raise ConfigError(f"{num_slices} slices", where="num_slices", expected="1 or more")
     if importlib.util.find_spec("libtpu") is None:
-        raise ConfigError(
-            "libtpu is not installed, and it has the TPU compiler",
-            where="--topology",
-            expected="the libtpu that this jax was made for; no TPU is needed",
-            fix=f"pip install 'jax[tpu]=={jax.__version__}'",
-        )
+        fix = f"pip install 'jax[tpu]=={jax.__version__}'; no TPU is needed"
+        raise ConfigError("libtpu, the TPU compiler, is not installed", where="--topology", fix=fix)
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     options: dict[str, Any] = {}
@@ -126,7 +190,7 @@ def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
     if num_slices > 1:
         options["num_slices"] = num_slices
     try:
-        found = topologies.get_topology_desc(
+        description = topologies.get_topology_desc(
             platform="tpu", topology_name=f"{generation}:{shape}", **options
         )
     except jax.errors.JaxRuntimeError as error:
@@ -138,7 +202,7 @@ def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
         chip=CHIPS[generation],
         shape=tuple(int(size) for size in shape.split("x")),
         num_slices=num_slices,
-        devices=found.devices,
+        devices=description.devices,
     )
 
 
@@ -152,11 +216,11 @@ def require_compiler(topology: Topology) -> None:
     Raises:
         ConfigError: libtpu is too old for the chip.
     """
-    found = importlib.metadata.version("libtpu")
+    installed = importlib.metadata.version("libtpu")
     oldest = _OLDEST_COMPILER.get(topology.chip.name, ())
-    if tuple(int(part) for part in found.split(".")[:3]) < oldest:
+    if tuple(int(part) for part in installed.split(".")[:3]) < oldest:
         raise ConfigError(
-            f"libtpu {found} crashes when it compiles for {topology.chip.name}",
+            f"libtpu {installed} crashes when it compiles for {topology.chip.name}",
             where=topology.name,
             expected=f"libtpu {'.'.join(map(str, oldest))} or later, which comes with jax 0.12",
             fix="install with Python 3.12 or later; formulas need no compiler: taser plan "
@@ -175,8 +239,8 @@ def one_host(topology: Topology) -> Topology:
 
 
 def _unknown(name: str | None, *, reason: str | None = None) -> ConfigError:
-    known = [f"{chip}:{shape}" for chip, shapes in KNOWN_SHAPES.items() for shape in shapes]
-    nearest = difflib.get_close_matches(name or "", known, n=1, cutoff=0.4)
+    names = [f"{chip}:{shape}" for chip, shapes in KNOWN_SHAPES.items() for shape in shapes]
+    nearest = difflib.get_close_matches(name or "", names, n=1, cutoff=0.4)
     return ConfigError(
         f"no topology {name!r}" + (f" ({reason})" if reason else ""),
         where="--topology",

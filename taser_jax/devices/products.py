@@ -63,7 +63,7 @@ def _products(jaxpr: core.Jaxpr, *, times: int, devices: int) -> Iterator[Matrix
                 list(_products(branch.jaxpr, times=times, devices=devices))
                 for branch in equation.params["branches"]
             ]
-            yield from max(branches, key=lambda found: sum(product.flops for product in found))
+            yield from max(branches, key=lambda products: sum(each.flops for each in products))
         else:
             rounds = equation.params["length"] if name == "scan" else 1
             parts = _devices_apart(equation) if name == "shard_map" else 1

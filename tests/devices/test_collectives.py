@@ -7,13 +7,17 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from taser_jax.devices.compilation.collectives import (
+from taser_jax.devices.collectives import (
     Collective,
     CollectiveKind,
     Network,
-    read_collectives,
+    read_communication,
 )
 from taser_jax.devices.mesh import MeshConfig, make_mesh
+
+
+def read_collectives(hlo: str, **devices: int):
+    return read_communication(hlo, **devices).collectives
 
 
 def entry(*lines: str) -> str:
@@ -91,28 +95,23 @@ def test_one_instruction(line, kind, num_bytes, group_size):
 
 
 @pytest.mark.parametrize(
-    ("groups", "extent"),
+    ("groups", "size"),
     [
-        ("replica_groups={{0,1,2,3},{4,5,6,7}}", (1, 4)),
-        ("replica_groups=[2,4]<=[8]", (1, 4)),
-        ("replica_groups=[4,2]<=[2,4]T(1,0)", (2, 1)),
-        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", (1, 4)),
-        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", (2, 1)),
-        # The first and the second factor of eight devices: 0 and 4, 0 and 2.
-        ("replica_groups=mesh['axis_0'=8] {'axis_0':(1)2}", (2, 1)),
-        ("replica_groups=mesh['axis_0'=8] {'axis_0':(2)2}", (1, 2)),
-        ("replica_groups={}", (2, 4)),
-        ("source_target_pairs={{0,4},{4,0}}", (2, 1)),
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", 4),
+        ("replica_groups=[2,4]<=[8]", 4),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", 2),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 4),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1'}", 8),
+        # One factor of eight devices.
+        ("replica_groups=mesh['axis_0'=8] {'axis_0':(2)4}", 4),
+        ("replica_groups={}", 8),
+        ("source_target_pairs={{0,4},{4,0}}", 2),
     ],
 )
-def test_axes_of_the_torus_that_a_group_spans(groups, extent):
-    """Eight devices, device d at (d // 4, d % 4)."""
+def test_devices_of_a_group(groups, size):
     line = f"  %g = f32[8]{{0}} all-gather(%p), channel_id=1, {groups}, dimensions={{0}}"
-    coordinates = [(device // 4, device % 4) for device in range(8)]
-    (found,) = read_collectives(entry(line), num_devices=8, coordinates=coordinates)
-    assert found.extent == extent
-    (unknown,) = read_collectives(entry(line), num_devices=8)
-    assert unknown.extent is None
+    (found,) = read_collectives(entry(line), num_devices=8)
+    assert found.group_size == size
 
 
 def test_where_it_comes_from():
@@ -177,8 +176,43 @@ def test_between_slices_hosts_carry_it():
 
 
 def test_loops_multiply():
-    times = {each.kind: each.times for each in read_collectives(LOOPS, num_devices=4)}
+    communication = read_communication(LOOPS, num_devices=4)
+    times = {each.kind: each.times for each in communication.collectives}
     assert times == {CollectiveKind.ALL_REDUCE: 15, CollectiveKind.ALL_GATHER: 1}
+    assert communication.unknown_loops == 1
+
+
+# As the TPU compiler writes a scan: nothing beside the loop says how often it goes round.
+SCAN = """
+%body (b: (f32[8], s32[])) -> (f32[8], s32[]) {
+  %r = f32[8]{0} all-reduce(%x), channel_id=1, replica_groups=[1,4]<=[4]
+}
+
+%condition (c: (f32[8], s32[])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(7)
+  %i = s32[]{:T(128)} get-tuple-element(%c), index=1
+  ROOT %less = pred[]{:T(512)} compare(%i, %limit), direction=LT
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %w = (f32[8]{0}, s32[]{:T(128)}) while(%all), condition=%condition, body=%body
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "times", "unknown"),
+    [
+        ("", "", 7, 0),
+        # What is not understood counts once and is told.
+        ("constant(7)", "parameter(1)", 1, 1),
+        ("direction=LT", "direction=NE", 1, 1),
+    ],
+)
+def test_the_length_of_a_loop_is_its_counters_limit(old, new, times, unknown):
+    communication = read_communication(SCAN.replace(old, new), num_devices=4)
+    assert communication.collectives[0].times == times
+    assert communication.unknown_loops == unknown
 
 
 def test_a_computation_that_is_called_twice_counts_twice():
