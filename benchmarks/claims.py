@@ -297,6 +297,32 @@ def markdown(findings: Sequence[Finding]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def spread_table(rows: Mapping[str, Row], measure: str) -> str:
+    """A line per row: mean ± standard deviation over seeds, in per cent, by task and on average."""
+    tasks = list(
+        dict.fromkeys(t for row in rows.values() for values in row.values() for t in values)
+    )
+    lines = [f"| system | {' | '.join([*tasks, 'mean'])} |", f"|---|{'---:|' * (len(tasks) + 1)}"]
+    for name, row in rows.items():
+        shares = {
+            task: [
+                float(seed[task].values[measure].mean()) for seed in row.values() if task in seed
+            ]
+            for task in tasks
+        }
+        complete = [seed for seed in row.values() if len(seed) == len(tasks)]
+        shares["mean"] = [mean_over_tasks(seed, measure) for seed in complete]
+        cells = [spread_text([100 * share for share in seeds]) for seeds in shares.values()]
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    return "\n".join(lines)
+
+
+def spread_text(values: Sequence[float], *, digits: int = 1) -> str:
+    """70.0 ± 14.1 of several values, 70.0 of one, "-" without any."""
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{deviation}" if values else "-"
+
+
 def interval_text(interval: Interval | None) -> str:
     """[+0.5, +2.1], or "-" without one."""
     return "-" if interval is None else f"[{interval.low:+.1f}, {interval.high:+.1f}]"

@@ -3,10 +3,10 @@
     python benchmarks/moma_mini/split_data.py SHARED_DATA OUTPUT_DIR
 
 From kilt_mini come source.tsv and {squad,nq_qed}-{train,dev}.jsonl, squad's and nq_qed's
-passages and questions, and wiki.tsv, all other passages. From beir come scifact/, medquad/ and
-pubmedqa/ with their test queries alone. Shares, drawn by hash of the ids: QUERIES (0.5) of the
-training questions, DISTRACTORS (1.0) of wiki's passages, TARGET_DISTRACTORS (0.25) of the passages
-of MedQuAD that answer no test question.
+passages and questions; fm2/ and climate_fever/, BEIR folders of these sets' passages and claims;
+and wiki.tsv, all other passages. From beir come scifact/ and medquad/ with their test queries only.
+Shares, drawn by hash of the ids: QUERIES (0.5) of the training questions, DISTRACTORS (1.0) of
+wiki's passages, TARGET_DISTRACTORS (1.0) of the targets' passages that answer no test question.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 SOURCES = ("squad", "nq_qed")
-TARGETS = ("scifact", "medquad", "pubmedqa")
+BEIR_TARGETS = ("scifact", "medquad")
+# Target -> its file of claims in kilt_mini.
+KILT_TARGETS = {"fm2": "fm2-dev", "climate_fever": "climate_fever-all"}
 
 
 class _Plain(csv.excel_tab):
@@ -39,24 +41,25 @@ def main() -> None:
         sys.exit(2)
     shared, output = (pathlib.Path(argument) for argument in sys.argv[1:])
     output.mkdir(parents=True, exist_ok=True)
-    _split_kilt_mini(shared / "kilt_mini", output)
-    for target in TARGETS:
-        thinned = target == "medquad"
-        share = float(os.environ.get("TARGET_DISTRACTORS", "0.25")) if thinned else 1.0
-        _copy_target(shared / "beir" / target, output / target, share)
+    share = float(os.environ.get("TARGET_DISTRACTORS", "1.0"))
+    _split_kilt_mini(shared / "kilt_mini", output, share)
+    for target in BEIR_TARGETS:
+        _copy_beir(shared / "beir" / target, output / target, share)
 
 
-def _split_kilt_mini(kilt_mini: pathlib.Path, output: pathlib.Path) -> None:
-    own = {
-        line["passage_id"]
+def _split_kilt_mini(kilt_mini: pathlib.Path, output: pathlib.Path, target_share: float) -> None:
+    sets_of = {
+        line["passage_id"]: set(line["source"].split(","))
         for line in _table(kilt_mini / "passage_sources.tsv.gz")
-        if set(line["source"].split(",")) & set(SOURCES)
     }
     lines = list(_table(kilt_mini / "passages.tsv.gz"))
     share = float(os.environ.get("DISTRACTORS", "1.0"))
-    others = [line for line in lines if line["id"] not in own and is_kept(line["id"], share)]
-    _write(output / "source.tsv", [line for line in lines if line["id"] in own], list(lines[0]))
-    _write(output / "wiki.tsv", others, ["id", "text", "title"], dialect=_Plain)
+    source = [line for line in lines if sets_of[line["id"]] & set(SOURCES)]
+    own = {*SOURCES, *KILT_TARGETS}
+    wiki = [line for line in lines if not sets_of[line["id"]] & own and is_kept(line["id"], share)]
+    _write(output / "source.tsv", source, list(lines[0]))
+    # A memory that held a target's passages would be there without the target, too.
+    _write(output / "wiki.tsv", wiki, ["id", "text", "title"], dialect=_Plain)
     for task in SOURCES:
         for split, kept in (("train", float(os.environ.get("QUERIES", "0.5"))), ("dev", 1.0)):
             path = output / f"{task}-{split}.jsonl"
@@ -65,30 +68,64 @@ def _split_kilt_mini(kilt_mini: pathlib.Path, output: pathlib.Path) -> None:
                 for line in _lines(kilt_mini / f"{path.name}.gz")
                 if is_kept(json.loads(line)["id"], kept)
             ]
-            path.write_text("\n".join(asked) + "\n", encoding="utf-8")
+            _write_lines(path, asked)
             print(f"{path.stem}: {len(asked):,} questions")
+    for target, file in KILT_TARGETS.items():
+        claims = list(map(json.loads, _lines(kilt_mini / f"{file}.jsonl.gz")))
+        passages = [line for line in lines if target in sets_of[line["id"]]]
+        _write_kilt_target(output / target, claims, passages, target_share)
 
 
-def _copy_target(source: pathlib.Path, output: pathlib.Path, share: float) -> None:
+def _write_kilt_target(
+    output: pathlib.Path, claims: Sequence[dict], passages: Sequence[dict[str, str]], share: float
+) -> None:
+    """A BEIR folder of a KILT set: its claims are test queries, their provenance is relevant."""
+    relevant = {
+        claim["id"]: {
+            place["passage_id"]
+            for answer in claim["output"]
+            for place in answer.get("provenance", ())
+        }
+        for claim in claims
+    }
+    queries = [{"_id": claim["id"], "text": claim["input"]} for claim in claims]
+    qrels = [f"{claim}\t{passage}\t1" for claim in relevant for passage in sorted(relevant[claim])]
+    (output / "qrels").mkdir(parents=True, exist_ok=True)
+    _write_lines(output / "qrels" / "test.tsv", ["query-id\tcorpus-id\tscore", *qrels])
+    _write_lines(output / "queries.jsonl", map(json.dumps, queries))
+    corpus = [
+        {"_id": line["id"], "title": line["title"], "text": line["text"]} for line in passages
+    ]
+    _write_corpus(output, corpus, set().union(*relevant.values()), share)
+
+
+def _copy_beir(source: pathlib.Path, output: pathlib.Path, share: float) -> None:
     """A BEIR folder whose only judgments are those of the test queries."""
     (output / "qrels").mkdir(parents=True, exist_ok=True)
     qrels = list(_lines(source / "qrels" / "test.tsv.gz"))
-    (output / "qrels" / "test.tsv").write_text("\n".join(qrels) + "\n", encoding="utf-8")
+    _write_lines(output / "qrels" / "test.tsv", qrels)
     shutil.copyfile(source / "queries.jsonl.gz", output / "queries.jsonl.gz")
     relevant = {line.split("\t")[1] for line in qrels[1:]}
-    corpus = [
-        line
-        for line in _lines(source / "corpus.jsonl.gz")
-        if (id := json.loads(line)["_id"]) in relevant or is_kept(id, share)
-    ]
-    (output / "corpus.jsonl").write_text("\n".join(corpus) + "\n", encoding="utf-8")
-    print(f"{output.name}: {len(corpus):,} passages")
+    _write_corpus(output, map(json.loads, _lines(source / "corpus.jsonl.gz")), relevant, share)
+
+
+def _write_corpus(
+    output: pathlib.Path, passages: Iterable[dict[str, str]], relevant: Set[str], share: float
+) -> None:
+    """The relevant passages, and a share of the others."""
+    kept = [line for line in passages if line["_id"] in relevant or is_kept(line["_id"], share)]
+    _write_lines(output / "corpus.jsonl", map(json.dumps, kept))
+    print(f"{output.name}: {len(kept):,} passages")
 
 
 def is_kept(id: str, share: float) -> bool:
     """Whether an id is among a share of all."""
     digest = hashlib.sha256(id.encode("utf-8")).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+def _write_lines(path: pathlib.Path, lines: Iterable[str]) -> None:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _lines(path: pathlib.Path) -> Iterator[str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -24,11 +23,11 @@ from claims import (
     Row,
     find,
     markdown,
-    mean_over_tasks,
     on_tasks,
     over,
     read_row,
     registered,
+    spread_table,
     write_json,
 )
 
@@ -58,7 +57,7 @@ def main() -> None:
         if found:
             findings = find(claims(found), MEASURE, command=COMMAND)
             all_findings += findings
-            blocks += [f"### {title}", spread(found), markdown(findings)]
+            blocks += [f"### {title}", spread_table(found, MEASURE), markdown(findings)]
     shares = [line for seed, one in seeds.items() for line in attention_lines(seed, one)]
     if shares:
         blocks += ["### Attention and documents by memory, in per cent", "\n".join(shares)]
@@ -98,27 +97,6 @@ def claims(found: Mapping[str, Row]) -> list[Claim]:
     return [registered(9, [Pair(f"{LEARNED} over {BASELINE}", learned, none)]), *beside]
 
 
-def spread(found: Mapping[str, Row]) -> str:
-    """A line per row: mean ± standard deviation over seeds, in per cent, by task and on average."""
-    tasks = list(dict.fromkeys(t for row in found.values() for one in row.values() for t in one))
-    lines = [f"| system | {' | '.join([*tasks, 'mean'])} |", f"|---|{'---:|' * (len(tasks) + 1)}"]
-    for name, row in found.items():
-        cells = [
-            _cell(
-                [
-                    100 * float(one[task].values[MEASURE].mean())
-                    for one in row.values()
-                    if task in one
-                ]
-            )
-            for task in tasks
-        ]
-        complete = [one for one in row.values() if len(one) == len(tasks)]
-        cells.append(_cell([100 * mean_over_tasks(one, MEASURE) for one in complete]))
-        lines.append(f"| {' | '.join([name, *cells])} |")
-    return "\n".join(lines)
-
-
 def attention_lines(seed: int, directory: pathlib.Path) -> list[str]:
     """Figure 2's numbers, a line for each episode and task."""
     lines = []
@@ -133,11 +111,6 @@ def attention_lines(seed: int, directory: pathlib.Path) -> list[str]:
             label = path.stem.removesuffix("-distil")
             lines.append(f"- seed {seed}, {label}, {one['task']}: {by_memory}; {gold}")
     return lines
-
-
-def _cell(values: Sequence[float]) -> str:
-    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{deviation}" if values else "-"
 
 
 if __name__ == "__main__":

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import csv
 import pathlib
-import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from claims import (
@@ -24,10 +23,11 @@ from claims import (
     Row,
     find,
     markdown,
-    mean_over_tasks,
     over,
     read_row,
     registered,
+    spread_table,
+    spread_text,
     write_json,
 )
 
@@ -103,7 +103,7 @@ def main() -> None:
             shown = {name: row for name, row in found.items() if row}
             if shown:
                 blocks.append(f"### {table}, {measure}")
-                blocks.append(spread(shown, measure))
+                blocks.append(spread_table(shown, measure))
             findings = find(claims, measure, command=COMMAND)
             if table != "mixed":
                 all_findings += findings
@@ -141,20 +141,6 @@ def read(seeds: Mapping[int, pathlib.Path], folder: str, name: str) -> Row:
     return {seed: tasks for seed, tasks in found.items() if tasks}
 
 
-def spread(found: Mapping[str, Row], measure: str) -> str:
-    """A line per row: mean ± standard deviation over seeds, in per cent, by task and on average."""
-    tasks = list(dict.fromkeys(t for row in found.values() for one in row.values() for t in one))
-    lines = [f"| system | {' | '.join([*tasks, 'mean'])} |", f"|---|{'---:|' * (len(tasks) + 1)}"]
-    for name, row in found.items():
-        cells = [
-            _cell([100 * float(one[task].values[measure].mean()) for one in row.values()])
-            for task in tasks
-        ]
-        cells.append(_cell([100 * mean_over_tasks(one, measure) for one in row.values()]))
-        lines.append(f"| {' | '.join([name, *cells])} |")
-    return "\n".join(lines)
-
-
 def aurocs(directories: Iterable[pathlib.Path]) -> str:
     """A line per specialist: mean ± standard deviation over seeds; 0.50 is chance."""
     values: dict[str, dict[str, list[float]]] = {}
@@ -168,7 +154,7 @@ def aurocs(directories: Iterable[pathlib.Path]) -> str:
                             of_specialist.setdefault(column, []).append(float(line[column]))
     lines = [f"| specialist | {' | '.join(AUROCS.values())} |", f"|---|{'---:|' * len(AUROCS)}"]
     for name, of_specialist in values.items():
-        cells = [_cell(of_specialist.get(column, []), digits=2) for column in AUROCS]
+        cells = [spread_text(of_specialist.get(column, []), digits=2) for column in AUROCS]
         lines.append(f"| {' | '.join([name, *cells])} |")
     return "\n".join(lines)
 
@@ -180,11 +166,6 @@ def parameters(directory: pathlib.Path) -> str:
         if result.parameters is not None:
             lines.append(f"| {result.system} | {result.parameters:,} |")
     return "\n".join(lines)
-
-
-def _cell(values: Sequence[float], digits: int = 1) -> str:
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{deviation}" if values else "-"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -33,9 +34,9 @@ def write(path: pathlib.Path, lines: list[str]) -> None:
 
 @pytest.fixture
 def shared(tmp_path):
-    """Six passages, of which the first two are squad's, and three targets of four documents."""
+    """Six passages, of which the first two are squad's, and targets of forty documents."""
     root = tmp_path / "shared"
-    sources = ["squad", "musique,squad", "fm2", "nq_qed", "fewrel", "fm2"]
+    sources = ["squad", "musique,squad", "fm2", "nq_qed", "fewrel", "fm2,climate_fever"]
     lines = [f"{i}\t{s}" for i, s in enumerate(sources)]
     write(root / "kilt_mini/passage_sources.tsv.gz", ["passage_id\tsource", *lines])
     rows = [f'{i}\t"A ""text"" {i}"\ttitle {i}\t{i}\t0' for i in range(6)]
@@ -44,7 +45,10 @@ def shared(tmp_path):
     for name in ("squad-train", "squad-dev", "nq_qed-train", "nq_qed-dev"):
         questions = [json.dumps({"id": f"{name}{i}", "input": "what ?"}) for i in range(40)]
         write(root / f"kilt_mini/{name}.jsonl.gz", questions)
-    for target in ("scifact", "medquad", "pubmedqa"):
+    for name in ("fm2-dev", "climate_fever-all"):
+        claim = {"id": name, "input": "a claim", "output": [{"provenance": [{"passage_id": "5"}]}]}
+        write(root / f"kilt_mini/{name}.jsonl.gz", [json.dumps(claim)])
+    for target in ("scifact", "medquad"):
         corpus = [json.dumps({"_id": f"d{i}", "text": "a text"}) for i in range(40)]
         write(root / f"beir/{target}/corpus.jsonl.gz", corpus)
         write(root / f"beir/{target}/queries.jsonl.gz", [json.dumps({"_id": "q", "text": "?"})])
@@ -56,19 +60,26 @@ def shared(tmp_path):
 
 def test_the_source_is_taken_out_of_the_encyclopedia(shared, tmp_path):
     command = [sys.executable, FOLDER / "split_data.py", shared, tmp_path / "out"]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    thinned = {**os.environ, "TARGET_DISTRACTORS": "0.25"}
+    printed = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=thinned
+    ).stdout
     source = (tmp_path / "out/source.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in source] == ["id", "0", "1", "3"]
     # `taser prepare kilt` reads quotes, `taser prepare tsv` takes them as they are.
     assert source[1].startswith('0\t"A ""text"" 0"\t')
     wiki = (tmp_path / "out/wiki.tsv").read_text().splitlines()
-    assert wiki[1:] == [f'{i}\tA "text" {i}\ttitle {i}' for i in (2, 4, 5)]
+    # Nor has it the targets' passages.
+    assert wiki[1:] == ['4\tA "text" 4\ttitle 4']
+    qrels = (tmp_path / "out/climate_fever/qrels/test.tsv").read_text().splitlines()
+    assert qrels[1:] == ["climate_fever-all\t5\t1"]
+    assert '"_id": "5"' in (tmp_path / "out/fm2/corpus.jsonl").read_text()
     # Test judgments alone; a share of what answers no test question, and all that does.
     assert [path.name for path in (tmp_path / "out/medquad/qrels").iterdir()] == ["test.tsv"]
     kept = (tmp_path / "out/medquad/corpus.jsonl").read_text()
     assert '"d1"' in kept
     assert 4 <= kept.count("\n") <= 20
-    assert "scifact: 40 passages" in printed
+    assert "climate_fever: 1 passages" in printed
     asked = (tmp_path / "out/squad-train.jsonl").read_text().count("\n")
     assert 10 <= asked <= 30
     assert "squad-dev: 40 questions" in printed
@@ -82,8 +93,8 @@ def test_one_pipeline_for_all_rows(shared, tmp_path):
         ROWS="none learned",
     )
     names = [" ".join(call.split()[:2]) for call in calls]
-    assert names.count("prepare beir") == 3
-    assert [name.split()[0] for name in names].count("tokenize") == 6
+    assert names.count("prepare beir") == 4
+    assert [name.split()[0] for name in names].count("tokenize") == 7
     pipelines = [call for call in calls if call.startswith("pipeline moma")]
     assert [
         call.count(f"{tmp_path}/out/seed-{s} ") for s, call in zip((3, 4), pipelines, strict=True)
