@@ -10,8 +10,6 @@ import sys
 
 import pytest
 
-from taser_jax.cli.command_table import REGISTERING
-
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "taser_jax"
 
 # Modules that a training machine imports; TensorFlow and its like are not installed there.
@@ -151,19 +149,19 @@ def test_imports_point_down():
     assert not upward
 
 
-def test_systems_register_what_their_commands_need():
-    # training_job is the part of `train` that reads the documents of queries.
-    core = {name: [f"commands.{name}"] for name in REGISTERING}
-    core["train"].append("assembly.training_job")
-    assert core.keys() == {"train", "encode", "search", "ask", "export"}
-    for command, modules in REGISTERING.items():
-        needs = [re.findall(r"\b([A-Z_]+)\.get\(\)\(", source_of(name)) for name in core[command]]
-        offers = {
-            name
-            for module in modules
-            for name in re.findall(r"^([A-Z_]+)\.register\(", source_of(f"systems.{module}"), re.M)
-        }
-        assert {name for names in needs for name in names} == offers, command
+def test_systems_register_what_core_rooms_ask_them_for():
+    asked = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        place = re.compile(r'^([A-Z_]+): .* = Registered\(\s*"taser_jax\.([\w.]+)"', re.M)
+        asked |= dict(place.findall(text))
+    assert asked.keys() == {
+        *("QUERY_DOCUMENTS", "SHARED_EMBEDDINGS", "FUSED_DOCUMENTS"),
+        *("ENSEMBLE", "FUSION", "MEMORIES"),
+    }
+    for name, module in asked.items():
+        assert module.startswith("systems.")
+        assert re.search(rf"^{name}\.register\(", source_of(module), re.M), name
 
 
 def test_every_room_has_its_floor():

@@ -98,8 +98,10 @@ class SharedEmbeddings(Protocol):
         """
 
 
-QUERY_DOCUMENTS: Registered[OpenQueryDocuments] = Registered("augmentation_dir")
+QUERY_DOCUMENTS: Registered[OpenQueryDocuments] = Registered(
+    "taser_jax.systems.moma.query_documents"
+)
 # A directory and the token store of the passages -> their embeddings.
 SHARED_EMBEDDINGS: Registered[Callable[[FilePath, TokenStore], SharedEmbeddings]] = Registered(
-    "shared_embeddings"
+    "taser_jax.systems.moma.embeddings"
 )

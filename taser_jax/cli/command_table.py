@@ -10,7 +10,6 @@ from types import ModuleType
 # Commands of two words, by their first.
 GROUPS = {
     "prepare": "convert files into a collection",
-    "memory": "plug memories in and out",
     "pipeline": "run several stages",
 }
 
@@ -150,19 +149,15 @@ COMMANDS: dict[str, Command] = dict(
         _command("search", "search an index, write run files"),
         _command("bm25", "search queries with BM25"),
         _command("hybrid", "fuse a dense and a BM25 run"),
-        _command(
-            "memory add",
-            "encode a token store's passages as a memory",
-            module="systems.moma.memory",
-        ),
-        _command(
-            "memory remove", "leave a memory out; its embeddings stay", module="systems.moma.memory"
-        ),
-        _command("memory list", "show a mixture's memories", module="systems.moma.memory"),
-        _command(
-            "memory report",
-            "draw which memories an end retriever attends to",
-            module="systems.moma.memory_report",
+        (
+            "memory",
+            Command(
+                "systems.moma.memory",
+                "memory",
+                "add a memory to a mixture, remove one, or list all",
+                "runs/memory.gin",
+                argument="memory.action",
+            ),
         ),
         _command(
             "augment",
@@ -234,18 +229,7 @@ COMMANDS: dict[str, Command] = dict(
     ]
 )
 
-# Command -> modules of `taser_jax.systems` that register what it needs of them.
-REGISTERING = {
-    "train": ("moma.augmentation", "moma.shared_embeddings"),
-    "encode": ("moma.augmentation", "moma.shared_embeddings"),
-    "search": ("moma.memory_sources",),
-    "ask": ("moma.augmented_answers", "muf.fused_answers"),
-    "export": ("muf.released_ensembles",),
-}
-
 
 def load(name: str) -> ModuleType:
-    """Imports a command's module, after what systems register for it."""
-    for module in REGISTERING.get(name, ()):
-        importlib.import_module(f"taser_jax.systems.{module}")
+    """Imports a command's module."""
     return importlib.import_module(f"taser_jax.{COMMANDS[name].module}")

@@ -69,8 +69,8 @@ class AskSettings:
 
 
 Answerer = Callable[[Sequence[str], AskSettings], list[Answer]]
-FUSION: Registered[Answerer] = Registered("FUSION_DIR")
-MEMORIES: Registered[Answerer] = Registered("MEMORY_DIR")
+FUSION: Registered[Answerer] = Registered("taser_jax.systems.muf.fused_answers")
+MEMORIES: Registered[Answerer] = Registered("taser_jax.systems.moma.answers")
 
 
 def ask(

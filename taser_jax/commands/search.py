@@ -19,7 +19,9 @@ from taser_jax.storage.registered import Registered
 WriteDocuments = Callable[[FilePath, FilePath, Sequence[str]], None]
 """Writes, to a path, the documents beside the embeddings in a directory, of some query ids."""
 # MEMORY_DIR and the folder of collections -> what writes the documents of its memories.
-FUSED_DOCUMENTS: Registered[Callable[[str, str], WriteDocuments]] = Registered("MEMORY_DIR")
+FUSED_DOCUMENTS: Registered[Callable[[str, str], WriteDocuments]] = Registered(
+    "taser_jax.systems.moma.answers"
+)
 
 
 @writes("{output_dir}")

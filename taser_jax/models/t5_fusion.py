@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from taser_jax.models.batch import Augmented, DocumentsShape, States, Tokens
-from taser_jax.models.fusion import DocumentInput, join_segments, with_query
+from taser_jax.models.fusion import join_segments
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding, T5Tower
 from taser_jax.models.transformer import BlockCost
 from taser_jax.storage.errors import ConfigError
@@ -26,17 +26,12 @@ class T5FusionConfig(T5DualEncoderConfig):
     encoder's input and reads it at the decoder; T5 has no such token, so the embedding is the
     output for the decoder's start token.
 
-    Attributes:
-        documents: the encoder's input for a document.
-
     Source: equations 2, 5 and 6 of the paper, which does not say whether both roles share a tower;
         here they do by default.
     """
 
     kind: ClassVar[str] = "t5_fusion"
     fuses: ClassVar[bool] = True
-
-    documents: DocumentInput = DocumentInput.ALONE
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,8 +49,7 @@ class T5FusionConfig(T5DualEncoderConfig):
     def memory_costs(self, memory: DocumentsShape, *, query_length: int) -> list[BlockCost]:
         """Costs that documents add to a query: encoding them, and longer cross-attention."""
         t5 = self.t5
-        own = query_length if self.documents is DocumentInput.WITH_QUERY else 0
-        length = memory.length + own
+        length = memory.length
         encoder = self.block_costs(length)[: t5.num_layers] * memory.per_query
         cross = 2 * 2 * t5.num_heads * t5.embed_dim * length * memory.per_query
         kept = t5.num_heads * length * memory.per_query * t5.dtype_bytes
@@ -69,14 +63,11 @@ class T5FusionConfig(T5DualEncoderConfig):
             embedding=self.embedding,
             projection_dim=self.projection_dim,
             normalization=self.normalization,
-            documents=self.documents,
         )
 
 
 class T5FusionTower(T5Tower):
     """T5 whose decoder attends to a query and its documents; it has the parameters of `T5Tower`."""
-
-    documents: DocumentInput = DocumentInput.ALONE
 
     def first_decoder_output(
         self, tokens: Tokens | States | Augmented, *, train: bool = False
@@ -86,10 +77,9 @@ class T5FusionTower(T5Tower):
             return super().first_decoder_output(tokens, train=train)
         if not tokens.present.shape[1]:
             return super().first_decoder_output(tokens.query, train=train)
-        is_alone = self.documents is DocumentInput.ALONE
         joined = join_segments(
             self._states(tokens.query, train=train),
-            self._states(tokens.flat_documents if is_alone else with_query(tokens), train=train),
+            self._states(tokens.flat_documents, train=train),
             jnp.asarray(tokens.present),
         )
         hidden, mask = jnp.asarray(joined.hidden), jnp.asarray(joined.mask)

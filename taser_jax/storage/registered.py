@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Generic, TypeVar
-
-from taser_jax.storage.errors import ConfigError
 
 Offer = TypeVar("Offer")
 
 
 class Registered(Generic[Offer]):
-    """A place that a system fills when its module is imported, so that no core room imports it.
+    """A place that a system's module fills, so that no core room imports a system.
+
+    The module is imported when a configuration first asks for the place: a command that does not,
+    loads none of it.
 
     Example:
-        >>> DOUBLED: Registered[Callable[[int], int]] = Registered("twice.number")  # core
-        >>> DOUBLED.register(lambda number: 2 * number)  # taser_jax/systems
-        >>> DOUBLED.get()(21)  # core
+        >>> DOUBLED: Registered[Callable[[int], int]] = Registered("twice")  # in core
+        >>> DOUBLED.register(lambda number: 2 * number)  # in twice.py
+        >>> DOUBLED.get()(21)  # in core
         42
 
     Args:
-        parameter: the parameter or macro that asks for what is registered.
+        module: name of the module that fills it.
     """
 
-    def __init__(self, parameter: str) -> None:
-        self._parameter = parameter
+    def __init__(self, module: str) -> None:
+        self._module = module
         self._offer: Offer | None = None
 
     def register(self, offer: Offer) -> None:
@@ -31,15 +33,8 @@ class Registered(Generic[Offer]):
         self._offer = offer
 
     def get(self) -> Offer:
-        """What was registered.
-
-        Raises:
-            ConfigError: nothing was.
-        """
+        """What the module registers."""
         if self._offer is None:
-            raise ConfigError(
-                "it is given, and no system that reads it is loaded",
-                where=self._parameter,
-                fix="run `taser`, which loads it, or import its modules of taser_jax.systems first",
-            )
+            importlib.import_module(self._module)
+        assert self._offer is not None, f"{self._module} registers nothing here"
         return self._offer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import os
@@ -149,3 +150,36 @@ def test_claim_9_is_about_its_four_targets(tmp_path):
     effects = {one["number"]: (one["headline"], one["effect"]) for one in findings}
     # Four targets gain 50 points, the fifth loses 10.
     assert effects == {9: (True, pytest.approx(50.0)), None: (False, pytest.approx(38.0))}
+
+
+def write_shares(path: pathlib.Path, task: str, **shares: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = {"task": task, "attention": shares, "queries_with_gold": 0.5}
+    line["documents"] = dict.fromkeys(shares, 1 / len(shares))
+    path.write_text(json.dumps({"outputs": {"attention": [line]}}))
+
+
+def test_shares_of_episodes_and_targets_are_drawn_in_their_order(tmp_path):
+    run, report = tmp_path / "moma", tmp_path / "report"
+    for episode, share in ((10, 0.9), (2, 0.6)):
+        path = run / f"stages/episode-{episode}-distil.json"
+        write_shares(path, "qa", wiki=share, mesh=1 - share)
+    write_shares(run / "targets/scifact/stages/x-attention.json", "scifact", wiki=0.3, mesh=0.7)
+    command = [sys.executable, FOLDER / "memory_shares.py", report]
+    subprocess.run([*command, f"MoMA={run}"], check=True, capture_output=True)
+    with open(report / "memories.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(one["stage"], one["memory"], float(one["attention"])) for one in lines] == [
+        ("episode-2", "wiki", 0.6),
+        ("episode-2", "mesh", 0.4),
+        ("episode-10", "wiki", 0.9),
+        ("episode-10", "mesh", pytest.approx(0.1)),
+        ("scifact", "wiki", 0.3),
+        ("scifact", "mesh", 0.7),
+    ]
+    assert float(lines[4]["documents"]) == 0.5
+    for name in ("episodes", "targets"):
+        assert (report / f"{name}.png").stat().st_size > 1000
+    nothing = subprocess.run([*command, f"MoMA={report}"], capture_output=True, text=True)
+    assert nothing.returncode == 1
+    assert "no episode of it has scored its documents" in nothing.stderr

@@ -212,7 +212,7 @@ def test_what_starts_soon_loads_only_what_it_uses(arguments, absent):
     ("line", "completed"),
     [
         ("taser en", {"encode", "ensemble"}),
-        ("taser memory ", {"add", "list", "remove", "report"}),
+        ("taser pipeline ", {"taser", "ance", "muf", "moma"}),
         ("taser compile --topo", {"--topology"}),
         ("taser train --gin_file runs/taser_b", {"runs/taser_base.gin"}),
     ],

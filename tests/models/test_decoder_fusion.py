@@ -16,13 +16,7 @@ from taser_jax.models import config_io
 from taser_jax.models.batch import Augmented, Batch, BatchShape, DocumentsShape, Role, Tokens
 from taser_jax.models.bert_fusion import BertFusionConfig, FusedStates
 from taser_jax.models.dual_encoder import Towers
-from taser_jax.models.fusion import (
-    DocumentInput,
-    FidAttention,
-    encode_with_attention,
-    segment_attention,
-    with_query,
-)
+from taser_jax.models.fusion import encode_with_attention, segment_attention
 from taser_jax.models.parameters import init_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5Embedding
@@ -37,17 +31,14 @@ def real(tokens, *place):
     return np.asarray(tokens.ids)[place][np.asarray(tokens.mask)[place]]
 
 
-@pytest.mark.parametrize("documents", DocumentInput)
-def test_embedding_and_attention_are_the_oracles(documents):
-    model, texts = t5_fusion(documents=documents), augmented()
+def test_embedding_and_attention_are_the_oracles():
+    model, texts = t5_fusion(), augmented()
     params = random_t5_params(model)
     run = quick_jit(functools.partial(encode_with_attention, model))
     embeddings, attention = run(params, texts)
     for row, present in enumerate(texts.present):
         query = real(texts.query, row)
         found = [real(texts.documents, row, k) for k in np.flatnonzero(present)]
-        if documents is DocumentInput.WITH_QUERY:
-            found = [np.concatenate([query, one]) for one in found]
         output, totals = t5_oracle.fused(params["encoder"], query, found, **SIZES)
         np.testing.assert_allclose(embeddings[row], output, rtol=2e-4, atol=2e-5)
         np.testing.assert_allclose(attention[row, : len(totals)], totals, rtol=2e-4, atol=2e-5)
@@ -104,34 +95,12 @@ def test_attention_by_hand():
     scores[0, 0, 0, [0, 1, 2, 3, 4]] = np.log([2, 2, 2, 2, 4])
     measure = functools.partial(segment_attention, jnp.asarray(scores), query_length=1, documents=2)
     np.testing.assert_allclose(measure(), [[1 / 6, 1 / 2, 1 / 3]], rtol=1e-6)
-    mean = measure(kind=FidAttention.MEAN)
-    np.testing.assert_allclose(mean, [[1 / 6, 1 / 6, 1 / 3]], rtol=1e-6)
-    before = measure(kind=FidAttention.SCORES)
-    np.testing.assert_allclose(before, [[0.6931472, 0.6931472, 1.3862944]], rtol=1e-6)
-    # The order turns.
-    assert measure()[0, 1] > measure()[0, 2]
-    assert before[0, 1] < before[0, 2]
-    absent = segment_attention(
-        jnp.asarray(scores[..., :4]), query_length=4, documents=0, kind=FidAttention.SCORES
-    )
-    assert absent.shape == (1, 1)
+    nothing = segment_attention(jnp.asarray(scores[..., :4]), query_length=4, documents=0)
+    np.testing.assert_allclose(nothing, [[1.0]], rtol=1e-6)
+    # A third document is absent.
     padded = np.concatenate([scores, np.full_like(scores[..., :3], scores[..., -1:])], axis=-1)
-    found = segment_attention(
-        jnp.asarray(padded), query_length=1, documents=3, kind=FidAttention.SCORES
-    )
-    assert np.isneginf(found[0, 3])
-
-
-def test_questions_before_documents_leave_padding_at_the_end():
-    texts = augmented()
-    joined = with_query(texts)
-    for row in range(3):
-        for k in range(2):
-            query, document = real(texts.query, row), real(texts.documents, row, k)
-            expected = np.concatenate([query, document])
-            assert joined.ids[row * 2 + k, : len(expected)].tolist() == expected.tolist()
-            assert joined.mask[row * 2 + k].sum() == len(expected)
-            assert joined.mask[row * 2 + k, : len(expected)].all()
+    absent = segment_attention(jnp.asarray(padded), query_length=1, documents=3)
+    np.testing.assert_allclose(absent, [[1 / 6, 1 / 2, 1 / 3, 0]], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +191,7 @@ def test_what_cannot_be_fused():
 @pytest.mark.parametrize(
     "config",
     [
-        T5FusionConfig(documents=DocumentInput.WITH_QUERY),
+        T5FusionConfig(projection_dim=8),
         BertFusionConfig(decoder_layers=3, documents=FusedStates.EMBEDDINGS),
     ],
 )

@@ -20,7 +20,7 @@ from taser_jax.retrieval.index import open_index
 from taser_jax.storage.artifacts import write_json
 from taser_jax.storage.errors import DataError, TaserError
 from taser_jax.storage.json_files import read_json, read_strings
-from taser_jax.systems.moma.augmentation import read_lookup
+from taser_jax.systems.moma.query_documents import read_lookup
 
 DEEP, LONG = "[" * 1_000_000, '{"a": ' + "9" * 5000 + "}"
 EMBEDDINGS = {

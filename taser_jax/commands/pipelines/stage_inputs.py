@@ -10,7 +10,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from etils import epath
 
@@ -31,6 +31,26 @@ NO_INPUTS = frozenset(
         *("query_splits", "shared_embeddings"),
     )
 )
+
+
+Stage = TypeVar("Stage", bound=Callable[..., Any])
+
+
+def passes_on(*commands: Callable[..., Any]) -> Callable[[Stage], Stage]:
+    """Marks a stage's function that hands further arguments on to commands, as `**options`.
+
+    The commands' defaults are then among the stage's inputs, as a command's own are.
+
+    Example:
+        @passes_on(train)
+        def _train(*, tower_dir: str, **options: Any) -> None: ...
+    """
+
+    def mark(function: Stage) -> Stage:
+        vars(function)["passes_on"] = commands
+        return function
+
+    return mark
 
 
 def stage_inputs(
@@ -71,6 +91,10 @@ class _StageInputs:
         for name, parameter in signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 self._given |= self._given.pop(name)
+        for command in getattr(function, "passes_on", ()):
+            for name, parameter in inspect.signature(command).parameters.items():
+                if parameter.default is not inspect.Parameter.empty:
+                    self._given.setdefault(name, parameter.default)
         self._root = root
         self._written = {os.path.abspath(path) for path in written_by(function, self._given)}
         # Artefacts of several splits are known by the files of those that the function reads.

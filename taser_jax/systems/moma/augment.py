@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Int
 
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import LoadedModel, check_vocabulary, load_model
@@ -23,11 +24,9 @@ from taser_jax.retrieval.runs import NO_ROW, Run, top_k, write_trec_run
 from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
-from taser_jax.systems.moma.attention import gold_documents
-from taser_jax.systems.moma.augmentation import read_lookup, write_lookup
-from taser_jax.systems.moma.joined import JoinedEmbeddings
+from taser_jax.systems.moma.embeddings import EmbeddingsByText, tower_fingerprints
 from taser_jax.systems.moma.memories import Lookup, Mixture
-from taser_jax.systems.moma.shared_embeddings import tower_fingerprints
+from taser_jax.systems.moma.query_documents import read_lookup, write_lookup
 
 
 @writes("{output_dir}")
@@ -77,23 +76,18 @@ def augment(
     store, mixture = TokenStore.open(token_store), Mixture.open(memory_dir)
     model = load_model(model_dir, step=step)
     check_vocabulary(model, store)
-    wanted = tower_fingerprints(model, store)
+    tower = tower_fingerprints(model, store)
     fix = "add the memories with this model, to a directory of their own"
-    require_equal(f"memories {memory_dir}", mixture.manifest.fingerprints, wanted, fix)
+    require_equal(f"memories {memory_dir}", mixture.manifest.fingerprints, tower, fix)
     searched = mixture_without(mixture, excluded)
-    if not 1 <= k <= len(searched):
-        raise ConfigError(
-            f"k is {k}",
-            where="DOCUMENTS",
-            expected=f"1 to {len(searched)}, the documents of the mixture",
-        )
-    embeddings = JoinedEmbeddings(mixture)
-    searcher = ExactSearcher(_Subset(embeddings, searched), devices=search_devices())
+    check_documents(k, len(searched))
+    embeddings = EmbeddingsByText.of_mixture(mixture, searched)
+    searcher = ExactSearcher(embeddings, devices=search_devices())
     counts = {}
     for queries in query_sets(store, tasks, splits, splits_setting="augment.splits"):
         task, split = queries.task, queries.split
         prints = {
-            **embeddings.fingerprints,
+            **mixture.fingerprints,
             "queries": queries.fingerprint,
             "query_model": model.fingerprint,
             "settings": json.dumps([k, sorted(excluded), without_gold_of]),
@@ -104,10 +98,10 @@ def augment(
             logger.info("%s: looked up before", name)
             continue
         with phase(f"augment {name}"):
-            own = None
+            gold = None
             if without_gold_of is not None and split == "train":
-                own = gold_documents(mixture, without_gold_of, queries.positives)
-            lookup = _look_up(model, queries, searcher, searched, k=k, own=own, config=config)
+                gold = mixture.gold(without_gold_of, queries.positives)
+            lookup = _look_up(model, queries, searcher, searched, k=k, gold=gold, config=config)
         write_lookup(output_dir, task, split, lookup, memory_dir=memory_dir, fingerprints=prints)
         if data_dir is not None:
             _write_run(output_dir, task, split, lookup, mixture, data_dir)
@@ -115,32 +109,26 @@ def augment(
     return counts
 
 
-def mixture_without(mixture: Mixture, excluded: Sequence[str]) -> np.ndarray:
+def check_documents(count: int, available: int) -> None:
+    """Refuses a number of documents per query that the mixture cannot give.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if not 1 <= count <= available:
+        title = f"{count} documents per query of a mixture of {available}"
+        fix = f"set DOCUMENTS to 1 to {available}"
+        raise ConfigError(title, where="DOCUMENTS", fix=fix)
+
+
+def mixture_without(mixture: Mixture, excluded: Sequence[str]) -> Int[np.ndarray, " rows"]:
     """Rows of the mixture's documents, without those of excluded memories."""
     if unknown := sorted(set(excluded) - set(mixture.names)):
-        raise ConfigError(
-            f"no memory {', '.join(unknown)}",
-            where="augment.excluded",
-            expected=f"some of {', '.join(mixture.names)}",
-        )
+        fix = f"choose among {', '.join(mixture.names)}"
+        raise ConfigError(f"no memory {', '.join(unknown)}", where="augment.excluded", fix=fix)
     memory, _ = mixture.places(np.arange(len(mixture)))
     numbers = [mixture.names.index(name) for name in excluded]
     return np.flatnonzero(~np.isin(memory, numbers))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Subset:
-    """Embeddings of some documents."""
-
-    embeddings: JoinedEmbeddings
-    chosen: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.chosen), self.embeddings.shape[1]
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        return self.embeddings.take(self.chosen[start:stop])
 
 
 def _is_done(output_dir: str, queries: TokenizedQueries, prints: dict[str, str]) -> bool:
@@ -155,29 +143,28 @@ def _look_up(
     model: LoadedModel,
     queries: TokenizedQueries,
     searcher: ExactSearcher,
-    searched: np.ndarray,
+    searched: Int[np.ndarray, " rows"],
     *,
     k: int,
-    own: Sequence[np.ndarray] | None,
+    gold: Sequence[Int[np.ndarray, " positives"]] | None,
     config: EncodeConfig,
 ) -> Lookup:
-    """The best K documents of each query, without its `own`."""
+    """The best K documents of each query, without its `gold`."""
     config = dataclasses.replace(config, batch_multiple=model.batch_multiple)
     encode = model.encode_fn(Role.QUERY, task=queries.task)
     embeddings, _ = encode_rows(encode, queries, np.arange(len(queries)), config=config)
-    deeper = 0 if own is None else max(map(len, own), default=0)
-    found = searcher.search(embeddings, min(k + deeper, len(searched)))
-    rows = np.where(found.rows >= 0, searched[found.rows], NO_ROW).astype(np.int32)
-    if own is None:
-        return Lookup(queries.query_ids, rows, found.scores)
-    left = np.array([~np.isin(line, gold) for line, gold in zip(rows, own, strict=True)])
-    order = np.argsort(~left, axis=1, kind="stable")[:, :k]
-    kept = np.take_along_axis(left, order, axis=1)
-    return Lookup(
-        queries.query_ids,
-        np.where(kept, np.take_along_axis(rows, order, axis=1), NO_ROW),
-        np.where(kept, np.take_along_axis(found.scores, order, axis=1), 0.0).astype(np.float32),
+    deeper = 0 if gold is None else max(map(len, gold), default=0)
+    result = searcher.search(embeddings, min(k + deeper, len(searched)))
+    rows = np.where(result.rows >= 0, searched[result.rows], NO_ROW).astype(np.int32)
+    if gold is None:
+        return Lookup(queries.query_ids, rows, result.scores)
+    is_other = np.array([~np.isin(line, own) for line, own in zip(rows, gold, strict=True)])
+    order = np.argsort(~is_other, axis=1, kind="stable")[:, :k]
+    rows, scores, is_other = (
+        np.take_along_axis(array, order, axis=1) for array in (rows, result.scores, is_other)
     )
+    scores = np.where(is_other, scores, 0.0).astype(np.float32)
+    return Lookup(queries.query_ids, np.where(is_other, rows, NO_ROW), scores)
 
 
 def _write_run(
@@ -185,22 +172,14 @@ def _write_run(
 ) -> None:
     """Writes the lookup as a run file with passage ids `memory:id`."""
     real = np.unique(lookup.rows[lookup.rows >= 0])
-    ids = document_ids(mixture, real, data_dir)
-    result = top_k(lookup.rows, lookup.scores, lookup.rows.shape[1])
-    run = Run.of(lookup.query_ids, result)
-    # Renumbered to the documents found: reading the ids of all would take longer than searching.
-    places = np.searchsorted(real, run.rows)
-    compact = Run(
-        run.query_ids, np.where(run.rows >= 0, places, NO_ROW).astype(np.int32), run.scores
-    )
-    write_trec_run(run_path(output_dir, task, split), compact, ids=ids, tag="memories")
-
-
-def document_ids(mixture: Mixture, rows: np.ndarray, data_dir: str) -> list[str]:
-    """Each document's `memory:id`."""
-    stores = [PassageStore.open(data_dir, one.collection) for one in mixture.manifest.memories]
-    places = zip(*mixture.places(rows), strict=True)
-    return [f"{mixture.names[memory]}:{stores[memory].ids[row]}" for memory, row in places]
+    stores = [PassageStore.open(data_dir, memory.collection) for memory in mixture.memories]
+    places = zip(*mixture.places(real), strict=True)
+    ids = [f"{mixture.names[memory]}:{stores[memory].ids[row]}" for memory, row in places]
+    run = Run.of(lookup.query_ids, top_k(lookup.rows, lookup.scores, lookup.rows.shape[1]))
+    # Renumbered to these documents: reading the ids of all would take longer than searching.
+    compact = np.where(run.rows >= 0, np.searchsorted(real, run.rows), NO_ROW).astype(np.int32)
+    run = Run(run.query_ids, compact, run.scores)
+    write_trec_run(run_path(output_dir, task, split), run, ids=ids, tag="memories")
 
 
 CONFIGURABLES = (EncodeConfig,)

@@ -5,7 +5,7 @@
                                         mixtures with the same passage tower may share a directory
 
 Rows of a mixture number the documents of its memories, one memory after another. Texts that occur
-in several memories are one document, that of the first. `retrieval.joined` reads the embeddings.
+in several memories are one document, that of the first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int, UInt64
 
 from taser_jax.data.batches.padding import Texts
-from taser_jax.data.token_store.arrays import TokenArray
+from taser_jax.data.token_store.arrays import Ragged, TokenArray
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Augmented, Tokens
 from taser_jax.storage.artifacts import (
@@ -86,15 +86,10 @@ class Manifest:
         """
         names = [one.name for one in self.memories]
         if name not in names:
-            raise ConfigError(
-                f"no memory {name!r}",
-                where="NAME",
-                expected=f"one of {', '.join(names) or '(there is none)'}",
-                fix="`taser memory list` shows them",
-            )
-        return dataclasses.replace(
-            self, memories=tuple(one for one in self.memories if one.name != name)
-        )
+            fix = f"name one of {', '.join(names)}" if names else "add it first"
+            raise ConfigError(f"there is no memory {name!r}", where="NAME", fix=fix)
+        others = tuple(memory for memory in self.memories if memory.name != name)
+        return dataclasses.replace(self, memories=others)
 
 
 def read_manifest(memory_dir: FilePath) -> Manifest | None:
@@ -149,19 +144,15 @@ class Mixture:
 
     def __init__(self, manifest: Manifest) -> None:
         if not manifest.memories:
-            raise DataError(
-                "the mixture has no memory", where=MANIFEST, fix="add one with `taser memory add`"
-            )
+            fix = "add one with `taser memory add`"
+            raise DataError("the mixture has no memory", where=MANIFEST, fix=fix)
         self.manifest = manifest
         self.stores = [TokenStore.open(one.token_store) for one in manifest.memories]
-        for one, store in zip(manifest.memories, self.stores, strict=True):
-            if store.metadata.passages_fingerprint != one.passages:
-                raise FingerprintError(
-                    f"the tokens of memory {one.name!r} have changed",
-                    where=str(store.directory),
-                    expected="those that were added",
-                    fix=f"remove {one.name!r} and add it again",
-                )
+        for memory, store in zip(manifest.memories, self.stores, strict=True):
+            if store.metadata.passages_fingerprint != memory.passages:
+                title = f"the tokens of memory {memory.name!r} have changed since they were added"
+                fix = f"remove {memory.name!r} and add it again"
+                raise FingerprintError(title, where=str(store.directory), fix=fix)
         hashes = np.concatenate([text_hashes(store.passages) for store in self.stores])
         self._starts = np.cumsum([0, *map(len, self.stores)])
         _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
@@ -181,12 +172,8 @@ class Mixture:
         """
         manifest = read_manifest(memory_dir)
         if manifest is None:
-            raise DataError(
-                "no memories here",
-                where=os.fspath(memory_dir),
-                expected="a directory that `taser memory add` wrote",
-                fix="add a memory, or correct MEMORY_DIR",
-            )
+            fix = "add one with `taser memory add`, or correct MEMORY_DIR"
+            raise DataError("the directory has no memories", where=os.fspath(memory_dir), fix=fix)
         return cls(manifest)
 
     def __len__(self) -> int:
@@ -198,9 +185,14 @@ class Mixture:
         return {**self.manifest.fingerprints, "mixture": self.manifest.fingerprint}
 
     @property
+    def memories(self) -> tuple[Memory, ...]:
+        """The memories, in the order of their rows."""
+        return self.manifest.memories
+
+    @property
     def names(self) -> list[str]:
         """Names of the memories."""
-        return [one.name for one in self.manifest.memories]
+        return [memory.name for memory in self.memories]
 
     @property
     def length(self) -> int:
@@ -224,6 +216,11 @@ class Mixture:
         """The row in the mixture of each text of a memory."""
         number = self.names.index(name)
         return self._document[self._starts[number] : self._starts[number + 1]]
+
+    def gold(self, source: str, positives: Ragged) -> list[Int[np.ndarray, " positives"]]:
+        """Each query's positives, rows of the memory `source`, as rows of the mixture."""
+        documents = self.documents_of(source)
+        return [documents[rows] for rows in positives]
 
     def tokens(self, rows: Int[np.ndarray, " rows"]) -> Tokens:
         """Ids and mask of documents, padded to `length`."""
@@ -260,12 +257,9 @@ class Lookup:
         line = {query_id: number for number, query_id in enumerate(self.query_ids)}
         unknown = [query_id for query_id in query_ids if query_id not in line]
         if unknown:
-            raise DataError(
-                f"{len(unknown)} queries without documents, such as {unknown[0]!r}",
-                where=where,
-                expected="the queries that `taser augment` looked up",
-                fix="augment the token store's queries again, into another directory",
-            )
+            title = f"{len(unknown)} queries have no documents, {unknown[0]!r} for example"
+            fix = "augment the token store's queries again, into another directory"
+            raise DataError(title, where=where, fix=fix)
         lines = np.array([line[query_id] for query_id in query_ids], np.int64)
         return Lookup(list(query_ids), self.rows[lines], self.scores[lines])
 

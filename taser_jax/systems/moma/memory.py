@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import pathlib
 
 from taser_jax.assembly.model_directory import check_vocabulary, load_model
@@ -12,6 +13,7 @@ from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
+from taser_jax.systems.moma.embeddings import encode_missing, tower_fingerprints
 from taser_jax.systems.moma.memories import (
     PARTS,
     Manifest,
@@ -20,12 +22,84 @@ from taser_jax.systems.moma.memories import (
     read_manifest,
     write_manifest,
 )
-from taser_jax.systems.moma.shared_embeddings import add_missing, tower_fingerprints
+
+
+class MemoryAction(enum.Enum):
+    """What `taser memory` does with a mixture: add a memory, remove one, or list all."""
+
+    ADD = "add"
+    REMOVE = "remove"
+    LIST = "list"
+
+
+def memory(
+    *,
+    action: MemoryAction,
+    memory_dir: str,
+    name: str | None = None,
+    token_store: str | None = None,
+    model_dir: str | None = None,
+    shared_embeddings: str | None = None,
+    config: EncodeConfig = EncodeConfig(),
+    step: int | None = None,
+) -> list[str]:
+    """Adds a memory to a mixture or removes one; prints the memories with their sizes.
+
+    Args:
+        action: add, remove or list.
+        memory_dir: the mixture; adding creates it.
+        name: the memory's name in the mixture; listing needs none.
+        token_store: its documents' tokens; only adding needs them.
+        model_dir: the model that looks documents up, MoMA's f_a; only adding needs it.
+        shared_embeddings: a directory of embeddings for all mixtures of one passage tower; None is
+            the mixture's own. A mixture keeps the directory that it was created with.
+        config: sizes of batches.
+        step: step of the checkpoint; None means the best one.
+
+    Returns:
+        The names of the mixture's memories.
+
+    Raises:
+        ConfigError: a name, a token store or a model is missing, or there is no such memory.
+        DataError: listing without a mixture.
+    """
+    required = {
+        MemoryAction.ADD: {"NAME": name, "TOKEN_STORE": token_store, "MODEL_DIR": model_dir},
+        MemoryAction.REMOVE: {"NAME": name},
+        MemoryAction.LIST: {},
+    }
+    if missing := [macro for macro, value in required[action].items() if not value]:
+        fix = f"give --gin.{missing[0]}=..."
+        raise ConfigError(f"{missing[0]} is missing", where=f"taser memory {action.value}", fix=fix)
+    if action is MemoryAction.ADD:
+        assert name is not None
+        assert token_store is not None
+        assert model_dir is not None
+        add_memory(
+            name=name,
+            token_store=token_store,
+            model_dir=model_dir,
+            memory_dir=memory_dir,
+            shared_embeddings=shared_embeddings,
+            config=config,
+            step=step,
+        )
+    elif action is MemoryAction.REMOVE:
+        assert name is not None
+        remove_memory(name=name, memory_dir=memory_dir)
+        manifest = read_manifest(memory_dir)
+        if manifest is None or not manifest.memories:
+            return []
+    mixture = Mixture.open(memory_dir)
+    for one in mixture.memories:
+        print(f"{one.name}: {one.documents:,} documents of collection {one.collection}")
+    print(f"together {len(mixture):,} different documents")
+    return mixture.names
 
 
 @writes("{memory_dir}")
 @first_host_only
-def memory_add(
+def add_memory(
     *,
     name: str,
     token_store: str,
@@ -45,8 +119,7 @@ def memory_add(
         token_store: its documents' tokens.
         model_dir: the model that looks documents up, MoMA's f_a.
         memory_dir: the mixture; created where absent.
-        shared_embeddings: a directory of embeddings for all mixtures of one passage tower; None is
-            the mixture's own. A mixture keeps the directory that it was created with.
+        shared_embeddings: as for `memory`.
         config: sizes of batches.
         step: step of the checkpoint; None means the best one.
 
@@ -59,40 +132,30 @@ def memory_add(
         FingerprintError: another vocabulary, or the mixture was encoded by another passage tower.
     """
     store, model = TokenStore.open(token_store), load_model(model_dir, step=step)
-    if not name or not len(store):
-        raise DataError(
-            f"memory {name!r} of {len(store)} documents",
-            where=token_store,
-            expected="a name, and at least one document",
-        )
+    if not len(store):
+        fix = "tokenize a collection with passages"
+        raise DataError(f"memory {name!r} has no documents", where=token_store, fix=fix)
     check_vocabulary(model, store)
     fingerprints = tower_fingerprints(model, store)
     directory = shared_embeddings or str(pathlib.Path(memory_dir) / PARTS)
     before = read_manifest(memory_dir) or Manifest(fingerprints, (), directory)
-    require_equal(
-        f"memories {memory_dir}",
-        before.fingerprints,
-        fingerprints,
-        "add this model's memories to a directory of their own",
-    )
-    own = Memory(
+    fix = "add this model's memories to a directory of their own"
+    require_equal(f"memories {memory_dir}", before.fingerprints, fingerprints, fix)
+    added = Memory(
         name,
         str(pathlib.Path(token_store)),
         store.metadata.collection,
         store.metadata.passages_fingerprint,
         len(store),
     )
-    taken = {one.name: one.collection for one in before.memories}
-    if taken.get(name, own.collection) != own.collection:
-        raise ConfigError(
-            f"memory {name!r} is collection {taken[name]!r}",
-            where=memory_dir,
-            expected=f"a name of its own for collection {own.collection!r}",
-            fix=f"choose another NAME, or `taser memory remove` {name!r} first",
-        )
+    memories = {one.name: one for one in before.memories}
+    if name in memories and memories[name].collection != added.collection:
+        title = f"memory {name!r} is collection {memories[name].collection!r}"
+        fix = f"choose another NAME, or `taser memory remove` {name!r} first"
+        raise ConfigError(title, where=memory_dir, fix=fix)
     with phase(f"memory {name}"):
-        encoded = add_missing(before.embeddings_dir, model, store, config=config)
-    memories = {one.name: one for one in before.memories} | {name: own}
+        encoded = encode_missing(before.embeddings_dir, model, store, config=config)
+    memories[name] = added
     manifest = dataclasses.replace(before, memories=tuple(memories.values()))
     write_manifest(memory_dir, manifest)
     kept = len(Mixture(manifest)) - encoded
@@ -102,7 +165,7 @@ def memory_add(
 
 @writes("{memory_dir}")
 @first_host_only
-def memory_remove(*, name: str, memory_dir: str) -> None:
+def remove_memory(*, name: str, memory_dir: str) -> None:
     """Removes a memory from a mixture; its embeddings stay, so that adding it again encodes none.
 
     Args:
@@ -115,22 +178,6 @@ def memory_remove(*, name: str, memory_dir: str) -> None:
     manifest = read_manifest(memory_dir) or Manifest({}, (), PARTS)
     write_manifest(memory_dir, manifest.without(name))
     logger.info("memory %s: removed", name)
-
-
-def memory_list(*, memory_dir: str) -> list[str]:
-    """Prints a mixture's memories with their sizes.
-
-    Args:
-        memory_dir: the mixture.
-
-    Returns:
-        Their names.
-    """
-    mixture = Mixture.open(memory_dir)
-    for one in mixture.manifest.memories:
-        print(f"{one.name}: {one.documents:,} documents of collection {one.collection}")
-    print(f"together {len(mixture):,} different documents")
-    return mixture.names
 
 
 CONFIGURABLES = (EncodeConfig,)

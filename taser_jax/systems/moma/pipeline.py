@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from taser_jax.assembly.config import TrainingConfig
+from taser_jax.commands.evaluate import write_table
 from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.pipelines.episodes import Episode, Episodes, number_episodes
-from taser_jax.commands.pipelines.setting import Setting
+from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages
+from taser_jax.commands.pipelines.setting import BM25, Setting
+from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
 from taser_jax.commands.pipelines.taser import begin_pipeline, check_depth, print_table
 from taser_jax.data.collections.store import PassageStore
@@ -17,15 +22,9 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.systems.moma.moma_options import (
-    Documents,
-    EvaluatedLookup,
-    LookupTraining,
-    MomaConfig,
-    Trained,
-)
-from taser_jax.systems.moma.moma_targets import search_targets
-from taser_jax.systems.moma.stages import MomaStages
+from taser_jax.systems.moma.distillation import attention_by_task
+from taser_jax.systems.moma.options import SOURCE, Documents, LookupTraining, MomaConfig, Trained
+from taser_jax.systems.moma.stages import UNTRAINED, MomaStages, look_up
 
 
 @writes("{setting.output_dir}")
@@ -83,7 +82,7 @@ def pipeline_moma(
     for kind in map(LookupTraining, moma.compared):
         steps = _Alternation(run, kind, lookup_training, rows)
         finished[kind] = steps.train(warmed, numbered)
-    search_targets(run, finished)
+    _search_targets(run, finished)
     return print_table(setting, rows, by_task=setting.evaluation.measures[0])
 
 
@@ -98,28 +97,20 @@ class _Alternation:
 
     def train(self, warmed: Trained, episodes: Sequence[Episode]) -> tuple[Trained, Trained | None]:
         """The last end retriever and lookup, from the warmed-up model; None without a lookup."""
-        run, kind = self.run, self.kind
-        end = warmed
-        if kind is LookupTraining.NONE:
-            lookup, documents = None, None
-        else:
-            lookup, documents = warmed, run.look_up(warmed)
-        newest, found = lookup, documents
+        run, kind, end = self.run, self.kind, warmed
+        lookup = None if kind is LookupTraining.NONE else warmed
+        documents = None if lookup is None else run.look_up(lookup)
         for episode in episodes:
             label = f"{kind.prefix}{episode.label}"
-            lookup, documents = newest, found
             end = run.train_end(label, episode.training, end, documents)
             if kind is LookupTraining.LEARNED:
-                newest, found = self._learn(label, episode.training, end, lookup, documents)
-            if run.moma.evaluated is EvaluatedLookup.NEWEST:
-                lookup, documents = newest, found
-            run.retrieve(
-                end,
-                self.rows,
-                f"{run.row(kind)} ({episode.label})",
-                documents,
-                mined=episode is not episodes[-1],
-            )
+                assert lookup is not None
+                assert documents is not None
+                lookup = self._learn(label, episode.training, end, lookup, documents)
+                documents = run.look_up(lookup)
+            row = f"{run.row(kind)} ({episode.label})"
+            is_last = episode is episodes[-1]
+            run.retrieve(end, self.rows, row, documents, mined=not is_last)
         return end, lookup
 
     def _learn(
@@ -127,19 +118,137 @@ class _Alternation:
         label: str,
         training: TrainingConfig,
         end: Trained,
-        lookup: Trained | None,
-        documents: Documents | None,
-    ) -> tuple[Trained, Documents]:
-        """f_a,t, trained on what f_t attends to, and the documents that it finds."""
-        assert lookup is not None
-        assert documents is not None
+        lookup: Trained,
+        documents: Documents,
+    ) -> Trained:
+        """f_a,t, trained on what f_t attends to."""
         joined = self.run.distil(label, end, documents)
         if self.lookup_training is not None:
             own = self.lookup_training
             batching = dataclasses.replace(own.batching, seed=training.batching.seed)
             training = dataclasses.replace(own, seed=training.seed, batching=batching)
-        learned = self.run.train_lookup(label, training, lookup, joined)
-        return learned, self.run.look_up(learned)
+        return self.run.train_lookup(label, training, lookup, joined)
+
+
+Finished = Mapping[LookupTraining, tuple[Trained, Trained | None]]
+
+
+def _search_targets(run: MomaStages, finished: Finished) -> None:
+    """Searches and evaluates each target by itself, with its test queries; writes its table.
+
+    A target replaces the source as a memory. MoMA itself is also searched with the source in place
+    of the target, and without documents. No weight changes, and no target's qrels are read before
+    its runs are written.
+
+    Args:
+        run: the stages.
+        finished: the last end retriever and lookup of each compared way.
+    """
+    untrained = run.untrained()
+    for name, path in run.moma.targets.items():
+        target = _Target(run, name, path)
+        rows = [target.bm25()]
+        if untrained is not None:
+            rows.append(target.search(UNTRAINED.capitalize(), untrained, None))
+        for kind, (end, lookup) in finished.items():
+            row = run.row(kind)
+            if lookup is None:
+                rows.append(target.search(row, end, None))
+                continue
+            swapped = {**run.moma.memories, name: path}
+            del swapped[SOURCE]
+            if kind is LookupTraining.LEARNED:
+                rows.append(target.search(f"{row}, no documents", end, None))
+                documents = target.look_up(lookup, run.moma.memories, "without-target")
+                rows.append(target.search(f"{row} without target", end, documents))
+            documents = target.look_up(lookup, swapped, "documents")
+            rows.append(target.search(row, end, documents))
+            if kind is LookupTraining.LEARNED:
+                target.attend(end, documents)
+        target.write(rows)
+
+
+class _Target:
+    """One target's stages and folder."""
+
+    def __init__(self, run: MomaStages, name: str, path: str) -> None:
+        self._run, self._name, self._path = run, name, path
+        self._root = run.root / "targets" / name
+        store = TokenStore.open(path)
+        self._setting = dataclasses.replace(
+            run.setting,
+            output_dir=str(self._root),
+            token_store=path,
+            tasks=None,
+            own_passage_tasks=(),
+        )
+        self._stages = Stages(self._root)
+        self._retrieval = RetrievalStages(self._stages, self._setting, store)
+        self._tasks = list(store.tasks)
+
+    def bm25(self) -> str:
+        """BM25's row."""
+        root = self._root / "bm25"
+        self._retrieval.bm25(root, splits=("test",))
+        return self._retrieval.evaluate(BM25, root / "runs", parameters=None)
+
+    def look_up(self, lookup: Trained, memories: Mapping[str, str], folder: str) -> Documents:
+        """The documents that a lookup finds for the target's queries in these memories."""
+        root = self._root / f"{lookup.label}-{folder}"
+        documents = Documents(root / "memories", root / "found")
+        self._stages.run(
+            root.name,
+            look_up,
+            **self._run.mixture(lookup, memories),
+            memory_dir=documents.memory_dir,
+            token_store=self._path,
+            output_dir=documents.directory,
+            splits=["test"],
+            k=self._run.moma.documents,
+        )
+        return documents
+
+    def search(self, row: str, end: Trained, documents: Documents | None) -> str:
+        """The row of an end retriever, with or without documents."""
+        label = end.label if documents is None else f"{end.label}-{documents.directory.parent.name}"
+        self._retrieval.retrieve(
+            label,
+            self._root / label,
+            splits=("test",),
+            encoded=("test",),
+            model_dir=end.directory,
+            documents={
+                **self._run.options(documents),
+                "shared_embeddings": self._run.shared_embeddings(end),
+            },
+        )
+        return self._retrieval.evaluate(row, self._root / label / "runs", parameters=end.parameters)
+
+    def attend(self, end: Trained, documents: Documents) -> None:
+        """Records how the memories share the attention of the target's queries."""
+        self._stages.run(
+            f"{end.label}-attention",
+            _attention,
+            **self._run.attended(end, documents),
+            token_store=self._path,
+            tasks=self._tasks,
+            split="test",
+            source=self._name,
+        )
+
+    def write(self, rows: list[str]) -> None:
+        """The target's table."""
+        write_table(
+            self._root,
+            systems=rows,
+            by_task=self._setting.evaluation.measures[0],
+            significance=self._setting.significance,
+        )
+
+
+@functools.wraps(attention_by_task)
+def _attention(**options: Any) -> dict[str, Any]:
+    return {"attention": [one.shares for one in attention_by_task(**options).values()]}
 
 
 CONFIGURABLES = (*TASER_CONFIGURABLES, Episodes, MomaConfig)

@@ -1,31 +1,237 @@
-"""The documents that queries were fused with and the attention to them, beside the embeddings."""
+"""Queries with documents of a mixture, from `taser augment`, for training and encoding.
+
+    <directory>/<task>.<split>/documents.npz   rows of the mixture and their scores, of each query
+    <directory>/<task>.<split>/metadata.json   whose queries, and where the mixture is
+
+Beside a split's embeddings, `taser encode` keeps the same with the attention to each document.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
+import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32
 
+from taser_jax.assembly.model_directory import LoadedModel
+from taser_jax.assembly.text_sources import QUERY_DOCUMENTS
+from taser_jax.data.batches.padding import Texts
+from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.models.batch import Augmented, EncoderInput
+from taser_jax.models.bert_fusion import BertFusionConfig, FusedStates
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
+from taser_jax.models.encoded import static_task
+from taser_jax.models.fusion import encode_with_attention
+from taser_jax.retrieval.embeddings import encode_rows
+from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.storage.artifacts import (
+    ARRAY_ERRORS,
     FINGERPRINTS,
+    METADATA,
     FilePath,
+    fingerprint,
     read_json,
+    read_metadata,
     replacing,
     require_equal,
+    split_path,
     write_json,
 )
-from taser_jax.storage.errors import DataError
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.json_fields import JsonField, JsonType
-from taser_jax.systems.moma.memories import Lookup, Mixture
+from taser_jax.storage.json_files import read_strings
+from taser_jax.systems.moma.embeddings import EmbeddingsByText
+from taser_jax.systems.moma.memories import AugmentedTexts, Lookup, Mixture
 
-# Files beside a split's query embeddings: the documents with their attention, and their mixture.
+KIND = "documents of queries"
+_VERSION = 1
+_LOOKUP, _QUERY_IDS = "documents.npz", "query_ids.json"
+# Beside a split's query embeddings: the documents with their attention, and their mixture.
 _FUSED, _MIXTURE = "documents.npz", "documents.json"
 _FIELDS = {
     "fingerprints": FINGERPRINTS,
     "query_ids": JsonField(JsonType.LIST, required=True, items=JsonField(JsonType.STRING)),
 }
+
+
+def write_lookup(
+    directory: FilePath,
+    task: str,
+    split: str,
+    lookup: Lookup,
+    *,
+    memory_dir: FilePath,
+    fingerprints: Mapping[str, str],
+) -> None:
+    """Writes the documents of a split's queries.
+
+    Args:
+        directory: folder of all splits.
+        task: the queries' task.
+        split: their split.
+        lookup: the documents that were looked up.
+        memory_dir: the mixture's directory.
+        fingerprints: fingerprints of the queries, the mixture and the lookup model.
+    """
+    own = split_path(directory, task, split)
+    own.mkdir(parents=True, exist_ok=True)
+    with replacing(own / _LOOKUP, recorded=True) as scratch, open(scratch, "wb") as file:
+        np.savez(file, rows=lookup.rows, scores=lookup.scores)
+    write_json(own / _QUERY_IDS, lookup.query_ids)
+    metadata = {
+        "format_version": _VERSION,
+        "kind": KIND,
+        "fingerprints": dict(fingerprints),
+        "memory_dir": os.path.relpath(memory_dir, own),
+    }
+    write_json(own / METADATA, metadata)
+
+
+def read_lookup(directory: FilePath, task: str, split: str) -> tuple[Lookup, dict]:
+    """The documents of a split's queries, and the metadata beside them.
+
+    Raises:
+        DataError: the split was not augmented.
+    """
+    own = split_path(directory, task, split)
+    if not (own / METADATA).is_file():
+        fix = "run `taser augment` for this task and split"
+        raise DataError(f"no documents of task {task!r}, split {split!r}", where=str(own), fix=fix)
+    metadata = read_metadata(own, KIND, _VERSION, fields={"fingerprints": FINGERPRINTS})
+    again = f"delete {own} and run `taser augment` again"
+    query_ids = read_strings(own / _QUERY_IDS, fix=again)
+    where = str(own / _LOOKUP)
+    try:
+        with np.load(own / _LOOKUP) as arrays:
+            return Lookup(query_ids, arrays["rows"], arrays["scores"]), metadata
+    except ARRAY_ERRORS as error:
+        raise DataError(f"missing or damaged: {error}", where=where, fix=again) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Augmentation:
+    """The documents of a token store's queries, in place of cached states.
+
+    Attributes:
+        directory: what `taser augment` wrote.
+        per_query: documents fused with each query, K.
+        config: the model that fuses them.
+        passages: the token store's passages, unchanged.
+    """
+
+    directory: str
+    per_query: int
+    config: ModelConfig
+    passages: Texts
+
+    @classmethod
+    def open(
+        cls, directory: FilePath, *, per_query: int, config: ModelConfig, store: TokenStore
+    ) -> Augmentation:
+        """Checks that the model takes documents.
+
+        Raises:
+            ConfigError: it does not, or fewer than one document per query.
+        """
+        if not config.fuses:
+            raise config.no_fusion()
+        if per_query < 1:
+            raise ConfigError(f"{per_query} documents", where="DOCUMENTS", expected="1 or more")
+        return cls(os.fspath(directory), per_query, config, store.passages)
+
+    def of_queries(self, queries: TokenizedQueries) -> AugmentedTexts:
+        """These queries with their documents.
+
+        Raises:
+            ConfigError: fewer documents were looked up.
+            DataError: the split was not augmented.
+            FingerprintError: the mixture or its model has changed since.
+        """
+        looked_up, metadata = read_lookup(self.directory, queries.task, queries.split)
+        where = str(split_path(self.directory, queries.task, queries.split))
+        if looked_up.rows.shape[1] < self.per_query:
+            title = f"{self.per_query} documents per query of {looked_up.rows.shape[1]} looked up"
+            fix = "lower DOCUMENTS, or augment with a larger k"
+            raise ConfigError(title, where=where, fix=fix)
+        mixture = Mixture.open(pathlib.Path(where) / metadata["memory_dir"])
+        fix = "the memories have changed: run `taser augment` again"
+        require_equal(where, metadata["fingerprints"], mixture.fingerprints, fix)
+        rows = looked_up.of(queries.query_ids, where=where).rows[:, : self.per_query]
+        return AugmentedTexts(queries, rows, document_reader(self.config, mixture))
+
+    def renamed(self, queries: TokenizedQueries) -> TokenizedQueries:
+        """The same queries with a fingerprint that depends on their documents."""
+        looked_up, metadata = read_lookup(self.directory, queries.task, queries.split)
+        prints = json.dumps(metadata["fingerprints"])
+        content = fingerprint([queries.fingerprint, prints, looked_up.rows, self.per_query])
+        return dataclasses.replace(queries, fingerprint=content)
+
+    def write_attention(
+        self,
+        model: LoadedModel,
+        queries: TokenizedQueries,
+        queries_dir: FilePath,
+        *,
+        config: EncodeConfig,
+    ) -> None:
+        """Writes which documents a split's queries were fused with, and how much each counted."""
+        looked_up, metadata = read_lookup(self.directory, queries.task, queries.split)
+        prints = metadata["fingerprints"]
+        write_fused(
+            queries_dir,
+            looked_up.of(queries.query_ids, where=self.directory),
+            document_attention(model, self.of_queries(queries), task=queries.task, config=config),
+            fingerprints={name: prints[name] for name in ("model", "vocabulary", "mixture")},
+        )
+
+
+def document_reader(config: ModelConfig, mixture: Mixture) -> Callable[[np.ndarray], Any]:
+    """Rows of a mixture -> documents as a model fuses them: tokens, or embeddings."""
+    is_late = isinstance(config, BertFusionConfig) and config.documents is FusedStates.EMBEDDINGS
+    return EmbeddingsByText.of_mixture(mixture).take if is_late else mixture.tokens
+
+
+def document_attention(
+    model: LoadedModel,
+    texts: AugmentedTexts,
+    *,
+    task: str | None = None,
+    config: EncodeConfig = EncodeConfig(),
+) -> Float32[np.ndarray, "queries segments"]:
+    """The attention of each query to its own tokens and to its documents (equation 9).
+
+    Args:
+        model: the end retriever.
+        texts: queries with documents.
+        task: the queries' task.
+        config: sizes of batches.
+    """
+    devices = dataclasses.replace(config, batch_multiple=model.batch_multiple)
+    static = static_task(model.model.query_tasks, task)
+
+    def attend(batch: EncoderInput) -> jax.Array:
+        placed = model.partitioner.put_batch(batch)
+        return _attention(model.params, placed, model=model.model, task=static)
+
+    attention, _ = encode_rows(attend, texts, np.arange(len(texts.rows)), config=devices)
+    return attention
+
+
+@functools.partial(jax.jit, static_argnames=("model", "task"))
+def _attention(
+    params: Params, texts: Augmented, *, model: DualEncoder, task: str | None
+) -> jax.Array:
+    _, attention = encode_with_attention(model, params, texts, task=task)
+    return jnp.maximum(attention, jnp.finfo(attention.dtype).min)
 
 
 def write_fused(
@@ -62,15 +268,14 @@ def read_fused(
     folder = pathlib.Path(directory)
     value = read_json(folder / _MIXTURE, fields=_FIELDS, absent={})
     if not value:
-        raise DataError(
-            "no documents beside the queries' embeddings",
-            where=str(folder),
-            expected="queries that `taser encode` fused with documents",
-            fix="encode with AUGMENTATION_DIR and encode.attention=True, or drop MEMORY_DIR",
-        )
-    require_equal(
-        str(folder), value["fingerprints"], mixture.fingerprints, "name the mixture they are of"
-    )
+        fix = "encode with AUGMENTATION_DIR and encode.attention=True, or drop MEMORY_DIR"
+        title = "no documents beside the queries' embeddings"
+        raise DataError(title, where=str(folder), fix=fix)
+    fix = "name the mixture they are of"
+    require_equal(str(folder), value["fingerprints"], mixture.fingerprints, fix)
     with np.load(folder / _FUSED) as arrays:
         lookup = Lookup(value["query_ids"], arrays["rows"], arrays["scores"])
         return lookup, arrays["attention"]
+
+
+QUERY_DOCUMENTS.register(Augmentation.open)

@@ -14,6 +14,7 @@ from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import load_model, selected_checkpoint
 from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, RetrievalStages
 from taser_jax.commands.pipelines.setting import BM25, Setting
+from taser_jax.commands.pipelines.stage_inputs import passes_on
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.train import TrainSummary, train
 from taser_jax.data.token_store.store import TokenStore
@@ -21,25 +22,27 @@ from taser_jax.devices.hosts import writes
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.storage.errors import ConfigError
-from taser_jax.systems.moma.attention import (
+from taser_jax.systems.moma.augment import augment
+from taser_jax.systems.moma.distillation import (
     Distilled,
+    attention_by_task,
     distil,
-    gold_documents,
     write_joined_store,
 )
-from taser_jax.systems.moma.augment import augment
-from taser_jax.systems.moma.augmentation import read_lookup
+from taser_jax.systems.moma.embeddings import encode_missing
 from taser_jax.systems.moma.memories import Mixture
-from taser_jax.systems.moma.memory import memory_add
-from taser_jax.systems.moma.memory_shares import attention_by_task
-from taser_jax.systems.moma.moma_options import (
+from taser_jax.systems.moma.memory import add_memory
+from taser_jax.systems.moma.options import (
+    LOOKUP_DEPTH,
+    LOOKUP_NEGATIVES,
+    SOURCE,
     Documents,
     GoldDocuments,
     LookupTraining,
     MomaConfig,
     Trained,
 )
-from taser_jax.systems.moma.shared_embeddings import add_missing
+from taser_jax.systems.moma.query_documents import read_lookup
 
 WARM_UP = "warm-up"
 UNTRAINED = "untrained"
@@ -106,12 +109,9 @@ class MomaStages:
         """
         if self.setting.training.pretrained is None:
             if self.moma.frozen_passages:
-                raise ConfigError(
-                    "frozen_passages without pretrained weights",
-                    where="MomaConfig",
-                    expected="passages that a pretrained tower encodes",
-                    fix="set PRETRAINED, or frozen_passages=False",
-                )
+                title = "passages are frozen, and nothing has trained their tower"
+                fix = "set PRETRAINED, or frozen_passages=False"
+                raise ConfigError(title, where="MomaConfig.frozen_passages", fix=fix)
             return None
         directory = self.root / UNTRAINED
         parameters = self._retrieval.untrained(UNTRAINED, directory, self._model)
@@ -133,8 +133,8 @@ class MomaStages:
             token_store=self.setting.token_store,
             output_dir=directory,
             tasks=self.setting.tasks,
-            k=moma.lookup_depth,
-            without_gold_of=moma.source if moma.gold is GoldDocuments.REMOVED else None,
+            k=LOOKUP_DEPTH,
+            without_gold_of=SOURCE if moma.gold is GoldDocuments.REMOVED else None,
         )
         return Documents(memory_dir, directory)
 
@@ -186,10 +186,8 @@ class MomaStages:
             **self.attended(end, documents),
             token_store=self.setting.token_store,
             output_dir=directory,
-            source=moma.source,
             tasks=self.setting.tasks or list(self._store.tasks),
             learned=moma.learned_positives,
-            negatives=moma.lookup_negatives,
         )
         return directory
 
@@ -200,7 +198,6 @@ class MomaStages:
             "memory_dir": documents.memory_dir,
             "augmentation_dir": documents.directory,
             "documents": self.moma.documents,
-            "kind": self.moma.attention,
             "config": self.setting.encode,
         }
 
@@ -268,6 +265,7 @@ class MomaStages:
 
 
 @writes("{output_dir}", "{memory_dir}")
+@passes_on(augment, add_memory)
 def look_up(
     *,
     memories: Mapping[str, str],
@@ -292,7 +290,7 @@ def look_up(
         options: further arguments of `augment`.
     """
     encoded = {
-        name: memory_add(
+        name: add_memory(
             name=name,
             token_store=path,
             model_dir=model_dir,
@@ -320,38 +318,40 @@ def _distil(
     token_store: str,
     memory_dir: str,
     augmentation_dir: str,
-    source: str,
     tasks: Sequence[str],
     learned: int,
-    negatives: int,
-    **attended: Any,
+    negatives: int = LOOKUP_NEGATIVES,
+    **options: Any,
 ) -> dict[str, Any]:
     mixture, store = Mixture.open(memory_dir), TokenStore.open(token_store)
     joined: dict[tuple[str, str], Any] = {}
     for entry in store.metadata.queries:
         if entry.split == DEVELOPMENT and entry.task in tasks:
             queries = store.queries(entry.task, entry.split)
-            gold = gold_documents(mixture, source, queries.positives)
+            gold = mixture.gold(SOURCE, queries.positives)
             distilled = Distilled(gold, [np.zeros(0, int)] * len(gold))
             joined[entry.task, entry.split] = queries, distilled
-    scored = attention_by_task(
+    attended = attention_by_task(
         memory_dir=memory_dir,
         augmentation_dir=augmentation_dir,
         token_store=token_store,
-        source=source,
+        source=SOURCE,
         tasks=tasks,
         split="train",
-        **attended,
+        **options,
     )
-    for task, (_, queries, gold, attention) in scored.items():
+    for task, one in attended.items():
         lookup, _ = read_lookup(augmentation_dir, task, "train")
-        distilled = distil(gold, lookup, attention[:, 1:], learned=learned, negatives=negatives)
-        joined[task, "train"] = queries, distilled
+        distilled = distil(
+            one.gold, lookup, one.attention[:, 1:], learned=learned, negatives=negatives
+        )
+        joined[task, "train"] = one.queries, distilled
     write_joined_store(pathlib.Path(output_dir), mixture, store, joined)
-    return {"attention": [line for line, *_ in scored.values()]}
+    return {"attention": [one.shares for one in attended.values()]}
 
 
 @writes("{model_dir}")
+@passes_on(train)
 def _train(
     *,
     tower_dir: str | None,
@@ -364,7 +364,7 @@ def _train(
     """Trains, with passages that a frozen tower has encoded where there is one."""
     if tower_dir is not None and shared_embeddings is not None:
         tower, store = load_model(tower_dir), TokenStore.open(token_store)
-        add_missing(shared_embeddings, tower, store, config=config)
+        encode_missing(shared_embeddings, tower, store, config=config)
     return train(
         model_dir=model_dir,
         token_store=token_store,

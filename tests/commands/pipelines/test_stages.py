@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from taser_jax.commands.pipelines.stage_inputs import passes_on, stage_inputs
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.devices.hosts import writes
 from taser_jax.storage.artifacts import fingerprint_json, write_json
@@ -247,3 +248,17 @@ def test_a_changed_argument_is_refused_by_its_name(world, changed, named):
     run_mine(world)
     with pytest.raises(ConfigError, match=named):
         run_mine(world, **changed)
+
+
+def test_defaults_of_what_a_stage_calls_are_among_its_inputs(tmp_path):
+    def inner(*, model_dir, depth=3, k=7):
+        return depth + k
+
+    @passes_on(inner)
+    def outer(*, model_dir, k, **options):
+        return inner(model_dir=model_dir, k=k, **options)
+
+    inputs = stage_inputs(outer, {"model_dir": "elsewhere", "k": 1}, tmp_path)
+    assert inputs == {"model_dir": "elsewhere", "k": 1, "depth": 3}
+    inputs = stage_inputs(outer, {"model_dir": "elsewhere", "k": 1, "depth": 5}, tmp_path)
+    assert inputs == {"model_dir": "elsewhere", "k": 1, "depth": 5}

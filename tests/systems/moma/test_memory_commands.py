@@ -20,10 +20,10 @@ from taser_jax.models.dual_encoder import Towers
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.systems.moma.augment import augment
-from taser_jax.systems.moma.augmentation import Augmentation, read_lookup
-from taser_jax.systems.moma.joined import JoinedEmbeddings
+from taser_jax.systems.moma.embeddings import EmbeddingsByText
 from taser_jax.systems.moma.memories import Mixture
-from taser_jax.systems.moma.memory import memory_add, memory_list, memory_remove
+from taser_jax.systems.moma.memory import MemoryAction, add_memory, memory, remove_memory
+from taser_jax.systems.moma.query_documents import Augmentation, read_lookup
 
 
 def fusion(**changes):
@@ -79,7 +79,11 @@ def copied(mixture_dir, world, tmp_path):
 
 def add(world, directory, name, number, **changes):
     arguments = {"token_store": world.stores[number], "model_dir": world.model_dir}
-    return memory_add(name=name, memory_dir=directory, **arguments | changes)
+    return add_memory(name=name, memory_dir=directory, **arguments | changes)
+
+
+def listed(directory):
+    return memory(action=MemoryAction.LIST, memory_dir=directory)
 
 
 def test_only_new_documents_are_encoded(world, tmp_path):
@@ -92,11 +96,12 @@ def test_only_new_documents_are_encoded(world, tmp_path):
     assert shared
     # Every passage of the first is also one of the second.
     assert add(world, directory, "source", 0) == {"encoded": 0, "kept": 60}
-    memory_remove(name="more", memory_dir=directory)
-    assert memory_list(memory_dir=directory) == ["source"]
+    remove_more = {"action": MemoryAction.REMOVE, "name": "more"}
+    assert memory(**remove_more, memory_dir=directory) == ["source"]
+    assert memory(action=MemoryAction.LIST, memory_dir=directory) == ["source"]
     assert len(Mixture.open(directory)) == 48
     assert add(world, directory, "more", 1) == {"encoded": 0, "kept": 60}
-    assert memory_list(memory_dir=directory) == ["source", "more"]
+    assert listed(directory) == ["source", "more"]
 
 
 def test_a_mixture_is_one_collection_in_which_equal_texts_are_one(world, mixture_dir):
@@ -112,7 +117,7 @@ def test_a_mixture_is_one_collection_in_which_equal_texts_are_one(world, mixture
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_array_equal(found.mask, expected.mask)
     # Rows of the joined index are the passages' own embeddings.
-    joined = JoinedEmbeddings(mixture)
+    joined = EmbeddingsByText.of_mixture(mixture)
     np.testing.assert_allclose(
         joined.take(chosen), model.encode_fn(Role.PASSAGE)(expected), atol=1e-5
     )
@@ -131,7 +136,7 @@ def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path, excl
     queries = TokenStore.open(world.stores[0]).queries("first", "validation")
     embedded = np.asarray(model.encode_fn(Role.QUERY)(queries.tokens(np.arange(16))))
     candidates = 48 if excluded else 60
-    scores = embedded @ JoinedEmbeddings(mixture).rows(0, candidates).T
+    scores = embedded @ EmbeddingsByText.of_mixture(mixture).rows(0, candidates).T
     best = -np.sort(-scores, axis=1)[:, :5]
     np.testing.assert_allclose(lookup.scores, best, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
@@ -212,19 +217,30 @@ def test_models_that_share_a_passage_tower_share_embeddings(world):
     assert moved.passage_fingerprint != model.passage_fingerprint
 
 
+def test_an_action_needs_what_it_reads(tmp_path):
+    for action, given, missing in (
+        (MemoryAction.ADD, {}, "NAME"),
+        (MemoryAction.ADD, {"name": "wiki"}, "TOKEN_STORE"),
+        (MemoryAction.ADD, {"name": "wiki", "token_store": "tokens"}, "MODEL_DIR"),
+        (MemoryAction.REMOVE, {}, "NAME"),
+    ):
+        with pytest.raises(ConfigError, match=f"{missing} is missing"):
+            memory(action=action, memory_dir=str(tmp_path), **given)
+
+
 def test_what_cannot_be_plugged_in(copied, tmp_path):
     world, directory = copied
     with pytest.raises(ConfigError, match=r"(?s)no memory 'mesh'.*source, more"):
-        memory_remove(name="mesh", memory_dir=directory)
-    with pytest.raises(DataError, match="no memories here"):
-        memory_list(memory_dir=str(tmp_path / "nothing"))
+        remove_memory(name="mesh", memory_dir=directory)
+    with pytest.raises(DataError, match="the directory has no memories"):
+        listed(str(tmp_path / "nothing"))
     metadata = tmp_path / "copy" / "stores" / "second" / "metadata.json"
     text = metadata.read_text()
     (metadata.parent / "checksums.txt").unlink()
     options = {"memory_dir": directory, "token_store": world.stores[0]}
     options |= {"model_dir": world.model_dir, "output_dir": str(tmp_path / "documents")}
     for k in (0, 61):
-        with pytest.raises(ConfigError, match="1 to 60, the documents of the mixture"):
+        with pytest.raises(ConfigError, match="set DOCUMENTS to 1 to 60"):
             augment(**options, k=k)
     with pytest.raises(ConfigError, match="no memory mesh"):
         augment(**options, excluded=["mesh"])
@@ -237,7 +253,7 @@ def test_what_cannot_be_plugged_in(copied, tmp_path):
         encode(**encoded, augmentation_dir=str(tmp_path / "d"), states_dir=str(tmp_path / "s"))
     augment(**options, k=4)
     # A mixture that changed since.
-    memory_remove(name="more", memory_dir=directory)
+    remove_memory(name="more", memory_dir=directory)
     about = {"token_store": world.stores[0], "model": fusion(), "model_dir": str(tmp_path / "m")}
     about["training"] = tiny_training.training_config(train_steps=2)
     with pytest.raises(FingerprintError, match="the memories have changed"):
@@ -249,7 +265,7 @@ def test_what_cannot_be_plugged_in(copied, tmp_path):
     fingerprint = TokenStore.open(world.stores[1]).metadata.passages_fingerprint
     metadata.write_text(text.replace(fingerprint, "0" * len(fingerprint)))
     with pytest.raises(FingerprintError, match="tokens of memory 'more' have changed"):
-        memory_list(memory_dir=directory)
+        listed(directory)
     metadata.write_text(text)
     other = {**about, "model_dir": str(tmp_path / "other")}
     train(**{**other, "training": dataclasses.replace(other["training"], seed=7)})

@@ -104,7 +104,7 @@ def test_episodes_on_two_memories(small_world, tmp_path, capsys):
         *gin(DATA_DIR=data, TOKEN_STORE=small_world.token_store, OUTPUT_DIR=output_dir),
         *gin(MEMORIES={"source": str(small_world.token_store), "terms": str(tokens)}),
         *gin("BertConfig", embed_dim=32, num_layers=1, num_heads=2, head_dim=16, mlp_dim=64),
-        *gin("MomaConfig", documents=3, learned_positives=2, lookup_depth=20),
+        *gin("MomaConfig", documents=3, learned_positives=2),
         *gin("MomaConfig", compared=["none", "fixed", "learned"]),
         *gin(TARGETS={"other": str(target)}),
         *gin(TRAIN_STEPS=4, WARM_UP_STEPS=4, BATCH_SIZE=16, WARMUP_STEPS=2),

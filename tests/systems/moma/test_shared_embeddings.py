@@ -18,7 +18,7 @@ from taser_jax.models.dual_encoder import Towers
 from taser_jax.optim.optimizers import OptimizerConfig, Update
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.storage.errors import ConfigError, FingerprintError
-from taser_jax.systems.moma.memory import memory_add
+from taser_jax.systems.moma.memory import add_memory
 
 FROZEN = (("passage_encoder/.*", Update.FREEZE), ("query_encoder/.*", Update.TRAIN))
 
@@ -87,7 +87,7 @@ def test_models_of_one_passage_tower_encode_a_text_once(world, tmp_path):
     np.testing.assert_allclose(found.rows(0, 48), expected.rows(0, 48), atol=1e-6)
     assert found.fingerprints == expected.fingerprints
     memory_dir = str(tmp_path / "memories")
-    counts = memory_add(
+    counts = add_memory(
         name="source", memory_dir=memory_dir, shared_embeddings=str(root / "shared"), **direct
     )
     assert counts == {"encoded": 0, "kept": len(TokenStore.open(options["token_store"]))}

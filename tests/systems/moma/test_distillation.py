@@ -6,9 +6,8 @@ import tiny_training
 
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.storage.errors import ConfigError
-from taser_jax.systems.moma.attention import distil, gold_documents, write_joined_store
+from taser_jax.systems.moma.distillation import attention_shares, distil, write_joined_store
 from taser_jax.systems.moma.memories import Lookup, Manifest, Memory, Mixture
-from taser_jax.systems.moma.memory_shares import attention_shares
 
 # Two queries, six documents looked up, of which three are fused.
 ROWS = np.array([[7, 3, 5, 9, 1, 8], [2, 4, 6, -1, -1, -1]], np.int32)
@@ -47,7 +46,7 @@ def test_positives_are_gold_and_most_attended_and_negatives_the_rest():
 def test_the_lookup_trains_on_all_memories(mixture, tmp_path):
     source = mixture.stores[0]
     queries = source.queries("first", "validation")
-    gold = gold_documents(mixture, "source", queries.positives)
+    gold = mixture.gold("source", queries.positives)
     lookup = Lookup(
         queries.query_ids,
         np.tile(np.array([50, 51, 52, 53], np.int32), (16, 1)),
@@ -72,15 +71,12 @@ def test_attention_is_shared_among_memories(mixture):
     rows = np.array([[0, 1, 50, 2], [55, 56, -1, -1]], np.int32)
     attention = np.array([[9.0, 0.2, 0.1, 0.3], [9.0, 0.3, 0.1, 0.0]], np.float32)
     gold = [np.array([1]), np.array([0])]
-    found = attention_shares(mixture, rows, attention, gold=gold)
-    assert found["attention"] == pytest.approx({"source": 0.3, "more": 0.7})
-    assert found["documents"] == pytest.approx({"source": 0.4, "more": 0.6})
-    assert found["queries_with_gold"] == 0.5
     split = attention_shares(mixture, rows, attention, gold=gold, source="source")
     # One of the first query's three documents of the source is relevant, none of the second's.
     assert split["attention"] == pytest.approx(
         {"source, other": 0.2, "more": 0.7, "source, relevant": 0.1}
     )
+    assert split["queries_with_gold"] == 0.5
     assert split["documents"] == pytest.approx(
         {"source, other": 0.2, "more": 0.6, "source, relevant": 0.2}
     )

@@ -7,8 +7,13 @@ import enum
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from taser_jax.models.fusion import FidAttention
 from taser_jax.storage.errors import ConfigError
+
+# The memory that holds the queries' positives and the end retriever's negatives.
+SOURCE = "source"
+# Documents looked up for a query, and those of them that are drawn as the lookup's negatives: 200
+# as in ANCE; the paper states neither.
+LOOKUP_DEPTH, LOOKUP_NEGATIVES = 200, 30
 
 
 class LookupTraining(enum.Enum):
@@ -40,36 +45,21 @@ class GoldDocuments(enum.Enum):
     REMOVED = "removed"
 
 
-class EvaluatedLookup(enum.Enum):
-    """The lookup whose documents an episode's end retriever is tested and mines with.
-
-    NEWEST: f_a,t, which was trained on what f_t attends to.
-    BEFORE: f_a,t−1, whose documents f_t was trained with.
-    """
-
-    NEWEST = "newest"
-    BEFORE = "before"
-
-
 @dataclasses.dataclass(frozen=True)
 class MomaConfig:
     """Memories, how much of them an episode uses, and what MoMA is compared with.
 
     Attributes:
         memories: name -> token store; in training and, with targets swapped in for the source, in
-            tests.
-        source: the memory that holds the queries' positives and the end retriever's negatives.
-        documents: K, the documents fused with each query.
-        learned_positives: N, the most attended documents, which become the lookup's positives.
-        lookup_depth: documents looked up; the lookup's negatives are drawn from those that are no
-            positives. 200 in ANCE (unstated in the paper).
-        lookup_negatives: negatives drawn per query (unstated in the paper).
-        attention: how attention becomes one number.
+            tests. The one named "source" has the queries' positives.
+        documents: K, the documents fused with each query; fewer where memory is short.
+        learned_positives: N, the most attended documents, which become the lookup's positives; at
+            most K.
         targets: name -> token store of a collection that is searched without training on it, with
             its test queries; it stands in for the source as a memory.
         compared: the ways to train the lookup, all from one warm-up.
-        gold: whether a training query's positives may be among its documents.
-        evaluated: the lookup that an episode is tested with (unstated in the paper).
+        gold: whether a training query's positives may be among its documents; remove them where the
+            end retriever copies them.
         frozen_passages: whether no training changes the passage tower, so that passages are encoded
             once by the pretrained weights, and trainings read their embeddings.
         shared_embeddings: where passages' embeddings are kept by text, for several runs to share;
@@ -77,39 +67,26 @@ class MomaConfig:
     """
 
     memories: Mapping[str, str]
-    source: str = "source"
     documents: int = 10
     learned_positives: int = 5
-    lookup_depth: int = 200
-    lookup_negatives: int = 30
-    attention: FidAttention = FidAttention.SUM
     targets: Mapping[str, str] = dataclasses.field(default_factory=dict)
     compared: Sequence[LookupTraining] = (LookupTraining.LEARNED,)
     gold: GoldDocuments = GoldDocuments.KEPT
-    evaluated: EvaluatedLookup = EvaluatedLookup.NEWEST
     frozen_passages: bool = False
     shared_embeddings: str | None = None
 
     def __post_init__(self) -> None:
-        if self.source not in self.memories:
-            raise ConfigError(
-                f"memories {', '.join(self.memories) or 'none'}",
-                where="MomaConfig.memories",
-                expected=f"the source {self.source!r} among them",
-            )
-        if not 0 <= self.learned_positives <= self.documents <= self.lookup_depth:
-            raise ConfigError(
-                f"{self.learned_positives} learned positives, {self.documents} documents, "
-                f"{self.lookup_depth} looked up",
-                where="MomaConfig",
-                expected="learned_positives <= documents <= lookup_depth",
-            )
-        if self.memories[self.source] in self.targets.values():
-            raise ConfigError(
-                "a target is the source",
-                where="MomaConfig.targets",
-                expected="collections that training does not see",
-            )
+        if SOURCE not in self.memories:
+            title = f"the memories are {', '.join(self.memories) or 'none'}"
+            fix = f"name the token store of the queries' positives {SOURCE!r}"
+            raise ConfigError(title, where="MomaConfig.memories", fix=fix)
+        if not 0 <= self.learned_positives <= self.documents <= LOOKUP_DEPTH:
+            title = f"{self.learned_positives} learned positives of {self.documents} documents"
+            fix = f"set learned_positives <= documents <= {LOOKUP_DEPTH}"
+            raise ConfigError(title, where="MomaConfig", fix=fix)
+        if self.memories[SOURCE] in self.targets.values():
+            fix = "name collections that training does not see"
+            raise ConfigError("a target is the source", where="MomaConfig.targets", fix=fix)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ import tiny_training
 from taser_jax.data.collections.store import write_collection
 from taser_jax.storage.errors import DataError, FingerprintError
 from taser_jax.storage.records import Passage
+from taser_jax.systems.moma.answers import fused_documents, write_documents
 from taser_jax.systems.moma.memories import Lookup, Manifest, Memory, Mixture
-from taser_jax.systems.moma.memory_sources import sources, write_sources
 from taser_jax.systems.moma.query_documents import read_fused, write_fused
 
 
@@ -34,12 +34,12 @@ def test_documents_are_named_and_ordered_by_attention(mixture, tmp_path):
     attention = np.array([[9.0, 0.1, 0.3, 0.1], [9.0, 0.2, 0.0, 0.0]], np.float32)
     write_fused(tmp_path, lookup, attention, fingerprints=mixture.fingerprints)
     fused = read_fused(tmp_path, mixture)
-    found = sources(mixture, *fused, data_dir=str(tmp_path / "data"))
+    found = fused_documents(mixture, *fused, data_dir=str(tmp_path / "data"))
     first = [(one.memory, one.passage.id, one.score) for one in found[0]]
     assert first == [("more", "p50", 3.0), ("source", "p3", 4.0), ("source", "p7", 2.0)]
     assert [one.attention for one in found[0]] == pytest.approx([0.6, 0.2, 0.2])
     assert [(one.memory, one.attention) for one in found[1]] == [("more", 1.0)]
-    write_sources(tmp_path / "run.documents.jsonl", ["a", "b"], found)
+    write_documents(tmp_path / "run.documents.jsonl", ["a", "b"], found)
     lines = (tmp_path / "run.documents.jsonl").read_text().splitlines()
     assert json.loads(lines[1]) == {
         "query": "b",

@@ -1,0 +1,227 @@
+"""What a lookup learns from an end retriever's attention, and how memories share that attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float, Float32, Int
+
+from taser_jax.assembly.model_directory import load_model
+from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.data.token_store.writer import TokenStoreWriter
+from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import ConfigError
+from taser_jax.systems.moma.memories import Lookup, Mixture
+from taser_jax.systems.moma.query_documents import Augmentation, document_attention, read_lookup
+
+_BLOCK = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Distilled:
+    """Training data of the lookup model, for the queries of one split.
+
+    Attributes:
+        positives: documents of the mixture, the source's gold first.
+        negatives: documents that the lookup found and that are no positives.
+    """
+
+    positives: list[Int[np.ndarray, " positives"]]
+    negatives: list[Int[np.ndarray, " negatives"]]
+
+
+def distil(
+    gold: Sequence[Int[np.ndarray, " positives"]],
+    lookup: Lookup,
+    attention: Float32[np.ndarray, "queries documents"],
+    *,
+    learned: int,
+    negatives: int,
+    seed: int = 0,
+) -> Distilled:
+    """Positives D^s+ ∪ top N of D^a by attention, and negatives from the other documents found.
+
+    Equations 10 to 12 of MoMA. A document with the same text as a positive has the same row in the
+    mixture, and so is no negative.
+
+    Args:
+        gold: relevant documents of each query, as rows of the mixture.
+        lookup: what the lookup model found, deeper than the documents that were fused.
+        attention: attention to the first K of them.
+        learned: N.
+        negatives: number of negatives drawn per query.
+        seed: seed of the draw.
+
+    Raises:
+        ConfigError: N above K.
+    """
+    count = attention.shape[1]
+    if not 0 <= learned <= count:
+        title = f"{learned} learned positives of {count} documents"
+        fix = f"set it to 0 to {count}"
+        raise ConfigError(title, where="MomaConfig.learned_positives", fix=fix)
+    rng = np.random.default_rng([0xD157, seed])
+    scores = np.where(lookup.rows[:, :count] >= 0, attention, -np.inf)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :learned]
+    attended = np.take_along_axis(lookup.rows, order, axis=1)
+    distilled = Distilled([], [])
+    for own, best, candidates in zip(gold, attended, lookup.rows, strict=True):
+        joined = np.array([*own, *best[best >= 0]], np.int64)
+        _, first = np.unique(joined, return_index=True)
+        distilled.positives.append(joined[np.sort(first)])
+        rest = candidates[(candidates >= 0) & ~np.isin(candidates, joined)]
+        distilled.negatives.append(rng.permutation(rest)[:negatives])
+    return distilled
+
+
+def write_joined_store(
+    directory: FilePath,
+    mixture: Mixture,
+    source: TokenStore,
+    queries: Mapping[tuple[str, str], tuple[TokenizedQueries, Distilled]],
+) -> TokenStore:
+    """A token store of all memories, with the source's queries: what the lookup model trains on.
+
+    Args:
+        directory: where it goes.
+        mixture: the memories, whose documents become its passages.
+        source: the token store whose vocabulary and lengths it takes.
+        queries: (task, split) -> queries with their positives and negatives in the mixture.
+    """
+    writer = TokenStoreWriter(
+        directory,
+        collection="memories",
+        collection_fingerprint=mixture.manifest.fingerprint,
+        vocabulary_fingerprint=source.metadata.vocabulary_fingerprint,
+        vocabulary_size=source.metadata.vocabulary_size,
+        query_length=source.metadata.query_length,
+        passage_length=mixture.length,
+    )
+    shutil.copytree(source.vocabulary_directory, writer.vocabulary_directory, dirs_exist_ok=True)
+    writer.write_passages(_token_lists(mixture), count=len(mixture))
+    for (task, split), (own, distilled) in queries.items():
+        writer.write_queries(
+            task,
+            split,
+            query_ids=own.query_ids,
+            tokens=[ids[:n].tolist() for ids, n in zip(own.ids, own.lengths, strict=True)],
+            positives=[rows.tolist() for rows in distilled.positives],
+            hard_negatives=[rows.tolist() for rows in distilled.negatives],
+            length=own.ids.shape[1],
+        )
+    return writer.finish()
+
+
+def attention_shares(
+    mixture: Mixture,
+    rows: Int[np.ndarray, "queries depth"],
+    attention: Float[np.ndarray, "queries segments"],
+    *,
+    gold: Sequence[Int[np.ndarray, " relevant"]],
+    source: str,
+) -> dict[str, object]:
+    """Figure 2's numbers: by memory, its share of attention and of documents; gold found.
+
+    Args:
+        mixture: the memories.
+        rows: documents of each query, of which the first K are attended to.
+        attention: to the query's own tokens, then to the K documents.
+        gold: relevant documents of each query.
+        source: their memory, which is split into "<source>, relevant" and "<source>, other".
+
+    Returns:
+        "attention" and "documents", each by memory and summing to 1 (the query's own segment is
+        left out), and "queries_with_gold", the share of queries with a relevant document.
+    """
+    documents, weights = rows[:, : attention.shape[1] - 1], attention[:, 1:]
+    present = documents >= 0
+    memory, _ = mixture.places(documents[present])
+    relevant = np.array([np.isin(line, own) for line, own in zip(documents, gold, strict=True)])
+    is_gold = (memory == mixture.names.index(source)) & relevant[present]
+    memory = np.where(is_gold, len(mixture.names), memory)
+    names = [f"{name}, other" if name == source else name for name in mixture.names]
+    names.append(f"{source}, relevant")
+
+    def shares(values: Float[np.ndarray, " documents"]) -> dict[str, float]:
+        totals = np.bincount(memory, weights=values, minlength=len(names))
+        return dict(zip(names, (totals / max(totals.sum(), 1e-30)).tolist(), strict=True))
+
+    return {
+        "attention": shares(weights[present]),
+        "documents": shares(np.ones(int(present.sum()))),
+        "queries_with_gold": float(relevant.any(axis=1).mean()),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Attended:
+    """What an end retriever attends to, for one task's queries.
+
+    Attributes:
+        shares: from `attention_shares`, with the task's name.
+        queries: the queries.
+        gold: their relevant documents, as rows of the mixture.
+        attention: to each query's own tokens, then to its documents.
+    """
+
+    shares: dict[str, object]
+    queries: TokenizedQueries
+    gold: list[Int[np.ndarray, " positives"]]
+    attention: Float32[np.ndarray, "queries segments"]
+
+
+def attention_by_task(
+    *,
+    model_dir: str,
+    memory_dir: str,
+    augmentation_dir: str,
+    documents: int,
+    config: EncodeConfig,
+    token_store: str,
+    tasks: Sequence[str],
+    split: str,
+    source: str,
+) -> dict[str, Attended]:
+    """What an end retriever attends to, for each task of a split.
+
+    Args:
+        model_dir: the end retriever.
+        memory_dir: the mixture.
+        augmentation_dir: its documents of the queries.
+        documents: how many of a query's documents are read.
+        config: batches of encoding.
+        token_store: has the queries.
+        tasks: theirs.
+        split: theirs.
+        source: the memory that their positives are of.
+    """
+    mixture, model = Mixture.open(memory_dir), load_model(model_dir)
+    store = TokenStore.open(token_store)
+    augmentation = Augmentation.open(
+        augmentation_dir, per_query=documents, config=model.model.config, store=store
+    )
+    attended = {}
+    for entry in store.metadata.queries:
+        if entry.split != split or entry.task not in tasks:
+            continue
+        queries = store.queries(entry.task, split)
+        gold = mixture.gold(source, queries.positives)
+        lookup, _ = read_lookup(augmentation_dir, entry.task, split)
+        texts = augmentation.of_queries(queries)
+        attention = document_attention(model, texts, task=entry.task, config=config)
+        shares = attention_shares(mixture, lookup.rows, attention, gold=gold, source=source)
+        attended[entry.task] = Attended({"task": entry.task} | shares, queries, gold, attention)
+    return attended
+
+
+def _token_lists(mixture: Mixture) -> Iterator[list[int]]:
+    for start in range(0, len(mixture), _BLOCK):
+        rows = np.arange(start, min(start + _BLOCK, len(mixture)))
+        tokens = mixture.tokens(rows)
+        for ids, length in zip(tokens.ids, mixture.lengths[rows], strict=True):
+            yield ids[:length].tolist()
