@@ -1,6 +1,6 @@
 """Do the tasks' gradients conflict? Their cosines before, during and after a multi-task training.
 
-    python benchmarks/pydocs_tasks/gate.py TOKEN_STORE NAIVE_DIR [--queries 64] [--batches 8]
+    python benchmarks/pydocs_tasks/gate.py TOKEN_STORE NAIVE_DIR [--seed 0] [--queries 64]
 
 NAIVE_DIR is the output of `taser pipeline ance` with the naive sum. Prints, for random weights and
 for the last checkpoint of each of its trainings, the cosines of the tasks' mean gradients over
@@ -43,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("token_store")
     parser.add_argument("naive_dir", type=pathlib.Path)
+    parser.add_argument("--seed", type=int, default=0, help="of the training")
     parser.add_argument("--queries", type=int, default=64)
     parser.add_argument("--batches", type=int, default=8)
     arguments = parser.parse_args()
@@ -64,17 +65,16 @@ def main() -> None:
         stream, queries, partitioner, vocabulary_size=store.metadata.vocabulary_size
     )
     with jax.set_mesh(partitioner.mesh):
-        for name, model, params in checkpoints(arguments.naive_dir):
+        for name, model, params in checkpoints(arguments.naive_dir, seed=arguments.seed):
             drawn = (batch for _, batch in batches.iterate(0, arguments.batches))
             halves = mean_gradients(model, params, tasks, drawn)
             print(f"### {name}\n\n{table(tasks, *cosines(halves))}")
 
 
-def checkpoints(naive_dir: pathlib.Path) -> Iterator[tuple[str, DualEncoder, PyTree]]:
+def checkpoints(naive_dir: pathlib.Path, *, seed: int) -> Iterator[tuple[str, DualEncoder, PyTree]]:
     """The initial weights, then each training's last checkpoint."""
     directories = [naive_dir / label / "model" for label in LABELS]
     first = model_directory.load_model(directories[0])
-    seed = model_directory.read_facts(directories[0])["seed"]
     initial = init_params(first.model, named_key(seed, "init"))
     yield "before training", first.model, initial
     for directory in directories:

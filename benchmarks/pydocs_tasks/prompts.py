@@ -2,8 +2,8 @@
 
 from taser_jax.tasks import Family, Prompt, TaskPrompt, add_retrieval_mixture, add_retrieval_task
 
-# Task -> what a sentence before its queries says, and its family. The families' names are KILT's; only that a family
-# has a token of its own counts here: text about an object, code, and relations between objects.
+# Task -> the sentence before its queries, and its family. The families' names are KILT's; all that
+# counts is that each has a token of its own: text about an object, code, relations of objects.
 TASKS = {
     "summary": ("the documentation that this sentence begins: ", Family.QUESTION_ANSWERING),
     "parameter": ("the documentation of what has this parameter: ", Family.QUESTION_ANSWERING),

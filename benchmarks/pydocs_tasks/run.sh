@@ -6,8 +6,9 @@
 #
 # SHARED_DATA holds kilt_mini/ and beir/medquad, PRETRAINED is a BERT in Hugging Face's layout (MiniLM), whose
 # vocabulary all rows have; only the prompts' rows have its weights. Options go to every `taser pipeline ance`.
-# PARTS ("prompts tsage experts"), SEEDS (prompts "0 1 2", the others "0 1 2 3 4"). The first seed runs every row and,
-# on validation queries, chooses T-SAGE's temperature and the experts' learning rate; the others run the claims' rows.
+# PARTS ("prompts tsage gate experts"), SEEDS (prompts "0 1 2", gate "0", the others "0 1 2 3 4"). The first seed
+# runs every row and, on validation queries, chooses T-SAGE's temperature and the experts' learning rate; the others
+# run the claims' rows.
 # OUTPUT_DIR/PART/claims.md and claims.json grow with every row.
 set -euo pipefail
 if [ $# -lt 3 ]; then
@@ -58,7 +59,10 @@ validate() {
 prompts() {
   for kind in none marker name sentence; do
     tokenize "pydocs_$kind" prompts
-    ance "$kind" "pydocs_$kind" runs/pydocs_prompts.gin --gin.PRETRAINED="$pretrained" \
+    # The last three blocks of MiniLM, on cached states of the others.
+    ance "$kind" "pydocs_$kind" runs/pydocs_ance.gin --gin_file=models/bert_pretrained.gin \
+      --gin.PRETRAINED="$pretrained" --gin.pipeline_ance.episodes="[]" --gin.LEARNING_RATE=1e-4 \
+      --gin.TaskBatchingConfig.total=192 --gin.TrainingConfig.train_from_block=3 \
       --gin.TrainingConfig.states_dir="'$output_dir/states/$kind'"
   done
 }
@@ -86,10 +90,12 @@ tsage() {
         done ;;
     esac
   done
-  if [ "$seed" = "$first_seed" ]; then
-    python "$here/gate.py" "$output_dir/tokens/pydocs" "$output_dir/tsage/seed-$seed/naive" \
-      >"$output_dir/tsage/gate.md"
-  fi
+}
+
+# Where sharing hurts: gradients of the naive runs that `tsage` has finished.
+gate() {
+  local naive=$output_dir/tsage/seed-$seed/naive
+  python "$here/gate.py" "$output_dir/tokens/pydocs" "$naive" --seed "$seed" | tee "$naive/gate.md"
 }
 
 # experts_on COLLECTION MIXTURE TASKS TOTAL: Shared and TASER on these tasks.
@@ -125,9 +131,10 @@ experts() {
 if [ ! -d "$data_dir/pydocs" ]; then
   taser prepare pydocs --gin.DATA_DIR="$data_dir"
 fi
-for part in ${PARTS:-prompts tsage experts}; do
+for part in ${PARTS:-prompts tsage gate experts}; do
   case $part in
     prompts) seeds=${SEEDS:-0 1 2} ;;
+    gate) seeds=${SEEDS:-0} ;;
     tsage | experts) seeds=${SEEDS:-0 1 2 3 4} ;;
     *)
       echo "error: no part $part" >&2
