@@ -1,22 +1,57 @@
-"""Resumable stages: each is recorded with its inputs and outputs once it has finished."""
+"""Resumable stages: each is recorded with its inputs and outputs once it has finished.
+
+What a stage depends on: the arguments of its function, and the fingerprints of its artefacts.
+
+{"training.seed": 0, "token_store.fingerprint": "f1d0149f7140d346",
+"negatives_dirs.0": "bm25/negatives", "negatives_dirs.0.fingerprint": "03c5c1f0a25b6a11"}
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import pathlib
+import re
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from taser_jax.commands.pipelines.stage_inputs import FINGERPRINT, relative, stage_inputs
-from taser_jax.devices.hosts import first_host_only
-from taser_jax.storage.artifacts import check_version, read_json, write_json
+from etils import epath
+
+from taser_jax.data.collections.store import SPLITS, collection_directory
+from taser_jax.devices.hosts import first_host_only, written_by
+from taser_jax.storage import checksums
+from taser_jax.storage.artifacts import (
+    METADATA,
+    check_version,
+    fingerprint_json,
+    read_json,
+    write_json,
+)
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.settings import parts_of, to_plain
 
 FORMAT_VERSION = 2
+FINGERPRINT = ".fingerprint"
+# Arguments and fields with these names hold places of artefacts.
+_PLACE = re.compile(r".*_dirs?|.*_checkpoint|token_store|vocabulary|.*_embeddings")
+# What is printed, traced or accepted changes no result; embeddings shared by text are those that
+# encoding would give; queries that were not encoded are encoded when they are searched; what a row
+# says beside its figures, such as seconds, follows from the stages before it.
+NO_INPUTS = frozenset(
+    (
+        "accept_changes",
+        "config_text",
+        "details",
+        "dry_run",
+        "log_period",
+        "query_splits",
+        "shared_embeddings",
+        "tracking",
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,3 +189,173 @@ def _with_strings(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _with_strings(part) for name, part in value.items()}
     return [_with_strings(part) for part in value] if isinstance(value, list) else value
+
+
+Stage = TypeVar("Stage", bound=Callable[..., Any])
+
+
+def passes_on(*commands: Callable[..., Any]) -> Callable[[Stage], Stage]:
+    """Marks a stage's function that hands further arguments on to commands, as `**options`.
+
+    The commands' defaults are then among the stage's inputs, as a command's own are.
+
+    Example:
+        @passes_on(train)
+        def _train(*, tower_dir: str, **options: Any) -> None: ...
+    """
+
+    def mark(function: Stage) -> Stage:
+        vars(function)["passes_on"] = commands
+        return function
+
+    return mark
+
+
+def stage_inputs(
+    function: Callable[..., Any], arguments: Mapping[str, Any], root: str | os.PathLike[str]
+) -> dict[str, Any]:
+    """The arguments of a stage's function as JSON values, one path per setting.
+
+    A place below `root` is written relative to it, so that `root` can be moved; any other artefact
+    is known by its fingerprint alone, so that it can be moved, too. What the function itself
+    writes (`writes`) has no fingerprint, and neither has what is not there yet.
+
+    Example:
+        `stage_inputs(encode, {"model_dir": "out/model", "token_store": "tokens", ...}, "out")`
+        -> {"model_dir": "model", "model_dir.fingerprint": "...", "token_store.fingerprint": ...}
+
+    Args:
+        function: the stage's function.
+        arguments: its arguments; those left out have their defaults.
+        root: the pipeline's folder.
+
+    Returns:
+        Path of the setting -> JSON value.
+    """
+    return _StageInputs(function, arguments, root).of_all()
+
+
+class _StageInputs:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        root: str | os.PathLike[str],
+    ) -> None:
+        signature = inspect.signature(function)
+        bound = signature.bind(**arguments)
+        bound.apply_defaults()
+        self._given = dict(bound.arguments)
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                self._given |= self._given.pop(name)
+        for command in getattr(function, "passes_on", ()):
+            for name, parameter in inspect.signature(command).parameters.items():
+                if parameter.default is not inspect.Parameter.empty:
+                    self._given.setdefault(name, parameter.default)
+        self._root = root
+        self._written = {os.path.abspath(path) for path in written_by(function, self._given)}
+        # Artefacts of several splits are known by the files of those that the function reads.
+        self._splits: set[str] = set()
+        for name, value in self._given.items():
+            if name.endswith(("split", "splits")) and name not in NO_INPUTS:
+                self._splits |= {value} if isinstance(value, str) else set(value or ())
+
+    def of_all(self) -> dict[str, Any]:
+        inputs: dict[str, Any] = {}
+        for name, value in self._given.items():
+            inputs |= self._of(name, value, field=name)
+        return inputs
+
+    def _of(self, name: str, value: Any, *, field: str) -> dict[str, Any]:
+        """One argument or field of it; `field` is its name without those of what holds it."""
+        if field in NO_INPUTS:
+            return {}
+        if is_place(field, value):
+            return self._of_place(name, os.fspath(value), field)
+        parts = parts_of(value)
+        is_list = isinstance(value, list | tuple) and any(is_place(field, part) for part in value)
+        if is_list:
+            parts = {str(number): part for number, part in enumerate(value)}
+        if parts is None:
+            return {name: to_plain(value)}
+        inputs: dict[str, Any] = {}
+        for key, part in parts.items():
+            inputs |= self._of(f"{name}.{key}", part, field=field if is_list else key)
+        return inputs
+
+    def _of_place(self, name: str, place: str, field: str) -> dict[str, Any]:
+        path, fingerprint, splits = epath.Path(place), None, self._splits or set(SPLITS)
+        # Tokenising names tasks in the place of their collection.
+        collection = self._given.get("collection") if field == "data_dir" else None
+        if collection is not None:
+            path = collection_directory(place, collection)
+        if os.path.abspath(path) not in self._written:
+            fingerprint = (
+                _collection_fingerprint(path, self._given.get("tasks"), splits)
+                if collection is not None
+                else artifact_fingerprint(path, splits)
+            )
+        inputs = {} if fingerprint is None else {f"{name}{FINGERPRINT}": fingerprint}
+        below = relative(place, self._root)
+        if below is not None or fingerprint is None:
+            inputs[name] = place if below is None else below
+        return inputs
+
+
+def is_place(field: str, value: object) -> bool:
+    """Whether a value is a path: by its type, or a string by its field's name."""
+    if isinstance(value, os.PathLike):
+        return True
+    return isinstance(value, str) and _PLACE.fullmatch(field) is not None
+
+
+def relative(place: str, root: str | os.PathLike[str]) -> str | None:
+    """A place below `root`, relative to it; None if it is elsewhere."""
+    path = os.path.relpath(os.path.abspath(place), os.path.abspath(root))
+    return None if path.startswith(os.pardir) else path
+
+
+def artifact_fingerprint(path: epath.Path, splits: set[str]) -> str | None:
+    """A fingerprint of what an artefact holds, from its records; None if it has none.
+
+    Args:
+        path: a directory with metadata.json or checksums.txt, a model with checkpoints, or a file.
+        splits: files of other splits are left out (`nq.train.trec`, `nq.test.trec`).
+    """
+    if path.is_file():
+        return checksums.crc(path)
+    content: dict[str, Any] = {}
+    for file in (path / METADATA, path / "vocabulary.json"):
+        if file.exists():
+            metadata = read_json(file)
+            if "fingerprint" in metadata:
+                return metadata["fingerprint"]
+            content = {"fingerprints": metadata.get("fingerprints")}
+    checkpoints = sorted(path.glob("checkpoint_*"))
+    for directory in checkpoints or [path]:
+        for name, recorded in checksums.read(directory).items():
+            # Metadata has times, and query embeddings are added below passages'.
+            if checkpoints or _counts(name, splits):
+                content[f"{directory.name}/{name}" if checkpoints else name] = sorted(recorded)
+    return fingerprint_json(content) if content else None
+
+
+def _counts(name: str, splits: set[str]) -> bool:
+    others = [split for split in SPLITS if split not in splits]
+    is_of_another = any(f".{split}." in name for split in others)
+    return "/" not in name and not name.endswith(".json") and not is_of_another
+
+
+def _collection_fingerprint(
+    path: epath.Path, tasks: Sequence[str] | None, splits: set[str]
+) -> str | None:
+    """Of a collection's passages, and of the queries of these tasks and splits."""
+    content = {}
+    if (path / "passages" / METADATA).exists():
+        content["passages"] = read_json(path / "passages" / METADATA)["fingerprint"]
+    for metadata in path.glob(f"queries/*/*/{METADATA}"):
+        task, split = metadata.parts[-3:-1]
+        if split in splits and (tasks is None or task in tasks):
+            content[f"{task}.{split}"] = read_json(metadata)["fingerprint"]
+    return fingerprint_json(content) if content else None

@@ -11,7 +11,7 @@ from typing import Any
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.commands.evaluate import write_table
 from taser_jax.commands.inputs import check_collection
-from taser_jax.commands.pipelines.episodes import Episode, Episodes, number_episodes
+from taser_jax.commands.pipelines.ance import Episode, Episodes, number_episodes
 from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages
 from taser_jax.commands.pipelines.setting import BM25, Setting
 from taser_jax.commands.pipelines.stages import Stages

@@ -14,8 +14,7 @@ from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import load_model, selected_checkpoint
 from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, RetrievalStages
 from taser_jax.commands.pipelines.setting import BM25, Setting
-from taser_jax.commands.pipelines.stage_inputs import passes_on
-from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.commands.pipelines.stages import Stages, passes_on
 from taser_jax.commands.train import TrainSummary, train
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tiny_training
 from small_world import TASKS, SmallWorld, figures, gin, refused, succeed
+from stage_calls import check_every_argument, noted
 from tiny_training import training_config
 
 from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
@@ -21,7 +22,7 @@ from taser_jax.assembly.data import training_queries
 from taser_jax.assembly.model_directory import load_model
 from taser_jax.cli import main as cli
 from taser_jax.commands.pipelines import ance, retrieval_stages
-from taser_jax.commands.pipelines.episodes import Episodes, OptimizerState, number_episodes
+from taser_jax.commands.pipelines.ance import Episodes, OptimizerState, number_episodes
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStream
 from taser_jax.data.batches.one_task import BatchStream
@@ -338,3 +339,19 @@ def _die_once(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
         return result
 
     monkeypatch.setattr(module, name, dies_once)
+
+
+def test_every_argument_of_every_stage_counts(
+    small_world: SmallWorld, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The stages of `pipeline ance` without their work; each argument is changed in turn."""
+    for name in ("latest_checkpoint", "selected_checkpoint"):
+        monkeypatch.setattr(ance, name, lambda model_dir: f"{model_dir}/checkpoint_3")
+    monkeypatch.setattr(ance, "print_table", lambda *_, **__: None)
+    with monkeypatch.context() as patched:
+        calls = noted(patched, works=False)
+        succeed(*arguments(small_world, tmp_path / "out"))
+    assert {"train", "mine", "encode", "evaluate"} < calls.keys()
+    finished = set(Stages(tmp_path / "out").finished())
+    assert {"warm-up-train", "episode-1-train", "episode-2-train"} < finished
+    check_every_argument(tmp_path / "out", calls)

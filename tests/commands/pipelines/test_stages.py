@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from taser_jax.commands.pipelines.stage_inputs import passes_on, stage_inputs
-from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.commands.pipelines.stages import Stages, passes_on, stage_inputs
 from taser_jax.devices.hosts import writes
 from taser_jax.storage.artifacts import fingerprint_json, write_json
 from taser_jax.storage.errors import ConfigError

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import collections
-import copy
-import dataclasses
-import enum
 import functools
-import inspect
 import json
 import os
 import pathlib
@@ -15,23 +11,22 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from small_world import ROWS, TASKS, SmallWorld, figures, never, refused, succeed
+from stage_calls import check_every_argument, noted
 
 from taser_jax.cli import main as cli
 from taser_jax.commands.pipelines import retrieval_stages, taser
-from taser_jax.commands.pipelines.stage_inputs import NO_INPUTS
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import read_per_query
 from taser_jax.retrieval.runs import read_trec_run
-from taser_jax.storage.errors import ConfigError
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
 # Command -> the module that calls it.
@@ -282,30 +277,25 @@ def test_every_argument_of_every_stage_counts(
     compared: pathlib.Path, small_world: SmallWorld, monkeypatch: pytest.MonkeyPatch
 ):
     """Each is changed in turn, with its fields, and the finished stage is refused by its name."""
-    calls: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {}
-    run = Stages.run
-
-    def noted(stages: Stages, name: str, function: Callable[..., Any], /, **given: Any) -> Any:
-        calls.setdefault(function.__name__, (name, never(function), given))
-        return run(stages, name, function, **given)
-
-    monkeypatch.setattr(Stages, "run", noted)
-    succeed(*small_world.compare(compared))
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        calls = noted(patched, works=True)
+        succeed(*small_world.compare(compared))
     assert len(calls) == 8
-    for name, function, given in calls.values():
-        bound = inspect.signature(function).bind(**given)
-        bound.apply_defaults()
-        arguments = dict(bound.arguments)
-        arguments |= arguments.pop("searched", {}) | arguments.pop("sampled", {})
-        for argument, value in arguments.items():
-            for setting, other in _changes(argument, value):
-                if setting.rpartition(".")[2] in NO_INPUTS:
-                    Stages(compared).run(name, function, **arguments | {argument: other})
-                    continue
-                with pytest.raises(ConfigError) as error:
-                    Stages(compared).run(name, function, **arguments | {argument: other})
-                assert f"{setting}" in str(error.value), (name, setting)
+    check_every_argument(compared, calls)
+
+
+def test_a_deleted_record_of_training_is_made_again(
+    compared: pathlib.Path, small_world: SmallWorld, tmp_path: pathlib.Path
+):
+    """The seconds that its row shows are others; no later stage is refused for them."""
+    output = tmp_path / "out"
+    shutil.copytree(compared, output)
+    path = output / "stages" / "taser-1-train.json"
+    seconds = Stages(output).record("taser-1-train").outputs["seconds"]
+    path.unlink()
+    succeed(*small_world.compare(output))
+    assert Stages(output).record("taser-1-train").outputs["seconds"] != seconds
+    assert figures(output) == figures(compared)
 
 
 def test_a_finished_output_and_its_data_can_be_moved(
@@ -403,27 +393,6 @@ def _copy_up_to(source: pathlib.Path, target: pathlib.Path, *, last_stage: str) 
     for path in (source / "results").iterdir():
         if any(f"{path.stem}" in name for name in kept):
             shutil.copy(path, target / "results" / path.name)
-
-
-def _changes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A setting's path, and the value with that setting changed; one for each leaf."""
-    if dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            for setting, other in _changes(f"{name}.{field.name}", getattr(value, field.name)):
-                changed = copy.copy(value)
-                # Whether the settings fit together is not asked here.
-                object.__setattr__(changed, field.name, other)
-                yield setting, changed
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            for setting, other in _changes(f"{name}.{key}", part):
-                yield setting, value | {key: other}
-    elif isinstance(value, list | tuple):
-        yield name, [*value, "another"]
-    elif isinstance(value, int | float):
-        yield name, value + 1
-    else:
-        yield name, f"{value.value if isinstance(value, enum.Enum) else value}-another"
 
 
 def _counted(
