@@ -8,6 +8,7 @@ import enum
 import functools
 import inspect
 import pathlib
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -28,27 +29,37 @@ OUTPUTS: Mapping[str, Any] = {
 }
 
 
-def noted(monkeypatch: pytest.MonkeyPatch, *, works: bool) -> Calls:
-    """Notes the stages that run from here on; without `works` their functions do nothing."""
+def noted(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    works: bool,
+    outputs: Mapping[str, Any] = types.MappingProxyType({}),
+) -> Calls:
+    """Notes the stages that run from here on; without `works` their functions do nothing.
+
+    Args:
+        monkeypatch: undoes it.
+        works: whether the functions run.
+        outputs: name of a function -> what it returns then, beside `OUTPUTS`.
+    """
     calls: Calls = {}
     run = Stages.run
+
+    def idle(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def do_nothing(**_: Any) -> Any:
+            return {**OUTPUTS, **outputs}.get(function.__name__)
+
+        return do_nothing
 
     def run_and_note(
         stages: Stages, name: str, function: Callable[..., Any], /, **given: Any
     ) -> Any:
         calls.setdefault(function.__name__, (name, never(function), given))
-        return run(stages, name, function if works else _idle(function), **given)
+        return run(stages, name, function if works else idle(function), **given)
 
     monkeypatch.setattr(Stages, "run", run_and_note)
     return calls
-
-
-def _idle(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def do_nothing(**_: Any) -> Any:
-        return OUTPUTS.get(function.__name__)
-
-    return do_nothing
 
 
 def check_every_argument(directory: pathlib.Path, calls: Calls) -> None:

@@ -32,7 +32,7 @@ IMPORTABLE = ("taser_jax", "tasks")
 # Gin's dynamic registration, by which a file may name any function of any module.
 _DYNAMIC = "__gin__"
 # Parameters of commands that the command line fills in; no Gin file sets them.
-FILLED_IN = frozenset({"config_text", "dry_run", "run_command"})
+FILLED_IN = frozenset({"config_text", "dry_run"})
 
 
 def gin_directory() -> pathlib.Path:

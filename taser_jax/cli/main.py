@@ -165,36 +165,10 @@ def _execute(module: ModuleType, function: Callable[..., None], arguments: Argum
         logger.info("still to be set: %s", ", ".join(resolved.unset))
     keywords: dict[str, Any] = {"dry_run": arguments.dry_run} if has_dry_run else {}
     parameters = inspect.signature(function).parameters
-    filled_in = {"config_text": resolved.text, "run_command": run_command}
-    keywords |= {name: value for name, value in filled_in.items() if name in parameters}
+    if "config_text" in parameters:
+        keywords["config_text"] = resolved.text
     resolved.function(**keywords)
     return 0
-
-
-def run_command(name: str, gin_file: str, bindings: Sequence[tuple[str, str]]) -> object:
-    """Runs a command inside another as `taser NAME --gin_file=GIN_FILE` does.
-
-    Args:
-        name: the command's name.
-        gin_file: the Gin file that configures it.
-        bindings: (name, value as written) pairs; they win over the file.
-
-    Returns:
-        What the command's function returns.
-    """
-    command = COMMANDS[name]
-    module = load(name)
-    resolved = configuration.resolve(
-        getattr(module, command.function),
-        configurables=module.CONFIGURABLES,
-        flags=configuration.GinFlags(
-            files=command.gin_files([gin_file]),
-            defaults=(command.base or command.gin_file,),
-            bindings=tuple(bindings),
-        ),
-        elsewhere=configurable_names(),
-    )
-    return resolved.function()
 
 
 def _require_same_start(arguments: Arguments, configuration_text: str) -> None:

@@ -63,6 +63,8 @@ class LoopConfig:
             stops at the first. A run with fewer steps stops if it skips all of them.
         patience: training ends after this many validations in a row that are worse than the best
             by `CheckpointConfig.selection`; 0 trains all steps. The schedule is not shortened.
+        validates_first: whether the initial weights are validated and saved, too: they are kept if
+            no later ones are better.
     """
 
     train_steps: int
@@ -71,6 +73,7 @@ class LoopConfig:
     log_period: int = 20
     max_skipped_steps: int = 10
     patience: int = 0
+    validates_first: bool = False
 
     def __post_init__(self) -> None:
         if min(self.train_steps, self.log_period, self.max_skipped_steps) < 1:
@@ -172,6 +175,11 @@ def train(
         state = checkpoints.restore(jax.tree.map(_abstract, state), step=step, about=about)
         # Rerunning a finished training reports the metrics of its last checkpoint.
         validation = checkpoints.metrics(step)
+    elif config.validates_first and not step and validate is not None:
+        initial = validate(state.params)
+        logger.info("%s", _validation_line(0, initial))
+        checkpoints.save(state, step=0, about=about, metrics=initial)
+        checkpoints.wait()
     best = _Best(config, checkpoints)
     last_step = step if best.is_long_ago(step) else config.train_steps
     meter, grace = Meter(cost), GraceWatch.from_environment()

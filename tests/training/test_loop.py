@@ -60,6 +60,30 @@ def test_zero_periods_validate_and_save_at_the_end_only(tmp_path):
     assert result.validation == {"nll": 2.0}
 
 
+def test_the_initial_weights_are_validated_first_and_kept_if_nothing_is_better(tmp_path):
+    ranks = iter([0.5, 0.2, 0.3])
+    config = loop.LoopConfig(train_steps=4, evaluation_period=2, validates_first=True)
+    result = run(tmp_path, config, validate=lambda params: {"nll": -next(ranks)})
+    assert result.validation == {"nll": -0.3}
+    assert steps_saved(tmp_path) == [0, 2, 4]
+    checkpoints = Checkpoints(tmp_path)
+    assert (checkpoints.best_step, checkpoints.metrics(0)) == (0, {"nll": -0.5})
+    checkpoints.close()
+
+
+def test_initial_weights_are_not_validated_again_when_training_is_resumed(tmp_path):
+    validated = []
+
+    def validate(params):
+        validated.append(float(params["weight"]))
+        return {"nll": float(len(validated))}
+
+    run(tmp_path, loop.LoopConfig(train_steps=2, validates_first=True), validate=validate)
+    run(tmp_path, loop.LoopConfig(train_steps=3, validates_first=True), validate=validate)
+    assert len(validated) == 3
+    assert validated[0] == 1.0
+
+
 @pytest.mark.parametrize("stop", [3, 4, 7])
 def test_stopping_and_resuming_equals_not_stopping(tmp_path, stop):
     config = loop.LoopConfig(train_steps=9, checkpoint_period=2, log_period=1)

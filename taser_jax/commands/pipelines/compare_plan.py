@@ -12,6 +12,12 @@ _MULTIPLE = 16
 # Where fewer steps fit, blocks are frozen and then the second round is dropped, to fit more.
 _ENOUGH_STEPS = 100
 _FEWEST_STEPS = 20
+_MOST_STEPS = 1000
+_EPOCHS = 4
+# Below this many distinct training queries pretrained weights move less: a lower rate, the lower
+# half of the blocks frozen, one round.
+_MANY_QUERIES = 1000
+_RATE = 5e-5
 # Vocabulary, BM25, index, searches and evaluation.
 _OTHER_SECONDS = 60.0
 
@@ -33,8 +39,10 @@ class FittedLength:
     median: int
 
 
-def fit_length(counts: Sequence[int], *, longest: int, given: int | None = None) -> FittedLength:
-    """The 95th percentile of texts' lengths, rounded up to 16 and at most `longest`.
+def fit_length(
+    counts: Sequence[int], *, longest: int, given: int | None = None, share: float = _SHARE
+) -> FittedLength:
+    """A percentile of texts' lengths, rounded up to 16 and at most `longest`.
 
     Example:
         >>> fit_length([10] * 95 + [300] * 5, longest=256).tokens
@@ -44,9 +52,11 @@ def fit_length(counts: Sequence[int], *, longest: int, given: int | None = None)
         counts: tokens of each text, special ones included.
         longest: maximum tokens that the model takes.
         given: a length to use instead.
+        share: share of the texts that are not cut, where the model takes as much; 1 for pretrained
+            models, which then see what they saw in pretraining.
     """
     found = np.asarray(counts)
-    wanted = int(np.quantile(found, _SHARE, method="inverted_cdf"))
+    wanted = int(np.quantile(found, share, method="inverted_cdf"))
     tokens = given or min(_rounded(wanted), longest)
     return FittedLength(
         tokens=tokens,
@@ -84,9 +94,56 @@ def _rounded(tokens: int) -> int:
     return -(-tokens // _MULTIPLE) * _MULTIPLE
 
 
-def default_steps(queries: int, batch_size: int) -> int:
-    """Three epochs, within 100 to 1,000 steps."""
-    return min(1000, max(_ENOUGH_STEPS, -(-3 * queries // batch_size)))
+@dataclasses.dataclass(frozen=True)
+class Defaults:
+    """How to train on so many queries, where nothing is set.
+
+    Attributes:
+        batch_size: queries per step.
+        steps: steps of each training.
+        learning_rate: the highest of the schedule.
+        frozen_blocks: first blocks that stay as pretrained.
+        rounds: 2 trains again on mined negatives.
+        folds: folds of cross-validation; 0 chooses on the validation queries.
+    """
+
+    batch_size: int
+    steps: int
+    learning_rate: float
+    frozen_blocks: int
+    rounds: int
+    folds: int
+
+
+def defaults(queries: int, *, validation: int, blocks: int | None, batch_size: int) -> Defaults:
+    """Training by the number of distinct training queries.
+
+    Four epochs, within 20 to 1,000 steps, of batches that hold at most half of the queries. For
+    pretrained weights the rate is 5e-5 · min(1, sqrt(queries / 1000)), and below 1,000 queries the
+    lower half of the blocks is frozen and there is one round.
+
+    Args:
+        queries: distinct training queries.
+        validation: validation queries; 300 or more choose by themselves, without folds.
+        blocks: blocks of the pretrained encoder; None for random weights.
+        batch_size: the largest batch.
+    """
+    size = min(batch_size, 1 << max(1, (max(queries, 4) // 2).bit_length() - 1))
+    steps = min(_MOST_STEPS, max(_FEWEST_STEPS, -(-_EPOCHS * queries // size)))
+    folds = 0 if blocks is None or validation >= 300 or queries < 10 else 5 if queries < 300 else 2
+    if blocks is None:
+        return Defaults(size, max(steps, _ENOUGH_STEPS), 1e-3, 0, 2, folds)
+    is_few = queries < _MANY_QUERIES
+    # Two digits, as it is printed.
+    rate = float(f"{_RATE * min(1.0, (queries / _MANY_QUERIES) ** 0.5):.2g}")
+    return Defaults(
+        batch_size=size,
+        steps=steps,
+        learning_rate=rate,
+        frozen_blocks=blocks // 2 if is_few else 0,
+        rounds=1 if is_few else 2,
+        folds=folds,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +157,8 @@ class Costs:
         blocks: the encoder's blocks.
         systems: number of systems that are trained.
         untrained: whether the untrained pretrained model is encoded, too.
+        spent_seconds: seconds since the command began.
+        pool_share: share of the passages that a fold's model encodes.
     """
 
     step_seconds: float
@@ -108,6 +167,8 @@ class Costs:
     blocks: int
     systems: int
     untrained: bool
+    spent_seconds: float = 0.0
+    pool_share: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,24 +179,26 @@ class Plan:
         steps: steps of each training.
         frozen_blocks: number of the encoder's first blocks that stay as pretrained.
         rounds: 2 trains again on mined negatives.
-        seconds: estimated seconds of the whole comparison.
+        folds: folds of cross-validation.
+        seconds: estimated seconds of the whole comparison, from the start of the command.
     """
 
     steps: int
     frozen_blocks: int
     rounds: int
+    folds: int
     seconds: float
 
 
-def plan(costs: Costs, *, steps: int, minutes: float | None, pretrained: bool) -> Plan:
-    """Fits a comparison to a budget: first fewer steps, then frozen blocks, then one round.
+def plan(costs: Costs, wanted: Defaults, *, minutes: float | None, pretrained: bool) -> Plan:
+    """Fits a comparison to a budget: first fewer steps, then frozen blocks, one round, two folds.
 
     Frozen blocks' states are computed once, so that a step, or an encoding, costs the share of the
     other blocks.
 
     Args:
         costs: this comparison's costs.
-        steps: steps of each training, where time allows.
+        wanted: steps, frozen blocks, rounds and folds, where time allows.
         minutes: the budget; None sets no limit.
         pretrained: whether the weights are pretrained: blocks of random weights are not frozen.
 
@@ -143,28 +206,37 @@ def plan(costs: Costs, *, steps: int, minutes: float | None, pretrained: bool) -
         The plan; its seconds exceed the budget where not even the shortest plan fits.
     """
     half = costs.blocks // 2 if pretrained else 0
-    options = [(2, 0), *([(2, half)] if half else []), (1, half)]
+    frozen = max(half, wanted.frozen_blocks)
+    few = min(wanted.folds, 2)
+    options = [
+        (wanted.rounds, wanted.frozen_blocks, wanted.folds),
+        (wanted.rounds, frozen, wanted.folds),
+        (1, frozen, wanted.folds),
+        (1, frozen, few),
+    ]
     if minutes is None:
-        return _estimated(costs, steps, 0, 2)
-    for rounds, frozen in options:
-        fixed = _estimated(costs, 0, frozen, rounds).seconds
-        each = _estimated(costs, 1, frozen, rounds).seconds - fixed
+        return _estimated(costs, wanted.steps, *options[0])
+    for option in options:
+        fixed = _estimated(costs, 0, *option).seconds
+        each = _estimated(costs, 1, *option).seconds - fixed
         fitting = int((60 * minutes - fixed) / each)
-        if fitting >= min(steps, _ENOUGH_STEPS):
-            return _estimated(costs, min(fitting, steps), frozen, rounds)
-    rounds, frozen = options[-1]
-    return _estimated(costs, max(min(fitting, steps), _FEWEST_STEPS), frozen, rounds)
+        if fitting >= min(wanted.steps, _ENOUGH_STEPS):
+            return _estimated(costs, min(fitting, wanted.steps), *option)
+    return _estimated(costs, max(min(fitting, wanted.steps), _FEWEST_STEPS), *options[-1])
 
 
-def _estimated(costs: Costs, steps: int, frozen: int, rounds: int) -> Plan:
+def _estimated(costs: Costs, steps: int, rounds: int, frozen: int, folds: int) -> Plan:
     kept = frozen / costs.blocks
     trained = 1 - kept
-    trainings = costs.systems * rounds
+    trainings = costs.systems * (rounds + folds)
     # The frozen blocks' states are computed once, for the untrained model, too.
-    encodings = kept + trained * (trainings + costs.untrained)
+    encodings = kept + trained * (
+        costs.systems * (rounds + folds * costs.pool_share) + costs.untrained
+    )
     seconds = (
-        _OTHER_SECONDS
+        costs.spent_seconds
+        + _OTHER_SECONDS
         + trainings * (costs.start_seconds + steps * costs.step_seconds * trained)
         + encodings * costs.encode_seconds
     )
-    return Plan(steps, frozen, rounds, seconds)
+    return Plan(steps, frozen, rounds, folds, seconds)

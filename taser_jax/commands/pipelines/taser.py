@@ -104,7 +104,7 @@ def pipeline_taser(
         for name, system in systems.items():
             order.append(comparison.round(name, system, number, is_last=number == rounds))
     for name in hybrid_systems:
-        order.append(comparison.add_bm25(name, rounds))
+        order.append(comparison.add_bm25(name, f"{file_name(name)}-{rounds}"))
     return print_table(setting, order, by_task=setting.evaluation.measures[-1])
 
 
@@ -124,25 +124,33 @@ class Comparison:
         self._root = pathlib.Path(setting.output_dir)
         self._retrieval = RetrievalStages(stages, setting, store)
 
-    def bm25(self) -> None:
-        """BM25 runs of all splits, round-1 negatives, and BM25's row."""
+    def bm25(self, splits: Sequence[str] = ("train", DEVELOPMENT, "test")) -> None:
+        """BM25 runs of the splits, round-1 negatives of training queries, and BM25's row."""
         root = self._root / "bm25"
-        self._retrieval.bm25(root, splits=("train", DEVELOPMENT, "test"))
-        self._retrieval.mine("bm25", root, self._setting.first_mining)
+        self._retrieval.bm25(root, splits=splits)
+        if "train" in splits:
+            self._retrieval.mine("bm25", root, self._setting.first_mining)
         self._retrieval.evaluate(BM25, root / "runs", parameters=None)
 
-    def untrained(self, name: str, system: System) -> str:
+    def untrained(self, name: str, system: System, splits: Sequence[str] | None = None) -> str:
         """Encodes, indexes, searches and evaluates a pretrained model; returns its row's name."""
         label = file_name(name)
-        root, splits = self._root / label, [DEVELOPMENT, "test"]
+        root = self._root / label
         parameters = self._retrieval.untrained(label, root, system.model)
-        if name in self._first_negatives:
-            splits.insert(0, "train")
+        if splits is None:
+            splits = (DEVELOPMENT, "test")
+            splits = ("train", *splits) if name in self._first_negatives else splits
         self._retrieval.retrieve(label, root, splits=splits, encoded=splits)
         if name in self._first_negatives:
             self._retrieval.mine(label, root, self._setting.second_mining)
         details = {"training": "none"}
         return self._retrieval.evaluate(name, root / "runs", parameters=parameters, details=details)
+
+    def index_untrained(self, name: str, system: System) -> None:
+        """Encodes and indexes a collection without queries by a pretrained model."""
+        label = file_name(name)
+        self._retrieval.untrained(label, self._root / label, system.model)
+        self._retrieval.retrieve(label, self._root / label, splits=(), encoded=())
 
     def round(self, name: str, system: System, number: int, *, is_last: bool) -> str:
         """Trains, encodes, indexes, searches, mines and evaluates one round.
@@ -183,10 +191,18 @@ class Comparison:
             },
         )
 
-    def add_bm25(self, name: str, number: int) -> str:
-        """Joins a system's last round with BM25; returns its row's name."""
+    def add_bm25(
+        self, name: str, label: str, *, alpha: float | None = None, chosen_by: str = ""
+    ) -> str:
+        """Joins a model's runs with BM25's; returns its row's name.
+
+        Args:
+            name: the model's name in the row's.
+            label: its folder, such as "taser-2".
+            alpha: weight of BM25; None chooses it on the development split.
+            chosen_by: what chose a given `alpha`, for the row.
+        """
         setting = self._setting
-        label = f"{file_name(name)}-{number}"
         root = self._root / f"{label}-bm25"
         alphas = self._stages.run(
             f"{label}-hybrid",
@@ -195,6 +211,7 @@ class Comparison:
             sparse_dir=self._root / "bm25" / "runs",
             output_dir=root / "runs",
             development_split=DEVELOPMENT,
+            alpha=alpha,
             k=setting.k,
             measure=setting.hybrid_measure,
             config=setting.hybrid,
@@ -202,15 +219,24 @@ class Comparison:
             **self._retrieval.common,
         )
         low, high = min(alphas.values()), max(alphas.values())
+        shown = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+        is_trained = f"{label}-train" in self._stages.finished()
+        negatives = setting.training.batching.false_negatives.value
         return self._retrieval.evaluate(
             f"{name} + BM25",
             root / "runs",
-            parameters=self._stages.record(f"{label}-train").outputs["parameters"],
+            parameters=self._parameters(label),
             details={
-                "false negatives": setting.training.batching.false_negatives.value,
-                "alpha": f"{low:g}" if low == high else f"{low:g} to {high:g}",
+                **({"false negatives": negatives} if is_trained else {}),
+                "alpha": f"{shown} ({chosen_by})" if chosen_by else shown,
             },
         )
+
+    def _parameters(self, label: str) -> int:
+        """Parameters of a model that was trained, or imported as it is."""
+        if f"{label}-train" in self._stages.finished():
+            return self._stages.record(f"{label}-train").outputs["parameters"]
+        return self._stages.record(f"{label}-import").outputs
 
 
 def begin_pipeline(output_dir: pathlib.Path, config_text: str) -> None:

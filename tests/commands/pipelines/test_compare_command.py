@@ -1,4 +1,4 @@
-"""`taser compare` on two small BEIR folders, run again, and its Gin file by other commands."""
+"""`taser compare` on small BEIR folders: run again, without training queries, and by a budget."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import random
 import pytest
 import tiny_training
 from bert_checkpoints import write_with_vocabulary
-from small_world import never, refused, succeed
+from small_world import SmallWorld, figures, never, refused, succeed
+from stage_calls import check_every_argument, noted
 
 from taser_jax import Retriever
+from taser_jax.assembly.retriever_parts import RetrieverParts
 from taser_jax.commands.pipelines import compare as workflow
 from taser_jax.commands.pipelines import taser
-from taser_jax.commands.pipelines.compare_plan import FittedLength
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import QuerySet, list_tasks
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.retrieval.bm25 import Bm25Config
+from taser_jax.storage.records import Query
 
 WORDS = ("river", "sea", "hill", "lake", "moor", "wood", "cliff", "marsh", "field", "shore")
 
@@ -71,23 +74,23 @@ def test_two_folders_to_a_retriever(
     output = tmp_path / "out"
     arguments = [
         *("compare", *folders, f"--pretrained={_minilm_like(tmp_path / 'bert')}"),
-        *(f"--out={output}", "--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=8"),
+        *(f"--out={output}", "--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=8", "--gin.FOLDS=2"),
         "--gin.VALIDATION_SHARE=0.3",
     ]
     succeed(*arguments)
     printed = capsys.readouterr()
-    gin_file = output / "hills_seas.gin"
-    written = gin_file.read_text()
+    written = (output / "decided.gin").read_text().splitlines()
     # Each decision is said with its line, and the lines are those of the file.
     said = [line.removeprefix("  ") for line in printed.err.splitlines()]
-    for line in ("TRAIN_STEPS = 2", "ObjectiveConfig.temperature = 0.05", "VALIDATION_SHARE = 0.3"):
-        assert line in written.splitlines()
+    for line in ("TRAIN_STEPS = 2", "ObjectiveConfig.temperature = 0.05", "FOLDS = 2"):
+        assert line in written
         assert line in said
     assert "decided: lengths: 0.0% of query texts are cut" in printed.err
     assert "decided: about " in printed.err
-    rows = ("BM25", "Pretrained, untrained", "TASER (mined negatives)", "TASER + BM25")
-    assert all(row in (output / "table.md").read_text() for row in rows)
-    assert "Difference from BM25" in printed.out
+    rows = ["BM25", "Pretrained, untrained", "Shared (BM25 negatives)", "TASER (BM25 negatives)"]
+    rows += ["Pretrained, untrained + BM25", "Shared + BM25", "TASER + BM25"]
+    assert list(dict.fromkeys(line["system"] for line in figures(output))) == rows
+    assert "Difference from Pretrained, untrained + BM25" in printed.out
     assert printed.out.count("\n? ") == 3
     for name in ("table.png", "table.csv", "export/sentence_transformers/modules.json"):
         assert (output / name).is_file()
@@ -99,63 +102,70 @@ def test_two_folders_to_a_retriever(
     # Pooling, normalisation and prompt are those of the pretrained directory.
     settings = TokenStore.open(output / "tokens").metadata
     assert all(entry.prompt for entry in settings.queries)
-    model = json.loads((output / "taser-2" / "model" / "model.json").read_text())
+    model = json.loads((output / "taser-1" / "model" / "model.json").read_text())
     assert "mean" in json.dumps(model)
     assert "l2" in json.dumps(model)
+    _check_choice(output, printed.out)
     hits = Retriever.load(output, task="seas").search(["river sea 20"], k=2)
     assert len(hits[0]) == 2
 
     finished = Stages(output).finished()
-    monkeypatch.setattr(workflow, "_measure", never(workflow._measure))
+    monkeypatch.setattr(workflow, "train", never(workflow.train))
     monkeypatch.setattr(taser, "train", never(taser.train))
     succeed(*arguments)
     # What training says comes before the table.
     assert printed.out.endswith(capsys.readouterr().out)
     assert Stages(output).finished() == finished
-    message = refused(capsys, *arguments, "--systems=taser,dpr")
-    assert "systems was ['taser']" in message
-    _repeat_each_step(output, gin_file, capsys)
+    with open(pathlib.Path(folders[0]) / "corpus.jsonl", "a") as file:
+        file.write("\n")
+    assert "sizes" in refused(capsys, *arguments)
 
 
-# All but the preparation of data, in the order in which a step reads what another wrote.
-_STEPS = ("train", "encode", "index", "search", "mine", "hybrid", "evaluate", "export", "ask")
+def _check_choice(output: pathlib.Path, printed: str) -> None:
+    """The choice is by queries that a fold's model has not seen, and never by test queries."""
+    chosen = json.loads((output / "recommended.json").read_text())
+    assert f"\nRecommended: {chosen['row']}\n" in printed
+    held: list[str] = []
+    for fold in (output / "folds").iterdir():
+        ranked = json.loads((fold / "queries.json").read_text())["hills"]
+        lines = (fold / "negatives" / "hills.train.jsonl").read_text().splitlines()
+        dropped = {line["query_id"] for line in map(json.loads, lines) if line.get("dropped")}
+        assert set(ranked) == dropped
+        assert all(not line["rows"] for line in map(json.loads, lines) if line.get("dropped"))
+        run = (fold / "taser" / "hills.train.trec").read_text().splitlines()
+        assert {line.split()[0] for line in run} == dropped
+        held += ranked
+    train = [query.id for query in QuerySet.open(output / "data", "hills_seas", "hills", "train")]
+    assert sorted(held) == sorted(train)
+    assert chosen["queries"] == sum(
+        len(QuerySet.open(output / "data", "hills_seas", task, "train"))
+        for task in ("hills", "seas")
+    )
+    assert set(chosen["gains"]) == {
+        "Pretrained, untrained",
+        *(f"{name}{hybrid}" for name in ("Shared", "TASER") for hybrid in ("", " + BM25")),
+    }
+    if chosen["row"].endswith(" + BM25"):
+        assert chosen["alpha"] > 0
 
 
-def _repeat_each_step(
-    output: pathlib.Path, gin_file: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each step by its command with the Gin file alone: the same once more, nothing replaced."""
-
-    def files(folder: str) -> dict[str, bytes]:
-        return {
-            str(path.relative_to(output / folder)): path.read_bytes()
-            for path in (output / folder).rglob("*")
-            if path.is_file()
-        }
-
-    places = ("taser-2/model", "taser-2/embeddings", "taser-2/runs", "export")
-    before, table = {place: files(place) for place in places}, (output / "table.md").read_text()
-    for step in ("prepare beir", "tokenize", *_STEPS, "bm25"):
-        capsys.readouterr()
-        succeed(*step.split(), f"--gin_file={gin_file}")
-        if step == "ask":
-            lines = capsys.readouterr().out.splitlines()
-            assert sum(line.startswith("? ") for line in lines) == 3
-    for place in places:
-        found = files(place)
-        changed = {name for name, content in before[place].items() if found[name] != content}
-        # The same settings are of another command, and training queries are encoded now, too.
-        assert changed <= {"config.gin", "checksums.txt"}, place
-    # Mining of the first round's model, and the fusion of the last.
-    assert files("mined") == files("taser-1/negatives")
-    assert files("hybrid") == files("taser-2-bm25/runs")
-    # A row beside the others, which stay.
-    repeated = (output / "table.md").read_text()
-    assert "| TASER (repeated) |" in repeated
-    rows = [line for line in table.splitlines() if line.startswith("| TASER (mined negatives) |")]
-    assert rows[0] in repeated
-    message = refused(capsys, "vocab", f"--gin_file={gin_file}")
-    assert "a vocabulary of pretrained weights" in message
+@pytest.mark.release
+def test_without_training_queries_the_untrained_model_is_compared(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = pathlib.Path(_beir(tmp_path / "hills", 1))
+    (folder / "qrels" / "train.tsv").unlink()
+    output = tmp_path / "out"
+    succeed(
+        *("compare", str(folder), f"--pretrained={_minilm_like(tmp_path / 'bert')}"),
+        f"--out={output}",
+    )
+    rows = {line["system"]: line for line in figures(output)}
+    assert list(rows) == ["BM25", "Pretrained, untrained", "Pretrained, untrained + BM25"]
+    # Cosines and BM25's scores have the same range: α is the stated share.
+    assert rows["Pretrained, untrained + BM25"]["alpha"] == "0.5 (default)"
+    assert "Recommended: Pretrained, untrained + BM25" in capsys.readouterr().out
+    assert (output / "export" / "sentence_transformers" / "modules.json").is_file()
 
 
 @pytest.mark.release
@@ -170,7 +180,9 @@ def test_a_budget_freezes_blocks_that_the_untrained_model_shares(tmp_path: pathl
     )
     facts = json.loads((output / "taser-1" / "model" / "run.json").read_text())
     assert facts["train_from_block"] == 3
-    assert "taser/ExpertConfig.blocks = [6]" in (output / "hills.gin").read_text()
+    model = json.loads((output / "taser-1" / "model" / "model.json").read_text())
+    assert '"blocks": [6]' in json.dumps(model)
+    assert "FOLDS = 2" in (output / "decided.gin").read_text()
     assert "Pretrained, untrained" in (output / "table.md").read_text()
 
 
@@ -178,27 +190,85 @@ def test_bad_arguments(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str
     folder = _beir(tmp_path / "hills", 1)
     assert "taser compare DIRECTORY" in refused(capsys, "compare")
     output = f"--out={tmp_path / 'out'}"
-    assert "taser, shared, dpr" in refused(capsys, "compare", folder, output, "--systems=bert")
+    assert "shared, taser, dpr" in refused(capsys, "compare", folder, output, "--systems=bert")
+    assert "different names" in refused(capsys, "compare", folder, folder, f"{output}2")
     (tmp_path / "hills" / "qrels" / "train.tsv").unlink()
     message = refused(capsys, "compare", folder, output)
-    assert "task hills has no train split" in message
-    assert "different names" in refused(capsys, "compare", folder, folder, f"{output}2")
+    assert "task hills has no train split, and nothing is pretrained" in message
+    other = pathlib.Path(_beir(tmp_path / "moors", 1))
+    (other / "qrels" / "test.tsv").unlink()
+    message = refused(capsys, "compare", str(other), f"{output}3")
+    assert "task moors has no test split" in message
 
 
 def test_a_killed_measurement_begins_again(tmp_path: pathlib.Path, monkeypatch):
-    left = tmp_path / "measured" / "checkpoint_20"
+    left = tmp_path / "measured" / "checkpoint_6"
     left.mkdir(parents=True)
 
-    class Fake:
-        root, pretrained, systems, passages = tmp_path, None, ["taser"], range(10)
+    def train(**_: object) -> TrainSummary:
+        assert not left.exists()
+        left.mkdir(parents=True)
+        return TrainSummary(1, {}, steps_per_second=4.0, seconds=5.0)
 
-        def run(self, *_: object) -> TrainSummary:
-            assert not left.exists()
-            left.mkdir(parents=True)
-            return TrainSummary(1, {}, steps_per_second=4.0, seconds=5.0)
-
-    monkeypatch.setattr(workflow, "read_model_config", lambda _: tiny_training.model_config())
-    length = FittedLength(tokens=8, cut=0.0, mean=8.0, median=8)
-    costs = workflow._measure(Fake(), {"query": length, "passage": length}, 8)
-    assert costs.step_seconds == 0.25
+    monkeypatch.setattr(workflow, "train", train)
+    costs = workflow.measure(
+        model_dir=str(tmp_path / "measured"),
+        token_store="",
+        model=tiny_training.model_config(),
+        training=tiny_training.training_config(train_steps=6),
+        text_tokens=1200.0,
+        batch_tokens=100.0,
+    )
+    # A step is three forward passes of 100 tokens; twelve hundred take four steps.
+    assert costs["step_seconds"] == 0.25
+    assert costs["encode_seconds"] == 1.0
     assert not left.exists()
+
+
+def test_what_was_set_is_not_decided():
+    assert workflow.filled(Bm25Config(b=0.5), k1=1.2, b=0.75) == Bm25Config(k1=1.2, b=0.5)
+
+
+_ALPHAS = {"Shared": 0.5, "TASER": 0.5, "Pretrained, untrained": 0.5}
+_LENGTH = {"tokens": 16, "cut": 0.0, "mean": 9.0, "median": 8}
+_OUTPUTS = {
+    "prepare_detected": {"hills": ["train", "validation", "test"]},
+    "fit_lengths": {"query": _LENGTH, "passage": _LENGTH},
+    "measure": {"step_seconds": 1.0, "start_seconds": 1.0, "encode_seconds": 1.0},
+    "choose_bm25": 1,
+    "choose": {"row": "TASER", "alphas": _ALPHAS, "gains": {"TASER": [0.1, 0.01]}, "queries": 36},
+}
+
+
+@pytest.mark.parametrize("pretrained", [True, False], ids=["pretrained", "scratch"])
+def test_every_argument_of_every_stage_counts(
+    small_world: SmallWorld,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pretrained: bool,
+):
+    """The stages of `compare` without their work; what is set reaches all of them."""
+    output, folder = tmp_path / "out", _beir(tmp_path / "hills", 1)
+    flags = [f"--pretrained={_minilm_like(tmp_path / 'bert')}"] if pretrained else []
+    tokens = TokenStore.open(small_world.token_store)
+    queries = [Query(id=f"{n}", text=f"{n}", task="hills") for n in range(40)]
+    settings = tmp_path / "own.gin"
+    settings.write_text("ObjectiveConfig.temperature = 0.1\nOptimizerConfig.weight_decay = 0.5\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(workflow._Run, "_queries", lambda *_: queries)
+        patched.setattr(workflow.PassageStore, "open", lambda *_: range(40))
+        patched.setattr(workflow.TokenStore, "open", lambda _: tokens)
+        patched.setattr(workflow, "print_table", lambda *_, **__: None)
+        parts = RetrieverParts(f"{output}/taser-1/model", "index", "data", "hills")
+        patched.setattr(workflow, "answer", lambda *_, **__: parts)
+        calls = noted(patched, works=False, outputs=_OUTPUTS)
+        succeed("compare", folder, f"--out={output}", f"--gin_file={settings}", *flags)
+    assert {"prepare_detected", "measure", "train", "choose", "export_model"} < calls.keys()
+    assert ({"hold_out", "rank_held_out", "import_model"} <= calls.keys()) == pretrained
+    for path in (output / "stages").glob("*-train.json"):
+        inputs = json.loads(path.read_text())["inputs"]
+        if "training.objective.temperature" in inputs:
+            assert inputs["training.objective.temperature"] == 0.1
+            assert inputs["training.optimizer.weight_decay"] == 0.5
+            assert inputs["training.loop.validates_first"] == pretrained
+    check_every_argument(output, calls)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from taser_jax.commands.pipelines.compare_plan import (
     Costs,
+    Defaults,
     Plan,
-    default_steps,
+    defaults,
     fit_length,
     length_buckets,
     padded_length,
@@ -22,6 +25,7 @@ COSTS = Costs(
     systems=1,
     untrained=True,
 )
+WANTED = Defaults(batch_size=32, steps=200, learning_rate=5e-5, frozen_blocks=0, rounds=2, folds=0)
 
 
 def test_the_95th_percentile_is_rounded_up_and_bounded():
@@ -51,17 +55,53 @@ def test_half_of_the_texts_are_padded_to_the_bucket_of_the_median():
     assert padded_length(long, []) == 208
 
 
-def test_three_epochs_within_bounds():
-    assert default_steps(320, 32) == 100
-    assert default_steps(4000, 32) == 375
-    assert default_steps(10**6, 32) == 1000
+def test_nothing_is_cut_below_the_length_of_a_pretrained_model():
+    assert fit_length([10] * 99 + [200], longest=256, share=1.0).tokens == 208
+    assert fit_length([10] * 99 + [300], longest=256, share=1.0).tokens == 256
+
+
+@pytest.mark.parametrize(
+    ("queries", "expected"),
+    [
+        # Batches of at most half of the queries; 5e-5 · sqrt(1/20).
+        (50, Defaults(16, 20, 5e-5 * 0.05**0.5, 3, 1, 5)),
+        (250, Defaults(32, 32, 5e-5 * 0.25**0.5, 3, 1, 5)),
+        (490, Defaults(32, 62, 5e-5 * 0.49**0.5, 3, 1, 2)),
+        (4000, Defaults(32, 500, 5e-5, 0, 2, 2)),
+        (10**6, Defaults(32, 1000, 5e-5, 0, 2, 2)),
+        # Too few for folds.
+        (9, Defaults(4, 20, 5e-5 * 0.009**0.5, 3, 1, 0)),
+    ],
+)
+def test_training_follows_the_number_of_distinct_queries(queries: int, expected: Defaults):
+    found = defaults(queries, validation=20, blocks=6, batch_size=32)
+    assert found.learning_rate == pytest.approx(expected.learning_rate, rel=0.05)
+    assert dataclasses.replace(found, learning_rate=0) == dataclasses.replace(
+        expected, learning_rate=0
+    )
+
+
+def test_many_validation_queries_and_random_weights_need_no_folds():
+    assert defaults(5000, validation=300, blocks=6, batch_size=32).folds == 0
+    scratch = defaults(50, validation=5, blocks=None, batch_size=32)
+    assert scratch == Defaults(16, 100, 1e-3, 0, 2, 0)
 
 
 def test_without_a_budget_the_time_is_the_sum_of_the_parts():
-    found = plan(COSTS, steps=200, minutes=None, pretrained=True)
+    found = plan(COSTS, WANTED, minutes=None, pretrained=True)
     # Two trainings; three encodings, one of them of the untrained model; one minute for the rest.
     assert found.seconds == 60 + 2 * (30 + 200) + 3 * 120
-    assert (found.steps, found.frozen_blocks, found.rounds) == (200, 0, 2)
+    assert (found.steps, found.frozen_blocks, found.rounds, found.folds) == (200, 0, 2, 0)
+
+
+def test_folds_train_and_encode_their_pools_and_time_counts_from_the_start():
+    costs = dataclasses.replace(COSTS, spent_seconds=50.0, pool_share=0.25)
+    wanted = dataclasses.replace(WANTED, folds=5)
+    found = plan(costs, wanted, minutes=None, pretrained=True)
+    # Seven trainings; three encodings, and five of a quarter of the passages.
+    assert found.seconds == 50 + 60 + 7 * (30 + 200) + (3 + 5 / 4) * 120
+    # 30 minutes: 50 + 60 + 7 * 30 + 4.25 * 120 s are fixed, a step of all trainings takes 7 s.
+    assert plan(costs, wanted, minutes=30, pretrained=True).steps == (1800 - 830) // 7
 
 
 @pytest.mark.parametrize(
@@ -82,10 +122,10 @@ def test_without_a_budget_the_time_is_the_sum_of_the_parts():
 def test_a_budget_costs_steps_then_blocks_then_a_round(
     minutes: float, steps: int, frozen: int, rounds: int, seconds: float
 ):
-    found = plan(COSTS, steps=200, minutes=minutes, pretrained=True)
-    assert found == Plan(steps, frozen, rounds, seconds)
+    found = plan(COSTS, WANTED, minutes=minutes, pretrained=True)
+    assert found == Plan(steps, frozen, rounds, 0, seconds)
 
 
 def test_random_weights_are_not_frozen():
-    found = plan(COSTS, steps=200, minutes=5, pretrained=False)
+    found = plan(COSTS, WANTED, minutes=5, pretrained=False)
     assert (found.frozen_blocks, found.rounds) == (0, 1)

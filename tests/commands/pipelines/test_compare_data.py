@@ -8,8 +8,12 @@ import pathlib
 import pytest
 from small_world import refused
 
-from taser_jax.cli.main import run_command
-from taser_jax.commands.pipelines.compare_project import Project
+from taser_jax.commands.pipelines.compare_data import (
+    check_detected,
+    collection_name,
+    file_sizes,
+    prepare_detected,
+)
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.detection import detect
 from taser_jax.data.prepare.kilt import gold_path
@@ -98,58 +102,53 @@ def kilt(folder: pathlib.Path) -> str:
     return _write(folder, files)
 
 
-def prepared(root: pathlib.Path, *folders: str) -> Project:
-    project = Project(
-        run_command=run_command,
-        root=root / "out",
+def prepared(root: pathlib.Path, *folders: str) -> dict[str, list[str]]:
+    """Task -> its splits, of the folders as collection "land" below root/data."""
+    detected = [detect(folder) for folder in folders]
+    check_detected(detected)
+    return prepare_detected(
+        detected=detected,
+        sizes=file_sizes(folders),
+        data_dir=str(root / "data"),
         collection="land",
-        detected=[detect(folder) for folder in folders],
-        pretrained=None,
-        systems=["taser"],
+        validation_share=0.1,
     )
-    project.root.mkdir()
-    project.decide_data(validation_share=0.1, vocabulary_size=100)
-    project.prepare()
-    return project
 
 
-def _gold(project: Project, task: str, split: str) -> list[str]:
-    store = PassageStore.open(project.data_dir, "land")
-    queries = QuerySet.open(project.data_dir, "land", task, split)
+def _gold(root: pathlib.Path, task: str, split: str) -> list[str]:
+    store = PassageStore.open(root / "data", "land")
+    queries = QuerySet.open(root / "data", "land", task, split)
     return [store[row].text for query in queries for row in query.positives]
 
 
 def test_beir_beside_tsv(tmp_path):
-    project = prepared(tmp_path, beir(tmp_path / "waters"), tsv(tmp_path / "ground"))
-    assert project.tasks.keys() == {"waters", "faq"}
-    texts = [passage.text for passage in project.passages]
+    tasks = prepared(tmp_path, beir(tmp_path / "waters"), tsv(tmp_path / "ground"))
+    assert tasks.keys() == {"waters", "faq"}
+    texts = [passage.text for passage in PassageStore.open(tmp_path / "data", "land")]
     assert (len(texts), texts.count(_SHARED)) == (6, 1)
     # Ids 1 and 2 mean other passages in the two folders.
-    assert _gold(project, "waters", "train") == [_SHARED, "rivers freeze"]
-    assert _gold(project, "faq", "train") == [_SHARED]
-    assert _gold(project, "faq", "validation") == ["hills erode"]
-    assert _gold(project, "faq", "test") == ["moors burn"]
-    written = project.gin_file.read_text()
-    for line in ("COLLECTION = 'land'", "prepare_beir.collection = 'land_beir'"):
-        assert line in written
+    assert _gold(tmp_path, "waters", "train") == [_SHARED, "rivers freeze"]
+    assert _gold(tmp_path, "faq", "train") == [_SHARED]
+    assert _gold(tmp_path, "faq", "validation") == ["hills erode"]
+    assert _gold(tmp_path, "faq", "test") == ["moors burn"]
 
 
 def test_kilt_beside_dpr(tmp_path):
-    project = prepared(tmp_path, kilt(tmp_path / "pages"), dpr(tmp_path / "cliffs"))
-    assert project.tasks.keys() == {"fever", "trivia"}
-    assert _gold(project, "trivia", "test") == ["cliffs fall"]
-    assert set(_gold(project, "fever", "test")) <= {p.text for p in project.passages}
-    assert set(_gold(project, "fever", "test")) == {"Woods is a long paragraph."}
+    tasks = prepared(tmp_path, kilt(tmp_path / "pages"), dpr(tmp_path / "cliffs"))
+    assert tasks.keys() == {"fever", "trivia"}
+    assert _gold(tmp_path, "trivia", "test") == ["cliffs fall"]
+    assert set(_gold(tmp_path, "fever", "test")) == {"Woods is a long paragraph."}
     # KILT's gold, which page measures read, comes along.
-    assert project.queries("fever", "test")[0].id == "dev0"
-    assert gold_path(project.queries("fever", "test")).read_text().count("dev") == 9
+    test = QuerySet.open(tmp_path / "data", "land", "fever", "test")
+    assert test[0].id == "dev0"
+    assert gold_path(test).read_text().count("dev") == 9
 
 
 def test_two_folders_of_one_format_need_no_merging(tmp_path):
-    project = prepared(tmp_path, tsv(tmp_path / "a", "first"), tsv(tmp_path / "b", "second"))
-    assert project.tasks.keys() == {"first", "second"}
-    assert [path.name for path in (tmp_path / "out" / "data").iterdir()] == ["land"]
-    assert len(project.passages) == 3
+    tasks = prepared(tmp_path, tsv(tmp_path / "a", "first"), tsv(tmp_path / "b", "second"))
+    assert tasks.keys() == {"first", "second"}
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["land"]
+    assert len(PassageStore.open(tmp_path / "data", "land")) == 3
 
 
 @pytest.mark.parametrize("make", [beir, tsv])
@@ -168,3 +167,8 @@ def test_two_folders_of_kilt_are_refused(tmp_path):
         path.rename(path.with_name(path.name.replace("fever", "trex")))
     with pytest.raises(ConfigError, match="2 folders of KILT's files: "):
         prepared(tmp_path, kilt(tmp_path / "a"), second)
+
+
+def test_a_collection_is_named_after_its_folders():
+    assert collection_name(["data/Sci Facts/", "b-2"]) == "sci_facts_b_2"
+    assert collection_name(["2024"]) == "c_2024"

@@ -1,0 +1,484 @@
+"""Which candidate is recommended: cross-validated gains over not training, and their errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from taser_jax.assembly.model_directory import check_vocabulary, load_model
+from taser_jax.commands.bm25 import bm25
+from taser_jax.commands.evaluate import EvaluationConfig, judge_run
+from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
+from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.token_store.negatives import read_metadata, read_negatives, write_negatives
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.devices.hosts import writes
+from taser_jax.models.batch import Role
+from taser_jax.retrieval.bm25 import Bm25Config
+from taser_jax.retrieval.embeddings import encode_rows
+from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.retrieval.hybrid import SHARES, DevelopmentSet, HybridConfig, choose_alpha, fuse
+from taser_jax.retrieval.hybrid import settle as settle_hybrid
+from taser_jax.retrieval.runs import NO_ROW, Run, top_k, write_trec_run
+from taser_jax.storage.artifacts import read_json, write_json
+from taser_jax.storage.progress import logger
+
+# α where no query chooses it, as a share of the ratio of the lists' widths.
+DEFAULT_SHARE = 0.5
+# The default α weighs as much as this many queries.
+PSEUDO_QUERIES = 30
+_QUERIES = "queries.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """A candidate's mean gain over the baseline on the same queries.
+
+    Attributes:
+        mean: mean over tasks of the mean difference over their queries.
+        error: its standard error; infinite where a task has one query.
+    """
+
+    mean: float
+    error: float
+
+
+def paired_gain(
+    values: Mapping[str, Float64[np.ndarray, " queries"]],
+    baseline: Mapping[str, Float64[np.ndarray, " queries"]],
+) -> Gain:
+    """Mean over tasks of the differences, error = sqrt(sum_t s_t^2 / n_t) / tasks.
+
+    Example:
+        >>> paired_gain({"a": np.array([1.0, 0.5])}, {"a": np.array([0.0, 0.5])})
+        Gain(mean=0.5, error=0.5)
+
+    Args:
+        values: task -> a candidate's measure by query.
+        baseline: the baseline's, of the same tasks and queries.
+    """
+    differences = [values[task] - baseline[task] for task in baseline]
+    mean = float(np.mean([each.mean() for each in differences]))
+    if any(len(each) < 2 for each in differences):
+        return Gain(mean, math.inf)
+    variances = [float(each.var(ddof=1)) / len(each) for each in differences]
+    return Gain(mean, math.sqrt(math.fsum(variances)) / len(differences))
+
+
+def recommend(gains: Mapping[str, Gain], baseline: str) -> str:
+    """The candidate whose gain less one standard error is highest, if that is above zero.
+
+    One error of doubt counts against training, none against the baseline: a choice among several
+    candidates by few queries otherwise takes the luckiest.
+
+    Example:
+        >>> recommend({"trained": Gain(0.02, 0.03), "hybrid": Gain(0.02, 0.01)}, "untrained")
+        'hybrid'
+
+    Args:
+        gains: candidate -> its gain over the baseline.
+        baseline: what is recommended where nothing is better.
+    """
+    best = max(gains, key=lambda name: gains[name].mean - gains[name].error, default=baseline)
+    is_better = best in gains and gains[best].mean > gains[best].error
+    return best if is_better else baseline
+
+
+def shrunk_alpha(
+    best: float, *, default: float, queries: int, pseudo_queries: int = PSEUDO_QUERIES
+) -> float:
+    """α between the queries' choice and the default: log α = (n log best + m log default)/(n + m).
+
+    Example:
+        >>> shrunk_alpha(2.0, default=0.5, queries=30, pseudo_queries=30)
+        1.0
+
+    Args:
+        best: the queries' choice.
+        default: α without queries.
+        queries: n, how many chose.
+        pseudo_queries: m, how many queries the default counts for.
+    """
+    share = queries / (queries + pseudo_queries)
+    return math.exp(share * math.log(best) + (1 - share) * math.log(default))
+
+
+def fold_numbers(texts: Sequence[str], folds: int, *, seed: int = 0) -> Int64[np.ndarray, " texts"]:
+    """A fold for each query: of equal sizes, drawn at random, equal texts in the same fold.
+
+    Args:
+        texts: the queries.
+        folds: number of folds.
+        seed: seed of the draw.
+    """
+    distinct, places = np.unique(np.array(texts, dtype=object).astype(str), return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(distinct))
+    return (order % folds)[places]
+
+
+@writes("{output_dir}")
+def hold_out(
+    *,
+    data_dir: str,
+    collection: str,
+    tasks: Sequence[str],
+    runs_dirs: Mapping[str, str],
+    negatives_dir: str,
+    output_dir: str,
+    fold: int,
+    folds: int,
+    depth: int,
+    most: int,
+    seed: int = 0,
+) -> dict[str, int]:
+    """Takes a fold's training queries out of the negatives, and makes the pool they are ranked in.
+
+    The pool has the first `depth` passages of every list; lists are cut to it. So a fold's model
+    encodes a few thousand passages, not the collection.
+
+    Args:
+        data_dir: folder of collections.
+        collection: the collection.
+        tasks: tasks with training queries.
+        runs_dirs: name -> runs of the training queries, of models that have learned from none.
+        negatives_dir: hard negatives of the training queries.
+        output_dir: receives `negatives/`, `NAME/` with a list for each name, and queries.json.
+        fold: number of the fold, from 0.
+        folds: number of folds.
+        depth: passages of each list that the pool has.
+        most: maximum number of a task's queries that are ranked; none of the fold is trained on.
+        seed: seed of folds and sample.
+
+    Returns:
+        Task -> number of its queries that are ranked.
+    """
+    store = PassageStore.open(data_dir, collection)
+    root = pathlib.Path(output_dir)
+    ranked: dict[str, list[str]] = {}
+    runs: dict[tuple[str, str], Run] = {}
+    for task in tasks:
+        queries = QuerySet.open(data_dir, collection, task, "train")
+        asked = list(queries)
+        held = np.flatnonzero(
+            fold_numbers([query.text for query in asked], folds, seed=seed) == fold
+        )
+        ids = [query.id for query in asked]
+        _without_queries(negatives_dir, root / "negatives", task, ids, set(held.tolist()), store)
+        sample = np.sort(
+            np.random.default_rng([seed, fold]).choice(held, min(most, len(held)), replace=False)
+        )
+        ranked[task] = [ids[row] for row in sample]
+        for name, directory in runs_dirs.items():
+            run = read_task_run(directory, queries, store)
+            runs[name, task] = Run(ranked[task], run.rows[sample], run.scores[sample])
+    pool = np.unique(np.concatenate([run.rows[:, :depth].reshape(-1) for run in runs.values()]))
+    for (name, task), run in runs.items():
+        is_in_pool = np.isin(run.rows, pool[pool != NO_ROW])
+        rows = np.where(is_in_pool, run.rows, NO_ROW)
+        scores = np.where(is_in_pool, run.scores, np.float32(-np.inf))
+        cut = Run.of(run.query_ids, top_k(rows, scores, run.rows.shape[1]))
+        write_trec_run(run_path(root / name, task, "train"), cut, ids=store.ids, tag=name)
+    write_json(root / _QUERIES, ranked)
+    return {task: len(ids) for task, ids in ranked.items()}
+
+
+def _without_queries(
+    source: str,
+    target: pathlib.Path,
+    task: str,
+    ids: Sequence[str],
+    held: set[int],
+    store: PassageStore,
+) -> None:
+    """Negatives in which some queries have none and are left out of training."""
+    lines = read_negatives(source, task, "train", ids, collection_fingerprint=store.fingerprint)
+    facts = read_metadata(source)
+    write_negatives(
+        target,
+        task,
+        "train",
+        query_ids=ids,
+        rows=[[] if row in held else line.rows for row, line in enumerate(lines)],
+        scores=[[] if row in held else line.scores for row, line in enumerate(lines)],
+        metadata={name: facts[name] for name in ("collection_fingerprint", "source")},
+        dropped={id for row, id in enumerate(ids) if row in held or lines[row].is_dropped},
+    )
+
+
+@writes("{output_dir}")
+def rank_held_out(
+    *,
+    model_dir: str,
+    token_store: str,
+    data_dir: str,
+    collection: str,
+    lists_dirs: Sequence[str],
+    output_dir: str,
+    k: int,
+    encode: EncodeConfig = EncodeConfig(),
+) -> dict[str, int]:
+    """Ranks a fold's queries in its pool with the model that has not seen them.
+
+    Args:
+        model_dir: the fold's model.
+        token_store: tokens of passages and queries.
+        data_dir: folder of collections.
+        collection: the collection.
+        lists_dirs: the lists of the fold, from `hold_out`.
+        output_dir: run files go there.
+        k: results per query.
+        encode: batches of encoding.
+
+    Returns:
+        Task -> number of queries.
+    """
+    tokens, store = TokenStore.open(token_store), PassageStore.open(data_dir, collection)
+    model = load_model(model_dir)
+    check_vocabulary(model, tokens)
+    config = dataclasses.replace(encode, batch_multiple=model.batch_multiple)
+    ranked = _ranked_queries(pathlib.Path(lists_dirs[0]).parent)
+    rows = [
+        read_task_run(folder, QuerySet.open(data_dir, collection, task, "train"), store).rows
+        for task in ranked
+        for folder in lists_dirs
+    ]
+    pool = np.unique(np.concatenate([each.reshape(-1) for each in rows])).astype(np.int64)
+    pool = pool[pool != NO_ROW]
+    passages, _ = encode_rows(model.encode_fn(Role.PASSAGE), tokens.passages, pool, config=config)
+    for task, ids in ranked.items():
+        queries = tokens.queries(task, "train")
+        line_of = {id: line for line, id in enumerate(queries.query_ids)}
+        embeddings, _ = encode_rows(
+            model.encode_fn(Role.QUERY, task=task),
+            queries,
+            np.array([line_of[id] for id in ids]),
+            config=config,
+        )
+        scores = embeddings @ passages.T
+        found = top_k(np.broadcast_to(pool, scores.shape), scores, min(k, len(pool)))
+        path = run_path(output_dir, task, "train")
+        write_trec_run(path, Run.of(ids, found), ids=store.ids, tag="held-out")
+    return {task: len(ids) for task, ids in ranked.items()}
+
+
+def _ranked_queries(directory: str | pathlib.Path) -> dict[str, list[str]]:
+    return read_json(pathlib.Path(directory) / _QUERIES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What is recommended, and why.
+
+    Attributes:
+        row: the candidate.
+        alphas: dense candidate -> α of its hybrid.
+        gains: candidate -> (gain over the baseline, its standard error), in the measure's units.
+        queries: number of queries that decided.
+    """
+
+    row: str
+    alphas: Mapping[str, float]
+    gains: Mapping[str, tuple[float, float]]
+    queries: int
+
+
+def choose(
+    *,
+    data_dir: str,
+    collection: str,
+    tasks: Sequence[str],
+    split: str,
+    dense_dirs: Mapping[str, Sequence[Any]],
+    sparse_dirs: Sequence[Any],
+    baseline: str,
+    measure: str,
+    k: int,
+    config: HybridConfig = HybridConfig(),
+    evaluation: EvaluationConfig = EvaluationConfig(),
+) -> Choice:
+    """Compares candidates on queries that none of them was trained on: each alone and with BM25.
+
+    Args:
+        data_dir: folder of collections.
+        collection: the collection.
+        tasks: tasks of the queries.
+        split: split of the queries.
+        dense_dirs: candidate -> its runs: one folder, or one for each fold.
+        sparse_dirs: BM25's runs of the same queries, parallel to them.
+        baseline: what is recommended where nothing is better, such as "untrained + BM25".
+        measure: what is compared, and what α maximises.
+        k: results per query.
+        config: depth, normalisation and candidates of α.
+        evaluation: the criterion for hits.
+
+    Returns:
+        The choice.
+    """
+    store = PassageStore.open(data_dir, collection)
+    heads, judged = PassageHeads(store), dataclasses.replace(evaluation, measures=(measure,))
+    alphas: dict[str, float] = {}
+    values: dict[str, dict[str, Float64[np.ndarray, " queries"]]] = {}
+    count = 0
+    for name, directories in dense_dirs.items():
+        sets: dict[str, DevelopmentSet] = {}
+        for task in tasks:
+            queries = QuerySet.open(data_dir, collection, task, split)
+            parts = [
+                _lists(dense, sparse, queries, store)
+                for dense, sparse in zip(directories, sparse_dirs, strict=True)
+            ]
+            dense, sparse = (_joined([part[side] for part in parts]) for side in (0, 1))
+            line_of = {query.id: line for line, query in enumerate(queries)}
+            lines = [line_of[id] for id in dense.query_ids]
+
+            def score(
+                run: Run, queries: QuerySet = queries, lines: Sequence[int] = lines
+            ) -> Float64[np.ndarray, " queries"]:
+                return judge_run(run, queries, heads, judged).values[measure][lines]
+
+            sets[task] = DevelopmentSet(dense, sparse, score)
+        count = sum(len(each.dense.query_ids) for each in sets.values())
+        settled = settle_hybrid(config, [(each.dense, each.sparse) for each in sets.values()])
+        best = choose_alpha(list(sets.values()), k=k, config=settled).alpha
+        alphas[name] = shrunk_alpha(best, default=default_alpha(settled), queries=count)
+        values[name] = {task: each.evaluate(each.dense) for task, each in sets.items()}
+        values[f"{name} + BM25"] = {
+            task: each.evaluate(
+                fuse(each.dense, each.sparse, alpha=alphas[name], k=k, config=settled)
+            )
+            for task, each in sets.items()
+        }
+    gains = {
+        name: paired_gain(value, values[baseline])
+        for name, value in values.items()
+        if name != baseline
+    }
+    for name, gain in gains.items():
+        logger.info(
+            "%s: %+.1f points of %s against %s, ± %.1f",
+            *(name, 100 * gain.mean, measure, baseline, 100 * gain.error),
+        )
+    plain = {name: (gain.mean, gain.error) for name, gain in gains.items()}
+    return Choice(recommend(gains, baseline), alphas, plain, count)
+
+
+def default_alpha(config: HybridConfig) -> float:
+    """α without queries to choose it by: the candidate at `DEFAULT_SHARE`, or the middle one."""
+    assert config.alphas is not None
+    same = len(config.alphas) == len(SHARES)
+    return config.alphas[SHARES.index(DEFAULT_SHARE) if same else len(config.alphas) // 2]
+
+
+def unchosen_alpha(
+    *,
+    dense_dir: str,
+    sparse_dir: str,
+    data_dir: str,
+    collection: str,
+    tasks: Sequence[str],
+    split: str,
+    config: HybridConfig = HybridConfig(),
+) -> float:
+    """α of a hybrid that no labelled query can choose, from the widths of its lists alone.
+
+    Args:
+        dense_dir: the model's runs.
+        sparse_dir: BM25's.
+        data_dir: folder of collections.
+        collection: the collection.
+        tasks: tasks of the queries.
+        split: split of the queries; their labels are not read.
+        config: depth and normalisation.
+    """
+    store = PassageStore.open(data_dir, collection)
+    lists = [
+        (read_task_run(dense_dir, queries, store), read_task_run(sparse_dir, queries, store))
+        for task in tasks
+        for queries in [QuerySet.open(data_dir, collection, task, split)]
+    ]
+    return default_alpha(settle_hybrid(config, lists))
+
+
+def _lists(dense: Any, sparse: Any, queries: QuerySet, store: PassageStore) -> tuple[Run, Run]:
+    """Both runs of the queries that a folder has: of a fold those that were ranked."""
+    first, second = (read_task_run(folder, queries, store) for folder in (dense, sparse))
+    listed = pathlib.Path(sparse).parent / _QUERIES
+    ids = _ranked_queries(listed.parent)[queries.task] if listed.exists() else first.query_ids
+    line_of = {id: line for line, id in enumerate(first.query_ids)}
+    lines = [line_of[id] for id in ids]
+    return tuple(  # type: ignore[return-value]
+        Run(list(ids), run.rows[lines], run.scores[lines]) for run in (first, second)
+    )
+
+
+def _joined(runs: Sequence[Run]) -> Run:
+    """Runs of different queries as one, padded to the longest lists."""
+    k = max(run.rows.shape[1] for run in runs)
+    padded = [top_k(run.rows, run.scores, k) for run in runs]
+    return Run(
+        [id for run in runs for id in run.query_ids],
+        np.concatenate([each.rows for each in padded]),
+        np.concatenate([each.scores for each in padded]),
+    )
+
+
+@writes("{output_dir}")
+def choose_bm25(
+    *,
+    data_dir: str,
+    collection: str,
+    tasks: Sequence[str],
+    splits: Sequence[str],
+    candidates: Sequence[Bm25Config],
+    output_dir: str,
+    measure: str,
+    evaluation: EvaluationConfig = EvaluationConfig(),
+) -> int:
+    """The number of the BM25 parameters that rank labelled queries best.
+
+    The first candidate stays unless another gains more than one standard error.
+
+    Args:
+        data_dir: folder of collections.
+        collection: the collection.
+        tasks: tasks of the queries.
+        splits: their splits; BM25 learns from no query.
+        candidates: parameters, the default first.
+        output_dir: an index and runs of each.
+        measure: what is compared.
+        evaluation: the criterion for hits.
+    """
+    store = PassageStore.open(data_dir, collection)
+    heads, judged = PassageHeads(store), dataclasses.replace(evaluation, measures=(measure,))
+    values: list[dict[str, Float64[np.ndarray, " queries"]]] = []
+    for number, config in enumerate(candidates):
+        root = pathlib.Path(output_dir) / str(number)
+        values.append({})
+        for split in splits:
+            bm25(
+                data_dir=data_dir,
+                collection=collection,
+                output_dir=str(root / "runs"),
+                index_dir=str(root / "index"),
+                split=split,
+                tasks=tasks,
+                config=config,
+            )
+            for task in tasks_with(data_dir, collection, split=split, tasks=tasks):
+                queries = QuerySet.open(data_dir, collection, task, split)
+                run = read_task_run(root / "runs", queries, store)
+                values[-1][f"{task}.{split}"] = judge_run(run, queries, heads, judged).values[
+                    measure
+                ]
+    gains = {
+        str(number): paired_gain(each, values[0]) for number, each in enumerate(values) if number
+    }
+    chosen = int(recommend(gains, "0"))
+    logger.info("BM25: k1 %g, b %g", candidates[chosen].k1, candidates[chosen].b)
+    return chosen
