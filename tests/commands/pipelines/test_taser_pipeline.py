@@ -249,7 +249,9 @@ def test_a_round_that_is_added_encodes_the_training_queries(
     output = tmp_path / "out"
     _copy_up_to(compared, output, last_stage="taser-1-index")
     embeddings = output / "taser-1" / "embeddings"
-    (embeddings / "checksums.txt").unlink(missing_ok=True)
+    checksums = embeddings / "checksums.txt"
+    lines = checksums.read_text().splitlines(keepends=True)
+    checksums.write_text("".join(line for line in lines if "queries/" not in line))
     for queries in (embeddings / "queries").glob("*.train"):
         shutil.rmtree(queries)
     succeed(*small_world.compare(output))
