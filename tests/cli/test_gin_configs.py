@@ -43,7 +43,6 @@ RECIPES = {
         ("runs/open_qa_pretrained.gin", "runs/taser_claims.gin"),
         ("runs/odqa.gin",),
         ("runs/yardstick.gin",),
-        ("runs/compared.gin", "models/bert_tiny.gin"),
     ),
     "pipeline muf": (("runs/muf_wiki.gin",), ("runs/muf_mini.gin",)),
     "pipeline moma": (("runs/moma_mini.gin",), ("runs/moma_base.gin",)),

@@ -104,8 +104,7 @@ def test_every_grade_above_0_is_a_positive(judged: Judged):
 
 @pytest.mark.parametrize("round_of", ["first_mining", "second_mining"])
 def test_compare_mines_no_label(judged: Judged, round_of: str, tmp_path: pathlib.Path):
-    files = ("runs/compared.gin", "models/bert_tiny.gin")
-    setting = recipes.value("pipeline taser", "setting", *files, TRAIN_STEPS="1")
+    setting = recipes.value("compare", "setting", "runs/compare.gin")
     negatives = judged.mined(tmp_path, getattr(setting, round_of))
     assert negatives.keys() == judged.grades.keys()
     for query, mined in negatives.items():
