@@ -14,7 +14,7 @@ import pathlib
 import sys
 from collections.abc import Mapping
 
-from taser_jax.commands.pipelines.setting import BM25, row_name
+from taser_jax.commands.pipelines.retrieval_stages import BM25, row_name
 from taser_jax.evaluation.results import SystemResult, read_results
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))

@@ -14,8 +14,7 @@ import numpy as np
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import latest_checkpoint, selected_checkpoint
 from taser_jax.commands.inputs import check_collection
-from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages
-from taser_jax.commands.pipelines.setting import BM25, Setting
+from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
 from taser_jax.commands.pipelines.taser import begin_pipeline, check_depth, print_table

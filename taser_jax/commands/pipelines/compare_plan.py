@@ -1,11 +1,15 @@
-"""What `taser compare` decides from the data and from measured steps: lengths, steps, freezing."""
+"""What `taser compare` decides: lengths, steps and freezing, and which row it recommends."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Float64, Int64
+
+from taser_jax.retrieval.hybrid import SHARES, HybridConfig
 
 _SHARE = 0.95
 _MULTIPLE = 16
@@ -20,6 +24,10 @@ _MANY_QUERIES = 1000
 _RATE = 5e-5
 # Vocabulary, BM25, index, searches and evaluation.
 _OTHER_SECONDS = 60.0
+# α where no query chooses it, as a share of the ratio of the lists' widths.
+DEFAULT_SHARE = 0.5
+# The default α weighs as much as this many queries.
+PSEUDO_QUERIES = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,3 +248,113 @@ def _estimated(costs: Costs, steps: int, rounds: int, frozen: int, folds: int) -
         + encodings * costs.encode_seconds
     )
     return Plan(steps, frozen, rounds, folds, seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """A candidate's mean gain over the baseline on the same queries.
+
+    Attributes:
+        mean: mean over tasks of the mean difference over their queries.
+        error: its standard error; infinite where a task has one query.
+    """
+
+    mean: float
+    error: float
+
+
+def paired_gain(
+    values: Mapping[str, Float64[np.ndarray, " queries"]],
+    baseline: Mapping[str, Float64[np.ndarray, " queries"]],
+) -> Gain:
+    """Mean over tasks of the differences, error = sqrt(sum_t s_t^2 / n_t) / tasks.
+
+    Example:
+        >>> paired_gain({"a": np.array([1.0, 0.5])}, {"a": np.array([0.0, 0.5])})
+        Gain(mean=0.5, error=0.5)
+
+    Args:
+        values: task -> a candidate's measure by query.
+        baseline: the baseline's, of the same tasks and queries.
+    """
+    differences = [values[task] - baseline[task] for task in baseline]
+    mean = float(np.mean([each.mean() for each in differences]))
+    if any(len(each) < 2 for each in differences):
+        return Gain(mean, math.inf)
+    variances = [float(each.var(ddof=1)) / len(each) for each in differences]
+    return Gain(mean, math.sqrt(math.fsum(variances)) / len(differences))
+
+
+def recommend(gains: Mapping[str, Gain], baseline: str) -> str:
+    """The candidate whose gain less one standard error is highest, if that is above zero.
+
+    One error of doubt counts against training, none against the baseline: a choice among several
+    candidates by few queries otherwise takes the luckiest.
+
+    Example:
+        >>> recommend({"trained": Gain(0.02, 0.03), "hybrid": Gain(0.02, 0.01)}, "untrained")
+        'hybrid'
+
+    Args:
+        gains: candidate -> its gain over the baseline.
+        baseline: what is recommended where nothing is better.
+    """
+    best = max(gains, key=lambda name: gains[name].mean - gains[name].error, default=baseline)
+    is_better = best in gains and gains[best].mean > gains[best].error
+    return best if is_better else baseline
+
+
+def shrunk_alpha(
+    best: float, *, default: float, queries: int, pseudo_queries: int = PSEUDO_QUERIES
+) -> float:
+    """α between the queries' choice and the default: log α = (n log best + m log default)/(n + m).
+
+    Example:
+        >>> shrunk_alpha(2.0, default=0.5, queries=30, pseudo_queries=30)
+        1.0
+
+    Args:
+        best: the queries' choice.
+        default: α without queries.
+        queries: n, how many chose.
+        pseudo_queries: m, how many queries the default counts for.
+    """
+    share = queries / (queries + pseudo_queries)
+    return math.exp(share * math.log(best) + (1 - share) * math.log(default))
+
+
+def fold_numbers(texts: Sequence[str], folds: int, *, seed: int = 0) -> Int64[np.ndarray, " texts"]:
+    """A fold for each query: of equal sizes, drawn at random, equal texts in the same fold.
+
+    Args:
+        texts: the queries.
+        folds: number of folds.
+        seed: seed of the draw.
+    """
+    distinct, places = np.unique(np.array(texts, dtype=object).astype(str), return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(distinct))
+    return (order % folds)[places]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What is recommended, and why.
+
+    Attributes:
+        row: the candidate.
+        alphas: dense candidate -> α of its hybrid.
+        gains: candidate -> (gain over the baseline, its standard error), in the measure's units.
+        queries: number of queries that decided.
+    """
+
+    row: str
+    alphas: Mapping[str, float]
+    gains: Mapping[str, tuple[float, float]]
+    queries: int
+
+
+def default_alpha(config: HybridConfig) -> float:
+    """α without queries to choose it by: the candidate at `DEFAULT_SHARE`, or the middle one."""
+    assert config.alphas is not None
+    same = len(config.alphas) == len(SHARES)
+    return config.alphas[SHARES.index(DEFAULT_SHARE) if same else len(config.alphas) // 2]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from taser_jax.commands.pipelines.answers import answer, best_dense_row
-from taser_jax.commands.pipelines.setting import BM25, Setting, System
+from taser_jax.commands.pipelines.retrieval_stages import BM25, Setting, System
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
-from taser_jax.commands.pipelines.taser import pipeline_taser
+from taser_jax.commands.pipelines.taser import answer, best_dense_row, pipeline_taser
 from taser_jax.commands.prepare import prepare_pydocs
 from taser_jax.commands.tokenize import tokenize
 from taser_jax.commands.vocab import vocab

@@ -12,8 +12,7 @@ from taser_jax.assembly.config import TrainingConfig
 from taser_jax.commands.evaluate import write_table
 from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.pipelines.ance import Episode, Episodes, number_episodes
-from taser_jax.commands.pipelines.retrieval_stages import RetrievalStages
-from taser_jax.commands.pipelines.setting import BM25, Setting
+from taser_jax.commands.pipelines.retrieval_stages import BM25, RetrievalStages, Setting
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
 from taser_jax.commands.pipelines.taser import begin_pipeline, check_depth, print_table

@@ -12,8 +12,12 @@ from etils import epath
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.model_directory import load_model, selected_checkpoint
-from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, RetrievalStages
-from taser_jax.commands.pipelines.setting import BM25, Setting
+from taser_jax.commands.pipelines.retrieval_stages import (
+    BM25,
+    DEVELOPMENT,
+    RetrievalStages,
+    Setting,
+)
 from taser_jax.commands.pipelines.stages import Stages, passes_on
 from taser_jax.commands.train import TrainSummary, train
 from taser_jax.data.token_store.store import TokenStore

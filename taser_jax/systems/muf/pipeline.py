@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.commands.inputs import check_collection
-from taser_jax.commands.pipelines.retrieval_stages import check_untrained
-from taser_jax.commands.pipelines.setting import BM25, Setting, System
+from taser_jax.commands.pipelines.retrieval_stages import BM25, Setting, System, check_untrained
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.pipelines.taser import CONFIGURABLES as TASER_CONFIGURABLES
 from taser_jax.commands.pipelines.taser import begin_pipeline

@@ -10,8 +10,13 @@ from typing import Any
 
 from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.inputs import tasks_with
-from taser_jax.commands.pipelines.retrieval_stages import DEVELOPMENT, RetrievalStages
-from taser_jax.commands.pipelines.setting import BM25, Setting, System
+from taser_jax.commands.pipelines.retrieval_stages import (
+    BM25,
+    DEVELOPMENT,
+    RetrievalStages,
+    Setting,
+    System,
+)
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.score import score
 from taser_jax.commands.train import train

@@ -14,8 +14,7 @@ from stage_calls import check_every_argument, noted
 
 from taser_jax import Retriever
 from taser_jax.assembly.retriever_parts import RetrieverParts
-from taser_jax.commands.pipelines import compare as workflow
-from taser_jax.commands.pipelines import taser
+from taser_jax.commands.pipelines import compare_models, compared_rows, taser
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import QuerySet, list_tasks
@@ -110,7 +109,7 @@ def test_two_folders_to_a_retriever(
     assert len(hits[0]) == 2
 
     finished = Stages(output).finished()
-    monkeypatch.setattr(workflow, "train", never(workflow.train))
+    monkeypatch.setattr(compared_rows, "train", never(compared_rows.train))
     monkeypatch.setattr(taser, "train", never(taser.train))
     succeed(*arguments)
     # What training says comes before the table.
@@ -194,7 +193,7 @@ def test_bad_arguments(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str
     assert "different names" in refused(capsys, "compare", folder, folder, f"{output}2")
     (tmp_path / "hills" / "qrels" / "train.tsv").unlink()
     message = refused(capsys, "compare", folder, output)
-    assert "task hills has no train split, and nothing is pretrained" in message
+    assert "hills: no train split, and nothing is pretrained" in message
     other = pathlib.Path(_beir(tmp_path / "moors", 1))
     (other / "qrels" / "test.tsv").unlink()
     message = refused(capsys, "compare", str(other), f"{output}3")
@@ -210,8 +209,8 @@ def test_a_killed_measurement_begins_again(tmp_path: pathlib.Path, monkeypatch):
         left.mkdir(parents=True)
         return TrainSummary(1, {}, steps_per_second=4.0, seconds=5.0)
 
-    monkeypatch.setattr(workflow, "train", train)
-    costs = workflow.measure(
+    monkeypatch.setattr(compare_models, "train", train)
+    costs = compare_models.measure(
         model_dir=str(tmp_path / "measured"),
         token_store="",
         model=tiny_training.model_config(),
@@ -226,7 +225,7 @@ def test_a_killed_measurement_begins_again(tmp_path: pathlib.Path, monkeypatch):
 
 
 def test_what_was_set_is_not_decided():
-    assert workflow.filled(Bm25Config(b=0.5), k1=1.2, b=0.75) == Bm25Config(k1=1.2, b=0.5)
+    assert compare_models.filled(Bm25Config(b=0.5), k1=1.2, b=0.75) == Bm25Config(k1=1.2, b=0.5)
 
 
 _ALPHAS = {"Shared": 0.5, "TASER": 0.5, "Pretrained, untrained": 0.5}
@@ -255,12 +254,12 @@ def test_every_argument_of_every_stage_counts(
     settings = tmp_path / "own.gin"
     settings.write_text("ObjectiveConfig.temperature = 0.1\nOptimizerConfig.weight_decay = 0.5\n")
     with monkeypatch.context() as patched:
-        patched.setattr(workflow._Run, "_queries", lambda *_: queries)
-        patched.setattr(workflow.PassageStore, "open", lambda *_: range(40))
-        patched.setattr(workflow.TokenStore, "open", lambda _: tokens)
-        patched.setattr(workflow, "print_table", lambda *_, **__: None)
+        patched.setattr(compared_rows.PassageStore, "open", lambda *_: range(40))
+        patched.setattr(compared_rows.TokenStore, "open", lambda _: tokens)
+        patched.setattr(compared_rows.QuerySet, "open", lambda *_, **__: queries)
+        patched.setattr(compared_rows, "print_table", lambda *_, **__: None)
         parts = RetrieverParts(f"{output}/taser-1/model", "index", "data", "hills")
-        patched.setattr(workflow, "answer", lambda *_, **__: parts)
+        patched.setattr(compared_rows, "answer", lambda *_, **__: parts)
         calls = noted(patched, works=False, outputs=_OUTPUTS)
         succeed("compare", folder, f"--out={output}", f"--gin_file={settings}", *flags)
     assert {"prepare_detected", "measure", "train", "choose", "export_model"} < calls.keys()

@@ -12,7 +12,7 @@ import pytest
 from small_world import SmallWorld, gin, refused, succeed
 from tiny_training import training_config
 
-from taser_jax.commands.pipelines.setting import System
+from taser_jax.commands.pipelines.retrieval_stages import System
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.data.token_store.negatives import read_negatives
 from taser_jax.evaluation.results import per_query_path, read_per_query, read_results

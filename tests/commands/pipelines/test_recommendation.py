@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taser_jax.commands.pipelines.choice import (
+from taser_jax.commands.pipelines.compare_plan import (
     DEFAULT_SHARE,
     Gain,
     default_alpha,

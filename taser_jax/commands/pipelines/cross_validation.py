@@ -1,20 +1,27 @@
-"""Which candidate is recommended: cross-validated gains over not training, and their errors."""
+"""Candidates compared on queries that they were not trained on: the stages of a choice."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from taser_jax.assembly.model_directory import check_vocabulary, load_model
 from taser_jax.commands.bm25 import bm25
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
+from taser_jax.commands.pipelines.compare_plan import (
+    Choice,
+    default_alpha,
+    fold_numbers,
+    paired_gain,
+    recommend,
+    shrunk_alpha,
+)
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.negatives import read_metadata, read_negatives, write_negatives
 from taser_jax.data.token_store.store import TokenStore
@@ -23,103 +30,13 @@ from taser_jax.models.batch import Role
 from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.embeddings import encode_rows
 from taser_jax.retrieval.encode_config import EncodeConfig
-from taser_jax.retrieval.hybrid import SHARES, DevelopmentSet, HybridConfig, choose_alpha, fuse
+from taser_jax.retrieval.hybrid import DevelopmentSet, HybridConfig, choose_alpha, fuse
 from taser_jax.retrieval.hybrid import settle as settle_hybrid
 from taser_jax.retrieval.runs import NO_ROW, Run, top_k, write_trec_run
 from taser_jax.storage.artifacts import read_json, write_json
 from taser_jax.storage.progress import logger
 
-# α where no query chooses it, as a share of the ratio of the lists' widths.
-DEFAULT_SHARE = 0.5
-# The default α weighs as much as this many queries.
-PSEUDO_QUERIES = 30
 _QUERIES = "queries.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class Gain:
-    """A candidate's mean gain over the baseline on the same queries.
-
-    Attributes:
-        mean: mean over tasks of the mean difference over their queries.
-        error: its standard error; infinite where a task has one query.
-    """
-
-    mean: float
-    error: float
-
-
-def paired_gain(
-    values: Mapping[str, Float64[np.ndarray, " queries"]],
-    baseline: Mapping[str, Float64[np.ndarray, " queries"]],
-) -> Gain:
-    """Mean over tasks of the differences, error = sqrt(sum_t s_t^2 / n_t) / tasks.
-
-    Example:
-        >>> paired_gain({"a": np.array([1.0, 0.5])}, {"a": np.array([0.0, 0.5])})
-        Gain(mean=0.5, error=0.5)
-
-    Args:
-        values: task -> a candidate's measure by query.
-        baseline: the baseline's, of the same tasks and queries.
-    """
-    differences = [values[task] - baseline[task] for task in baseline]
-    mean = float(np.mean([each.mean() for each in differences]))
-    if any(len(each) < 2 for each in differences):
-        return Gain(mean, math.inf)
-    variances = [float(each.var(ddof=1)) / len(each) for each in differences]
-    return Gain(mean, math.sqrt(math.fsum(variances)) / len(differences))
-
-
-def recommend(gains: Mapping[str, Gain], baseline: str) -> str:
-    """The candidate whose gain less one standard error is highest, if that is above zero.
-
-    One error of doubt counts against training, none against the baseline: a choice among several
-    candidates by few queries otherwise takes the luckiest.
-
-    Example:
-        >>> recommend({"trained": Gain(0.02, 0.03), "hybrid": Gain(0.02, 0.01)}, "untrained")
-        'hybrid'
-
-    Args:
-        gains: candidate -> its gain over the baseline.
-        baseline: what is recommended where nothing is better.
-    """
-    best = max(gains, key=lambda name: gains[name].mean - gains[name].error, default=baseline)
-    is_better = best in gains and gains[best].mean > gains[best].error
-    return best if is_better else baseline
-
-
-def shrunk_alpha(
-    best: float, *, default: float, queries: int, pseudo_queries: int = PSEUDO_QUERIES
-) -> float:
-    """α between the queries' choice and the default: log α = (n log best + m log default)/(n + m).
-
-    Example:
-        >>> shrunk_alpha(2.0, default=0.5, queries=30, pseudo_queries=30)
-        1.0
-
-    Args:
-        best: the queries' choice.
-        default: α without queries.
-        queries: n, how many chose.
-        pseudo_queries: m, how many queries the default counts for.
-    """
-    share = queries / (queries + pseudo_queries)
-    return math.exp(share * math.log(best) + (1 - share) * math.log(default))
-
-
-def fold_numbers(texts: Sequence[str], folds: int, *, seed: int = 0) -> Int64[np.ndarray, " texts"]:
-    """A fold for each query: of equal sizes, drawn at random, equal texts in the same fold.
-
-    Args:
-        texts: the queries.
-        folds: number of folds.
-        seed: seed of the draw.
-    """
-    distinct, places = np.unique(np.array(texts, dtype=object).astype(str), return_inverse=True)
-    order = np.random.default_rng(seed).permutation(len(distinct))
-    return (order % folds)[places]
 
 
 @writes("{output_dir}")
@@ -271,23 +188,6 @@ def _ranked_queries(directory: str | pathlib.Path) -> dict[str, list[str]]:
     return read_json(pathlib.Path(directory) / _QUERIES)
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """What is recommended, and why.
-
-    Attributes:
-        row: the candidate.
-        alphas: dense candidate -> α of its hybrid.
-        gains: candidate -> (gain over the baseline, its standard error), in the measure's units.
-        queries: number of queries that decided.
-    """
-
-    row: str
-    alphas: Mapping[str, float]
-    gains: Mapping[str, tuple[float, float]]
-    queries: int
-
-
 def choose(
     *,
     data_dir: str,
@@ -366,13 +266,6 @@ def choose(
         )
     plain = {name: (gain.mean, gain.error) for name, gain in gains.items()}
     return Choice(recommend(gains, baseline), alphas, plain, count)
-
-
-def default_alpha(config: HybridConfig) -> float:
-    """α without queries to choose it by: the candidate at `DEFAULT_SHARE`, or the middle one."""
-    assert config.alphas is not None
-    same = len(config.alphas) == len(SHARES)
-    return config.alphas[SHARES.index(DEFAULT_SHARE) if same else len(config.alphas) // 2]
 
 
 def unchosen_alpha(

@@ -1,0 +1,283 @@
+"""The rows of `taser compare`, and the choice among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from taser_jax.commands.export import export_model
+from taser_jax.commands.pipelines.compare_plan import Choice, Plan
+from taser_jax.commands.pipelines.cross_validation import (
+    choose,
+    choose_bm25,
+    hold_out,
+    rank_held_out,
+    unchosen_alpha,
+)
+from taser_jax.commands.pipelines.retrieval_stages import (
+    BM25,
+    DEVELOPMENT,
+    Setting,
+    System,
+    row_name,
+)
+from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.commands.pipelines.taser import Comparison, answer, print_table
+from taser_jax.commands.train import train
+from taser_jax.data.collections.store import PassageStore, QuerySet
+from taser_jax.data.token_store.store import TokenStore
+from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.retrieval.bm25 import Bm25Config
+from taser_jax.storage.artifacts import file_name, write_json
+from taser_jax.storage.progress import logger
+
+UNTRAINED = "Pretrained, untrained"
+# Queries of a fold that are ranked, and passages of each of their lists that the pool has.
+RANKED, DEPTH = 100, 10
+# Beyond about this many passages ScaNN is worth building, and one BM25 is enough.
+EXACT_PASSAGES = 100_000
+# (k1, b): Anserini's, then those of Lucene, of Robertson and Zaragoza, and of short texts.
+_BM25 = ((0.9, 0.4), (1.2, 0.75), (1.5, 0.75), (0.6, 0.2))
+# As many validation queries choose BM25's parameters without the training queries.
+_ENOUGH = 200
+
+
+def chosen_bm25(
+    setting: Setting, collection: str, splits: Mapping[str, Sequence[str]]
+) -> Bm25Config:
+    """BM25 with the k1 and b that rank the labelled queries best; as set where they are set.
+
+    Args:
+        setting: what all stages share.
+        collection: the collection.
+        splits: task -> its splits.
+    """
+    passages = len(PassageStore.open(setting.data_dir, collection))
+    labelled = [
+        split
+        for split in (DEVELOPMENT, "train")
+        if any(split in there for there in splits.values())
+    ]
+    if not labelled or passages > EXACT_PASSAGES or setting.bm25 != Bm25Config():
+        return setting.bm25
+    tasks = [task for task, there in splits.items() if labelled[0] in there]
+    queries = sum(
+        len(QuerySet.open(setting.data_dir, collection, task, labelled[0])) for task in tasks
+    )
+    grid = [dataclasses.replace(setting.bm25, k1=k1, b=b) for k1, b in _BM25]
+    best = Stages(setting.output_dir).run(
+        "bm25-choose",
+        choose_bm25,
+        output_dir=pathlib.Path(setting.output_dir) / "bm25" / "grid",
+        tasks=tasks,
+        splits=labelled[:1] if queries >= _ENOUGH else labelled,
+        candidates=grid,
+        data_dir=setting.data_dir,
+        collection=collection,
+        measure=setting.hybrid_measure,
+        evaluation=setting.evaluation,
+    )
+    return grid[best]
+
+
+class ComparedRows:
+    """The stages of a comparison whose settings are decided.
+
+    Args:
+        setting: what all stages share.
+        systems: row -> system to train.
+        untrained: the pretrained weights as one plain tower; None for random weights.
+        collection: the collection.
+        splits: task -> its splits.
+        chosen: how the systems are trained; None where there are no training queries.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        systems: Mapping[str, System],
+        untrained: System | None,
+        collection: str,
+        splits: Mapping[str, Sequence[str]],
+        chosen: Plan | None,
+    ) -> None:
+        self._root = pathlib.Path(setting.output_dir)
+        self._stages = Stages(self._root)
+        self._setting, self._systems, self._untrained = setting, systems, untrained
+        self._splits, self._chosen = splits, chosen
+        self._data = {"data_dir": setting.data_dir, "collection": collection}
+        self._comparison = Comparison(self._stages, setting, TokenStore.open(setting.token_store))
+        # Row of a dense model -> its folder; of trained systems that of the last round.
+        self._folders = {} if untrained is None else {UNTRAINED: file_name(UNTRAINED)}
+        if chosen is not None:
+            self._folders |= {name: f"{file_name(name)}-{chosen.rounds}" for name in systems}
+
+    def index_only(self) -> None:
+        """A collection without queries: the pretrained model and its index, ready to ask."""
+        assert self._untrained is not None
+        self._comparison.index_untrained(UNTRAINED, self._untrained)
+        self._leave(UNTRAINED, self._folders[UNTRAINED], questions=(), task=None)
+
+    def compare(self) -> ResultsTable:
+        """All rows, and the choice among them."""
+        comparison, chosen = self._comparison, self._chosen
+        splits = [split for split in ("test", DEVELOPMENT, "train") if self._tasks(split)]
+        comparison.bm25(splits)
+        order = [BM25]
+        if self._untrained is not None:
+            order.append(comparison.untrained(UNTRAINED, self._untrained, splits))
+        rounds = 0 if chosen is None else chosen.rounds
+        for number in range(1, rounds + 1):
+            for name, system in self._systems.items():
+                order.append(comparison.round(name, system, number, is_last=number == rounds))
+        choice = self._choice()
+        by = f"{choice.queries} queries" if choice.queries else "default"
+        for name, folder in self._folders.items():
+            order.append(comparison.add_bm25(name, folder, alpha=choice.alphas[name], chosen_by=by))
+        measures = self._setting.evaluation.measures
+        table = print_table(self._setting, order, by_task=measures[-1])
+        self._finish(choice)
+        return table
+
+    def _tasks(self, split: str) -> list[str]:
+        return [task for task, there in self._splits.items() if split in there]
+
+    def _choice(self) -> Choice:
+        """What is recommended: cross-validated, by the validation queries, or by default."""
+        setting, bm25 = self._setting, self._root / "bm25" / "runs"
+        dense = {name: [self._root / folder / "runs"] for name, folder in self._folders.items()}
+        baseline = f"{next(iter(dense))} + BM25"
+        if not self._tasks(DEVELOPMENT):
+            alpha = self._stages.run(
+                "alpha",
+                unchosen_alpha,
+                dense_dir=dense[UNTRAINED][0],
+                sparse_dir=bm25,
+                tasks=self._tasks("test"),
+                split="test",
+                config=setting.hybrid,
+                **self._data,
+            )
+            return Choice(baseline, {UNTRAINED: alpha}, {}, 0)
+        split, sparse = DEVELOPMENT, [bm25]
+        if self._chosen is not None and self._chosen.folds:
+            folds = [self._fold(number, self._chosen) for number in range(self._chosen.folds)]
+            split, sparse = "train", [fold / "bm25" for fold in folds]
+            dense = {name: [fold / file_name(name) for fold in folds] for name in dense}
+        chosen = self._stages.run(
+            "choose",
+            choose,
+            tasks=self._tasks(split),
+            split=split,
+            dense_dirs=dense,
+            sparse_dirs=sparse,
+            baseline=baseline,
+            k=setting.k,
+            measure=setting.hybrid_measure,
+            config=setting.hybrid,
+            evaluation=setting.evaluation,
+            **self._data,
+        )
+        return Choice(**chosen)
+
+    def _fold(self, number: int, chosen: Plan) -> pathlib.Path:
+        """Trains each system without a fold's queries, and ranks these with it."""
+        setting, root = self._setting, self._root / "folds" / str(number)
+        names = ["bm25", *([] if self._untrained is None else [file_name(UNTRAINED)])]
+        self._stages.run(
+            f"fold-{number}",
+            hold_out,
+            tasks=self._tasks("train"),
+            runs_dirs={name: self._root / name / "runs" for name in names},
+            negatives_dir=self._root / "bm25" / "negatives",
+            output_dir=root,
+            fold=number,
+            folds=chosen.folds,
+            depth=DEPTH,
+            most=RANKED,
+            **self._data,
+        )
+        steps = max(1, chosen.steps * (chosen.folds - 1) // chosen.folds)
+        loop = dataclasses.replace(setting.training.loop, train_steps=steps)
+        for name, system in self._systems.items():
+            label = file_name(name)
+            model_dir = root / "models" / label
+            self._stages.run(
+                f"fold-{number}-{label}-train",
+                train,
+                model_dir=model_dir,
+                token_store=setting.token_store,
+                model=system.model,
+                training=system.training(dataclasses.replace(setting.training, loop=loop)),
+                tasks=system.tasks or setting.tasks,
+                negatives_dirs=[root / "negatives"],
+            )
+            self._stages.run(
+                f"fold-{number}-{label}-rank",
+                rank_held_out,
+                model_dir=model_dir,
+                token_store=setting.token_store,
+                lists_dirs=[root / name for name in names],
+                output_dir=root / label,
+                k=setting.k,
+                encode=setting.encode,
+                **self._data,
+            )
+        return root
+
+    def _finish(self, choice: Choice) -> None:
+        """Says what is recommended and why, answers test queries with it, and exports it."""
+        name, folder = choice.row, self._folders[choice.row.removesuffix(" + BM25")]
+        is_hybrid = name not in self._folders
+        row = name
+        if not is_hybrid and name != UNTRAINED and self._chosen is not None:
+            row = row_name(name, self._chosen.rounds)
+        print(f"\nRecommended: {row}")
+        if name in choice.gains:
+            gain, error = (100 * value for value in choice.gains[name])
+            print(
+                f"It gains {gain:+.1f} ± {error:.1f} points of {self._setting.hybrid_measure} over "
+                f"the baseline on {choice.queries} queries that it was not trained on."
+            )
+        elif choice.queries:
+            print("No other row is better by more than a standard error.")
+        errors = [100 * error for _, error in choice.gains.values()]
+        if choice.queries < 30 and errors:
+            logger.warning(
+                "%d labelled queries chose it: they cannot tell differences below ± %.1f points",
+                *(choice.queries, 1.96 * max(errors)),
+            )
+        alpha = choice.alphas[name.removesuffix(" + BM25")] if is_hybrid else None
+        recommended = {
+            "row": row,
+            "model_dir": f"{folder}/model",
+            "index_dir": f"{folder}/index",
+            "alpha": alpha,
+            "bm25_index_dir": "bm25/index",
+            "queries": choice.queries,
+            "gains": choice.gains,
+        }
+        write_json(self._root / "recommended.json", recommended)
+        task = next(iter(self._splits))
+        queries = QuerySet.open(**self._data, task=task, split="test")
+        lines = sorted({0, len(queries) // 3, 2 * len(queries) // 3})
+        self._leave(row, folder, questions=[queries[line].text for line in lines], task=task)
+
+    def _leave(self, row: str, folder: str, *, questions: Sequence[str], task: str | None) -> None:
+        """Prints answers of the row's model, leaves retriever.json, and exports the model."""
+        if questions:
+            print(f"\nTest queries, answered by the model of {row}:")
+        parts = answer(
+            questions, root=self._root, folder=self._root / folder, task=task, **self._data
+        )
+        self._stages.run(
+            "export",
+            export_model,
+            model_dir=parts.model_dir,
+            output_dir=self._root / "export",
+            **({"results_dir": self._root, "system": row} if questions else {}),
+        )
+        print(f"\nAll of it is under {self._root}: table.md, .csv and .png, runs, index, export.")
+        print(f"In Python: taser_jax.Retriever.load({str(self._root)!r}).search(['your question'])")
