@@ -376,10 +376,8 @@ class _Run:
             BATCH_SIZE=wanted.batch_size,
             LEARNING_RATE=wanted.learning_rate,
         )
-        budget = "" if minutes is None else f" of {minutes:g}"
         self._decide(
-            f"about {chosen.seconds / 60:.0f} minutes{budget}, by measured steps of "
-            f"{costs.step_seconds:.2f} s",
+            f"about {chosen.seconds / 60:.0f} minutes, by steps of {costs.step_seconds:.2f} s",
             TRAIN_STEPS=chosen.steps,
             ROUNDS=chosen.rounds,
             FOLDS=chosen.folds,

@@ -144,11 +144,15 @@ class ComparedRows:
     def _tasks(self, split: str) -> list[str]:
         return [task for task, there in self._splits.items() if split in there]
 
+    @property
+    def _baseline(self) -> str:
+        """What is recommended where nothing is better: the untrained model with BM25."""
+        return f"{next(iter(self._folders))} + BM25"
+
     def _choice(self) -> Choice:
         """What is recommended: cross-validated, by the validation queries, or by default."""
         setting, bm25 = self._setting, self._root / "bm25" / "runs"
         dense = {name: [self._root / folder / "runs"] for name, folder in self._folders.items()}
-        baseline = f"{next(iter(dense))} + BM25"
         if not self._tasks(DEVELOPMENT):
             alpha = self._stages.run(
                 "alpha",
@@ -160,7 +164,7 @@ class ComparedRows:
                 config=setting.hybrid,
                 **self._data,
             )
-            return Choice(baseline, {UNTRAINED: alpha}, {}, 0)
+            return Choice(self._baseline, {UNTRAINED: alpha}, {}, 0)
         split, sparse = DEVELOPMENT, [bm25]
         if self._chosen is not None and self._chosen.folds:
             folds = [self._fold(number, self._chosen) for number in range(self._chosen.folds)]
@@ -173,7 +177,7 @@ class ComparedRows:
             split=split,
             dense_dirs=dense,
             sparse_dirs=sparse,
-            baseline=baseline,
+            baseline=self._baseline,
             k=setting.k,
             measure=setting.hybrid_measure,
             config=setting.hybrid,
@@ -239,7 +243,7 @@ class ComparedRows:
             gain, error = (100 * value for value in choice.gains[name])
             print(
                 f"It gains {gain:+.1f} ± {error:.1f} points of {self._setting.hybrid_measure} over "
-                f"the baseline on {choice.queries} queries that it was not trained on."
+                f"{self._baseline} on {choice.queries} queries that it was not trained on."
             )
         elif choice.queries:
             print("No other row is better by more than a standard error.")
