@@ -20,8 +20,9 @@ from taser_jax.data.seqio_tasks.registry import (
 from taser_jax.data.seqio_tasks.tokenize import tokenize_collection
 from taser_jax.data.text.prompts import Prompt, TaskPrompt
 from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.token_store.text_settings import Titles
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.interop.encoder_settings import read_encoder_settings
+from taser_jax.interop.encoder_settings import EncoderSettings, read_encoder_settings
 from taser_jax.storage.artifacts import write_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
@@ -80,7 +81,13 @@ def tokenize(
     elif mixture_or_task and (
         list_tasks(data_dir, mixture_or_task) and not is_registered(mixture_or_task)
     ):
-        add_collection(data_dir, mixture_or_task, prompt=_prompt(vocabulary))
+        settings = _settings(vocabulary)
+        add_collection(
+            data_dir,
+            mixture_or_task,
+            prompt=_prompt(settings),
+            titles=Titles.INCLUDE if settings is None else Titles.JOIN,
+        )
     with phase("tokenize"):
         store = tokenize_collection(
             data_dir=data_dir,
@@ -115,10 +122,14 @@ def tokenize(
     return store.metadata.fingerprint
 
 
-def _prompt(vocabulary: str) -> TaskPrompt:
-    """The query prompt of a sentence-transformers model, if the vocabulary is its directory."""
+def _settings(vocabulary: str) -> EncoderSettings | None:
+    """Those of a sentence-transformers model, if the vocabulary is its directory."""
     directory = pathlib.Path(vocabulary)
-    settings = read_encoder_settings(directory) if directory.is_dir() else None
+    return read_encoder_settings(directory) if directory.is_dir() else None
+
+
+def _prompt(settings: EncoderSettings | None) -> TaskPrompt:
+    """The query prompt of a sentence-transformers model."""
     if settings is None or not settings.query_prompt:
         return TaskPrompt()
     return TaskPrompt(Prompt.TEXT, text=settings.query_prompt)

@@ -140,6 +140,8 @@ def _tokens(source: ExportSource) -> str:
     passage = f"`{first}text{last}`"
     if source.titles is Titles.INCLUDE:
         passage = f"`{first}title{last} text{last}`, without title {passage}"
+    elif source.titles is Titles.JOIN:
+        passage = f"`{first}title text{last}`, without title {passage}"
     rows = (
         "| Role | Tokens | At most |\n|---|---|---|\n"
         f"| query | `{first}{prompt}text{last}` | {source.query_length} |\n"
@@ -162,6 +164,8 @@ def left_to_the_reader(source: ExportSource) -> str:
         steps.append("replace ’ by ' in queries")
     if source.titles is Titles.OMIT:
         steps.append("leave titles out")
+    if source.titles is Titles.JOIN:
+        steps.append("put a passage's title and a blank before its text")
     return f"\nThis format omits these steps: {', '.join(steps)}.\n" if steps else ""
 
 

@@ -120,7 +120,10 @@ def _signature(
         same = tf.debugging.assert_equal(tf.size(titles), tf.size(texts), message)
         with tf.control_dependencies([same]):
             titles = tf.identity(titles)
-        if source.titles is Titles.OMIT:
+        if source.titles is Titles.JOIN:
+            joined = tf.strings.join([titles, texts], separator=" ")
+            texts = tf.where(tf.strings.length(titles) > 0, joined, texts)
+        if source.titles is not Titles.INCLUDE:
             titles = tf.zeros_like(titles)
         return embed(preprocessing_graph.passage_ids(titles, texts, vocabulary, length))
 

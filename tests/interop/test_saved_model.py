@@ -90,10 +90,10 @@ def expected_queries(source, texts, **kwargs):
     return embed(source, Role.QUERY, tokens)
 
 
-def expected_passages(source, titles, texts):
+def expected_passages(source, titles, texts, form=Titles.INCLUDE):
     vocabulary = load_vocabulary(source.vocabulary_dir)
     passages = [Passage("", text, title) for title, text in zip(titles, texts, strict=True)]
-    tokens = encode_passages(passages, vocabulary, length=source.passage_length)
+    tokens = encode_passages(passages, vocabulary, length=source.passage_length, titles=form)
     return embed(source, Role.PASSAGE, tokens)
 
 
@@ -159,6 +159,16 @@ def test_learned_routing_separate_towers_and_sentencepiece(tmp_path, name):
         rtol=1e-5,
         atol=1e-5,
     )
+
+
+@pytest.mark.slow
+def test_titles_are_joined_with_their_texts_as_in_training(tmp_path):
+    source, directory = exported(tmp_path, experts=DETERMINISTIC, texts={"titles": Titles.JOIN})
+    found = run(directory, Role.PASSAGE, TITLES, TEXTS)
+    expected = expected_passages(source, TITLES, TEXTS, Titles.JOIN)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    apart = expected_passages(source, TITLES, TEXTS)
+    assert np.abs(found - apart).max() > 1e-3
 
 
 def test_titles_and_texts_of_different_number_are_refused(det_r):

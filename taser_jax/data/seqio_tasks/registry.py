@@ -175,7 +175,11 @@ def remove(name: str) -> None:
 
 
 def add_collection(
-    data_dir: str | os.PathLike[str], collection: str, *, prompt: TaskPrompt = TaskPrompt()
+    data_dir: str | os.PathLike[str],
+    collection: str,
+    *,
+    prompt: TaskPrompt = TaskPrompt(),
+    titles: Titles = Titles.INCLUDE,
 ) -> str:
     """Registers all tasks of a prepared collection with default settings, and a mixture of them.
 
@@ -186,6 +190,7 @@ def add_collection(
         data_dir: folder of collections.
         collection: one that was prepared.
         prompt: prompt before the queries of all tasks.
+        titles: how the passages' titles become tokens.
 
     Returns:
         The mixture's name: the collection's.
@@ -193,6 +198,13 @@ def add_collection(
     Raises:
         ConfigError: the collection has no queries.
     """
+    passages = passages_task(collection)
+    if passages in _whole:
+        remove(passages)
+    # Those that a module registered keep their form.
+    if passages not in names.all_names():
+        add_passages_task(passages, collection=collection, titles=titles)
+        _whole.add(passages)
     added = []
     for task in list_tasks(data_dir, collection):
         name = re.sub(r"[^\w.:]", "_", f"{collection}.{task}")

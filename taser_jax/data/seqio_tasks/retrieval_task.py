@@ -194,10 +194,8 @@ class CollectionPassages:
         """The ids of each passage in row order, inside `use_data`."""
         vocabulary = require_data().vocabulary
         for block in in_blocks(self.source.open(), _BLOCK):
-            titles = [p.title if self.titles is Titles.INCLUDE else "" for p in block]
-            yield from preprocessors.passage_ids(
-                titles, [p.text for p in block], vocabulary, length
-            )
+            shown, texts = self.titles.applied([p.title for p in block], [p.text for p in block])
+            yield from preprocessors.passage_ids(shown, texts, vocabulary, length)
 
 
 @dataclasses.dataclass(frozen=True)

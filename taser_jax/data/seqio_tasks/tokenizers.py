@@ -105,8 +105,9 @@ class PassageTokenizer:
 
         def tokenize(batch: dict[str, Any]) -> dict[str, Any]:
             def convert(titles: list[str], texts: list[str]) -> list[list[int]]:
-                shown = titles if self.titles is Titles.INCLUDE else [""] * len(titles)
-                return preprocessors.passage_ids(shown, texts, vocabulary, length)
+                return preprocessors.passage_ids(
+                    *self.titles.applied(titles, texts), vocabulary, length
+                )
 
             ids = _ids(convert, batch["title"], batch["text"])
             return {"passage": ids, "passage_row": batch["passage_row"]}

@@ -105,8 +105,8 @@ def encode_passages(
     titles: Titles = Titles.INCLUDE,
 ) -> Tokens:
     """Token ids of passages, padded to `length`, as in a token store."""
-    shown = [p.title if titles is Titles.INCLUDE else "" for p in passages]
-    return _pad(passage_ids(shown, [p.text for p in passages], vocabulary, length), length)
+    shown, texts = titles.applied([p.title for p in passages], [p.text for p in passages])
+    return _pad(passage_ids(shown, texts, vocabulary, length), length)
 
 
 def query_room(vocabulary: Vocabulary, length: int, *, prompt: Sequence[int] = ()) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 # The ids of a token store depend on this version as well as on its settings; it is raised when
 # formatting changes. 2: passages get the ids of Hugging Face's tokenizers also where a title is
@@ -25,10 +26,34 @@ class QueryNormalization(enum.Enum):
 
 
 class Titles(enum.Enum):
-    """Whether a passage's title precedes its text."""
+    """Whether a passage's title precedes its text.
+
+    INCLUDE: as a text of its own, `[CLS] title [SEP] text [SEP]`, as in DPR.
+    JOIN: in one text with it, `[CLS] title text [SEP]`, as sentence-transformers does.
+    OMIT: not at all.
+    """
 
     INCLUDE = "include"
+    JOIN = "join"
     OMIT = "omit"
+
+    def applied(
+        self, titles: Sequence[str], texts: Sequence[str]
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """Titles and texts as they become tokens.
+
+        Example:
+            >>> Titles.JOIN.applied(["Paris"], ["lies on the Seine."])
+            ([''], ['Paris lies on the Seine.'])
+        """
+        if self is Titles.INCLUDE:
+            return titles, texts
+        if self is Titles.JOIN:
+            texts = [
+                f"{title} {text}" if title else text
+                for title, text in zip(titles, texts, strict=True)
+            ]
+        return [""] * len(texts), texts
 
 
 @dataclasses.dataclass(frozen=True)

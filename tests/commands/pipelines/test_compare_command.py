@@ -101,6 +101,7 @@ def test_two_folders_to_a_retriever(
     # Pooling, normalisation and prompt are those of the pretrained directory.
     settings = TokenStore.open(output / "tokens").metadata
     assert all(entry.prompt for entry in settings.queries)
+    assert settings.titles == "join"
     model = json.loads((output / "taser-1" / "model" / "model.json").read_text())
     assert "mean" in json.dumps(model)
     assert "l2" in json.dumps(model)

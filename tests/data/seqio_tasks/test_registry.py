@@ -156,3 +156,24 @@ def test_task_files_register_without_data():
     ]
     assert tuple(pydocs[0].splits) == ("train", "validation", "test")
     assert retrieval.mixture_rates("my_mixture") == {"questions": 2.0, "claims": 1.0}
+
+
+def test_a_collection_as_it_is_takes_titles_as_its_vocabulary_says(data_dir, vocabulary):
+    def passages() -> list[list[int]]:
+        with use_data(data_dir=data_dir, vocabulary=vocabulary):
+            found = retrieval.find_passages(None, "toy", [])
+            return [list(ids) for ids in found.tokenized(16)]
+
+    start, end, title = (PIECES.index(piece) for piece in ("[CLS]", "[SEP]", "t"))
+    text = vocabulary.encode(["a b c"])[0]
+    retrieval.add_collection(data_dir, "toy", titles=Titles.JOIN)
+    assert passages()[:2] == [[start, *text, end], [start, title, *text, end]]
+    # Registered again for another vocabulary.
+    retrieval.add_collection(data_dir, "toy")
+    assert passages()[1] == [start, title, end, *text, end]
+
+
+def test_passages_that_a_module_registered_keep_their_form(data_dir):
+    retrieval.add_passages_task("toy_passages", collection="toy", titles=Titles.OMIT)
+    retrieval.add_collection(data_dir, "toy", titles=Titles.JOIN)
+    assert retrieval.find_passages(None, "toy", []).titles is Titles.OMIT

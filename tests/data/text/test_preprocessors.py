@@ -143,6 +143,11 @@ def test_eager_tokens_are_padded_and_masked(vocabulary):
     assert tokens.ids.dtype == np.int32
     bare = encode_passages(passages, vocabulary, length=7, titles=Titles.OMIT)
     assert bare.ids[0].tolist() == [CLS, *ids("a b"), SEP, 0, 0, 0]
+    joined = encode_passages(passages, vocabulary, length=7, titles=Titles.JOIN)
+    assert joined.ids.tolist() == [
+        [CLS, *ids("t"), *ids("a b"), SEP, 0, 0],
+        [CLS, *ids("c"), SEP] + [0] * 4,
+    ]
     assert encode_queries([], vocabulary, length=7).ids.shape == (0, 7)
 
 
