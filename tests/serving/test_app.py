@@ -1,0 +1,261 @@
+"""Requests and answers of the server, over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from fake_retriever import FakeRetriever
+
+from taser_jax.serving.app import Server, ServerLimits
+from taser_jax.serving.batcher import BatchingLimits
+from taser_jax.serving.engine import Engine, rounded_k
+
+
+@contextlib.contextmanager
+def running(server: Server) -> Iterator[httpx.Client]:
+    """A client of the server, which listens on a free port."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(
+            server.app, log_level="error", timeout_graceful_shutdown=10, backlog=2048
+        )
+        instance = uvicorn.Server(config)
+        thread = threading.Thread(target=instance.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            while not instance.started:
+                time.sleep(0.005)
+            address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            with httpx.Client(base_url=address, timeout=30) as client:
+                yield client
+        finally:
+            instance.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def serving(retriever: FakeRetriever, **options) -> contextlib.AbstractContextManager[httpx.Client]:
+    return running(Server(Engine(lambda: retriever, warm_batches=()), **options))
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    limits = ServerLimits(max_body=50_000, body_seconds=1)
+    with serving(FakeRetriever(), limits=limits) as client:
+        yield client
+
+
+def test_one_query_and_several(client: httpx.Client):
+    answer = client.post("/search", json={"query": "who?", "k": 2}).json()
+    [hits] = answer["results"]
+    assert [hit["id"] for hit in hits] == ["p0", "p1"]
+    assert hits[0] == {
+        **{"id": "p0", "score": 0.0, "dense": None, "sparse": None},
+        **{"title": "1:  + BM25: who?", "text": "<b>text</b>"},
+    }
+    assert answer["hybrid"] is True
+    both = client.post("/search", json={"query": ["who?", "what?"], "hybrid": False}).json()
+    assert [hits[0]["title"] for hits in both["results"]] == ["1: : who?", "1: : what?"]
+
+
+def test_a_task_is_used(client: httpx.Client):
+    answer = client.post("/search", json={"query": "who?", "task": "facts"}).json()
+    assert answer["results"][0][0]["title"].startswith("1: facts")
+    refused = client.post("/search", json={"query": "who?", "task": "poems"})
+    assert refused.status_code == 400
+    assert "no task 'poems'" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("", "truncated"),
+        ("{", "truncated"),
+        ("[1]", "Expected `object`"),
+        ('{"query": 3}', "$.query"),
+        ('{"query": ""}', "$.query"),
+        ('{"query": " "}', "empty"),
+        ('{"query": []}', "$.query"),
+        ('{"query": ["a", null]}', "$.query[1]"),
+        ('{"query": "a", "k": 0}', "$.k"),
+        ('{"query": "a", "k": 1e9}', "$.k"),
+        ('{"query": "a", "depth": 3}', "depth"),
+        ('{"query": "' + "a" * 20_001 + '"}', "$.query"),
+        ("[" * 40_000, ""),
+        (b"\xff\xfe", "utf-8"),
+    ],
+)
+def test_a_malformed_body_is_refused(client: httpx.Client, body: str | bytes, message: str):
+    answer = client.post("/search", content=body)
+    assert answer.status_code == 400
+    assert message.lower() in answer.json()["error"]["message"].lower()
+
+
+def test_limits_of_a_body(client: httpx.Client):
+    assert client.post("/search", content=b" " * 50_001).status_code == 413
+
+    def slowly() -> Iterator[bytes]:
+        yield b'{"query": '
+        time.sleep(1.5)
+        yield b'"late"}'
+
+    assert client.post("/search", content=slowly()).status_code == 408
+    many = client.post("/search", json={"query": ["a"] * 65})
+    assert many.status_code == 400
+
+
+def test_other_paths_and_methods(client: httpx.Client):
+    assert client.get("/nothing").status_code == 404
+    assert client.get("/search").status_code == 405
+
+
+def test_embeddings_as_openai_has_them(client: httpx.Client):
+    answer = client.post("/v1/embeddings", json={"input": ["ab", "abc"], "model": "taser"}).json()
+    assert [line["embedding"] for line in answer["data"]] == [[2, 0, 1], [3, 0, 1]]
+    passage = client.post(
+        "/v1/embeddings",
+        json={"input": "ab", "model": "taser-passage", "encoding_format": "base64", "user": "x"},
+    ).json()
+    [line] = passage["data"]
+    np.testing.assert_array_equal(
+        np.frombuffer(base64.b64decode(line["embedding"]), "<f4"), [2, 1, 1]
+    )
+    assert passage["usage"] == {"prompt_tokens": 1, "total_tokens": 1}
+    refused = client.post("/v1/embeddings", json={"input": "ab", "dimensions": 2})
+    assert "the model has 3" in refused.json()["error"]["message"]
+
+
+def test_with_openais_client(client: httpx.Client):
+    openai = pytest.importorskip("openai")
+    theirs = openai.OpenAI(base_url=f"{client.base_url}v1", api_key="none", max_retries=0)
+    answer = theirs.embeddings.create(input=["ab", "abc"], model="taser-query")
+    assert [line.embedding for line in answer.data] == [[2, 0, 1], [3, 0, 1]]
+
+
+def test_health_metrics_and_about(client: httpx.Client):
+    assert client.get("/healthz").text == "ok\n"
+    assert client.get("/readyz").status_code == 200
+    client.post("/search", json={"query": "who?"})
+    metrics = client.get("/metrics").text
+    assert 'taser_requests_total{path="/search",status="200"}' in metrics
+    assert "taser_batch_texts_bucket" in metrics
+    about = client.get("/about").json()
+    assert about == {"passages": 5, "hybrid": True, "tasks": ["qa", "facts"], "model": "v1"}
+
+
+def test_the_page_runs_nothing_but_its_own_script(client: httpx.Client):
+    answer = client.get("/")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "http" not in answer.text.replace("http-equiv", "")
+    assert "innerHTML" not in answer.text
+
+
+def test_a_bug_is_logged_and_answered(client: httpx.Client, caplog: pytest.LogCaptureFixture):
+    answer = client.post("/search", json={"query": "fail"})
+    assert answer.status_code == 500
+    assert "log" in answer.json()["error"]["message"]
+    assert "RuntimeError: a bug" in caplog.text
+    # The next one is answered.
+    assert client.post("/search", json={"query": "who?"}).status_code == 200
+
+
+def test_queries_are_logged_only_when_asked_for(caplog: pytest.LogCaptureFixture):
+    for is_logged in (False, True):
+        caplog.clear()
+        with serving(FakeRetriever(), log_queries=is_logged) as client:
+            client.post("/search", json={"query": "a secret"})
+        assert ("a secret" in caplog.text) == is_logged
+
+
+def test_a_token_is_required_everywhere_but_for_health():
+    with serving(FakeRetriever(), token="s3cret") as client:
+        assert client.post("/search", json={"query": "who?"}).status_code == 401
+        assert client.get("/metrics").status_code == 401
+        for wrong in ("s3cret", "Bearer s3cre", "Bearer s3cret2", "bearer S3CRET"):
+            headers = {"Authorization": wrong}
+            assert client.get("/about", headers=headers).status_code == 401
+        right = {"Authorization": "Bearer s3cret"}
+        assert client.get("/about", headers=right).status_code == 200
+        assert client.get("/healthz").status_code == client.get("/").status_code == 200
+
+
+def test_concurrent_requests_share_batches_and_too_many_are_refused():
+    retriever = FakeRetriever(seconds=0.05)
+    limits = ServerLimits(BatchingLimits(max_batch=8, deadline=0.01, max_waiting=16))
+    with serving(retriever, limits=limits) as client, ThreadPoolExecutor(48) as pool:
+
+        def ask(number: int) -> httpx.Response:
+            return client.post("/search", json={"query": f"q{number}", "k": 1})
+
+        answers = list(pool.map(ask, range(48)))
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {200, 429}
+        for number, answer in enumerate(answers):
+            if answer.status_code == 200:
+                assert answer.json()["results"][0][0]["title"].endswith(f": q{number}")
+            else:
+                assert answer.headers["retry-after"] == "1"
+        assert max(retriever.batches) == 8
+        # Afterwards everybody is served again.
+        assert ask(1).status_code == 200
+
+
+def test_a_reload_replaces_model_and_index_at_once_and_loses_nothing():
+    versions = iter(range(1, 100))
+    loaded: list[int] = []
+
+    def load() -> FakeRetriever:
+        version = next(versions)
+        loaded.append(version)
+        if version == 3:
+            raise OSError("half of an index")
+        return FakeRetriever(version=version, seconds=0.002)
+
+    server = Server(Engine(load, warm_batches=(1,)))
+    with running(server) as client:
+        versions_seen = []
+        for number in range(60):
+            if number in (20, 40):
+                server.start_reload()
+            answer = client.post("/search", json={"query": ["a", "b", "c"]})
+            assert answer.status_code == 200
+            # One batch, one version.
+            [version] = {int(hits[0]["title"][0]) for hits in answer.json()["results"]}
+            versions_seen.append(version)
+            time.sleep(0.005)
+        assert "taser_reloads_total 1.0" in client.get("/metrics").text
+    # The third could not be read: the second goes on.
+    assert loaded == [1, 2, 3]
+    assert versions_seen == sorted(versions_seen)
+    assert set(versions_seen) == {1, 2}
+
+
+def test_what_was_accepted_is_answered_when_the_server_ends():
+    retriever = FakeRetriever(seconds=0.2)
+    server = Server(
+        Engine(lambda: retriever, warm_batches=()),
+        limits=ServerLimits(BatchingLimits(max_batch=1, deadline=0.001)),
+    )
+    with ThreadPoolExecutor(4) as pool, running(server) as client:
+        asked = [
+            pool.submit(client.post, "/search", json={"query": f"q{number}"}) for number in range(4)
+        ]
+        # All four have arrived, and one is being computed, when the server is told to end.
+        time.sleep(0.1)
+    assert [future.result().status_code for future in asked] == [200] * 4
+
+
+@pytest.mark.parametrize(("k", "rounded"), [(1, 10), (10, 10), (11, 20), (100, 160)])
+def test_few_different_depths_are_searched(k: int, rounded: int):
+    assert rounded_k(k) == rounded

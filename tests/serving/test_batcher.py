@@ -1,0 +1,122 @@
+"""Items of concurrent calls share batches, and every caller gets its own results."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from taser_jax.serving.batcher import Batcher, BatchingLimits, QueueFullError
+
+
+class Doubling:
+    """Doubles numbers, and notes its batches."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.batches: list[tuple[object, list[int]]] = []
+        self.seconds = seconds
+
+    def __call__(self, key: object, items: list[int]) -> list[int]:
+        time.sleep(self.seconds)
+        self.batches.append((key, items))
+        if 13 in items:
+            raise RuntimeError("unlucky")
+        return [2 * item for item in items]
+
+
+async def answers(batcher: Batcher, *calls: tuple[str, list[int]]) -> list:
+    batcher.start()
+    results = await asyncio.gather(
+        *(batcher.submit(key, items) for key, items in calls), return_exceptions=True
+    )
+    await batcher.stop()
+    return results
+
+
+def test_calls_at_the_same_time_share_a_batch():
+    compute = Doubling()
+    batcher = Batcher(compute, BatchingLimits(max_batch=8, deadline=0.05))
+    results = asyncio.run(answers(batcher, *((("a", [n, n + 100])) for n in range(4))))
+    assert results == [[2 * n, 2 * n + 200] for n in range(4)]
+    assert [len(items) for _, items in compute.batches] == [8]
+
+
+def test_a_batch_has_at_most_its_size_and_one_key():
+    compute = Doubling(seconds=0.01)
+    batcher = Batcher(compute, BatchingLimits(max_batch=4, deadline=0.05))
+    calls = [("b" if n % 3 == 0 else "a", [n]) for n in range(14, 40)]
+    assert asyncio.run(answers(batcher, *calls)) == [[2 * n] for _, (n,) in calls]
+    assert max(len(items) for _, items in compute.batches) <= 4
+    for key, items in compute.batches:
+        assert {("b" if n % 3 == 0 else "a") for n in items} == {key}
+
+
+def test_a_call_larger_than_a_batch_is_computed_alone():
+    compute = Doubling()
+    batcher = Batcher(compute, BatchingLimits(max_batch=2, deadline=0.001))
+    assert asyncio.run(answers(batcher, ("a", [1, 2, 3, 4, 5]))) == [[2, 4, 6, 8, 10]]
+
+
+def test_a_full_batch_does_not_wait_for_the_deadline():
+    batcher = Batcher(Doubling(), BatchingLimits(max_batch=2, deadline=30))
+    start = time.monotonic()
+    assert asyncio.run(answers(batcher, ("a", [1]), ("a", [2]))) == [[2], [4]]
+    assert time.monotonic() - start < 5
+
+
+def test_an_error_reaches_the_callers_of_its_batch_alone():
+    compute = Doubling()
+    batcher = Batcher(compute, BatchingLimits(max_batch=8, deadline=0.01))
+    unlucky, lucky = asyncio.run(answers(batcher, ("a", [13]), ("b", [5])))
+    assert isinstance(unlucky, RuntimeError)
+    assert lucky == [10]
+
+
+def test_more_than_may_wait_is_refused():
+    async def run() -> list:
+        batcher = Batcher(Doubling(seconds=0.05), BatchingLimits(1, 0.001, max_waiting=3))
+        return await answers(batcher, *(("a", [n]) for n in range(6)))
+
+    results = asyncio.run(run())
+    refused = [result for result in results if isinstance(result, QueueFullError)]
+    assert len(refused) == 3
+    assert [result for result in results if result not in refused] == [[0], [2], [4]]
+
+
+def test_what_waits_is_computed_before_it_stops():
+    async def run() -> list:
+        batcher = Batcher(Doubling(seconds=0.02), BatchingLimits(max_batch=1, deadline=0.001))
+        batcher.start()
+        calls = [asyncio.create_task(batcher.submit("a", [n])) for n in range(5)]
+        await asyncio.sleep(0)
+        await batcher.stop()
+        return await asyncio.gather(*calls)
+
+    assert asyncio.run(run()) == [[2 * n] for n in range(5)]
+
+
+def test_a_caller_that_leaves_takes_nothing_along():
+    async def run() -> tuple[list, Doubling]:
+        compute = Doubling(seconds=0.02)
+        batcher = Batcher(compute, BatchingLimits(max_batch=1, deadline=0.001))
+        batcher.start()
+        calls = [asyncio.create_task(batcher.submit("a", [n])) for n in range(4)]
+        await asyncio.sleep(0.005)
+        calls[2].cancel()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        await batcher.stop()
+        return results, compute
+
+    results, compute = asyncio.run(run())
+    assert isinstance(results[2], asyncio.CancelledError)
+    assert [*results[:2], results[3]] == [[0], [2], [6]]
+    assert ("a", [2]) not in compute.batches
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_order_and_number_of_results(size: int):
+    batcher = Batcher(Doubling(), BatchingLimits(max_batch=size, deadline=0.005))
+    calls = [("a", list(range(n, n + n % 4))) for n in range(14, 30)]
+    results = asyncio.run(answers(batcher, *calls))
+    assert results == [[2 * item for item in items] for _, items in calls]
