@@ -44,11 +44,16 @@ class Hit:
 
     Attributes:
         passage: what was found.
-        score: inner product of the query's and the passage's embeddings.
+        score: inner product of the query's and the passage's embeddings; of a hybrid search, the
+            sum by which it ranks.
+        dense: of a hybrid search, the inner product; None where the dense list lacks the passage.
+        sparse: of a hybrid search, BM25's score; None where BM25's list lacks the passage.
     """
 
     passage: Passage
     score: float
+    dense: float | None = None
+    sparse: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

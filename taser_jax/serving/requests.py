@@ -69,7 +69,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
     """
     try:
         request = msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequestError(str(error)) from None
     texts = request.queries if isinstance(request, SearchRequest) else request.texts  # type: ignore[attr-defined]
     if not all(map(str.strip, texts)):

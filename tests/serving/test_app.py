@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -19,6 +20,7 @@ from fake_retriever import FakeRetriever
 from taser_jax.serving.app import Server, ServerLimits
 from taser_jax.serving.batcher import BatchingLimits
 from taser_jax.serving.engine import Engine, rounded_k
+from taser_jax.storage.progress import logger
 
 
 @contextlib.contextmanager
@@ -92,7 +94,8 @@ def test_a_task_is_used(client: httpx.Client):
         ('{"query": "a", "depth": 3}', "depth"),
         ('{"query": "' + "a" * 20_001 + '"}', "$.query"),
         ("[" * 40_000, ""),
-        (b"\xff\xfe", "utf-8"),
+        (b"\xff\xfe", "malformed"),
+        (b'{"query": "\xff"}', "utf"),
     ],
 )
 def test_a_malformed_body_is_refused(client: httpx.Client, body: str | bytes, message: str):
@@ -137,7 +140,7 @@ def test_embeddings_as_openai_has_them(client: httpx.Client):
 
 def test_with_openais_client(client: httpx.Client):
     openai = pytest.importorskip("openai")
-    theirs = openai.OpenAI(base_url=f"{client.base_url}v1", api_key="none", max_retries=0)
+    theirs = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0)
     answer = theirs.embeddings.create(input=["ab", "abc"], model="taser-query")
     assert [line.embedding for line in answer.data] == [[2, 0, 1], [3, 0, 1]]
 
@@ -173,6 +176,7 @@ def test_a_bug_is_logged_and_answered(client: httpx.Client, caplog: pytest.LogCa
 def test_queries_are_logged_only_when_asked_for(caplog: pytest.LogCaptureFixture):
     for is_logged in (False, True):
         caplog.clear()
+        caplog.set_level(logging.INFO, logger=logger.name)
         with serving(FakeRetriever(), log_queries=is_logged) as client:
             client.post("/search", json={"query": "a secret"})
         assert ("a secret" in caplog.text) == is_logged
@@ -247,13 +251,15 @@ def test_what_was_accepted_is_answered_when_the_server_ends():
         Engine(lambda: retriever, warm_batches=()),
         limits=ServerLimits(BatchingLimits(max_batch=1, deadline=0.001)),
     )
-    with ThreadPoolExecutor(4) as pool, running(server) as client:
-        asked = [
-            pool.submit(client.post, "/search", json={"query": f"q{number}"}) for number in range(4)
-        ]
-        # All four have arrived, and one is being computed, when the server is told to end.
-        time.sleep(0.1)
-    assert [future.result().status_code for future in asked] == [200] * 4
+    with ThreadPoolExecutor(4) as pool, httpx.Client(timeout=30) as theirs:
+        with running(server) as client:
+            asked = [
+                pool.submit(theirs.post, f"{client.base_url}/search", json={"query": f"q{number}"})
+                for number in range(4)
+            ]
+            # All four have arrived, and one is being computed, when the server is told to end.
+            time.sleep(0.1)
+        assert [future.result().status_code for future in asked] == [200] * 4
 
 
 @pytest.mark.parametrize(("k", "rounded"), [(1, 10), (10, 10), (11, 20), (100, 160)])
