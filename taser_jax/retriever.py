@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from taser_jax.assembly.model_directory import LoadedModel, hold_model, load_model, read_facts
-from taser_jax.assembly.retriever_parts import read_parts
-from taser_jax.assembly.text_facts import text_settings
+from taser_jax.assembly.retriever_parts import (
+    PASSAGE_LENGTH,
+    QUERY_LENGTH,
+    AddedPassages,
+    Collection,
+    Hit,
+    MatrixRows,
+    Texts,
+    TokensInMemory,
+    open_sparse,
+    read_parts,
+)
+from taser_jax.assembly.text_facts import TextSettings, task_names, text_settings
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
-from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
-from taser_jax.data.token_store.text_settings import QuerySettings, Titles
+from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.data.token_store.text_settings import QuerySettings
 from taser_jax.interop.encoder_settings import EncoderSettings, read_encoder_settings
 from taser_jax.interop.hub import fetch
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
@@ -33,59 +45,6 @@ from taser_jax.retrieval.searcher import Searcher
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage
-
-# For models that were trained before lengths were recorded.
-_QUERY_LENGTH, _PASSAGE_LENGTH = 32, 256
-
-
-@dataclasses.dataclass(frozen=True)
-class Hit:
-    """One result of a search.
-
-    Attributes:
-        passage: what was found.
-        score: inner product of the query's and the passage's embeddings; of a hybrid search, the
-            sum by which it ranks.
-        dense: of a hybrid search, the inner product; None where the dense list lacks the passage.
-        sparse: of a hybrid search, BM25's score; None where BM25's list lacks the passage.
-    """
-
-    passage: Passage
-    score: float
-    dense: float | None = None
-    sparse: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Texts:
-    """How texts become tokens for a model.
-
-    Attributes:
-        vocabulary: splits them.
-        query_length: maximum tokens per query.
-        passage_length: maximum tokens per passage.
-        queries: prompt and normalisation of queries.
-        titles: whether a passage's title precedes its text.
-    """
-
-    vocabulary: Vocabulary
-    query_length: int = _QUERY_LENGTH
-    passage_length: int = _PASSAGE_LENGTH
-    queries: QuerySettings = QuerySettings()
-    titles: Titles = Titles.INCLUDE
-
-
-@dataclasses.dataclass(frozen=True)
-class Collection:
-    """Passages on disk, with their index.
-
-    Attributes:
-        store: the passages, by row.
-        searcher: an index of their embeddings.
-    """
-
-    store: PassageStore
-    searcher: Searcher
 
 
 class Retriever:
@@ -105,6 +64,7 @@ class Retriever:
         texts: how texts become its tokens.
         collection: passages on disk; None begins with none.
         task: task whose query encoder is used, where tasks have their own.
+        task_texts: texts of each task, where tasks differ; `for_task` takes them.
     """
 
     def __init__(
@@ -114,16 +74,16 @@ class Retriever:
         texts: Texts,
         collection: Collection | None = None,
         task: str | None = None,
+        task_texts: Mapping[str, Texts] = types.MappingProxyType({}),
     ) -> None:
         self.model = model
+        self._task_texts = task_texts
+        self._views: dict[str, Retriever] = {}
         self.texts = texts
         self._collection = collection
         self._encode_query = model.encode_fn(Role.QUERY, task=task)
         self._encode_passage = model.encode_fn(Role.PASSAGE)
-        self._added: list[Passage] = []
-        self._added_ids: set[str] = set()
-        self._embeddings = np.zeros((0, 0), np.float32)
-        self._searcher: Searcher | None = None
+        self._added = AddedPassages()
 
     @classmethod
     def load(
@@ -164,28 +124,37 @@ class Retriever:
             raise ConfigError(
                 f"no {' and no '.join(missing)}",
                 where="Retriever.load",
-                expected="index_dir, data_dir and collection, or none of them",
-                fix="name all three to search a collection on disk",
+                fix="name index_dir, data_dir and collection to search a collection on disk",
             )
         facts = read_facts(model_dir)
         settings = text_settings(facts, task)
         store = PassageStore.open(data_dir, collection) if data_dir and collection else None
         model = load_model(model_dir, step=step)
-        found = None
+        passages = None
         if store is not None and index_dir is not None:
             prints = {"model": model.fingerprint, "collection": store.fingerprint}
             searcher = open_index(index_dir, fingerprints=prints, devices=search_devices())
-            found = Collection(store, searcher)
-        texts = Texts(
-            vocabulary=load_vocabulary(
-                model.vocabulary_dir, rows=model.model.config.transformer.vocab_size
-            ),
-            query_length=query_length or settings.query_length or _QUERY_LENGTH,
-            passage_length=facts.get("passage_length") or _PASSAGE_LENGTH,
-            queries=settings.queries,
-            titles=settings.titles,
+            passages = Collection(store, searcher, open_sparse(parts, store))
+        vocabulary = load_vocabulary(
+            model.vocabulary_dir, rows=model.model.config.transformer.vocab_size
         )
-        return cls(model, texts=texts, collection=found, task=task)
+
+        def texts_as(settings: TextSettings) -> Texts:
+            return Texts(
+                vocabulary=vocabulary,
+                query_length=query_length or settings.query_length or QUERY_LENGTH,
+                passage_length=facts.get("passage_length") or PASSAGE_LENGTH,
+                queries=settings.queries,
+                titles=settings.titles,
+            )
+
+        return cls(
+            model,
+            texts=texts_as(settings),
+            collection=passages,
+            task=task,
+            task_texts={name: texts_as(text_settings(facts, name)) for name in task_names(facts)},
+        )
 
     @classmethod
     def from_pretrained(
@@ -233,11 +202,46 @@ class Retriever:
 
     def __len__(self) -> int:
         """Number of passages."""
-        return self._stored + len(self._added)
+        return self._stored + len(self._added.passages)
 
     @property
     def _stored(self) -> int:
         return 0 if self._collection is None else len(self._collection.store)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Tasks whose queries are tokenised in ways of their own; `for_task` takes them."""
+        return tuple(self._task_texts)
+
+    @property
+    def has_hybrid(self) -> bool:
+        """Whether BM25's index lies beside the dense one."""
+        return self._collection is not None and self._collection.sparse is not None
+
+    def for_task(self, task: str | None) -> Retriever:
+        """The same retriever with a task's prompt, length and query encoder.
+
+        Model and passages are shared: what is added to one is found by all.
+
+        Raises:
+            ConfigError: no such task.
+        """
+        if task is None:
+            return self
+        if task not in self._task_texts:
+            names = ", ".join(self._task_texts) or "none: all queries are treated alike"
+            raise ConfigError(f"no task {task!r}", where="Retriever", fix=f"tasks: {names}")
+        if task not in self._views:
+            view = Retriever(
+                self.model,
+                texts=self._task_texts[task],
+                collection=self._collection,
+                task=task,
+                task_texts=self._task_texts,
+            )
+            view._added = self._added
+            self._views[task] = view
+        return self._views[task]
 
     def encode_queries(self, texts: Sequence[str]) -> Float[np.ndarray, "queries dim"]:
         """Embeddings of queries.
@@ -288,49 +292,67 @@ class Retriever:
         Raises:
             DataError: an id that is there already, or twice among the new ones.
         """
-        seen: set[str] = set()
+        added, ids = self._added, set()
         for passage in passages:
-            if passage.id in seen or passage.id in self._added_ids or self._is_stored(passage.id):
+            if passage.id in ids or passage.id in added.ids or self._is_stored(passage.id):
                 raise DataError(
                     f"passage id {passage.id!r} is taken",
                     where="Retriever.add",
-                    expected="ids that are not there yet",
                     fix="give the passage another id, or leave it out",
                 )
-            seen.add(passage.id)
+            ids.add(passage.id)
         embeddings = self.encode_passages(passages)
         if not len(embeddings):
             return
-        self._embeddings = (
-            np.concatenate([self._embeddings, embeddings]) if self._added else embeddings
-        )
-        self._added.extend(passages)
-        self._added_ids |= seen
-        self._searcher = ExactSearcher(_Matrix(self._embeddings), devices=search_devices())
+        if added.passages:
+            embeddings = np.concatenate([added.embeddings, embeddings])
+        added.embeddings = embeddings
+        added.passages.extend(passages)
+        added.ids |= ids
+        added.searcher = ExactSearcher(MatrixRows(embeddings), devices=search_devices())
 
     def _is_stored(self, id: str) -> bool:
         return self._collection is not None and self._collection.store.find(id) is not None
 
-    def search(self, questions: Sequence[str], *, k: int = 10) -> list[list[Hit]]:
+    def search(
+        self, questions: Sequence[str], *, k: int = 10, hybrid: bool = False
+    ) -> list[list[Hit]]:
         """The best passages of each question, best first; of equal scores those on disk first.
 
         Args:
             questions: questions as typed.
             k: passages per question; fewer where there are fewer.
+            hybrid: whether BM25's scores are added, with the weight that the comparison chose.
 
         Raises:
-            ConfigError: a string instead of a list, an empty question, k below 1, or no passages.
+            ConfigError: a string instead of a list, an empty question, k below 1, no passages, or a
+                hybrid search without BM25's index, or of passages that it lacks.
         """
         _check_list(questions, "questions")
         if not all(map(str.strip, questions)):
-            raise ConfigError("an empty question", where="Retriever.search", expected="some text")
+            raise ConfigError("an empty question", where="Retriever.search", fix="ask something")
         if not len(self):
             raise ConfigError(
                 "there are no passages",
                 where="Retriever.search",
                 fix="add some, or load a retriever with its collection",
             )
+        if hybrid:
+            return self._hybrid(questions, k)
         return self.search_embeddings(self.encode_queries(questions), k=k)
+
+    def _hybrid(self, questions: Sequence[str], k: int) -> list[list[Hit]]:
+        collection = self._collection
+        if collection is None or collection.sparse is None or self._added.passages:
+            raise ConfigError(
+                "no BM25 index of the passages"
+                if not self._added.passages
+                else "passages in memory, which BM25's index lacks",
+                where="Retriever.search",
+                fix="search with hybrid=False; `taser compare` leaves an index where it recommends "
+                "a hybrid",
+            )
+        return collection.hybrid_search(questions, self.encode_queries(questions), k=k)
 
     def search_embeddings(
         self, queries: Float[np.ndarray, "queries dim"], *, k: int = 10
@@ -339,39 +361,12 @@ class Retriever:
         hits: list[list[Hit]] = [[] for _ in queries]
         if self._collection is not None:
             _collect(hits, self._collection.searcher, queries, k, self._collection.store.get_many)
-        if self._searcher is not None:
-            _collect(hits, self._searcher, queries, k, lambda rows: [self._added[r] for r in rows])
-        return [sorted(found, key=lambda hit: -hit.score)[:k] for found in hits]
-
-
-@dataclasses.dataclass(frozen=True)
-class TokensInMemory:
-    """Tokens in memory, as the encoder reads them from a token store."""
-
-    padded: Tokens
-
-    @property
-    def lengths(self) -> Int[np.ndarray, " texts"]:
-        """Real tokens of each text."""
-        return np.asarray(self.padded.mask).sum(axis=1)
-
-    def tokens(self, rows: np.ndarray) -> Tokens:
-        """Tokens of the given rows."""
-        return Tokens(ids=self.padded.ids[rows], mask=self.padded.mask[rows])
-
-
-@dataclasses.dataclass(frozen=True)
-class _Matrix:
-    """Embeddings in memory, as an index reads them from disk."""
-
-    array: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.array.shape[0], self.array.shape[1]
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        return self.array[start:stop]
+        added = self._added
+        if added.searcher is not None:
+            _collect(
+                hits, added.searcher, queries, k, lambda rows: [added.passages[r] for r in rows]
+            )
+        return [sorted(of_query, key=lambda hit: -hit.score)[:k] for of_query in hits]
 
 
 def _collect(

@@ -15,7 +15,9 @@ from taser_jax.assembly.retriever_parts import RETRIEVER_FILE, RetrieverParts, w
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
+from taser_jax.retrieval.bm25 import Bm25Index
 from taser_jax.retrieval.runs import read_trec_run
+from taser_jax.serving.engine import Engine, Operation, Work
 from taser_jax.storage.errors import ConfigError, DataError
 
 CAPITALS = [Passage(id=id, title=title, text=text) for id, (title, text) in PASSAGES.items()]
@@ -34,8 +36,12 @@ def parts(compared: pathlib.Path, small_world: SmallWorld) -> RetrieverParts:
 
 @pytest.fixture(scope="module")
 def trained(parts: RetrieverParts) -> Retriever:
-    where = dataclasses.asdict(parts)
-    return Retriever.load(where.pop("model_dir"), **where)
+    return Retriever.load(
+        parts.model_dir,
+        index_dir=parts.index_dir,
+        data_dir=parts.data_dir,
+        collection=parts.collection,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +75,88 @@ def test_searches_as_the_command_does(
     for found, rows, scores in zip(hits, run.rows, run.scores, strict=False):
         assert [hit.passage.id for hit in found] == [store.ids[row] for row in rows[:10]]
         np.testing.assert_allclose([hit.score for hit in found], scores[:10], atol=1e-4)
+
+
+def test_a_hybrid_search_adds_bm25s_scores(
+    parts: RetrieverParts, compared: pathlib.Path, tmp_path: pathlib.Path
+):
+    alpha, k = 0.3, 7
+    beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), alpha=alpha)
+    write_parts(tmp_path, beside)
+    retriever = Retriever.load(tmp_path)
+    assert retriever.has_hybrid
+    questions = ["how is a list sorted", "zzzz"]
+    hybrid = retriever.search(questions, k=k, hybrid=True)
+    dense = retriever.search(questions, k=100)
+    assert np.abs([hit.score for hits in dense for hit in hits]).max() > 1, "cosines are scaled"
+    sparse = Bm25Index.open(compared / "bm25" / "index").search(questions, 100)
+    store = PassageStore.open(parts.data_dir, parts.collection)
+    for number, hits in enumerate(hybrid):
+        by_dense = {hit.passage.id: hit.score for hit in dense[number]}
+        rows, scores = sparse.rows[number], sparse.scores[number]
+        by_bm25 = {
+            store.ids[row]: float(s) for row, s in zip(rows, scores, strict=True) if row >= 0
+        }
+        # What a list lacks has its least score; BM25 knows no word of the second question.
+        least_dense, least_bm25 = min(by_dense.values()), min(by_bm25.values(), default=0.0)
+        sums = {
+            id: by_dense.get(id, least_dense) + alpha * by_bm25.get(id, least_bm25)
+            for id in by_dense.keys() | by_bm25.keys()
+        }
+        expected = sorted(sums.values(), reverse=True)[:k]
+        np.testing.assert_allclose([hit.score for hit in hits], expected, atol=1e-5)
+        for hit in hits:
+            assert hit.score == pytest.approx(sums[hit.passage.id], abs=1e-5)
+            assert hit.dense == pytest.approx(by_dense.get(hit.passage.id), abs=1e-5)
+            assert hit.sparse == pytest.approx(by_bm25.get(hit.passage.id), abs=1e-5)
+    assert not by_bm25
+
+
+def test_a_hybrid_search_needs_bm25s_index_of_all_passages(
+    trained: Retriever, parts: RetrieverParts, compared: pathlib.Path, tmp_path: pathlib.Path
+):
+    assert not trained.has_hybrid
+    with pytest.raises(ConfigError, match="no BM25 index"):
+        trained.search(["who?"], hybrid=True)
+    beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), alpha=1.0)
+    write_parts(tmp_path, beside)
+    retriever = Retriever.load(tmp_path)
+    retriever.add([Passage(id="new", text="A new passage.")])
+    with pytest.raises(ConfigError, match="passages in memory"):
+        retriever.search(["who?"], hybrid=True)
+
+
+@pytest.mark.parametrize("absent", ["alpha", "bm25_dir"])
+def test_bm25_and_its_weight_belong_together(
+    parts: RetrieverParts, tmp_path: pathlib.Path, absent: str
+):
+    both = {"bm25_dir": "bm25", "alpha": 0.5}
+    del both[absent]
+    write_parts(tmp_path, dataclasses.replace(parts, **both))
+    with pytest.raises(DataError, match="without the other"):
+        Retriever.load(tmp_path)
+
+
+def test_an_engine_serves_a_retriever_of_the_disk(
+    parts: RetrieverParts, compared: pathlib.Path, tmp_path: pathlib.Path
+):
+    beside = dataclasses.replace(parts, bm25_dir=str(compared / "bm25" / "index"), alpha=0.3)
+    write_parts(tmp_path, beside)
+    engine = Engine(lambda: Retriever.load(tmp_path), warm_batches=(1, 4))
+    questions = ["how is a list sorted", "read a file"]
+    work = Work(Operation.HYBRID_SEARCH, k=10)
+    assert engine.compute(work, questions) == engine.retriever.search(questions, k=10, hybrid=True)
+    passages = engine.compute(Work(Operation.PASSAGE_EMBEDDINGS), questions)
+    np.testing.assert_array_equal(passages, engine.retriever.encode_passages(questions))
+    # A retriever that cannot be read is none.
+    (tmp_path / RETRIEVER_FILE).write_text("{")
+    engine.reload()
+    assert engine.loads == 1
+    assert engine.compute(work, questions)
+    write_parts(tmp_path, parts)
+    engine.reload()
+    assert engine.loads == 2
+    assert not engine.retriever.has_hybrid
 
 
 def test_added_passages_are_searched_beside_those_on_disk(parts: RetrieverParts):
@@ -132,8 +220,8 @@ def test_a_model_without_collection_searches_what_is_added(parts: RetrieverParts
 
 @pytest.mark.parametrize("missing", ["index_dir", "data_dir", "collection"])
 def test_a_collection_needs_all_its_parts(parts: RetrieverParts, missing: str):
-    where = dataclasses.asdict(parts)
-    del where[missing]
+    names = ("model_dir", "index_dir", "data_dir", "collection")
+    where = {name: getattr(parts, name) for name in names if name != missing}
     with pytest.raises(ConfigError, match=f"no {missing}"):
         Retriever.load(where.pop("model_dir"), **where)
 

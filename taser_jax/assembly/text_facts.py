@@ -97,6 +97,14 @@ def text_settings(facts: Mapping[str, Any], task: str | None) -> TextSettings:
     )
 
 
+def task_names(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Tasks whose prompt, length or normalisation run.json names; none where all are alike."""
+    by_task = (facts.get(f"query_{name}") for name in ("prompt", "lengths", "normalization"))
+    return tuple(
+        dict.fromkeys(name for value in by_task if isinstance(value, Mapping) for name in value)
+    )
+
+
 def task_prompts(facts: Mapping[str, Any], task: str | None) -> dict[str, tuple[int, ...]]:
     """Prompts of the tasks whose queries are tokenised like those of `task` except for the prompt.
 
@@ -107,8 +115,7 @@ def task_prompts(facts: Mapping[str, Any], task: str | None) -> dict[str, tuple[
     Returns:
         Task -> ids of its prompt; of the tasks that run.json names, and of `task`.
     """
-    by_task = (facts.get(f"query_{name}") for name in ("prompt", "lengths", "normalization"))
-    names = [name for value in by_task if isinstance(value, Mapping) for name in value]
+    names = task_names(facts)
     wanted = text_settings(facts, task)
     found = {}
     for name in dict.fromkeys([*names, *([] if task is None else [task])]):

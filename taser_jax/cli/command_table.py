@@ -185,6 +185,16 @@ COMMANDS: dict[str, Command] = dict(
             ),
         ),
         _command("ask", "answer typed questions from an index"),
+        (
+            "serve",
+            Command(
+                "commands.serve",
+                "serve",
+                "answer searches over HTTP",
+                "runs/serve.gin",
+                argument="DIRECTORY",
+            ),
+        ),
         _command("export", "export a model to other libraries' formats", function="export_model"),
         (
             "compare",

@@ -267,14 +267,29 @@ class ComparedRows:
         task = next(iter(self._splits))
         queries = QuerySet.open(**self._data, task=task, split="test")
         lines = sorted({0, len(queries) // 3, 2 * len(queries) // 3})
-        self._leave(row, folder, questions=[queries[line].text for line in lines], task=task)
+        asked = [queries[line].text for line in lines]
+        self._leave(row, folder, questions=asked, task=task, alpha=alpha)
 
-    def _leave(self, row: str, folder: str, *, questions: Sequence[str], task: str | None) -> None:
+    def _leave(
+        self,
+        row: str,
+        folder: str,
+        *,
+        questions: Sequence[str],
+        task: str | None,
+        alpha: float | None = None,
+    ) -> None:
         """Prints answers of the row's model, leaves retriever.json, and exports the model."""
         if questions:
             print(f"\nTest queries, answered by the model of {row}:")
         parts = answer(
-            questions, root=self._root, folder=self._root / folder, task=task, **self._data
+            questions,
+            root=self._root,
+            folder=self._root / folder,
+            task=task,
+            bm25_dir=None if alpha is None else self._root / "bm25" / "index",
+            alpha=alpha,
+            **self._data,
         )
         self._stages.run(
             "export",

@@ -312,6 +312,8 @@ def answer(
     data_dir: str,
     collection: str,
     task: str | None = None,
+    bm25_dir: pathlib.Path | None = None,
+    alpha: float | None = None,
 ) -> RetrieverParts:
     """Prints what a row's model finds, and leaves a retriever.json for `Retriever.load`.
 
@@ -322,14 +324,25 @@ def answer(
         data_dir: folder of collections.
         collection: the collection.
         task: task whose prompt and length are used; None where tasks do not differ.
+        bm25_dir: BM25's index, of a hybrid row.
+        alpha: weight of its scores.
     """
     parts = RetrieverParts(
         model_dir=str(folder / "model"),
         index_dir=str(folder / "index"),
         data_dir=data_dir,
         collection=collection,
+        bm25_dir=None if bm25_dir is None else str(bm25_dir),
+        alpha=alpha,
     )
-    ask(questions=questions, task=task, **dataclasses.asdict(parts))
+    ask(
+        questions=questions,
+        task=task,
+        model_dir=parts.model_dir,
+        index_dir=parts.index_dir,
+        data_dir=data_dir,
+        collection=collection,
+    )
     write_parts(root, parts)
     return parts
 
