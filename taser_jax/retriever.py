@@ -11,18 +11,6 @@ import numpy as np
 from jaxtyping import Float
 
 from taser_jax.assembly.model_directory import LoadedModel, hold_model, load_model, read_facts
-from taser_jax.assembly.retriever_parts import (
-    PASSAGE_LENGTH,
-    QUERY_LENGTH,
-    AddedPassages,
-    Collection,
-    Hit,
-    MatrixRows,
-    Texts,
-    TokensInMemory,
-    open_sparse,
-    read_parts,
-)
 from taser_jax.assembly.text_facts import TextSettings, task_names, text_settings
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
@@ -42,6 +30,18 @@ from taser_jax.retrieval.exact import ExactSearcher, search_devices
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.runs import NO_ROW
 from taser_jax.retrieval.searcher import Searcher
+from taser_jax.retriever_parts import (
+    PASSAGE_LENGTH,
+    QUERY_LENGTH,
+    AddedPassages,
+    Collection,
+    Hit,
+    MatrixRows,
+    Texts,
+    TokensInMemory,
+    open_sparse,
+    read_parts,
+)
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage

@@ -38,7 +38,8 @@ FORBIDDEN = (
 # Rooms from the ground up: each imports those before it.
 ROOMS = (
     *("storage", "devices", "models", "optim", "training", "data", "interop", "retrieval"),
-    *("evaluation", "assembly", "retriever", "commands", "systems", "cli"),
+    *("evaluation", "assembly", "retriever_parts", "retriever", "serving"),
+    *("commands", "systems", "cli"),
 )
 # Batches, embeddings and counts of experts are plain pytrees, which every room may name.
 PYTREES = ("taser_jax.models.batch", "taser_jax.models.encoded", "taser_jax.models.expert_use")

@@ -11,12 +11,12 @@ from capitals import PASSAGES
 from small_world import SmallWorld, gin, succeed
 
 from taser_jax import Passage, Retriever
-from taser_jax.assembly.retriever_parts import RETRIEVER_FILE, RetrieverParts, write_parts
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.bm25 import Bm25Index
 from taser_jax.retrieval.runs import read_trec_run
+from taser_jax.retriever_parts import RETRIEVER_FILE, RetrieverParts, write_parts
 from taser_jax.serving.engine import Engine, Operation, Work
 from taser_jax.storage.errors import ConfigError, DataError
 

@@ -6,8 +6,8 @@ import dataclasses
 import textwrap
 from collections.abc import Callable, Sequence
 
-from taser_jax.assembly.retriever_parts import Hit
 from taser_jax.retriever import Retriever
+from taser_jax.retriever_parts import Hit
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.registered import Registered
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from taser_jax.assembly.retriever_parts import Hit
 from taser_jax.retriever import Retriever
+from taser_jax.retriever_parts import Hit
 from taser_jax.storage.progress import logger
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
-from taser_jax.assembly.retriever_parts import RetrieverParts, write_parts
+from taser_jax.retriever_parts import RetrieverParts, write_parts
 from taser_jax.commands.ask import ask
 from taser_jax.commands.evaluate import EvaluationConfig, write_table
 from taser_jax.commands.hybrid import hybrid

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float32
 
-from taser_jax.assembly.retriever_parts import TokensInMemory
 from taser_jax.commands.ask import MEMORIES, Answer, AskSettings
 from taser_jax.commands.search import FUSED_DOCUMENTS, WriteDocuments
 from taser_jax.data.collections.store import PassageStore
@@ -19,6 +18,7 @@ from taser_jax.retrieval.embeddings import encode_rows
 from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.exact import ExactSearcher, search_devices
 from taser_jax.retriever import Retriever
+from taser_jax.retriever_parts import TokensInMemory
 from taser_jax.storage.artifacts import FilePath, replacing, require_equal
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax.assembly.retriever_parts import Hit
 from taser_jax.commands.ask import FUSION, Answer, AskSettings
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.retrieval.fusion import FusionConfig, Weighting, fuse_runs, weights_of
 from taser_jax.retrieval.runs import Run
 from taser_jax.retriever import Retriever
+from taser_jax.retriever_parts import Hit
 from taser_jax.storage.artifacts import file_name, read_json, require_equal
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.settings import from_plain

@@ -13,7 +13,7 @@ from small_world import SmallWorld, figures, never, refused, succeed
 from stage_calls import check_every_argument, noted
 
 from taser_jax import Retriever
-from taser_jax.assembly.retriever_parts import RetrieverParts
+from taser_jax.retriever_parts import RetrieverParts
 from taser_jax.commands.pipelines import compare_models, compared_rows, taser
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.train import TrainSummary
