@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
-from taser_jax.retriever_parts import RetrieverParts, write_parts
 from taser_jax.commands.ask import ask
 from taser_jax.commands.evaluate import EvaluationConfig, write_table
 from taser_jax.commands.hybrid import hybrid
@@ -36,6 +35,7 @@ from taser_jax.retrieval.bm25 import Bm25Config
 from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.hybrid import HybridConfig
 from taser_jax.retrieval.mining_options import MiningConfig
+from taser_jax.retriever_parts import RetrieverParts, write_parts
 from taser_jax.storage.artifacts import file_name, storage_errors
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger

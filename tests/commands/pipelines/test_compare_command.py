@@ -13,13 +13,13 @@ from small_world import SmallWorld, figures, never, refused, succeed
 from stage_calls import check_every_argument, noted
 
 from taser_jax import Retriever
-from taser_jax.retriever_parts import RetrieverParts
 from taser_jax.commands.pipelines import compare_models, compared_rows, taser
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.commands.train import TrainSummary
 from taser_jax.data.collections.store import QuerySet, list_tasks
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.retrieval.bm25 import Bm25Config
+from taser_jax.retriever_parts import RetrieverParts
 from taser_jax.storage.records import Query
 
 WORDS = ("river", "sea", "hill", "lake", "moor", "wood", "cliff", "marsh", "field", "shore")
