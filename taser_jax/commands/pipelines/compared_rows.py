@@ -195,6 +195,7 @@ class ComparedRows:
             hold_out,
             tasks=self._tasks("train"),
             runs_dirs={name: self._root / name / "runs" for name in names},
+            embeddings_dirs={name: self._root / name / "embeddings" for name in names[1:]},
             negatives_dir=self._root / "bm25" / "negatives",
             output_dir=root,
             fold=number,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from taser_jax.assembly.model_directory import check_vocabulary, load_model
 from taser_jax.commands.bm25 import bm25
@@ -28,11 +28,12 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.bm25 import Bm25Config
-from taser_jax.retrieval.embeddings import encode_rows
+from taser_jax.retrieval.embeddings import Embeddings, encode_rows
 from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.hybrid import DevelopmentSet, HybridConfig, choose_alpha, fuse
 from taser_jax.retrieval.hybrid import settle as settle_hybrid
-from taser_jax.retrieval.runs import NO_ROW, Run, top_k, write_trec_run
+from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.retrieval.runs import NO_ROW, Run, SearchResult, top_k, write_trec_run
 from taser_jax.storage.artifacts import read_json, write_json
 from taser_jax.storage.progress import logger
 
@@ -46,6 +47,7 @@ def hold_out(
     collection: str,
     tasks: Sequence[str],
     runs_dirs: Mapping[str, str],
+    embeddings_dirs: Mapping[str, str],
     negatives_dir: str,
     output_dir: str,
     fold: int,
@@ -56,14 +58,15 @@ def hold_out(
 ) -> dict[str, int]:
     """Takes a fold's training queries out of the negatives, and makes the pool they are ranked in.
 
-    The pool has the first `depth` passages of every list; lists are cut to it. So a fold's model
-    encodes a few thousand passages, not the collection.
+    The pool has the first `depth` passages of every list; BM25's lists are cut to it. So a fold's
+    model encodes a few thousand passages, not the collection.
 
     Args:
         data_dir: folder of collections.
         collection: the collection.
         tasks: tasks with training queries.
         runs_dirs: name -> runs of the training queries, of models that have learned from none.
+        embeddings_dirs: some of these names -> embeddings: such a list ranks the whole pool.
         negatives_dir: hard negatives of the training queries.
         output_dir: receives `negatives/`, `NAME/` with a list for each name, and queries.json.
         fold: number of the fold, from 0.
@@ -95,14 +98,31 @@ def hold_out(
             run = read_task_run(directory, queries, store)
             runs[name, task] = Run(ranked[task], run.rows[sample], run.scores[sample])
     pool = np.unique(np.concatenate([run.rows[:, :depth].reshape(-1) for run in runs.values()]))
+    pool = pool[pool != NO_ROW]
     for (name, task), run in runs.items():
-        is_in_pool = np.isin(run.rows, pool[pool != NO_ROW])
-        rows = np.where(is_in_pool, run.rows, NO_ROW)
-        scores = np.where(is_in_pool, run.scores, np.float32(-np.inf))
-        cut = Run.of(run.query_ids, top_k(rows, scores, run.rows.shape[1]))
+        if name in embeddings_dirs:
+            result = _ranked_by_embeddings(embeddings_dirs[name], task, run, pool)
+        else:
+            is_in_pool = np.isin(run.rows, pool)
+            rows = np.where(is_in_pool, run.rows, NO_ROW)
+            scores = np.where(is_in_pool, run.scores, np.float32(-np.inf))
+            result = top_k(rows, scores, run.rows.shape[1])
+        cut = Run.of(run.query_ids, result)
         write_trec_run(run_path(root / name, task, "train"), cut, ids=store.ids, tag=name)
     write_json(root / _QUERIES, ranked)
     return {task: len(ids) for task, ids in ranked.items()}
+
+
+def _ranked_by_embeddings(
+    directory: str, task: str, run: Run, pool: Int64[np.ndarray, " passages"]
+) -> SearchResult:
+    """The best of the pool for a run's queries, as many as the run has."""
+    passages = Embeddings.open(directory)
+    encoded = QueryEmbeddings.of_split(directory, task, "train", fingerprints=passages.fingerprints)
+    line_of = {id: line for line, id in enumerate(encoded.query_ids)}
+    queries = encoded.take(np.array([line_of[id] for id in run.query_ids]))
+    scores = queries.astype(np.float32) @ passages.take(pool).astype(np.float32).T
+    return top_k(np.broadcast_to(pool, scores.shape), scores, min(run.rows.shape[1], len(pool)))
 
 
 def _without_queries(

@@ -355,15 +355,13 @@ def check_untrained(
         raise ConfigError(
             f"{', '.join(untrained)}: untrained, and no pretrained weights",
             where=where,
-            expected="pretrained weights that the model is evaluated with",
             fix="set PRETRAINED, or leave the untrained systems out",
         )
     if untrained and jax.process_count() > 1:
         raise ConfigError(
             f"untrained systems on {jax.process_count()} hosts",
             where=where,
-            expected="one host: weights are imported by one",
-            fix="leave them out, and evaluate the imported model by itself",
+            fix="leave them out, and evaluate the imported model by itself: one host imports it",
         )
     shared = {file_name(name) for name in untrained} & {file_name(name) for name in trained}
     if shared:

@@ -367,7 +367,6 @@ def _check_development(store: TokenStore) -> None:
         raise ConfigError(
             f"no task of collection {store.metadata.collection!r} has a validation split",
             where=str(store.directory),
-            expected="queries on which checkpoints and alpha are chosen",
             fix="run `taser prepare` with VALIDATION_SHARE=0.1, which makes one of training "
             "queries, and `taser tokenize` again",
         )
@@ -395,7 +394,6 @@ def check_depth(setting: Setting) -> None:
         raise ConfigError(
             f"{setting.k} results per query, and mining considers the first {depth}",
             where="TOP_K",
-            expected=f"at least {depth}",
             fix="raise TOP_K, or lower MiningConfig.depth",
         )
 
