@@ -28,6 +28,8 @@ _OTHER_SECONDS = 60.0
 DEFAULT_SHARE = 0.5
 # The default α weighs as much as this many queries.
 PSEUDO_QUERIES = 30
+# One query's gain among many without equals its standard error, but for this.
+_ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,9 +301,9 @@ def recommend(gains: Mapping[str, Gain], baseline: str) -> str:
         gains: candidate -> its gain over the baseline.
         baseline: what is recommended where nothing is better.
     """
-    best = max(gains, key=lambda name: gains[name].mean - gains[name].error, default=baseline)
-    is_better = best in gains and gains[best].mean > gains[best].error
-    return best if is_better else baseline
+    leads = {name: gain.mean - gain.error for name, gain in gains.items()}
+    best = max(leads, key=leads.__getitem__, default=baseline)
+    return best if leads.get(best, 0.0) > _ROUNDING else baseline
 
 
 def shrunk_alpha(

@@ -1,0 +1,183 @@
+"""The stages of a choice on a collection of twenty passages, with lists written by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from taser_jax.commands.pipelines.compare_plan import DEFAULT_SHARE, fold_numbers
+from taser_jax.commands.pipelines.cross_validation import (
+    choose,
+    choose_bm25,
+    hold_out,
+    unchosen_alpha,
+)
+from taser_jax.data.collections.store import PassageStore, write_collection, write_queries
+from taser_jax.data.token_store.negatives import read_negatives, write_negatives
+from taser_jax.retrieval.bm25 import Bm25Config
+from taser_jax.retrieval.runs import Run, read_trec_run, write_trec_run
+from taser_jax.storage.records import Passage, Query
+
+QUERIES = 12
+
+
+@pytest.fixture
+def data_dir(tmp_path: pathlib.Path) -> str:
+    """Passage n is on word n; query n asks for it, in splits of twelve queries."""
+    data_dir = str(tmp_path / "data")
+    write_collection(data_dir, "toy", [Passage(f"p{n}", f"word{n} other") for n in range(20)])
+    for split in ("train", "validation"):
+        queries = [
+            Query(f"{split}{n}", f"word{n}", "words", positives=(n,)) for n in range(QUERIES)
+        ]
+        write_queries(data_dir, "toy", "words", split, queries)
+    return data_dir
+
+
+def write_run(
+    data_dir: str, directory: pathlib.Path, split: str, rows: list[list[int]], top: float = 1.0
+) -> pathlib.Path:
+    """Lists of rows, best first, with scores top, top / 2, ..."""
+    scores = np.array([[top / (rank + 1) for rank in range(len(line))] for line in rows])
+    run = Run(
+        [f"{split}{n}" for n in range(QUERIES)],
+        np.array(rows, np.int32),
+        scores.astype(np.float32),
+    )
+    ids = PassageStore.open(data_dir, "toy").ids
+    write_trec_run(directory / f"words.{split}.trec", run, ids=ids)
+    return directory
+
+
+def test_a_fold_is_held_out_of_negatives_and_ranked_in_its_pool(data_dir, tmp_path):
+    lists = [[n, (n + 1) % 20, 19] for n in range(QUERIES)]
+    runs = write_run(data_dir, tmp_path / "runs", "train", lists)
+    store = PassageStore.open(data_dir, "toy")
+    ids = [f"train{n}" for n in range(QUERIES)]
+    write_negatives(
+        tmp_path / "negatives",
+        "words",
+        "train",
+        query_ids=ids,
+        rows=[[(n + 1) % 20] for n in range(QUERIES)],
+        scores=[[1.0]] * QUERIES,
+        metadata={"collection_fingerprint": store.fingerprint, "source": "runs"},
+    )
+    seen: list[str] = []
+    for fold in range(3):
+        root = tmp_path / str(fold)
+        hold_out(
+            data_dir=data_dir,
+            collection="toy",
+            tasks=["words"],
+            runs_dirs={"bm25": str(runs)},
+            embeddings_dirs={},
+            negatives_dir=str(tmp_path / "negatives"),
+            output_dir=str(root),
+            fold=fold,
+            folds=3,
+            depth=1,
+            most=100,
+        )
+        held = json.loads((root / "queries.json").read_text())["words"]
+        numbers = fold_numbers([f"word{n}" for n in range(QUERIES)], 3)
+        assert held == [ids[n] for n in np.flatnonzero(numbers == fold)]
+        lines = read_negatives(root / "negatives", "words", "train", ids)
+        assert [id for id, line in zip(ids, lines, strict=True) if line.is_dropped] == held
+        for id, line in zip(ids, lines, strict=True):
+            number = int(id.removeprefix("train"))
+            assert line.rows.tolist() == ([] if id in held else [(number + 1) % 20])
+        # The pool has the first passage of each list: what is not in it is cut from the lists.
+        pool = {int(id.removeprefix("train")) for id in held}
+        run = read_trec_run(root / "bm25" / "words.train.trec", store.row_of)
+        assert run.query_ids == held
+        for id, rows in zip(run.query_ids, run.rows.tolist(), strict=True):
+            number = int(id.removeprefix("train"))
+            assert [row for row in rows if row >= 0] == [
+                row for row in (number, number + 1) if row in pool
+            ]
+        seen += held
+    assert sorted(seen) == sorted(ids)
+
+
+def choice(data_dir: str, tmp_path: pathlib.Path, trained: list[list[int]]):
+    """The untrained model has each positive second, BM25 never."""
+    others = [[18, n] for n in range(QUERIES)]
+    dense = {
+        "untrained": [write_run(data_dir, tmp_path / "untrained", "validation", others)],
+        "trained": [write_run(data_dir, tmp_path / "trained", "validation", trained)],
+    }
+    sparse = write_run(data_dir, tmp_path / "bm25", "validation", [[18, 19]] * QUERIES, top=9.0)
+    return choose(
+        data_dir=data_dir,
+        collection="toy",
+        tasks=["words"],
+        split="validation",
+        dense_dirs=dense,
+        sparse_dirs=[sparse],
+        baseline="untrained + BM25",
+        measure="nDCG@10",
+        k=10,
+    )
+
+
+def test_a_model_that_gains_everywhere_is_chosen(data_dir, tmp_path):
+    found = choice(data_dir, tmp_path, [[n, 18] for n in range(QUERIES)])
+    # nDCG of a positive at rank 1 is 1, at rank 2 it is 1 / log2(3).
+    gain, error = found.gains["trained"]
+    assert gain == pytest.approx(1 - 1 / math.log2(3))
+    assert error == pytest.approx(0, abs=1e-12)
+    assert found.row == "trained"
+    assert found.queries == QUERIES
+    assert found.gains["untrained"] == pytest.approx((0, 0))
+    assert set(found.alphas) == {"trained", "untrained"}
+
+
+def test_a_gain_on_one_query_is_chance(data_dir, tmp_path):
+    trained = [[0, 18], *([18, n] for n in range(1, QUERIES))]
+    found = choice(data_dir, tmp_path, trained)
+    gain, error = found.gains["trained"]
+    assert gain == pytest.approx((1 - 1 / math.log2(3)) / QUERIES)
+    assert error == pytest.approx(gain)
+    assert found.row == "untrained + BM25"
+    worse = choice(data_dir, tmp_path / "worse", [[18, 19]] * QUERIES)
+    assert worse.row == "untrained + BM25"
+
+
+def test_alpha_without_labels_follows_the_widths_of_the_lists(data_dir, tmp_path):
+    lists = [[18, n] for n in range(QUERIES)]
+    cosines = write_run(data_dir, tmp_path / "cosines", "validation", lists)
+    products = write_run(data_dir, tmp_path / "products", "validation", lists, top=60.0)
+    sparse = write_run(data_dir, tmp_path / "bm25", "validation", lists, top=6.0)
+
+    def alpha(dense: pathlib.Path) -> float:
+        return unchosen_alpha(
+            dense_dir=str(dense),
+            sparse_dir=str(sparse),
+            data_dir=data_dir,
+            collection="toy",
+            tasks=["words"],
+            split="validation",
+        )
+
+    assert alpha(cosines) == DEFAULT_SHARE
+    assert alpha(products) == 10 * DEFAULT_SHARE
+
+
+def test_bm25_keeps_the_default_unless_another_is_better(data_dir, tmp_path):
+    chosen = choose_bm25(
+        data_dir=data_dir,
+        collection="toy",
+        tasks=["words"],
+        splits=["train", "validation"],
+        candidates=[Bm25Config(), Bm25Config(k1=1.5, b=0.75)],
+        output_dir=str(tmp_path / "grid"),
+        measure="nDCG@10",
+    )
+    # Both find every word.
+    assert chosen == 0
+    assert (tmp_path / "grid" / "1" / "runs" / "words.validation.trec").exists()
