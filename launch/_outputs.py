@@ -1,13 +1,4 @@
-"""Prints the addresses of what a taser command writes, one a line, if all of it goes to buckets.
-
-Otherwise prints why not, or why that cannot be told, and ends with 1. The launchers call it to
-decide whether a TPU may be deleted after the command. It needs the standard library alone, since
-the launcher's machine need not have taser_jax installed.
-
-usage: python3 launch/_outputs.py [--line_only] COMMAND...
-
-    --line_only   leave out the files of --gin_file: hosts have a checkout of their own
-"""
+"""What a taser command writes, if all of it goes to buckets: then a TPU may be deleted after it."""
 
 from __future__ import annotations
 
@@ -16,7 +7,6 @@ import io
 import itertools
 import pathlib
 import re
-import sys
 import tokenize
 from collections.abc import Iterator, Sequence
 
@@ -168,18 +158,3 @@ def _address(name: str, bindings: dict[str, str]) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"gs://[^/\s][^\n]*", value):
         raise KeptError(f"{name} is {text}, which is not in a bucket")
     return value
-
-
-def main(words: list[str]) -> int:
-    """Prints the addresses, or the reason; returns the exit status."""
-    line_only = words[:1] == ["--line_only"]
-    try:
-        print("\n".join(outputs(words[line_only:], line_only=line_only)))
-    except KeptError as reason:
-        print(reason)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

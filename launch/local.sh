@@ -15,11 +15,41 @@ usage: launch/local.sh [--directory=DIR] [--devices=N] [--steps=N] [--dry_run] [
 USAGE
 }
 
+fail() {
+  echo "error: $1" >&2
+  echo >&2
+  usage >&2
+  exit 2
+}
+
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-. "$root/launch/_arguments.sh"
 directory=runs/local devices=8 steps=20 dry_run=
-parse_arguments "directory devices steps" "" "$@"
-require_number 1 devices steps
+while [ $# -gt 0 ]; do
+  value="${1#*=}"
+  case "$1" in
+    -h | --help) usage; exit 0 ;;
+    --) shift; break ;;
+    --dry_run) dry_run=yes ;;
+    --directory=?*) directory="$value" ;;
+    --devices=* | --steps=*)
+      [[ "$value" =~ ^[1-9][0-9]*$ ]] || fail "${1%%=*} is '$value', expected a number of at least 1"
+      case "$1" in --devices=*) devices="$value" ;; *) steps="$value" ;; esac
+      ;;
+    *) fail "unknown option $1; flags for taser train go after --" ;;
+  esac
+  shift
+done
+
+# Runs a command, or prints it quoted so that a shell can read it back.
+step() {
+  if [ -n "$dry_run" ]; then
+    local word line=
+    for word in "$@"; do line+="$(printf '%q ' "$word")"; done
+    printf '%s\n' "${line% }"
+  else
+    "$@"
+  fi
+}
 
 # In a dry run too, so that it finds the same finished steps as a real run.
 cd "$root"
@@ -40,4 +70,4 @@ step env JAX_PLATFORMS=cpu "JAX_NUM_CPU_DEVICES=$devices" taser train \
   "--gin.MODEL_DIR=$directory/model" \
   "--gin.TOKEN_STORE=$directory/tokens" "--gin.TRAIN_STEPS=$steps" --gin.BATCH_SIZE=32 \
   "--gin.WARMUP_STEPS=$((steps / 10))" --gin.LoopConfig.log_period=5 \
-  --gin.ValidationConfig.num_batches=2 ${rest[@]+"${rest[@]}"}
+  --gin.ValidationConfig.num_batches=2 "$@"

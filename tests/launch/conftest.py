@@ -1,12 +1,24 @@
-"""Stand-ins for gcloud and xpk, and a checkout that holds what must not be sent."""
+"""Stand-ins for gcloud and xpk, and a git checkout that holds what must not be sent."""
 
 from __future__ import annotations
 
 import pathlib
 import shutil
+import subprocess
 
 import pytest
 from launch_stubs import LAUNCH, Stubs
+
+IN_GIT = (
+    *("setup.py", "pyproject.toml", "gin_configs/runs/taser_base.gin"),
+    *("taser_jax/data/token_store/store.py", ".ci/run"),
+)
+ELSEWHERE = (
+    *("taser_jax/__pycache__/cli.pyc", "taser_jax.egg-info/PKG-INFO", "gin_configs/mine.gin"),
+    *(".venv/bin/python", "venv311/pyvenv.cfg", ".mypy_cache/3.11/x"),
+    *(".env", "service-account.json", "results/run.tsv", "taser_jax/.env"),
+    *("runs/local/model/weights", "data/passages/ids.npy", "workspace/x", "build/x", "a.log"),
+)
 
 
 @pytest.fixture
@@ -16,19 +28,16 @@ def stubs(tmp_path) -> Stubs:
 
 @pytest.fixture
 def checkout(tmp_path) -> pathlib.Path:
-    """A small checkout with an environment, history, data and runs."""
+    """A small checkout with an environment, keys, data and runs; a file of git is deleted."""
     root = tmp_path / "my checkout"
-    shutil.copytree(LAUNCH, root / "launch")
-    for name in (
-        *("setup.py", "pyproject.toml", "gin_configs/runs/taser_base.gin"),
-        *("taser_jax/data/token_store/store.py", "taser_jax/__pycache__/cli.pyc"),
-        *("taser_jax.egg-info/PKG-INFO", ".git/HEAD"),
-        *(".venv/bin/python", "venv311/pyvenv.cfg", ".mypy_cache/3.11/x", ".ci/run"),
-        *("runs/local/model/weights", "data/passages/ids.npy", "workspace/x", "build/x", "a.log"),
-    ):
+    shutil.copytree(LAUNCH, root / "launch", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (*IN_GIT, *("taser_jax/deleted.py", *ELSEWHERE)):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
+    for words in (["init", "--quiet"], ["add", "launch", *IN_GIT, "taser_jax/deleted.py"]):
+        subprocess.run(["git", *words], cwd=root, check=True)
+    (root / "taser_jax" / "deleted.py").unlink()
     return root
 
 
@@ -36,7 +45,4 @@ def checkout(tmp_path) -> pathlib.Path:
 def sent(checkout) -> set[str]:
     """The files of `checkout` that are to be sent."""
     launch = {f"launch/{path.name}" for path in LAUNCH.iterdir() if path.is_file()}
-    return launch | {
-        *("setup.py", "pyproject.toml", "gin_configs/runs/taser_base.gin"),
-        *("taser_jax/data/token_store/store.py", ".ci/run"),
-    }
+    return launch | set(IN_GIT)

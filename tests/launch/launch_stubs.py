@@ -21,6 +21,9 @@ NOT_FOUND = (
     "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource "
     "'projects/p/locations/us-central2-b/nodes/pod' was not found."
 )
+# What docker says of an image that was pushed, and under another name before.
+DIGESTS = ["other/taser@sha256:00", "r/taser@sha256:1234"]
+PUSHED = ("image inspect", json.dumps([{"RepoDigests": DIGESTS}]), 0)
 DENIED = "ERROR: (gcloud.compute.tpus) PERMISSION_DENIED: The caller does not have permission."
 
 
@@ -115,9 +118,31 @@ class Stubs:
         path = self.folder / "sleeps"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
+    @property
+    def runs(self) -> list[list[str]]:
+        """Calls that start taser on hosts; those that follow it again are left out."""
+        return [call for call in self.calls if "_host.sh" in " ".join(call) and not attaches(call)]
+
     def asked(self, *words: str) -> list[list[str]]:
         """Calls that begin with these words, `compute tpus` left out."""
         return [call for call in self.calls if call[2 : 2 + len(words)] == list(words)]
+
+
+def node(state: str, label: str = "") -> str:
+    """What gcloud says of a TPU VM, and of who launched it."""
+    return json.dumps({"state": state, "labels": {"launcher": label}})
+
+
+def queued(state: str, label: str = "", **error: object) -> str:
+    """What gcloud says of a queued resource, and of the error for which it FAILED."""
+    spec = [{"node": {"labels": {"launcher": label}}}]
+    failed = {"failedData": {"error": error}} if error else {}
+    return json.dumps({"state": {"state": state, **failed}, "tpu": {"nodeSpec": spec}})
+
+
+def attaches(call: list[str]) -> bool:
+    """Whether a call follows what a host runs already."""
+    return "_host.sh --attach" in " ".join(call)
 
 
 def finished(hosts: int = 2, status: int = 0) -> str:

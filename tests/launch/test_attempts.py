@@ -8,7 +8,7 @@ import signal
 import subprocess
 
 import pytest
-from launch_stubs import DENIED, NOT_FOUND, SLICES, TPU, TRAIN, finished
+from launch_stubs import DENIED, NOT_FOUND, SLICES, TPU, TRAIN, finished, node, queued
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,8 @@ CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
 
 def test_after_a_preemption_the_tpu_is_made_again_and_the_same_command_run(stubs):
     stubs.answer(
-        ("describe", "READY", 0), ("describe", "PREEMPTED", 0), ("describe", "READY", 0),
+        ("describe", node("READY"), 0), ("describe", node("PREEMPTED"), 0),
+        ("describe", node("READY"), 0),
         ("_host.sh", "taser-status 75 on host-0\ntaser-status 134 on host-1", 1),
         ("_host.sh", finished(), 0),
     )  # fmt: skip
@@ -62,11 +63,11 @@ def test_after_a_preemption_the_tpu_is_made_again_and_the_same_command_run(stubs
     ],
 )
 def test_preemption_is_distinguished_from_failure(stubs, output, gcloud, states, status, attempts):
-    stubs.answer(*(("describe", state, 0) for state in states), ("_host.sh", output, gcloud))
+    stubs.answer(*(("describe", node(state), 0) for state in states), ("_host.sh", output, gcloud))
     options = ("--retries=1", "--skip_install")
     found = stubs.run("tpu_vm.sh", *TPU, *options, *TRAIN)
     assert found.returncode == status, found.stderr
-    assert len(stubs.asked("tpu-vm", "ssh")) == attempts
+    assert len(stubs.runs) == attempts
     if status == 75:
         assert "rerun the command to resume" in found.stderr
 
@@ -81,7 +82,8 @@ def test_a_tpu_that_is_not_there(stubs):
 
 def test_slices_are_asked_for_waited_for_and_run_together(stubs, checkout):
     stubs.answer(
-        ("describe", NOT_FOUND, 1), ("describe", "PROVISIONING", 0), ("describe", "ACTIVE", 0),
+        ("describe", NOT_FOUND, 1), ("describe", queued("PROVISIONING"), 0),
+        ("describe", queued("ACTIVE"), 0),
         ("_host.sh", finished(), 0),
     )  # fmt: skip
     found = stubs.run("tpu_multislice.sh", *SLICES, *TRAIN, checkout=checkout)
@@ -91,7 +93,7 @@ def test_slices_are_asked_for_waited_for_and_run_together(stubs, checkout):
         *("pod", "--node-count=2", "--node-prefix=pod", "--accelerator-type=v4-32"),
         "--runtime-version=tpu-ubuntu2204-base",
     ]
-    assert [call[5] for call in stubs.asked("tpu-vm", "scp")] == [
+    assert sorted(call[5] for call in stubs.asked("tpu-vm", "scp")) == [
         f"pod-{number}:taser_jax.tgz" for number in range(2)
     ]
     runs = [call for call in stubs.asked("tpu-vm", "ssh") if "_host.sh" in call[6]]
@@ -102,13 +104,13 @@ def test_slices_are_asked_for_waited_for_and_run_together(stubs, checkout):
 
 def test_one_slice_that_is_lost_stops_the_attempt(stubs):
     stubs.answer(
-        ("describe", "ACTIVE", 0),
+        ("describe", queued("ACTIVE"), 0),
         ("ssh pod-0", finished(status=134), 1), ("ssh pod-1", "", 255),
     )  # fmt: skip
     options = ("--skip_install", "--retries=1")
     found = stubs.run("tpu_multislice.sh", *SLICES, *options, *TRAIN)
     assert found.returncode == 75
-    assert len(stubs.asked("tpu-vm", "ssh")) == 4
+    assert len(stubs.runs) == 4
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_what_gcloud_says_in_place_of_a_state_is_shown(stubs, script):
 
 def test_a_state_that_is_not_to_be_had_for_now(stubs):
     stubs.answer(
-        ("describe", "ERROR: (gcloud) UNAVAILABLE: try again", 1), ("describe", "READY", 0),
+        ("describe", "ERROR: (gcloud) UNAVAILABLE: try again", 1), ("describe", node("READY"), 0),
         ("_host.sh", finished(), 0),
     )  # fmt: skip
     found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
@@ -182,7 +184,7 @@ def test_a_state_that_is_not_to_be_had_for_now(stubs):
 )
 @pytest.mark.parametrize("script", ["tpu_vm.sh", "tpu_multislice.sh"])
 def test_hosts_that_cannot_be_prepared_stop_the_launcher(stubs, checkout, script, failing, code):
-    there = "READY" if script == "tpu_vm.sh" else "ACTIVE"
+    there = node("READY") if script == "tpu_vm.sh" else queued("ACTIVE")
     stubs.answer(("describe", there, 0), (failing, "told why", code))
     slices = ("--slices=2",) if script == "tpu_multislice.sh" else ()
     options = ("--type=v4-32", *slices, "--data=gs://bucket/tokens")
@@ -196,7 +198,8 @@ def test_hosts_that_cannot_be_prepared_stop_the_launcher(stubs, checkout, script
 
 def test_a_tpu_that_is_lost_while_it_is_prepared(stubs):
     stubs.answer(
-        ("describe", "READY", 0), ("describe", "PREEMPTED", 0), ("describe", "READY", 0),
+        ("describe", node("READY"), 0), ("describe", node("PREEMPTED"), 0),
+        ("describe", node("READY"), 0),
         ("_fetch.py", "", 1), ("_fetch.py", "", 0), ("_host.sh", finished(), 0),
     )  # fmt: skip
     found = stubs.run("tpu_vm.sh", *MADE, "--data=gs://bucket/tokens", *TRAIN)
@@ -206,7 +209,7 @@ def test_a_tpu_that_is_lost_while_it_is_prepared(stubs):
 
 def test_hosts_that_were_reached_before_are_tried_again(stubs):
     stubs.answer(
-        ("describe", "READY", 0),
+        ("describe", node("READY"), 0),
         ("_fetch.py", "", 0), ("_fetch.py", "", 255), ("_fetch.py", "", 0),
         ("_host.sh", "taser-status 75 on a", 1), ("_host.sh", finished(), 0),
     )  # fmt: skip
@@ -216,7 +219,7 @@ def test_hosts_that_were_reached_before_are_tried_again(stubs):
 
 
 def test_hosts_that_were_never_reached_stop_the_launcher(stubs, checkout):
-    stubs.answer(("describe", "READY", 0), ("scp", "Permission denied (publickey).", 255))
+    stubs.answer(("describe", node("READY"), 0), ("scp", "Permission denied (publickey).", 255))
     found = stubs.run("tpu_vm.sh", *TPU, *TRAIN, checkout=checkout)
     assert found.returncode == 255
     assert len(stubs.asked("tpu-vm", "scp")) == 1
@@ -224,7 +227,7 @@ def test_hosts_that_were_never_reached_stop_the_launcher(stubs, checkout):
 
 @pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED"])
 def test_a_tpu_that_was_taken_away_is_made_anew(stubs, state):
-    stubs.answer(("describe", state, 0), ("_host.sh", finished(), 0))
+    stubs.answer(("describe", node(state), 0), ("_host.sh", finished(), 0))
     assert stubs.run("tpu_vm.sh", *MADE, *TRAIN).returncode == 0
     assert len(stubs.asked("tpu-vm", "delete")) == len(stubs.asked("tpu-vm", "create")) == 1
 
@@ -232,7 +235,7 @@ def test_a_tpu_that_was_taken_away_is_made_anew(stubs, state):
 @pytest.mark.parametrize("state", ["CREATING", "STARTING", "REPAIRING", "MAINTENANCE"])
 def test_a_tpu_that_is_being_made_ready_is_waited_for(stubs, state):
     stubs.answer(
-        ("describe", state, 0), ("describe", state, 0), ("describe", "READY", 0),
+        ("describe", node(state), 0), ("describe", node(state), 0), ("describe", node("READY"), 0),
         ("_host.sh", finished(), 0),
     )  # fmt: skip
     found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
@@ -243,7 +246,7 @@ def test_a_tpu_that_is_being_made_ready_is_waited_for(stubs, state):
 
 
 def test_waiting_has_an_end(stubs):
-    stubs.answer(("describe", "REPAIRING", 0))
+    stubs.answer(("describe", node("REPAIRING"), 0))
     found = stubs.run("tpu_vm.sh", *TPU, "--type=v4-32", "--retries=0", *TRAIN)
     assert found.returncode == 75
     assert "TPU pod is still REPAIRING (attempt 1 of 1)" in found.stderr
@@ -253,7 +256,7 @@ def test_waiting_has_an_end(stubs):
 
 @pytest.mark.parametrize("state", ["STOPPED", "HIDDEN", "UNKNOWN"])
 def test_a_tpu_with_a_disk_to_keep_is_left_alone(stubs, state):
-    stubs.answer(("describe", state, 0))
+    stubs.answer(("describe", node(state), 0))
     found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
     assert found.returncode == 2
     assert f"TPU pod in us-central2-b is {state}, expected READY" in found.stderr
@@ -262,7 +265,7 @@ def test_a_tpu_with_a_disk_to_keep_is_left_alone(stubs, state):
 
 
 def test_no_retries(stubs):
-    stubs.answer(("describe", "READY", 0), ("_host.sh", "taser-status 75 on a", 1))
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", "taser-status 75 on a", 1))
     found = stubs.run("tpu_vm.sh", *TPU, "--skip_install", "--retries=0", *TRAIN)
     assert found.returncode == 75
     assert len(stubs.asked("tpu-vm", "ssh")) == 1
@@ -270,16 +273,16 @@ def test_no_retries(stubs):
 
 
 def test_a_queued_resource_that_fails_counts_as_an_attempt(stubs):
-    """It is looked at, asked for its reason, deleted and asked for anew after a pause."""
+    """It is looked at, deleted, and asked for anew after a pause if capacity was lacking."""
+    failed = queued("FAILED", code=8, message="no more capacity in the zone")
     stubs.answer(
-        *(("value(state.state)", state, code) for state, code in
-          [("FAILED", 0), (NOT_FOUND, 1), ("FAILED", 0), (NOT_FOUND, 1), ("FAILED", 0)]),
-        ("value(state)", "failedData: no permission", 0),
+        *(("describe", answer, code) for answer, code in
+          [(failed, 0), (NOT_FOUND, 1), (failed, 0), (NOT_FOUND, 1), (failed, 0)]),
     )  # fmt: skip
     found = stubs.run("tpu_multislice.sh", *SLICES, *SKIP, *TRAIN)
     assert found.returncode == 75
-    assert "failedData: no permission" in found.stderr
-    assert "queued resource pod: FAILED (attempt 3 of 3)" in found.stderr
+    assert "no more capacity in the zone" in found.stderr
+    assert "queued resource pod: FAILED, no capacity (attempt 3 of 3)" in found.stderr
     assert len(stubs.asked("queued-resources", "delete")) == 3
     # After each creation, and before each further attempt.
     assert stubs.sleeps == 2 + 2
@@ -288,13 +291,13 @@ def test_a_queued_resource_that_fails_counts_as_an_attempt(stubs):
 @pytest.mark.parametrize(
     ("states", "status", "deleted"),
     [
-        (["SUSPENDED", NOT_FOUND, "ACTIVE"], 0, 1),
-        (["SUSPENDED"], 75, 2),
+        ([queued("SUSPENDED"), NOT_FOUND, queued("ACTIVE")], 0, 1),
+        ([queued("SUSPENDED")], 75, 2),
     ],
 )
 def test_slices_that_were_taken_away_are_asked_for_at_once_and_once(stubs, states, status, deleted):
     stubs.answer(
-        *(("value(state.state)", state, int(state == NOT_FOUND)) for state in states),
+        *(("describe", state, int(state == NOT_FOUND)) for state in states),
         ("_host.sh", finished(), 0),
     )  # fmt: skip
     options = ("--skip_install", "--retries=0")
@@ -307,7 +310,7 @@ def test_slices_that_were_taken_away_are_asked_for_at_once_and_once(stubs, state
 def test_an_interrupted_launcher_ends_its_connections(stubs):
     connection = stubs.folder / "bin" / "gcloud"
     connection.write_text(
-        f'#!/bin/sh\ncase "$*" in *describe*) echo ACTIVE;; '
+        f"#!/bin/sh\ncase \"$*\" in *describe*) echo '{queued('ACTIVE')}';; "
         f"*) echo $$ >>{stubs.folder}/pids; echo connected; exec tail -f /dev/null;; esac\n"
     )
     launcher = stubs.start("tpu_multislice.sh", *SLICES, "--skip_install", *TRAIN)

@@ -6,7 +6,7 @@ import getpass
 import signal
 
 import pytest
-from launch_stubs import NOT_FOUND, SLICES, TPU, TRAIN, Stubs, finished
+from launch_stubs import NOT_FOUND, SLICES, TPU, TRAIN, Stubs, finished, node, queued
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +99,7 @@ def test_a_reservation_and_iap_are_of_the_alpha_commands(stubs):
     create, setup, run = lines
     assert "--reservation=mine --internal-ips" in create
     assert "--tunnel-through-iap" not in create
-    assert "--command=sudo\\ mount\\ /dev/sdb\\ /mnt --tunnel-through-iap" in setup
+    assert "'--command=sudo mount /dev/sdb /mnt' --tunnel-through-iap" in setup
     assert "--tunnel-through-iap" in run
 
 
@@ -152,14 +152,55 @@ def test_a_quota_that_is_too_small_is_named_and_not_asked_for_again(stubs, scrip
 
 
 def test_a_queued_resource_that_failed_for_its_quota_is_not_requested_again(stubs):
+    said = "Quota limit 'TPUV4' has been exceeded. Limit: 0"
     stubs.answer(
-        ("value(state.state)", "FAILED", 0), ("value(state.state)", NOT_FOUND, 1),
-        ("value(state)", "failedData: Quota limit 'TPUV4' has been exceeded. Limit: 0", 0),
+        ("describe", queued("FAILED", code=8, message=said), 0), ("describe", NOT_FOUND, 1),
     )  # fmt: skip
     found = stubs.run("tpu_multislice.sh", *SLICES, "--skip_install", *TRAIN)
     assert found.returncode == 2
     assert "quota is too small: Quota limit 'TPUV4'" in found.stderr
     assert stubs.asked("queued-resources", "create") == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Quota 'IN_USE_ADDRESSES' exceeded.  Limit: 8.0 in region us-central2.",
+        'Insufficient regional quota to satisfy request: resource "IN_USE_ADDRESSES"',
+        "RESOURCE_EXHAUSTED: Insufficient quota to satisfy the request",
+        "code: QUOTA_EXCEEDED",
+        "HTTPError 403: Quota exceeded for resource 'TPUS'",
+    ],
+)
+def test_a_quota_of_any_kind_is_an_error_at_once(stubs, said):
+    stubs.answer(("describe", NOT_FOUND, 1), (" create", CREATE + said, 1))
+    found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
+    assert found.returncode == 2
+    assert "the project's quota is too small: " in found.stderr
+    assert "--internal_ip needs no address" in found.stderr
+    assert stubs.sleeps == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"code": 8, "message": "Insufficient quota to satisfy the request"},
+        {"code": 8, "message": "Quota 'IN_USE_ADDRESSES' exceeded. Limit: 8.0"},
+        {"code": 7, "message": "no permission"},
+        {"code": 9, "message": "the reservation does not exist"},
+        {},
+    ],
+)
+def test_a_queued_resource_that_failed_is_an_error_unless_capacity_lacked(stubs, error):
+    stubs.answer(("describe", queued("FAILED", **error), 0), ("describe", NOT_FOUND, 1))
+    found = stubs.run("tpu_multislice.sh", *SLICES, "--skip_install", *TRAIN)
+    assert found.returncode == 2
+    assert "queued resource pod FAILED: {" in found.stderr
+    assert error.get("message", "") in found.stderr
+    # Its name is free for the next request.
+    assert len(stubs.asked("queued-resources", "delete")) == 1
+    assert stubs.asked("queued-resources", "create") == []
+    assert stubs.sleeps == 0
 
 
 def test_too_many_requests_in_a_minute_are_made_again(stubs):
@@ -182,7 +223,7 @@ def test_a_zone_without_the_chip_is_reported_in_the_words_of_gcloud(stubs):
 
 def ending(stubs: Stubs, *options: str, status: int = 0, label: str = MINE):
     stubs.answer(
-        ("labels.launcher", label, 0), ("describe", "READY", 0),
+        ("describe", node("READY", label), 0),
         ("_host.sh", finished(status=status), int(status != 0)), ("storage ls", CHECKPOINT, 0),
     )  # fmt: skip
     return stubs.run("tpu_vm.sh", *MADE, *options, *TRAIN)
@@ -218,7 +259,7 @@ def test_a_tpu_that_others_made_is_left_alone(stubs):
 
 
 def test_a_tpu_that_the_launcher_did_not_create_stays(stubs):
-    stubs.answer(("describe", "READY", 0), ("_host.sh", finished(), 0))
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
     found = stubs.run("tpu_vm.sh", *TPU, "--skip_install", *TRAIN)
     assert "(the launcher did not create it)" in last_line(found)
     assert len(stubs.asked("tpu-vm", "describe")) == 2
@@ -226,7 +267,7 @@ def test_a_tpu_that_the_launcher_did_not_create_stays(stubs):
 
 def test_a_deletion_that_fails_is_reported(stubs):
     stubs.answer(
-        ("labels.launcher", MINE, 0), ("describe", "READY", 0), ("_host.sh", finished(), 0),
+        ("describe", node("READY", MINE), 0), ("_host.sh", finished(), 0),
         ("storage ls", CHECKPOINT, 0), (" delete ", "ERROR: (gcloud) PERMISSION_DENIED: no", 1),
     )  # fmt: skip
     found = stubs.run("tpu_vm.sh", *MADE, *TRAIN)
@@ -236,7 +277,7 @@ def test_a_deletion_that_fails_is_reported(stubs):
 
 
 def test_a_state_that_gcloud_does_not_tell_may_be_billed(stubs):
-    stubs.answer(("describe", "READY", 0), ("describe", "ERROR: (gcloud) UNAVAILABLE: x", 1),
+    stubs.answer(("describe", node("READY"), 0), ("describe", "ERROR: (gcloud) UNAVAILABLE: x", 1),
                  ("_host.sh", finished(), 0))  # fmt: skip
     found = stubs.run("tpu_vm.sh", *MADE, "--delete=never", *TRAIN)
     assert last_line(found) == f"TPU pod may still run and be billed; delete it: {DELETE}"
@@ -247,7 +288,7 @@ def test_ctrl_c_asks_nothing_and_prints_the_same(stubs, delete):
     connection = stubs.folder / "bin" / "gcloud"
     connection.write_text(
         f'#!/bin/sh\necho "$*" >>{stubs.folder}/asked\n'
-        f'case "$*" in *labels.launcher*) echo {MINE};; *describe*) echo READY;; '
+        f"case \"$*\" in *describe*) echo '{node('READY', MINE)}';; "
         "*ssh*) echo connected; exec tail -f /dev/null;; esac\n"
     )
     with stubs.start("tpu_vm.sh", *MADE, f"--delete={delete}", *TRAIN) as launcher:

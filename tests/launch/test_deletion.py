@@ -7,7 +7,7 @@ import pathlib
 import shutil
 
 import pytest
-from launch_stubs import LAUNCH, TPU, Stubs, finished
+from launch_stubs import LAUNCH, TPU, Stubs, finished, node
 
 pytestmark = pytest.mark.slow
 
@@ -162,18 +162,18 @@ def test_what_is_asked_for_is_done_wherever_results_go(stubs, checkout, options,
     assert words in planned(stubs, checkout, *NEW, *options, *train(flag))
 
 
-def test_without_python_nothing_is_deleted(stubs, checkout):
+def test_without_python_nothing_is_created_or_deleted(stubs, checkout):
     python = stubs.folder / "bin" / "python3"
     python.write_text("#!/bin/sh\nexit 127\n")
     python.chmod(0o755)
-    line = planned(stubs, checkout, *NEW, *train(MODEL))
-    assert "never (where the results go cannot be told)" in line
+    assert stubs.run("tpu_vm.sh", *NEW, *train(MODEL), checkout=checkout).returncode == 127
+    assert stubs.calls == []
 
 
 def ended(stubs: Stubs, listing: str, status: int, *options: str):
     """A run that has finished, after which gcloud lists the output as given."""
     stubs.answer(
-        ("labels.launcher", f"taser_jax-{getpass.getuser()}", 0), ("describe", "READY", 0),
+        ("describe", node("READY", f"taser_jax-{getpass.getuser()}"), 0),
         ("_host.sh", finished(), 0), ("storage ls", listing, status),
     )  # fmt: skip
     return stubs.run("tpu_vm.sh", *NEW, "--skip_install", *options)
@@ -214,7 +214,7 @@ def test_a_model_that_is_not_there_at_the_end_keeps_the_tpu(stubs, listing, stat
 
 def test_each_output_is_looked_for(stubs):
     stubs.answer(
-        ("labels.launcher", f"taser_jax-{getpass.getuser()}", 0), ("describe", "READY", 0),
+        ("describe", node("READY", f"taser_jax-{getpass.getuser()}"), 0),
         ("_host.sh", finished(), 0), ("ls gs://bucket/model/", "gs://bucket/model/a", 0),
         ("ls gs://bucket/o/", "", 0),
     )  # fmt: skip

@@ -10,23 +10,30 @@ import signal
 import subprocess
 
 import pytest
-from launch_stubs import LAUNCH, TRAIN, XPK
+from launch_stubs import LAUNCH, PUSHED, TRAIN, XPK
 
 pytestmark = pytest.mark.slow
 
 
 def test_one_image_is_built_pushed_and_run(stubs, checkout):
     options = ("--slices=2", "--retries=3", "--zone=z", "--data=gs://bucket/tokens")
+    stubs.answer(PUSHED)
     found = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN, checkout=checkout)
     assert found.returncode == 0, found.stderr
-    build, push, create = stubs.calls
+    build, push, inspect, create = stubs.calls
     assert build[:3] == ["build", "--platform=linux/amd64", f"--file={build[-1]}/launch/Dockerfile"]
     assert build[3] == "--tag=r/taser:1"
     assert push == ["push", "r/taser:1"]
+    assert inspect == ["image", "inspect", "r/taser:1"]
     assert create[:6] == ["workload", "create", "--cluster=tpus", "--workload=taser-1",
                           "--tpu-type=v5litepod-64", "--num-slices=2"]  # fmt: skip
     assert {
-        *("--zone=z", "--docker-image=r/taser:1", "--max-restarts=3", "--restart-on-exit-codes=75"),
+        *(
+            "--zone=z",
+            "--docker-image=r/taser@sha256:1234",
+            "--max-restarts=3",
+            "--restart-on-exit-codes=75",
+        ),
         "--termination-grace-period-seconds=300",
     } <= set(create)
     command = create[-1].removeprefix("--command=")
@@ -61,18 +68,40 @@ def test_an_image_that_is_there_is_not_built_and_flags_reach_xpk(stubs, checkout
     found = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN, checkout=checkout)
     assert found.returncode == 0, found.stderr
     (create,) = stubs.calls
+    assert "warning: r/taser:1 may name another image at a restart" in found.stderr
     assert create[-3:-1] == ["--spot", "--storage=tokens"]
     assert "--termination-grace-period-seconds=60" in create
     # taser compares it with what a save takes.
     assert "exec env TASER_GRACE_SECONDS=60 bash " in create[-1]
 
 
-@pytest.mark.parametrize(("failing", "calls"), [("build", 1), ("push", 2), ("workload", 3)])
+@pytest.mark.parametrize(("failing", "calls"), [("build", 1), ("push", 2), ("workload", 4)])
 def test_the_launcher_ends_as_its_first_failure_does(stubs, checkout, failing, calls):
-    stubs.answer((failing, "", 3))
+    stubs.answer(PUSHED, (failing, "", 3))
     found = stubs.run("gke_xpk.sh", *XPK, "--retries=0", *TRAIN, checkout=checkout)
     assert found.returncode == 3
     assert len(stubs.calls) == calls
+
+
+@pytest.mark.parametrize("answer", [("image inspect", "[]", 0), ("image inspect", "", 1)])
+def test_an_image_without_a_digest_is_not_run(stubs, checkout, answer):
+    stubs.answer(answer)
+    found = stubs.run("gke_xpk.sh", *XPK, *TRAIN, checkout=checkout)
+    assert found.returncode == 2
+    assert "docker has no digest of r/taser:1" in found.stderr
+    assert len(stubs.calls) == 3
+
+
+def test_a_workload_has_variables_and_an_end(stubs):
+    options = ("--skip_build", "--max_hours=3", "--env=A=b c", "--price_per_hour=2.5")
+    found = stubs.run("gke_xpk.sh", *XPK, *options, *TRAIN)
+    assert found.returncode == 0, found.stderr
+    assert "$2.50 an hour, as you say" in found.stdout
+    run = shlex.split(stubs.calls[0][-1].partition("; ")[2])
+    assert run[:7] == [
+        *("exec", "env", "TASER_GRACE_SECONDS=300", "A=b c"),
+        *("timeout", "--kill-after=300", "3h"),
+    ]
 
 
 def pod(tmp_path, *words: str, taser: str | None, fetch: int = 0) -> subprocess.Popen[str]:
@@ -149,15 +178,19 @@ def test_the_image_is_layered_for_reuse_and_tried_while_it_is_built():
     assert steps[-1] == runs[2] == "RUN taser --version"
 
 
-def test_an_image_built_by_hand_leaves_out_what_launchers_leave_out():
-    excluded = (LAUNCH.parent / ".dockerignore").read_text().splitlines()
-    excluded = {line for line in excluded if not line.startswith("#")}
-    launcher = (LAUNCH / "_checkout.sh").read_text()
-    top = re.search(r"^ +(\.git \|.*)\) ;;$", launcher, re.MULTILINE).group(1).split(" | ")
-    anywhere = re.findall(r"--exclude='?([^ ']+)", launcher)
-    assert ("data" in top, len(anywhere)) == (True, 2)
-    # Docker anchors a pattern at the top folder, unless it begins with **/.
-    assert excluded == {*top, *(f"**/{pattern}" for pattern in anywhere)}
+def test_an_image_built_by_hand_gets_folders_of_git_alone():
+    text = (LAUNCH.parent / ".dockerignore").read_text()
+    first, *lines = [line for line in text.splitlines() if not line.startswith("#")]
+    # Everything is left out that is not named.
+    assert first == "*"
+    named = {line[1:] for line in lines if line.startswith("!")}
+    assert {"setup.py", "pyproject.toml", "taser_jax", "tasks", "gin_configs", "launch"} <= named
+    listing = subprocess.run(
+        ["git", "ls-files"], cwd=LAUNCH.parent, capture_output=True, text=True, check=True
+    )
+    assert named <= {line.split("/")[0] for line in listing.stdout.splitlines()}
+    # Within them too, what git ignores or must not have.
+    assert {"**/__pycache__", "**/.env", "**/*.egg-info"} <= set(lines)
 
 
 def test_locked_versions_have_hashes_and_are_those_that_setup_asks_for():

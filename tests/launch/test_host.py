@@ -6,6 +6,7 @@ import os
 import pathlib
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ from launch_stubs import LAUNCH, TPU, TRAIN
 pytestmark = pytest.mark.slow
 
 
-def host(tmp_path, program: str) -> subprocess.Popen[str]:
+def host(tmp_path, program: str, *words: str) -> subprocess.Popen[str]:
     """Starts _host.sh in a checkout whose taser is a small program."""
     (tmp_path / "launch").mkdir(exist_ok=True)
     shutil.copy(LAUNCH / "_host.sh", tmp_path / "launch")
@@ -23,10 +24,12 @@ def host(tmp_path, program: str) -> subprocess.Popen[str]:
     taser.write_text(f"#!/usr/bin/env bash\n{program}\n")
     taser.chmod(0o755)
     return subprocess.Popen(
-        ["bash", str(tmp_path / "launch" / "_host.sh"), "train", "a b"],
+        ["bash", str(tmp_path / "launch" / "_host.sh"), *(words or ("train", "a b"))],
         env=os.environ | {"TASER": str(taser)},
         stdout=subprocess.PIPE,
         text=True,
+        # As sshd starts it.
+        start_new_session=True,
     )
 
 
@@ -60,6 +63,53 @@ def test_what_an_earlier_attempt_left_is_ended_first(tmp_path):
     assert again.returncode == 0
     assert "of an earlier attempt" in output
     assert left.stdout.read() == "ended\n"
+
+
+GOES_ON = "echo ready; until [ -e more ]; do sleep 0.1; done; echo more; exit 3"
+
+
+def test_a_command_goes_on_without_its_connection_and_is_followed_again(tmp_path):
+    cut_off = host(tmp_path, GOES_ON)
+    assert cut_off.stdout.readline() == "ready\n"
+    # What the connection's end does to all that runs in it.
+    os.killpg(cut_off.pid, signal.SIGHUP)
+    cut_off.communicate(timeout=30)
+    again = host(tmp_path, GOES_ON, "--attach")
+    assert again.stdout.readline() == "ready\n"
+    (tmp_path / "more").touch()
+    output, _ = again.communicate(timeout=30)
+    assert again.returncode == 3
+    assert output.startswith("more\ntaser-status 3 on ")
+    # What has ended says so once more.
+    last = host(tmp_path, GOES_ON, "--attach")
+    output, _ = last.communicate(timeout=30)
+    assert (output.splitlines()[:2], last.returncode) == (["ready", "more"], 3)
+
+
+def test_a_host_that_was_started_anew_is_a_lost_one(tmp_path):
+    """The process is gone and has left no status; or nothing was ever started."""
+    nothing = host(tmp_path, "exit 0", "--attach")
+    output, _ = nothing.communicate(timeout=30)
+    assert "no command was started" in output
+    assert "taser-status 75 on " in output
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (tmp_path / ".taser.pid").write_text(f"{ended.pid}\n")
+    (tmp_path / "taser.log").write_text("loss 1.0\n")
+    process = host(tmp_path, "exit 0", "--attach")
+    output, _ = process.communicate(timeout=30)
+    assert (output.splitlines()[0], process.returncode) == ("loss 1.0", 75)
+
+
+def test_what_runs_is_ended_from_outside(tmp_path):
+    saves = "trap 'echo saved; exit 75' TERM; echo ready; while true; do sleep 0.1; done"
+    process = host(tmp_path, saves)
+    assert process.stdout.readline() == "ready\n"
+    end = host(tmp_path, saves, "--end")
+    end.communicate(timeout=30)
+    assert end.returncode == 0
+    output, _ = process.communicate(timeout=30)
+    assert (output.splitlines()[0], process.returncode) == ("saved", 75)
 
 
 def environment(checkout: pathlib.Path, **programs: str) -> pathlib.Path:

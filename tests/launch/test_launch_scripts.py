@@ -11,7 +11,7 @@ import sys
 import tarfile
 
 import pytest
-from launch_stubs import LAUNCH, SLICES, TPU, TRAIN, XPK, finished
+from launch_stubs import LAUNCH, PUSHED, SLICES, TPU, TRAIN, XPK, finished, node
 
 pytestmark = pytest.mark.slow
 
@@ -76,10 +76,14 @@ def test_help(stubs, script):
             ("--directory=none", "--", "--gin.MESH_FSDP=2"),
             ["cd", ".", "use_environment", *["taser"] * 3, "env"],
         ),
-        ("tpu_vm.sh", (*TPU, "--type=v4-32", *TRAIN), ["mkdir", "gcloud", "tar", *["gcloud"] * 3]),
+        ("tpu_vm.sh", (*TPU, "--type=v4-32", *TRAIN), ["mkdir", "git", "tar", *["gcloud"] * 4]),
         # One archive for all slices.
-        ("tpu_multislice.sh", (*SLICES, *TRAIN), ["mkdir", "gcloud", "tar", *["gcloud"] * 6]),
-        ("gke_xpk.sh", (*XPK, *TRAIN), ["mkdir", "tar", "mkdir", "tar", "docker", "docker", "xpk"]),
+        ("tpu_multislice.sh", (*SLICES, *TRAIN), ["mkdir", "git", "tar", *["gcloud"] * 7]),
+        (
+            "gke_xpk.sh",
+            (*XPK, *TRAIN),
+            ["mkdir", "git", "tar", "mkdir", "tar", *["docker"] * 3, "xpk"],
+        ),
         ("gke_xpk.sh", (*XPK, "--skip_build", *TRAIN), ["mkdir", "xpk"]),
     ],
 )
@@ -122,7 +126,7 @@ def archived(stubs) -> set[str]:
 
 
 def test_a_pod_is_installed_and_run(stubs):
-    stubs.answer(("describe", "READY", 0), ("_host.sh", finished(), 0))
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
     found = stubs.run("tpu_vm.sh", *TPU, "--project=p", *TRAIN)
     assert found.returncode == 0, found.stderr
     assert "loss 1.0" in found.stdout
@@ -151,7 +155,7 @@ def test_a_mesh_that_is_given_stays(stubs, given):
 
 
 def test_data_are_copied_to_hosts_before_the_run(stubs):
-    stubs.answer(("describe", "READY", 0), ("_host.sh", finished(), 0))
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
     found = stubs.run("tpu_vm.sh", *TPU, "--skip_install", "--data=gs://bucket/tokens", *TRAIN)
     assert found.returncode == 0, found.stderr
     fetch, run = stubs.asked("tpu-vm", "ssh")
@@ -160,19 +164,32 @@ def test_data_are_copied_to_hosts_before_the_run(stubs):
 
 
 def test_only_what_belongs_to_the_checkout_is_sent(stubs, checkout, sent):
-    stubs.answer(("describe", "READY", 0), ("_host.sh", finished(), 0))
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
     assert stubs.run("tpu_vm.sh", *TPU, *TRAIN, checkout=checkout).returncode == 0
     assert archived(stubs) == sent
+    stubs.answer(PUSHED)
     found = stubs.run("gke_xpk.sh", *XPK, *TRAIN, checkout=checkout)
     assert found.returncode == 0, found.stderr
     assert set(json.loads((stubs.folder / "image.json").read_text())) == sent
+    # A Gin file that git lacks may have been meant.
+    assert "warning: git does not have gin_configs/mine.gin, so hosts" in found.stderr
     # It was there while the image was built, and no longer.
     (build,) = [call for call in stubs.calls if call[0] == "build"]
     assert not os.path.exists(build[-1])
 
 
+def test_without_git_nothing_is_created_or_sent(stubs, checkout):
+    shutil.rmtree(checkout / ".git")
+    found = stubs.run("tpu_vm.sh", *TPU, "--type=v4-32", *TRAIN, checkout=checkout)
+    assert found.returncode == 2
+    assert "git cannot list the files of" in found.stderr
+    assert "git init && git add ." in found.stderr
+    # Only the last line's question.
+    assert [call[3] for call in stubs.calls] == ["describe"]
+
+
 def test_a_model_directory_that_dies_with_its_host_is_warned_of(stubs):
-    stubs.answer(("describe", "READY", 0), ("_host.sh", finished(), 0))
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
     arguments = ("--skip_install", "--", "train", "--gin.MODEL_DIR=model")
     found = stubs.run("tpu_vm.sh", *TPU, *arguments)
     assert found.returncode == 0

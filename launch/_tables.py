@@ -1,0 +1,158 @@
+"""What the launchers know of Google Cloud: kinds of TPU, prices, states and errors.
+
+Sources, read in November 2026: cloud.google.com/tpu/docs/runtimes (runtimes for JAX), .../docs/v4
+and .../docs/v5p (types count TensorCores), .../docs/v5e and .../docs/v6e (types count chips),
+.../docs/quota. TPU7x: "you must use Google Kubernetes Engine", .../docs/queued-resources.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+
+FINISHED, MEND, TIMED_OUT, AGAIN = 0, 2, 124, 75
+LOST = "preempted, or a host was lost"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of TPU.
+
+    Attributes:
+        cores: TensorCores of a chip, where types count these; otherwise 1.
+        runtime: the version of a new TPU VM.
+        quota: how its quotas' names begin.
+        price: US dollars for a chip and an hour on demand; None: no source gives one.
+    """
+
+    cores: int
+    runtime: str
+    quota: str
+    price: float | None = None
+
+
+# Prices: Austin et al., "How to Scale Your Model", jax-ml.github.io/scaling-book/applied-inference,
+# which has them from Google's list. It has none of the other kinds.
+PRICES_OF = "February 2025"
+KINDS = {
+    "v2": Kind(2, "tpu-ubuntu2204-base", "TPUV2"),
+    "v3": Kind(2, "tpu-ubuntu2204-base", "TPUV3"),
+    "v4": Kind(2, "tpu-ubuntu2204-base", "TPUV4"),
+    "v5p": Kind(2, "v2-alpha-tpuv5", "TPUV5P", price=4.20),
+    "v5litepod": Kind(1, "v2-alpha-tpuv5-lite", "TPUV5sLitepod", price=1.20),
+    "v6e": Kind(1, "v2-alpha-tpuv6e", "TPUV6E"),
+}
+
+
+class Move(enum.Enum):
+    """What a launcher does about a state."""
+
+    RUN = "run"
+    WAIT = "wait"
+    CREATE = "create"
+    REPLACE = "delete and create"
+    FAILED = "delete; the error decides"
+    LEAVE = "leave alone and stop"
+
+
+BILLED = " and billed until you delete it"
+FREE = ", not billed"
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A state of a resource: what to do about it, and whether it costs money."""
+
+    move: Move
+    bill: str = BILLED
+
+
+_WAITING = State(Move.WAIT)
+NODE_STATES = {
+    "READY": State(Move.RUN),
+    "ABSENT": State(Move.CREATE, FREE),
+    "PREEMPTED": State(Move.REPLACE, FREE),
+    "TERMINATED": State(Move.REPLACE, FREE),
+    "STOPPED": State(Move.LEAVE, ", only its disks are billed"),
+    **dict.fromkeys(
+        ["CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING", "MAINTENANCE"], _WAITING
+    ),
+    **dict.fromkeys(["STOPPING", "DELETING", "HIDING", "UNHIDING"], _WAITING),
+}
+QUEUE_STATES = {
+    "ACTIVE": State(Move.RUN),
+    "ABSENT": State(Move.CREATE, FREE),
+    "SUSPENDED": State(Move.REPLACE, FREE),
+    "FAILED": State(Move.FAILED, FREE),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorKind:
+    """A kind of error that Google Cloud reports.
+
+    Attributes:
+        reason: in the launcher's words.
+        status: AGAIN if a later attempt may succeed, MEND if somebody must act.
+        pattern: what its report holds, as words of their own.
+    """
+
+    reason: str
+    status: int
+    pattern: str
+
+
+_HTTP = r"(?:[A-Za-z]*(?:[Cc]ode|[Ss]tatus|[Ee]rror)|HTTP)[\"=: (]*(?:429|50[0234])"
+QUOTA = "the project's quota is too small"
+# The first that fits counts: reports of quotas also say RESOURCE_EXHAUSTED, or code 8.
+ERRORS = (
+    ErrorKind("too many requests", AGAIN, r"per (?:minute|second)|rateLimitExceeded|RATE_LIMIT\w*"),
+    ErrorKind(
+        QUOTA,
+        MEND,
+        r"(?:Quota(?: limit)? '[^']+' (?:has been )?(?:exceeded|exhausted)|[Qq]uota exceeded"
+        r"|[Ii]nsufficient (?:\w+ )*quota|QUOTA_EXCEEDED|IN_USE_ADDRESSES)[^\n]*",
+    ),
+    ErrorKind(
+        "no capacity",
+        AGAIN,
+        r"RESOURCE_EXHAUSTED|[Nn]o more capacity|[Ii]nsufficient (?:\w+ )?capacity|STOCKOUT"
+        r"|\"code\": 8",
+    ),
+    ErrorKind(
+        "Google Cloud did not answer",
+        AGAIN,
+        r"UNAVAILABLE|INTERNAL|[Ii]nternal error|DEADLINE_EXCEEDED|ABORTED"
+        rf"|\"code\": (?:4|10|13|14)|{_HTTP}"
+        r"|timed out|[Cc]onnection (?:reset|refused|aborted)|name resolution",
+    ),
+)
+
+
+def error_kind(report: str) -> tuple[ErrorKind | None, str]:
+    """The kind of a reported error, and the words that show it; None: somebody must act.
+
+    Example:
+        "Quota 'IN_USE_ADDRESSES' exceeded. Limit: 8" is of the kind QUOTA.
+    """
+    for kind in ERRORS:
+        words = re.search(rf"(?<!\w)(?:{kind.pattern})(?!\w)", report)
+        if words:
+            return kind, words.group().strip(' "')
+    return None, ""
+
+
+def price_per_hour(kind: str, chips: int) -> tuple[float | None, str]:
+    """US dollars for an hour of these chips on demand, and how they are known.
+
+    Example:
+        16 chips of v5litepod cost 16 x 1.20 = 19.20 dollars.
+    """
+    price = KINDS[kind].price if kind in KINDS else None
+    if price is None:
+        return None, f"not known for {kind}; give --price_per_hour=DOLLARS"
+    return price * chips, (
+        f"about ${price * chips:.2f} an hour on demand, by the list price of {PRICES_OF} "
+        f"(${price:.2f} a chip); --price_per_hour replaces it"
+    )

@@ -1,0 +1,266 @@
+"""A launcher that one can leave alone: lost connections, --attach, --env and --max_hours."""
+
+from __future__ import annotations
+
+import ast
+import getpass
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from launch_stubs import (
+    LAUNCH,
+    NOT_FOUND,
+    SLICES,
+    TPU,
+    TRAIN,
+    attaches,
+    finished,
+    node,
+    queued,
+)
+
+pytestmark = pytest.mark.slow
+
+MINE = f"taser_jax-{getpass.getuser()}"
+SKIP = ("--skip_install", "--retries=0")
+
+
+def ssh(stubs) -> list[list[str]]:
+    return stubs.asked("tpu-vm", "ssh")
+
+
+def test_a_lost_connection_is_made_anew_and_the_command_goes_on(stubs):
+    stubs.answer(
+        ("describe", node("READY"), 0),
+        ("--attach", "", 255), ("--attach", "loss 0.9\n" + finished(), 0),
+        ("_host.sh", "loss 1.0", 255),
+    )  # fmt: skip
+    result = stubs.run("tpu_vm.sh", *TPU, *SKIP, *TRAIN)
+    assert result.returncode == 0, result.stderr
+    assert [attaches(call) for call in ssh(stubs)] == [False, True, True]
+    assert result.stderr.count("the connection to pod was lost; the command goes on there") == 2
+    assert "loss 0.9" in result.stdout
+    assert stubs.sleeps == 2
+
+
+def test_a_dead_connection_is_noticed(stubs):
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
+    stubs.run("tpu_vm.sh", *TPU, *SKIP, *TRAIN)
+    assert "--ssh-flag=-oServerAliveInterval=30" in ssh(stubs)[0]
+
+
+def test_a_tpu_that_is_gone_is_not_connected_to(stubs):
+    stubs.answer(
+        ("describe", node("READY"), 0), ("describe", node("PREEMPTED"), 0),
+        ("_host.sh", "loss 1.0", 255),
+    )  # fmt: skip
+    result = stubs.run("tpu_vm.sh", *TPU, *SKIP, *TRAIN)
+    assert result.returncode == 75
+    assert len(ssh(stubs)) == 1
+
+
+def test_a_host_that_failed_is_not_waited_for(stubs):
+    """One host says 134: the command is over on all."""
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(1, status=134), 255))
+    result = stubs.run("tpu_vm.sh", *TPU, *SKIP, *TRAIN)
+    assert result.returncode == 75
+    assert len(ssh(stubs)) == 1
+
+
+def test_connections_are_not_made_for_ever(stubs):
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", "", 255))
+    result = stubs.run("tpu_vm.sh", *TPU, *SKIP, *TRAIN)
+    assert result.returncode == 75
+    assert [attaches(call) for call in ssh(stubs)] == [False, *[True] * 5]
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "there", "connections"),
+    [
+        ("tpu_vm.sh", (), node("READY"), 1),
+        ("tpu_multislice.sh", ("--slices=2",), queued("ACTIVE"), 2),
+    ],
+)
+@pytest.mark.parametrize("status", [0, 1, 75])
+def test_what_runs_is_followed_again(stubs, script, options, there, connections, status):
+    stubs.answer(("describe", there, 0), ("_host.sh", finished(1, status), status))
+    result = stubs.run(script, "--attach", "pod", "--zone=us-central2-b", *options)
+    assert result.returncode == status, result.stderr
+    assert len(ssh(stubs)) == connections
+    assert all(attaches(call) for call in ssh(stubs))
+    # Nothing is installed, created or deleted.
+    assert {call[3] for call in stubs.calls} == {"describe", "ssh"}
+    assert "attached; give --delete=success" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("label", [MINE, "taser_jax-somebody"])
+def test_what_is_followed_again_is_deleted_on_request(stubs, label):
+    stubs.answer(("describe", node("READY", label), 0), ("_host.sh", finished(), 0))
+    result = stubs.run("tpu_vm.sh", "--attach=pod", TPU[1], "--delete=success")
+    assert result.returncode == 0, result.stderr
+    assert len(stubs.asked("tpu-vm", "delete")) == (label == MINE)
+
+
+def test_nothing_to_follow(stubs):
+    stubs.answer(("describe", NOT_FOUND, 1))
+    result = stubs.run("tpu_vm.sh", "--attach=pod", TPU[1])
+    assert result.returncode == 75
+    assert "the hosts are not there" in result.stderr
+    assert stubs.run("tpu_vm.sh", "--attach=pod", TPU[1], *TRAIN).returncode == 2
+
+
+def test_variables_reach_hosts_and_no_dry_run(stubs, monkeypatch):
+    monkeypatch.setenv("SECRET", "it's 1")
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", finished(), 0))
+    options = (*SKIP, "--env=A=b c", "--env", "SECRET", "--env=EMPTY=")
+    result = stubs.run("tpu_vm.sh", *TPU, *options, *TRAIN)
+    assert result.returncode == 0, result.stderr
+    command = ssh(stubs)[0][6].removeprefix("--command=")
+    # The host's shell sets them for what follows.
+    shell = command.partition("bash ")[0] + "env"
+    told = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, env={})
+    assert {"A=b c", "SECRET=it's 1", "EMPTY="} <= set(told.stdout.splitlines())
+    dry = stubs.run("tpu_vm.sh", "--dry_run", *TPU, *options, *TRAIN)
+    assert "SECRET=..." in dry.stdout
+    assert "it's" not in dry.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--env=1A=b", "--env is '1A=b', expected NAME=VALUE or NAME"),
+        ("--env=NOT_SET_ANYWHERE", "no such variable here; give --env=NOT_SET_ANYWHERE=VALUE"),
+        ("--max_hours=0", "--max_hours is '0', expected a positive number"),
+        ("--max_hours=x", "--max_hours is 'x', expected a positive number"),
+        ("--price_per_hour=$5", "--price_per_hour is '$5', expected a positive number"),
+    ],
+)
+def test_options_that_cannot_be(stubs, option, words):
+    result = stubs.run("tpu_vm.sh", *TPU, option, *TRAIN)
+    assert result.returncode == 2
+    assert words in result.stderr.splitlines()[0]
+    assert stubs.calls == []
+
+
+@pytest.mark.parametrize(
+    ("options", "deleted"),
+    [
+        (("--type=v4-32",), True),
+        (("--type=v4-32", "--delete=success"), True),
+        (("--type=v4-32", "--delete=never"), False),
+        ((), False),
+    ],
+)
+def test_a_run_that_hangs_is_ended_with_its_tpu(stubs, options, deleted):
+    (stubs.folder / "bin" / "gcloud").write_text(
+        f'#!/bin/sh\necho "$*" >>{stubs.folder}/asked\n'
+        f"case \"$*\" in *describe*) echo '{node('READY', MINE)}';; *--end*) ;; "
+        "*ssh*) exec tail -f /dev/null;; esac\n"
+    )
+    begin = time.monotonic()
+    command = ("--", "train", "--gin.MODEL_DIR=model")
+    result = stubs.run("tpu_vm.sh", *TPU, *options, *SKIP, "--max_hours=0.0005", *command)
+    assert result.returncode == 124
+    assert time.monotonic() - begin > 0.0005 * 3600
+    asked = (stubs.folder / "asked").read_text()
+    assert "_host.sh --end" in asked
+    assert ("tpu-vm delete pod" in asked) == deleted
+    last = result.stderr.splitlines()[-1]
+    if deleted:
+        assert last == "TPU pod was deleted; nothing is billed any more"
+    else:
+        assert "billed until you delete it" in last
+
+
+def test_the_end_of_waiting_for_capacity_is_max_hours_too(stubs):
+    stubs.answer(("describe", NOT_FOUND, 1), ("create", "ERROR: no more capacity", 1))
+    (stubs.folder / "bin" / "sleep").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
+    options = ("--type=v4-32", *SKIP[:1], "--max_hours=0.0005")
+    with stubs.start("tpu_vm.sh", *TPU, *options, *TRAIN, start_new_session=True) as launcher:
+        try:
+            launcher.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(launcher.pid, signal.SIGKILL)
+            raise
+    assert launcher.returncode == 124
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        # 16 chips at 1.20 dollars.
+        (("--type=v5litepod-16",), "cost: about $19.20 an hour on demand, by the list price of"),
+        # 4 chips at 4.20 dollars.
+        (("--type=v5p-8",), "cost: about $16.80 an hour"),
+        (("--type=v4-32",), "cost: not known for v4; give --price_per_hour=DOLLARS"),
+        (("--type=v4-32", "--price_per_hour=30"), "cost: $30.00 an hour, as you say"),
+    ],
+)
+def test_the_plan_has_the_price_of_an_hour(stubs, options, words):
+    assert f"# {words}" in stubs.run("tpu_vm.sh", "--dry_run", *TPU, *options, *TRAIN).stdout
+
+
+def test_slices_are_paid_for_each(stubs):
+    options = (*TPU, "--type=v5litepod-64", "--slices=2", "--dry_run")
+    assert "about $153.60 an hour" in stubs.run("tpu_multislice.sh", *options, *TRAIN).stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "cost"),
+    [
+        # 1,000 steps take 500 s, and an hour costs 36 dollars.
+        (
+            "training: 90 of 100, 00:05 left, 2.00step/s, loss=1",
+            "$5.00 for 1,000 steps, at 2 steps",
+        ),
+        ("training: 90 of 100, 00:05 left,  4.00s/step, loss=1", "$40.00 for 1,000 steps, at 0.25"),
+        ("training: 90 of 100, ?step/s", None),
+    ],
+)
+def test_the_price_of_a_thousand_steps_is_printed_at_the_end(stubs, line, cost):
+    answer = f"{line}\n{finished()}"
+    stubs.answer(("describe", node("READY"), 0), ("_host.sh", answer, 0))
+    result = stubs.run("tpu_vm.sh", *TPU, *SKIP, "--price_per_hour=36", *TRAIN)
+    if cost:
+        assert f"cost: about {cost}" in result.stdout
+    else:
+        assert "1,000 steps" not in result.stdout
+
+
+def test_slices_are_prepared_at_the_same_time(stubs):
+    """Each waits for the other to have begun."""
+    (stubs.folder / "bin" / "gcloud").write_text(
+        f"#!/bin/sh\ncase \"$*\" in *describe*) echo '{queued('ACTIVE')}';; "
+        f"*mount*) : >{stubs.folder}/begun-$5; "
+        f"while [ $(ls {stubs.folder} | grep -c begun) != 2 ]; do :; done;; "
+        "*_host.sh*) echo taser-status 0 on a;; esac\n"
+    )
+    result = stubs.run("tpu_multislice.sh", *SLICES, *SKIP, "--setup=mount x", *TRAIN)
+    assert result.returncode == 0, result.stderr
+
+
+def test_launchers_are_python_3_9_of_the_standard_library():
+    names = {path.stem for path in LAUNCH.glob("*.py")}
+    for path in LAUNCH.glob("*.py"):
+        tree = ast.parse(path.read_text(), feature_version=(3, 9))
+        if path.name == "_fetch.py":
+            continue  # Hosts run it.
+        for statement in ast.walk(tree):
+            if isinstance(statement, ast.Import):
+                modules = [alias.name for alias in statement.names]
+            elif isinstance(statement, ast.ImportFrom):
+                modules = [statement.module]
+            else:
+                continue
+            for module in modules:
+                assert module.split(".")[0] in sys.stdlib_module_names | names, path.name
+
+
+def test_files_stay_short():
+    for path in (*LAUNCH.glob("*.py"), *LAUNCH.glob("*.sh")):
+        assert len(pathlib.Path(path).read_text().splitlines()) <= 420, path.name
