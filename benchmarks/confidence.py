@@ -25,8 +25,8 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import init_params
 from taser_jax.retrieval.exact import ExactSearcher
-from taser_jax.systems.muf.confidence import ConfidenceConfig, query_confidence
-from taser_jax.systems.muf.network import EnsembleConfig, apply_members, init_members
+from taser_jax.systems.muf.confidence import query_confidence
+from taser_jax.systems.muf.members import EnsembleConfig, apply_members, init_members
 
 
 class Vectors:
@@ -105,7 +105,7 @@ def main() -> None:
             result,
             members=arguments.members,
             temperatures=(1e-3,),
-            config=ConfidenceConfig(k=arguments.k),
+            k=arguments.k,
         )
 
     with PeakResident() as peak:

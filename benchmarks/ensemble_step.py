@@ -32,13 +32,14 @@ import numpy as np
 from taser_jax.devices.compiler import CompilerEffort, compile_step
 from taser_jax.devices.topologies import open_topology
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.systems.muf.ensemble_step import (
+from taser_jax.systems.muf.members import (
     EnsembleBatch,
+    EnsembleConfig,
     MemberPlacement,
     init_ensemble_state,
+    init_members,
     make_ensemble_step,
 )
-from taser_jax.systems.muf.network import EnsembleConfig, apply_member, init_members
 
 _STEPS = 1000
 
@@ -101,7 +102,7 @@ class Ours:
         optimizer = optimizer_of(arguments)
         self.state = init_ensemble_state(init, optimizer, 0, placement)
         self.batch = jax.device_put(batch, placement.split)
-        self.step = make_ensemble_step(apply_member, optimizer, placement)
+        self.step = make_ensemble_step(optimizer, placement)
         self()
 
     def __call__(self) -> None:
@@ -202,7 +203,7 @@ def compile_for(arguments: argparse.Namespace) -> None:
     state = jax.eval_shape(lambda: init_ensemble_state(init, optimizer, 0, placement))
     batch = jax.eval_shape(lambda: Gathering(small(arguments))(size))
     compiled = compile_step(
-        make_ensemble_step(apply_member, optimizer, placement),
+        make_ensemble_step(optimizer, placement),
         jax.tree.map(placed, state),
         jax.tree.map(placed, batch),
         mesh=placement.mesh,

@@ -29,7 +29,7 @@ from taser_jax.retrieval.query_arrays import LISTS, QueryArrays
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
 from taser_jax.retrieval.runs import Run
 from taser_jax.storage.artifacts import file_name, split_path
-from taser_jax.systems.muf.domains import write_row
+from taser_jax.systems.muf.tables import write_row
 
 # As runs/muf_mini.gin judges.
 EVALUATION = EvaluationConfig(

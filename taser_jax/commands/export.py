@@ -73,7 +73,7 @@ class OpenPart(Protocol):
         """
 
 
-ENSEMBLE: Registered[OpenPart] = Registered("taser_jax.systems.muf.released_ensembles")
+ENSEMBLE: Registered[OpenPart] = Registered("taser_jax.systems.muf.export")
 
 # Formats of plain BERTs, in which there is no router.
 _PLAIN = (ExportFormat.SENTENCE_TRANSFORMERS, ExportFormat.ONNX)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,9 +14,6 @@ from taser_jax.storage.errors import ConfigError, DataError
 
 # Queries joined at once: five lists of 1,000 have 5,000 candidates for each.
 _BLOCK = 256
-
-ScoreRows = Callable[[Int[np.ndarray, " lines"], Int[np.ndarray, "lines rows"]], np.ndarray]
-"""(lines of the run, passage rows of each) -> exact scores, [lines, rows]."""
 
 
 class ScoreNormalization(enum.Enum):
@@ -34,23 +31,11 @@ class ScoreNormalization(enum.Enum):
 class Weighting(enum.Enum):
     """How confidences become the weights of a query's lists.
 
-    CONFIDENCE: w_i^γ / Σ w^γ (DPR-MUF, equation 6). SUREST: 1 for the highest w, 0 for the others
-    (the released code's `sparse`). EQUAL: 1/specialists, the ablation.
+    CONFIDENCE: w_i^γ / Σ w^γ (DPR-MUF, equation 6). EQUAL: 1/specialists, the ablation.
     """
 
     CONFIDENCE = "confidence"
-    SUREST = "surest"
     EQUAL = "equal"
-
-
-class Absent(enum.Enum):
-    """The score of a passage that a list lacks and another has.
-
-    MINIMUM: the list's lowest score (DPR-MUF, section 4.2). EXACT: the dot product itself.
-    """
-
-    MINIMUM = "minimum"
-    EXACT = "exact"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +47,6 @@ class FusionConfig:
         k: results to keep.
         weighting: how confidences become weights.
         power: γ, the exponent of each confidence; above 1 it sharpens the weights.
-        absent: scores of passages that a list lacks.
         normalization: normalisation of each list's scores.
     """
 
@@ -70,7 +54,6 @@ class FusionConfig:
     k: int = 1000
     weighting: Weighting = Weighting.CONFIDENCE
     power: float = 1.0
-    absent: Absent = Absent.MINIMUM
     normalization: ScoreNormalization = ScoreNormalization.NONE
 
     def __post_init__(self) -> None:
@@ -124,11 +107,7 @@ def weights_of(
     if config.weighting is Weighting.EQUAL:
         return Weights(np.full(confidence.shape, 1 / count), 0)
     decided = confidence.max(axis=1) > 0
-    if config.weighting is Weighting.SUREST:
-        raw = np.eye(count)[confidence.argmax(axis=1)]
-    else:
-        raw = confidence**config.power
-    raw = np.where(decided[:, None], raw, 1.0)
+    raw = np.where(decided[:, None], confidence**config.power, 1.0)
     return Weights(raw / raw.sum(axis=1, keepdims=True), int((~decided).sum()))
 
 
@@ -136,8 +115,6 @@ def fuse_runs(
     runs: Sequence[Run],
     weights: Float[np.ndarray, "queries lists"],
     config: FusionConfig,
-    *,
-    exact: Sequence[ScoreRows] = (),
 ) -> Run:
     """Joins lists: score = Σ_i weight_i · s_i, over the union of the lists.
 
@@ -147,16 +124,13 @@ def fuse_runs(
     Args:
         runs: one list per specialist; the same queries, in any order.
         weights: in the order of the first run's queries and of `runs`.
-        config: depth, k, and the scores of absent passages.
-        exact: for `Absent.EXACT`, one function per run that scores the passages its list lacks;
-            lines are those of the first run.
+        config: depth, k and normalisation.
 
     Returns:
         A run in the order of the first run's queries. Equal scores are ordered by row.
 
     Raises:
-        ConfigError: no run, a number of weights that differs from that of runs, or `Absent.EXACT`
-            without functions.
+        ConfigError: no run, or a number of weights that differs from that of runs.
         DataError: the runs are not of the same queries.
 
     Source: DPR-MUF (Li et al., Findings of EMNLP 2021), equation 6 and section 4.2; an empty list
@@ -168,19 +142,12 @@ def fuse_runs(
             where="fusion",
             expected="one run at least, and a weight for each query and run",
         )
-    if config.absent is Absent.EXACT and len(exact) != len(runs):
-        raise ConfigError(
-            f"exact scores of absent passages for {len(exact)} of {len(runs)} runs",
-            where="FusionConfig.absent",
-            expected="embeddings to score them with",
-            fix="give every specialist its EMBEDDINGS_DIR, or set absent to 'minimum'",
-        )
     query_ids = runs[0].query_ids
     lists = [aligned(run, query_ids) for run in runs]
     parts = []
     for start in range(0, len(query_ids), _BLOCK):
         lines = np.arange(start, min(start + _BLOCK, len(query_ids)))
-        candidates, scores = candidate_scores(lists, lines, config, exact=exact)
+        candidates, scores = candidate_scores(lists, lines, config)
         total = np.einsum("qcl,ql->qc", scores, weights[lines])
         parts.append(top_k(candidates, total, config.k))
     empty = np.zeros((0, config.k))
@@ -197,26 +164,20 @@ def candidate_scores(
     lists: Sequence[SearchResult],
     lines: Int[np.ndarray, " lines"],
     config: FusionConfig,
-    *,
-    exact: Sequence[ScoreRows] = (),
 ) -> tuple[Int[np.ndarray, "lines candidates"], Float[np.ndarray, "lines candidates lists"]]:
     """The union of some queries' lists, and each passage's score in every list.
 
     Args:
         lists: one per specialist; line i of each belongs to query i.
         lines: the queries.
-        config: depth, normalisation and the scores of absent passages.
-        exact: as for `fuse_runs`.
+        config: depth and normalisation.
 
     Returns:
         Rows of passages, which may repeat, with -1 for none; and their scores.
     """
-    best = [top_k(one.rows[lines], one.scores[lines], config.depth) for one in lists]
-    candidates = np.concatenate([one.rows for one in best], axis=1)
-    scores = []
-    for place, one in enumerate(best):
-        absent = exact[place](lines, candidates) if config.absent is Absent.EXACT else None
-        scores.append(_filled(one, candidates, config.normalization, absent))
+    best = [top_k(result.rows[lines], result.scores[lines], config.depth) for result in lists]
+    candidates = np.concatenate([result.rows for result in best], axis=1)
+    scores = [_filled(result, candidates, config.normalization) for result in best]
     return candidates, np.stack(scores, axis=2)
 
 
@@ -243,9 +204,8 @@ def _filled(
     result: SearchResult,
     candidates: Int[np.ndarray, "queries candidates"],
     normalization: ScoreNormalization,
-    absent: np.ndarray | None,
 ) -> Float[np.ndarray, "queries candidates"]:
-    """The list's score of each candidate row; `absent`, or its minimum, where it has none."""
+    """The list's score of each candidate row; its minimum where it has none."""
     found = result.rows >= 0
     some = found.any(axis=1, keepdims=True)
     low = np.where(found, result.scores, np.inf).min(axis=1, keepdims=True)
@@ -259,7 +219,7 @@ def _filled(
     wanted = np.where(candidates >= 0, lines + candidates, -2)
     place = np.searchsorted(keys[:-1], wanted)
     known = keys[place] == wanted
-    scores = np.where(known, values[place], low if absent is None else absent).astype(np.float64)
+    scores = np.where(known, values[place], low).astype(np.float64)
     if normalization is ScoreNormalization.MIN_MAX:
         high = np.where(found, result.scores, -np.inf).max(axis=1, keepdims=True)
         high = np.where(some, high, 1.0)

@@ -119,7 +119,7 @@ def test_all_of_it_on_a_few_questions(tmp_path: pathlib.Path):
         *("--gin.EnsembleTraining.epochs=1", "--gin.EnsembleConfig.members=3"),
         *("--gin.Fusion.sizes=(2,)", "--gin.MixedConfig.queries=20"),
         *("--gin.TrainingConfig.length_buckets=(8,)", "--gin.first/MiningConfig.depth=20"),
-        *("--gin.FusionConfig.depth=50", "--gin.ConfidenceConfig.k=50"),
+        *("--gin.FusionConfig.depth=50", "--gin.Weighing.k=50"),
         *("--gin.BayesianConfig.evaluations=4", "--gin.BayesianConfig.initial=2"),
     ]
     environment = {"SEEDS": "0", "STEPS": "1", "PASSAGE_LENGTH": "8", "DISTRACTORS": "1.0"}
@@ -138,7 +138,7 @@ def test_all_of_it_on_a_few_questions(tmp_path: pathlib.Path):
     text = (tmp_path / "out" / "muf.md").read_text()
     assert "| MUF over Joint |" in text
     assert "| MUF over Oracle Bayesian |" in text
-    assert (tmp_path / "out" / "seed-0" / "costs.md").exists()
+    check_costs_and_figures(tmp_path / "out" / "seed-0")
     assert "| MUF without the domain over Joint without the domain |" in text
     claims = json.loads((tmp_path / "out" / "claims.json").read_text())
     assert {one["number"] for one in claims} == {5, 6, None}
@@ -159,6 +159,40 @@ def test_all_of_it_on_a_few_questions(tmp_path: pathlib.Path):
     assert "| Weights by classifier over Equal weights |" in printed
     judged = (tmp_path / "out" / "seed-0" / "domains.csv").read_text()
     assert all(f",{task}," in judged for task in TASKS)
+
+
+def check_costs_and_figures(directory: pathlib.Path) -> None:
+    header, _, *lines = (directory / "costs.md").read_text().splitlines()
+    assert header.startswith("| | Joint | Joint without SQuAD | ")
+    assert header.endswith(" | MUF, 5 specialists |")
+    cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in lines}
+    assert len(cells) == 6
+    latency = json.loads((directory / "costs.json").read_text())
+    assert latency.keys() == {"2", "3"}
+    assert all(value > 0 for of_size in latency.values() for value in of_size.values())
+    total = sum(latency["3"][part] for part in ("search", "confidence", "fusion"))
+    assert cells["search, confidence and fusion of a query"][-1] == f"{total:.1f} ms |"
+    joint = cells["passages' vectors"]
+    assert joint[0] == joint[1]
+    assert {path.stem for path in (directory / "figures").iterdir()} == {
+        *("confidence", "abstention", "weights", "reliability", "sizes", "examples"),
+        *(f"members-{name}" for name in ("squad", "nq", "medquad", "fewrel", "cmu-dog")),
+    }
+
+
+def test_risk_by_coverage_and_shared_queries_by_hand(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks/muf"))
+    from figures import effective_specialists, risk_coverage
+
+    risk = risk_coverage(np.array([0.2, 0.9, 0.5]), np.array([False, True, False]))
+    np.testing.assert_allclose(risk, [0, 1 / 2, 2 / 3])
+    rng = np.random.default_rng(0)
+    confidence, correct = rng.integers(0, 8, 60) / 8, rng.random(60) < 0.5
+    order = sorted(range(60), key=lambda place: (-confidence[place], place))
+    expected = [1 - correct[order[: n + 1]].mean() for n in range(60)]
+    np.testing.assert_allclose(risk_coverage(confidence, correct), expected)
+    weights = np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]])
+    np.testing.assert_allclose(effective_specialists(weights), [2, 1, 3])
 
 
 def write_shared(root: pathlib.Path) -> None:

@@ -26,7 +26,7 @@ from taser_jax.models.parameters import init_params, parameter_count
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.muf.ensemble_files import Ensemble
-from taser_jax.systems.muf.network import EnsembleConfig, init_members
+from taser_jax.systems.muf.members import EnsembleConfig, init_members
 from taser_jax.training.checkpoints import Checkpoints
 from taser_jax.training.state import TrainState
 

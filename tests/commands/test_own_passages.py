@@ -90,7 +90,7 @@ def test_neither_does_a_model(
     one = gin("Specialist", embeddings_dir=tmp_path / "EMBEDDINGS_DIR")
     one += gin("Specialist", index_dir=tmp_path / "INDEX_DIR")
     fuse = ["fuse", *_where(root), *one, "--gin.SPECIALISTS={'one': @Specialist()}"]
-    fuse += [*gin("FusionConfig", depth=3), *gin("ConfidenceConfig", k=3)]
+    fuse += [*gin("FusionConfig", depth=3), *gin("Weighing", k=3)]
     succeed(*fuse, *gin(FUSION_DIR=tmp_path / "fused"), *OWN)
     assert _found(tmp_path / "fused" / "runs") == found
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from taser_jax.retrieval.fusion import (
-    Absent,
     FusionConfig,
     ScoreNormalization,
     Weighting,
@@ -59,8 +58,6 @@ def test_weights_by_hand():
     squared = weights_of(w, FusionConfig(power=2.0))
     np.testing.assert_allclose(squared.values, [[0.9, 0.1], [0.5, 0.5], [0.1, 0.9]])
     assert squared.undecided == 1
-    surest = weights_of(w, FusionConfig(weighting=Weighting.SUREST))
-    assert surest.values.tolist() == [[1, 0], [0.5, 0.5], [0, 1]]
     equal = weights_of(w, FusionConfig(weighting=Weighting.EQUAL))
     assert equal.values.tolist() == [[0.5, 0.5]] * 3
 
@@ -122,27 +119,6 @@ def test_the_order_of_specialists_does_not_matter():
     forward = fuse_runs(lists, weights, config)
     backward = fuse_runs(lists[::-1], weights[:, ::-1], config)
     np.testing.assert_array_equal(forward.rows, backward.rows)
-
-
-def test_absent_passages_may_have_their_exact_scores():
-    rng = np.random.default_rng(4)
-    passages = rng.integers(-4, 5, (2, 30, 3)).astype(np.float32)
-    queries = rng.integers(-4, 5, (2, 6, 3)).astype(np.float32)
-    scores = np.einsum("iqd,ipd->iqp", queries, passages)
-    lists = [
-        Run.of([f"q{q}" for q in range(6)], top_k(np.tile(np.arange(30), (6, 1)), one, 8))
-        for one in scores
-    ]
-    exact = [lambda lines, rows, one=one: one[lines[:, None], rows] for one in scores]
-    weights = np.full((6, 2), 0.5)
-    fused = fuse_runs(lists, weights, FusionConfig(k=5, absent=Absent.EXACT), exact=exact)
-    for line in range(6):
-        union = sorted({row for one in lists for row in one.rows[line].tolist()})
-        total = {row: float(scores[:, line, row].mean()) for row in union}
-        expected = sorted(total.items(), key=lambda item: (-item[1], item[0]))[:5]
-        assert listed(fused, line) == expected
-    with pytest.raises(ConfigError, match="exact scores of absent passages for 0 of 2 runs"):
-        fuse_runs(lists, weights, FusionConfig(absent=Absent.EXACT))
 
 
 def test_bad_input():

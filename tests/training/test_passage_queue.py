@@ -139,5 +139,5 @@ def test_a_checkpoint_holds_it(tmp_path):
 
 
 def test_members_of_an_ensemble_have_none():
-    with pytest.raises(ConfigError, match="a queue of 2 steps"):
+    with pytest.raises(ConfigError, match="and a queue is set"):
         EnsembleTraining(batching=BatchingConfig(batch_size=4, queue_steps=2))

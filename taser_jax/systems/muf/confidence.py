@@ -1,9 +1,8 @@
-"""A specialist's confidence in its list for a query: how far its ensemble's members agree."""
+"""A specialist's confidence in its list for a query, how far its ensemble agrees; calibration."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -15,7 +14,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.progress import logger
 
+# Memory for the candidates' vectors of one block of queries. Larger blocks are slower on CPUs: the
+# system hands out such arrays as new, unmapped pages each time.
+_BLOCK_BYTES = 32 << 20
+# Of a reliability table.
+BINS = 10
 TEMPERATURES = tuple(round(0.001 * step, 3) for step in range(1, 11))
 
 MemberFn = Callable[[np.ndarray], Array]
@@ -28,30 +33,6 @@ class PassageRows(Protocol):
 
     def take(self, rows: Int[np.ndarray, " rows"]) -> np.ndarray:
         """Embeddings of the given rows, in their order. [rows, dim]."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ConfidenceConfig:
-    """How confidences are computed.
-
-    Attributes:
-        k: number of passages of the specialist's own list that the members' softmaxes are over.
-        epsilon: added to every probability inside the logarithms; the released code has 1e-6.
-        block_bytes: memory for the candidates' vectors of one block of queries. Larger blocks are
-            slower on CPUs: the system hands out such arrays as new, unmapped pages each time.
-    """
-
-    k: int = 1000
-    epsilon: float = 0.0
-    block_bytes: int = 32 << 20
-
-    def __post_init__(self) -> None:
-        if self.k < 1 or self.epsilon < 0:
-            raise ConfigError(
-                f"k {self.k}, epsilon {self.epsilon}",
-                where="ConfidenceConfig",
-                expected="k of at least 1, an epsilon of at least 0",
-            )
 
 
 def member_logits(
@@ -71,7 +52,7 @@ def member_logits(
 
 
 def mutual_information(
-    probabilities: Float[Array, "*queries members k"], *, epsilon: float = 0.0
+    probabilities: Float[Array, "*queries members k"],
 ) -> Float[Array, "*queries"]:
     """MI = H(mean_i p_i) − mean_i H(p_i), in nats, at most ln(members).
 
@@ -83,14 +64,13 @@ def mutual_information(
 
     Args:
         probabilities: each member's distribution over the same candidates.
-        epsilon: added inside the logarithms.
 
     Source: DPR-MUF (Li et al., Findings of EMNLP 2021), equation 4.
     """
     mean = probabilities.mean(axis=-2, keepdims=True)
 
     def log(p: Array) -> Array:
-        return jnp.log(jnp.where(p > 0, p, 1.0) if epsilon == 0 else p + epsilon)
+        return jnp.log(jnp.where(p > 0, p, 1.0))
 
     return jnp.mean(jnp.sum(probabilities * (log(probabilities) - log(mean)), axis=-1), axis=-1)
 
@@ -100,7 +80,6 @@ def confidence(
     exists: Bool[Array, "queries k"],
     *,
     temperature: float | Float[Array, ""],
-    epsilon: float = 0.0,
 ) -> Float[Array, " queries"]:
     """W = 1 − MI / ln(members), between 0 and 1; 0 where a query has no candidates.
 
@@ -115,7 +94,6 @@ def confidence(
         logits: from `member_logits`.
         exists: False where a query has fewer than k candidates.
         temperature: T.
-        epsilon: see `mutual_information`.
 
     Source: DPR-MUF, equation 5.
     """
@@ -124,7 +102,7 @@ def confidence(
     probabilities = jax.nn.softmax(
         jnp.where(usable[:, None, :], logits, -jnp.inf) / temperature, axis=-1
     )
-    information = mutual_information(probabilities, epsilon=epsilon)
+    information = mutual_information(probabilities)
     return jnp.where(some, jnp.clip(1 - information / math.log(logits.shape[1]), 0.0, 1.0), 0.0)
 
 
@@ -136,7 +114,8 @@ def query_confidence(
     *,
     members: int,
     temperatures: Sequence[float],
-    config: ConfidenceConfig | None = None,
+    k: int,
+    block_bytes: int = _BLOCK_BYTES,
 ) -> Float[np.ndarray, "temperatures queries"]:
     """W of every query at every temperature, in bounded memory.
 
@@ -144,54 +123,41 @@ def query_confidence(
         embed: the ensemble.
         queries: the specialist's query embeddings.
         passages: its passage embeddings.
-        result: its list for each query, at least `config.k` deep.
+        result: its list for each query, at least k deep.
         members: number of members of the ensemble.
         temperatures: candidates for calibration, or the one in use.
-        config: k, ε, memory.
+        k: passages of its own list that the members' softmaxes are over.
+        block_bytes: memory for the passages' vectors of one block of queries.
 
     Raises:
         ConfigError: fewer than two members, no temperature or one that is not positive, or lists
             less than k deep.
         DataError: a confidence that is not a number.
     """
-    config = config or ConfidenceConfig()
     check_temperatures(temperatures)
     if members < 2:
-        raise ConfigError(
-            f"an ensemble of {members}",
-            where="confidence",
-            expected="two members or more: ln(members) divides, and one cannot disagree",
-            fix="train an ensemble of several members",
-        )
-    if result.rows.shape[1] < config.k:
-        raise ConfigError(
-            f"lists of {result.rows.shape[1]} passages",
-            where="ConfidenceConfig.k",
-            expected=f"{config.k} at least",
-            fix="search deeper, or lower k",
-        )
+        fix = "train an ensemble of two members or more: one cannot disagree"
+        raise ConfigError(f"an ensemble has {members} members", where="confidence", fix=fix)
+    if result.rows.shape[1] < k:
+        title = f"lists have {result.rows.shape[1]} passages, fewer than k = {k}"
+        raise ConfigError(title, where="Weighing.k", fix="search deeper, or lower k")
     count, dim = queries.shape
-    size = int(np.clip(config.block_bytes // (4 * config.k * dim), 1, max(count, 1)))
-    found = np.zeros((len(temperatures), count), np.float32)
+    size = int(np.clip(block_bytes // (4 * k * dim), 1, max(count, 1)))
+    confidences = np.zeros((len(temperatures), count), np.float32)
     grid = np.asarray(temperatures, np.float32)
     for start in range(0, count, size):
         lines = np.minimum(np.arange(start, start + size), count - 1)
-        rows = result.rows[lines, : config.k]
-        vectors = passages.take(np.maximum(rows, 0).reshape(-1)).reshape(size, config.k, dim)
-        block = _confidences(
-            embed(queries[lines]), vectors, rows >= 0, grid, epsilon=config.epsilon
-        )
+        rows = result.rows[lines, :k]
+        vectors = passages.take(np.maximum(rows, 0).reshape(-1)).reshape(size, k, dim)
+        block = _confidences(embed(queries[lines]), vectors, rows >= 0, grid)
         stop = min(start + size, count)
-        found[:, start:stop] = np.asarray(block)[:, : stop - start]
-    if not np.isfinite(found).all():
-        line = int(np.argmin(np.isfinite(found).all(axis=0)))
-        raise DataError(
-            f"the confidence of query {line} is not a number",
-            where="confidence",
-            expected="finite embeddings of queries, passages and members",
-            fix="train the ensemble again, with a lower learning rate",
-        )
-    return found
+        confidences[:, start:stop] = np.asarray(block)[:, : stop - start]
+    if not np.isfinite(confidences).all():
+        line = int(np.argmin(np.isfinite(confidences).all(axis=0)))
+        title = f"the confidence of query {line} is not a number"
+        fix = "train the ensemble again, with a lower learning rate"
+        raise DataError(title, where="confidence", fix=fix)
+    return confidences
 
 
 def check_temperatures(temperatures: Sequence[float]) -> None:
@@ -200,25 +166,139 @@ def check_temperatures(temperatures: Sequence[float]) -> None:
     Raises:
         ConfigError: naming the temperatures.
     """
-    if not len(temperatures) or not all(0 < one < math.inf for one in temperatures):
-        raise ConfigError(
-            f"temperatures {tuple(temperatures)}",
-            where="calibration",
-            expected="at least one, each a positive number",
-            fix="the paper's grid is .001, .002, ..., .010",
-        )
+    if not len(temperatures) or not all(0 < value < math.inf for value in temperatures):
+        title = f"temperatures are {tuple(temperatures)}"
+        fix = "give at least one, each a positive number; the paper has .001, .002, ..., .010"
+        raise ConfigError(title, where="calibration", fix=fix)
 
 
-@functools.partial(jax.jit, static_argnames="epsilon")
+@jax.jit
 def _confidences(
     members: Float[Array, "members queries dim"],
     candidates: Float[Array, "queries k dim"],
     exists: Bool[Array, "queries k"],
     temperatures: Float[Array, " temperatures"],
-    *,
-    epsilon: float,
 ) -> Float[Array, "temperatures queries"]:
     logits = member_logits(members, candidates)
     return jax.lax.map(
-        lambda one: confidence(logits, exists, temperature=one, epsilon=epsilon), temperatures
+        lambda temperature: confidence(logits, exists, temperature=temperature), temperatures
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reliability:
+    """Queries by confidence, in equal bins (i/bins, (i+1)/bins]; 0 is in the first.
+
+    Attributes:
+        count: queries in each bin.
+        confidence: their mean confidence; 0 where a bin is empty.
+        accuracy: share of them that are right; 0 where a bin is empty.
+    """
+
+    count: Int[np.ndarray, " bins"]
+    confidence: Float[np.ndarray, " bins"]
+    accuracy: Float[np.ndarray, " bins"]
+
+    @property
+    def error(self) -> float:
+        """ECE = Σ_i |B_i|/N · |conf(B_i) − acc(B_i)| (Guo et al. 2017; DPR-MUF, equation 7)."""
+        share = self.count / self.count.sum()
+        return float(np.sum(share * np.abs(self.confidence - self.accuracy)))
+
+
+@dataclasses.dataclass(frozen=True)
+class TemperatureChoice:
+    """The chosen temperature and the curve it was chosen from.
+
+    Attributes:
+        temperature: the one with the lowest error; the smallest of equal ones.
+        temperatures: the candidates, ascending.
+        errors: ECE at each candidate.
+        reliability: reliability at the chosen temperature.
+    """
+
+    temperature: float
+    temperatures: tuple[float, ...]
+    errors: tuple[float, ...]
+    reliability: Reliability
+
+    @property
+    def is_at_edge(self) -> bool:
+        """Whether the best is at the edge of the grid, beyond which a better one may lie."""
+        ends = (self.temperatures[0], self.temperatures[-1])
+        return len(self.temperatures) > 1 and self.temperature in ends
+
+
+def reliability(
+    confidence: Float[np.ndarray, " queries"],
+    correct: Bool[np.ndarray, " queries"],
+    bins: int = BINS,
+) -> Reliability:
+    """Mean confidence and accuracy in equal bins of confidence.
+
+    Example:
+        Confidences .15, .2, .95 with the first right: bin (.1, .2] has 2 queries, confidence .175,
+        accuracy .5; bin (.9, 1] has one, .95 and 0; ECE = 2/3·.325 + 1/3·.95 = .533333.
+
+    Args:
+        confidence: between 0 and 1.
+        correct: whether the specialist's first passage is right.
+        bins: number of bins.
+
+    Raises:
+        DataError: no query.
+    """
+    confidence = np.asarray(confidence, np.float64)
+    if not len(confidence):
+        fix = "calibrate on a task that has a validation split, or set a temperature"
+        raise DataError("there are no validation queries", where="calibration", fix=fix)
+    # float32 confidences of .2 are .200000003: they belong to (.1, .2] all the same.
+    edges = np.arange(1, bins) / bins
+    place = np.searchsorted(edges, np.round(confidence, 6), side="left")
+    count = np.bincount(place, minlength=bins)
+    filled = np.maximum(count, 1)
+    return Reliability(
+        count,
+        np.bincount(place, confidence, bins) / filled,
+        np.bincount(place, np.asarray(correct, np.float64), bins) / filled,
+    )
+
+
+def choose_temperature(
+    confidences: Float[np.ndarray, "temperatures queries"],
+    correct: Bool[np.ndarray, " queries"],
+    temperatures: Sequence[float],
+    *,
+    name: str = "",
+) -> TemperatureChoice:
+    """The temperature with the lowest calibration error on validation queries.
+
+    Args:
+        confidences: confidence of each query at each temperature.
+        correct: whether the specialist's first passage is right.
+        temperatures: the candidates.
+        name: the specialist's name, for the warning that the best is at an edge of the grid.
+
+    Raises:
+        DataError: no query.
+
+    Source: DPR-MUF, section 4.3.
+    """
+    order = np.argsort(temperatures, kind="stable")
+    tables = [reliability(confidences[place], correct) for place in order]
+    errors = tuple(table.error for table in tables)
+    best = int(np.argmin(errors))
+    choice = TemperatureChoice(
+        temperature=float(temperatures[order[best]]),
+        temperatures=tuple(float(temperatures[place]) for place in order),
+        errors=errors,
+        reliability=tables[best],
+    )
+    if choice.is_at_edge:
+        logger.warning(
+            "%s: the best temperature, %g (ECE %.4f), is at an edge of the grid %g to %g; scores "
+            "of another scale want another grid",
+            *(name or "calibration", choice.temperature, errors[best]),
+            *(choice.temperatures[0], choice.temperatures[-1]),
+        )
+    return choice

@@ -26,23 +26,28 @@ from taser_jax.systems.muf.ensemble_files import (
     Ensemble,
     EnsembleBatches,
     EnsembleTraining,
-    Kept,
     SpecialistVectors,
     ensemble_fingerprint,
 )
-from taser_jax.systems.muf.ensemble_step import (
+from taser_jax.systems.muf.members import (
+    EnsembleConfig,
     MemberPlacement,
     init_ensemble_state,
+    init_members,
     make_ensemble_eval,
     make_ensemble_step,
 )
-from taser_jax.systems.muf.network import EnsembleConfig, Params, apply_member, init_members
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
 from taser_jax.training.meter import StepCost
+from taser_jax.training.state import Params
 
 # A warm-up of DPR's 1,237 steps may be longer than the whole run on a small task.
 _WARMUP_SHARE = 10
+# The split whose queries choose the checkpoint, and how many of their batches.
+_VALIDATION, _VALIDATION_BATCHES = "validation", 20
+# Steps between lines in metrics.jsonl.
+_LOG_PERIOD = 100
 
 
 @hosts.writes("{output_dir}")
@@ -82,12 +87,8 @@ def ensemble(
             an ensemble of others.
     """
     if isinstance(tasks, str) or not tasks:
-        raise ConfigError(
-            f"tasks {tasks!r}",
-            where="TASKS",
-            expected="a list of the tasks that the specialist was trained on",
-            fix="""write --gin.TASKS="['squad']\"""",
-        )
+        fix = """list those that the specialist was trained on: --gin.TASKS="['squad']\""""
+        raise ConfigError(f"the tasks are {tasks!r}", where="TASKS", fix=fix)
     store = TokenStore.open(token_store)
     read = functools.partial(SpecialistVectors.read, embeddings_dir, store, tasks=tasks)
     vectors = read(split="train", negatives_dirs=negatives_dirs)
@@ -105,7 +106,7 @@ def ensemble(
         training=training,
         vectors=vectors,
         stream=stream,
-        validation=read(split=training.validation_split),
+        validation=read(split=_VALIDATION),
         placement=MemberPlacement.over(jax.devices(), training.model.members),
     )
     logger.info(
@@ -115,7 +116,7 @@ def ensemble(
     )
     checkpoints = Checkpoints(output_dir, CheckpointConfig())
     _train(job, store, checkpoints, about, output_dir)
-    step = checkpoints.latest_step if training.kept is Kept.LAST else checkpoints.best_step
+    step = checkpoints.best_step
     assert step is not None
     trained = _finished(job, checkpoints, step)
     facts = {"step": step, "steps": job.steps, "validation": checkpoints.metrics(step)}
@@ -187,13 +188,13 @@ def _train(
     )
     loop.train(
         init_ensemble_state(init, optimizer, training.seed, placement),
-        train_step=make_ensemble_step(apply_member, optimizer, placement),
+        train_step=make_ensemble_step(optimizer, placement),
         batches=EnsembleBatches(job.vectors, job.stream, placement, seed=training.seed),
         checkpoints=checkpoints,
         config=loop.LoopConfig(
             train_steps=job.steps,
             evaluation_period=-(-job.steps // training.evaluations),
-            log_period=training.log_period,
+            log_period=_LOG_PERIOD,
         ),
         about=about,
         cost=StepCost(lambda _: flops * placement.padded, peak_flops=peak_flops()),
@@ -212,8 +213,8 @@ def _validator(job: _Job, store: TokenStore) -> Callable[[Params], dict[str, flo
     fewest = min(len(queries) for queries in job.validation.tokenized.values())
     size = min(batching.batch_size, fewest)
     stream = job.validation.stream(store, dataclasses.replace(batching, batch_size=size, rates={}))
-    evaluate = make_ensemble_eval(apply_member, members)
-    count = min(job.training.validation_batches, stream.steps_per_epoch)
+    evaluate = make_ensemble_eval(members)
+    count = min(_VALIDATION_BATCHES, stream.steps_per_epoch)
 
     def validate(params: Params) -> dict[str, float]:
         batches = (job.validation.batch([stream], step) for step in range(count))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -35,8 +34,14 @@ from taser_jax.storage.artifacts import (
 )
 from taser_jax.storage.errors import ConfigError, DataError, check_fields
 from taser_jax.storage.json_fields import JsonField, JsonType
-from taser_jax.systems.muf.ensemble_step import EnsembleBatch, MemberPlacement, member_seed
-from taser_jax.systems.muf.network import EnsembleConfig, Params, apply_members
+from taser_jax.systems.muf.members import (
+    EnsembleBatch,
+    EnsembleConfig,
+    MemberPlacement,
+    apply_members,
+    member_seed,
+)
+from taser_jax.training.state import Params
 
 KIND = "ensemble"
 _VERSION = 1
@@ -50,13 +55,6 @@ _FIELDS = {
 _MEMBERS = "members.npz"
 
 
-class Kept(enum.Enum):
-    """The parameters that are kept: those of the lowest mean validation loss, or the last."""
-
-    BEST = "best"
-    LAST = "last"
-
-
 @dataclasses.dataclass(frozen=True)
 class EnsembleTraining:
     """How an ensemble is trained; the defaults are DPR-MUF's.
@@ -66,11 +64,8 @@ class EnsembleTraining:
         batching: queries in a member's batch, and its hard negatives.
         optimizer: optimiser of each member. Its warm-up is at most a tenth of the run.
         epochs: passes of each member over the specialist's training queries.
-        evaluations: number of validations, and of checkpoints, in the whole run.
-        validation_split: split whose queries choose the checkpoint.
-        validation_batches: maximum number of their batches, the same for all members.
-        kept: the best checkpoint, or the last.
-        log_period: steps between lines in metrics.jsonl.
+        evaluations: number of validations, and of checkpoints, in the whole run; the checkpoint of
+            the lowest loss is kept, so that with one it is the last.
         seed: seed of weights and batches.
     """
 
@@ -79,22 +74,15 @@ class EnsembleTraining:
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, warmup_steps=1237)
     epochs: int = 100
     evaluations: int = 20
-    validation_split: str = "validation"
-    validation_batches: int = 20
-    kept: Kept = Kept.BEST
-    log_period: int = 100
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = ("epochs", "evaluations", "validation_batches", "log_period")
-        check_fields(self, *counts, is_valid=lambda n: n >= 1, expected="1 or more")
+        is_count = "1 or more"
+        check_fields(self, "epochs", "evaluations", is_valid=lambda n: n >= 1, expected=is_count)
         if self.batching.queue_steps:
-            raise ConfigError(
-                f"a queue of {self.batching.queue_steps} steps",
-                where="EnsembleTraining.batching",
-                expected="no queue: members see the passages of their batch alone",
-                fix="set its queue_steps = 0",
-            )
+            title = "members see the passages of their batch alone, and a queue is set"
+            fix = "set its queue_steps = 0"
+            raise ConfigError(title, where="EnsembleTraining.batching", fix=fix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,12 +128,9 @@ class SpecialistVectors:
             )[task]
             kept = np.flatnonzero(queries.positives.lengths)
             if not len(kept):
-                raise DataError(
-                    f"none of {len(queries)} queries has a positive",
-                    where=f"task {task!r}, split {split!r}",
-                    expected="queries to train and validate the ensemble with",
-                    fix="leave the task out",
-                )
+                where = f"task {task!r}, split {split!r}"
+                title = f"none of {len(queries)} queries has a positive to train the ensemble with"
+                raise DataError(title, where=where, fix="leave the task out")
             tokenized[task] = queries_of(queries, kept)
             row_of = {query_id: row for row, query_id in enumerate(encoded.query_ids)}
             rows = np.array([row_of[query_id] for query_id in tokenized[task].query_ids])
@@ -159,12 +144,12 @@ class SpecialistVectors:
     def batch(self, streams: Sequence[BatchStream], step: int) -> EnsembleBatch:
         """One batch of each stream, as vectors, with a leading axis of streams."""
         rows = [stream.rows(step) for stream in streams]
-        found = self.passages.take(np.concatenate([one.passage_rows for one in rows]))
+        passages = self.passages.take(np.concatenate([batch.passage_rows for batch in rows]))
         return EnsembleBatch(
-            queries=np.stack([self.queries[one.task][one.query_rows] for one in rows]),
-            passages=found.reshape(len(rows), -1, found.shape[1]),
-            positive_index=np.stack([one.positive_index for one in rows]),
-            ignore=np.stack([one.ignore for one in rows]),
+            queries=np.stack([self.queries[batch.task][batch.query_rows] for batch in rows]),
+            passages=passages.reshape(len(rows), -1, passages.shape[1]),
+            positive_index=np.stack([batch.positive_index for batch in rows]),
+            ignore=np.stack([batch.ignore for batch in rows]),
         )
 
 
@@ -249,12 +234,9 @@ class Ensemble:
             ConfigError: it has fewer.
         """
         if not 2 <= members <= self.config.members:
-            raise ConfigError(
-                f"{members} members of an ensemble of {self.config.members}",
-                where="ensemble",
-                expected=f"2 to {self.config.members}",
-                fix="train a larger ensemble, or take fewer members",
-            )
+            title = f"{members} members of an ensemble of {self.config.members}"
+            fix = f"take 2 to {self.config.members}, or train a larger ensemble"
+            raise ConfigError(title, where="Specialist.members", fix=fix)
         params = jax.tree.map(lambda leaf: leaf[:members], self.params)
         total = fingerprint_json([self.fingerprints["ensemble"], members])
         return dataclasses.replace(
@@ -310,12 +292,8 @@ class Ensemble:
             FingerprintError: it belongs to another model or collection.
         """
         metadata = read_metadata(directory, KIND, _VERSION, fields=_FIELDS)
-        require_equal(
-            f"ensemble {directory}",
-            metadata["fingerprints"],
-            fingerprints or {},
-            "train an ensemble on this model's embeddings (`taser ensemble`), or correct the path",
-        )
+        fix = "train an ensemble on this model's embeddings (`taser ensemble`), or correct the path"
+        require_equal(f"ensemble {directory}", metadata["fingerprints"], fingerprints or {}, fix)
         path = pathlib.Path(directory) / _MEMBERS
         params: dict[str, dict[str, np.ndarray]] = {}
         try:
@@ -324,11 +302,8 @@ class Ensemble:
                     layer, _, leaf = name.partition("/")
                     params.setdefault(layer, {})[leaf] = arrays[name]
         except ARRAY_ERRORS as error:
-            raise DataError(
-                f"missing or damaged: {error}",
-                where=str(path),
-                fix="run `taser ensemble` again: it writes them from its checkpoints",
-            ) from error
+            fix = "run `taser ensemble` again: it writes them from its checkpoints"
+            raise DataError(f"missing or damaged: {error}", where=str(path), fix=fix) from error
         config = EnsembleConfig(metadata["members"], tuple(metadata["hidden_dims"]))
         return cls(config, params, metadata["fingerprints"], tuple(metadata["tasks"]))
 

@@ -23,24 +23,22 @@ from taser_jax.commands.inputs import (
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval import hybrid
-from taser_jax.retrieval.fusion import (
-    Absent,
-    FusionConfig,
-    Weighting,
-    fuse_runs,
-    weights_of,
-)
+from taser_jax.retrieval.fusion import FusionConfig, Weighting, fuse_runs, weights_of
 from taser_jax.retrieval.hybrid import HybridConfig, choose_alpha, settle
 from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
 from taser_jax.retrieval.runs import Run, top_k, write_trec_run
-from taser_jax.storage.artifacts import FilePath, file_name, split_path, write_json
+from taser_jax.storage.artifacts import file_name, split_path, write_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.settings import to_plain
-from taser_jax.systems.muf.bayesian import BayesianConfig
-from taser_jax.systems.muf.confidence import ConfidenceConfig
-from taser_jax.systems.muf.oracle import oracle_weights
-from taser_jax.systems.muf.specialists import CalibrationConfig, OpenSpecialist, Specialist
+from taser_jax.systems.muf.oracle import Oracle, oracle_weights
+from taser_jax.systems.muf.specialists import (
+    VALIDATION,
+    OpenSpecialist,
+    Specialist,
+    Weighing,
+    open_specialists,
+)
 
 FUSION_FILE = "fusion.json"
 
@@ -53,6 +51,23 @@ class Domain(enum.Enum):
 
     INCLUDED = "included"
     LEFT_OUT = "left_out"
+
+
+@dataclasses.dataclass(frozen=True)
+class AddedBm25:
+    """BM25 added to the fused lists, as fused + α·BM25.
+
+    Attributes:
+        runs_dir: its runs of both splits; None adds none.
+        config: depth, and candidates for α.
+        measure: what α maximises, task by task.
+        split: split whose queries choose α; not the one that is fused.
+    """
+
+    runs_dir: str | None = None
+    config: HybridConfig = HybridConfig(depth=1000)
+    measure: str = "R@20"
+    split: str = VALIDATION
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,18 +95,12 @@ def fuse(
     output_dir: str,
     lists_dir: str | None = None,
     split: str = "test",
-    development_split: str = "validation",
     tasks: Sequence[str] | None = None,
     domain: Domain = Domain.INCLUDED,
-    config: FusionConfig = FusionConfig(),
-    confidence: ConfidenceConfig = ConfidenceConfig(),
-    calibration: CalibrationConfig = CalibrationConfig(),
+    weighing: Weighing = Weighing(),
     evaluation: EvaluationConfig = EvaluationConfig(),
-    sparse_dir: str | None = None,
-    with_bm25: HybridConfig = HybridConfig(depth=1000),
-    measure: str = "R@20",
-    oracle: Mapping[str, str] | None = None,
-    search: BayesianConfig = BayesianConfig(),
+    bm25: AddedBm25 = AddedBm25(),
+    oracle: Oracle | None = None,
     own_passage_tasks: Sequence[str] = (),
     k: int = 100,
     tag: str = "muf",
@@ -109,19 +118,13 @@ def fuse(
         output_dir: the fusion's directory.
         lists_dir: where each specialist's results are kept; None is `output_dir`/specialists.
         split: split of the queries.
-        development_split: split on which the weight of BM25 is chosen, task by task.
         tasks: tasks to use; None means all that have the split.
         domain: whether a task's own specialists take part.
-        config: depth, weighting, absent passages.
-        confidence: how confidences are computed.
-        calibration: how temperatures are chosen.
+        weighing: depth of the lists, confidences, weights.
         evaluation: the criterion for hits, which calibration and BM25's weight rest on.
-        sparse_dir: runs of BM25 on both splits; None adds none.
-        with_bm25: depth, candidates for α.
-        measure: what α maximises.
-        oracle: task -> its specialist: weights are searched for, from that specialist's list on, to
-            put a relevant passage first (DPR-MUF's Bayesian oracle); None weights by confidence.
-        search: the oracle's Bayesian optimisation.
+        bm25: runs of BM25 to add.
+        oracle: weights are searched for that put a relevant passage first (DPR-MUF's Bayesian
+            oracle); None weights by confidence.
         own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
             the query's id is excluded from its lists.
         k: results per query in TREC files.
@@ -137,101 +140,60 @@ def fuse(
     store = PassageStore.open(data_dir, collection)
     names = tasks_with(data_dir, collection, split=split, tasks=tasks)
     check_known(own_passage_tasks, list_tasks(data_dir, collection), where="OWN_PASSAGE_TASKS")
-    root = pathlib.Path(lists_dir or pathlib.Path(output_dir) / "specialists")
-    _check(specialists, config, calibration, split=split, development_split=development_split)
+    _check(specialists, weighing, split=split, bm25=bm25)
     opened = open_specialists(
         specialists,
-        root,
+        lists_dir or pathlib.Path(output_dir) / "specialists",
         data_dir=data_dir,
         store=store,
-        config=config,
-        confidence=confidence,
-        calibration=calibration,
+        weighing=weighing,
         evaluation=evaluation,
         own_passage_tasks=own_passage_tasks,
     )
     chosen = {task: _of_task(opened, task, domain) for task in names}
     undecided, alphas = 0, {}
-    heads = PassageHeads(store)
+    write = functools.partial(_write, output_dir, split=split, k=k, store=store)
     for task in names:
+        queries, weigh = QuerySet.open(data_dir, collection, task, split), None
+        if oracle is not None:
+            weigh = functools.partial(
+                oracle_weights,
+                queries=queries,
+                store=store,
+                own=list(chosen[task]).index(oracle.own[task]),
+                config=weighing.fusion,
+                search=oracle.search,
+                evaluation=evaluation,
+            )
         with phase(f"fuse {task} {split}"):
-            weigh = None
-            if oracle is not None:
-                weigh = functools.partial(
-                    oracle_weights,
-                    queries=QuerySet.open(data_dir, collection, task, split),
-                    store=store,
-                    own=list(chosen[task]).index(oracle[task]),
-                    config=config,
-                    search=search,
-                    evaluation=evaluation,
-                )
-            arrays, count = join(chosen[task], task, split, config, weigh=weigh)
+            arrays, count = join(chosen[task], task, split, weighing.fusion, weigh=weigh)
         undecided += count
         arrays.save(split_path(pathlib.Path(output_dir) / "lists", task, split))
-        _write(output_dir, "runs", task, split, arrays.run, k, store, tag)
-        if sparse_dir is not None:
-            developed, _ = join(chosen[task], task, development_split, config)
-            queries = QuerySet.open(data_dir, collection, task, development_split)
-            sparse = read_task_run(sparse_dir, queries, store)
-            with phase(f"choose alpha for {task}"):
-                development = development_set(
-                    developed.run, sparse, queries, heads, measure=measure, evaluation=evaluation
-                )
-                settled = settle(with_bm25, [(developed.run, sparse)])
-                alphas[task] = choose_alpha([development], k=k, config=settled).alpha
-            queries = QuerySet.open(data_dir, collection, task, split)
-            sparse = read_task_run(sparse_dir, queries, store)
-            joined = hybrid.fuse(arrays.run, sparse, alpha=alphas[task], k=k, config=settled)
-            _write(output_dir, "runs_bm25", task, split, joined, k, store, f"{tag}-bm25")
+        write("runs", task, arrays.run, tag=tag)
+        if bm25.runs_dir is not None:
+            development = QuerySet.open(data_dir, collection, task, bm25.split)
+            settled = _choose_alpha(chosen[task], development, store, weighing, evaluation, bm25, k)
+            [alphas[task]] = settled.alphas or ()
+            sparse = read_task_run(bm25.runs_dir, queries, store)
+            added = hybrid.fuse(arrays.run, sparse, alpha=alphas[task], k=k, config=settled)
+            write("runs_bm25", task, added, tag=f"{tag}-bm25")
     if undecided:
         logger.warning(
             "%d queries: every specialist has confidence 0; their lists get equal weights",
             undecided,
         )
-    weighs = config.weighting is not Weighting.EQUAL and len(opened) > 1
+    weighs = weighing.fusion.weighting is not Weighting.EQUAL and len(opened) > 1
     temperatures = {name: one.temperature for name, one in opened.items()} if weighs else {}
     summary = FusionSummary(temperatures, alphas, undecided)
     record = {
         "data_dir": data_dir,
         "collection": collection,
         "specialists": specialists,
-        "config": config,
-        "confidence": confidence,
+        "weighing": weighing,
         "summary": summary,
     }
     write_json(pathlib.Path(output_dir) / FUSION_FILE, to_plain(record))
     return summary
-
-
-def open_specialists(
-    specialists: Mapping[str, Specialist],
-    root: FilePath,
-    *,
-    data_dir: str,
-    store: PassageStore,
-    config: FusionConfig,
-    confidence: ConfidenceConfig,
-    calibration: CalibrationConfig,
-    evaluation: EvaluationConfig,
-    own_passage_tasks: Sequence[str] = (),
-) -> dict[str, OpenSpecialist]:
-    """Opens specialists, each with a folder of its own below `root` for its results."""
-    return {
-        name: OpenSpecialist(
-            name,
-            specialist,
-            pathlib.Path(root) / file_name(name),
-            data_dir=data_dir,
-            store=store,
-            depth=max(config.depth, confidence.k),
-            confidence=confidence,
-            calibration=calibration,
-            evaluation=evaluation,
-            own_passage_tasks=own_passage_tasks,
-        )
-        for name, specialist in specialists.items()
-    }
 
 
 def join(
@@ -247,28 +209,51 @@ def join(
     A single specialist's lists are taken as they are. Neither they nor equal weights need
     ensembles. `weigh` gives weights in place of confidences.
     """
-    runs = [one.lists(task, split) for one in specialists.values()]
+    runs = [specialist.lists(task, split) for specialist in specialists.values()]
     query_ids = runs[0].query_ids
     if weigh is not None:
         confidences = weigh(runs)
     elif config.weighting is Weighting.EQUAL or len(runs) == 1:
         confidences = np.ones((len(query_ids), len(runs)), np.float32)
     else:
-        columns = [one.confidence(task, split) for one in specialists.values()]
+        columns = [specialist.confidence(task, split) for specialist in specialists.values()]
         confidences = np.stack(columns, axis=1)
     weights = weights_of(confidences, config)
-    exact = []
-    if config.absent is Absent.EXACT:
-        exact = [one.exact_scores(one.vectors(task, split)) for one in specialists.values()]
-    fused = fuse_runs(runs, weights.values, config, exact=exact)
+    fused = fuse_runs(runs, weights.values, config)
     arrays = {"rows": fused.rows, "scores": fused.scores, "confidence": confidences}
-    fingerprints = {
-        f"model of {name}": one.passages.fingerprints["model"] for name, one in specialists.items()
-    }
-    first = next(iter(specialists.values())).passages.fingerprints
-    fingerprints |= {"collection": first["collection"], "config": str(to_plain(config))}
+    prints = {name: specialist.passages.fingerprints for name, specialist in specialists.items()}
+    fingerprints = {f"model of {name}": of_model["model"] for name, of_model in prints.items()}
+    fingerprints["collection"] = next(iter(prints.values()))["collection"]
+    fingerprints["config"] = str(to_plain(config))
     fused_lists = QueryArrays(FUSED_LISTS, query_ids, arrays, fingerprints, tuple(specialists))
     return fused_lists, weights.undecided
+
+
+def _choose_alpha(
+    specialists: Mapping[str, OpenSpecialist],
+    queries: QuerySet,
+    store: PassageStore,
+    weighing: Weighing,
+    evaluation: EvaluationConfig,
+    bm25: AddedBm25,
+    k: int,
+) -> HybridConfig:
+    """How BM25 is added to a task's lists, with one α: the best on its development queries."""
+    assert bm25.runs_dir is not None
+    developed, _ = join(specialists, queries.task, bm25.split, weighing.fusion)
+    sparse = read_task_run(bm25.runs_dir, queries, store)
+    with phase(f"choose alpha for {queries.task}"):
+        development = development_set(
+            developed.run,
+            sparse,
+            queries,
+            PassageHeads(store),
+            measure=bm25.measure,
+            evaluation=evaluation,
+        )
+        settled = settle(bm25.config, [(developed.run, sparse)])
+        alpha = choose_alpha([development], k=k, config=settled).alpha
+    return dataclasses.replace(settled, alphas=(alpha,))
 
 
 def _of_task(
@@ -277,56 +262,46 @@ def _of_task(
     """The specialists that take part in fusing a task's queries."""
     if domain is Domain.INCLUDED:
         return dict(opened)
-    left = {
-        name: one
-        for name, one in opened.items()
-        if one.ensemble is None or task not in one.ensemble.tasks
+    others = {
+        name: specialist
+        for name, specialist in opened.items()
+        if specialist.ensemble is None or task not in specialist.ensemble.tasks
     }
-    if not left:
-        raise ConfigError(
-            f"every specialist was trained on {task!r}",
-            where="fuse.domain",
-            expected="at least one that was not",
-            fix="add specialists of other tasks, or set domain to 'included'",
-        )
-    return left
+    if not others:
+        title = f"every specialist was trained on {task!r}"
+        fix = "add specialists of other tasks, or set it to 'included'"
+        raise ConfigError(title, where="fuse.domain", fix=fix)
+    return others
 
 
 def _check(
-    specialists: Mapping[str, Specialist],
-    config: FusionConfig,
-    calibration: CalibrationConfig,
-    *,
-    split: str,
-    development_split: str,
+    specialists: Mapping[str, Specialist], weighing: Weighing, *, split: str, bm25: AddedBm25
 ) -> None:
     names = {file_name(name) for name in specialists}
     if not specialists or len(names) < len(specialists):
-        raise ConfigError(
-            f"specialists {', '.join(specialists) or 'none'}",
-            where="SPECIALISTS",
-            expected="at least one, with names that differ in letters or digits",
-        )
+        title = f"the specialists are {', '.join(specialists) or 'none'}"
+        fix = "give at least one, and names that differ in letters or digits"
+        raise ConfigError(title, where="SPECIALISTS", fix=fix)
     calibrates = (
-        config.weighting is not Weighting.EQUAL
+        weighing.fusion.weighting is not Weighting.EQUAL
         and len(specialists) > 1
-        and any(one.temperature is None for one in specialists.values())
+        and len(weighing.temperatures) > 1
+        and any(specialist.temperature is None for specialist in specialists.values())
     )
-    if (calibrates and calibration.split == split) or development_split == split:
-        raise ConfigError(
-            f"queries of {split!r} would choose what is then reported on them",
-            where="CalibrationConfig.split and DEVELOPMENT_SPLIT",
-            expected="another split than SPLIT",
-            fix="calibrate on 'validation', or give each specialist a temperature",
-        )
+    adds = bm25.runs_dir is not None
+    if (calibrates and split == VALIDATION) or (adds and split == bm25.split):
+        title = f"queries of {split!r} would choose what is then reported on them"
+        fix = "fuse another split, or give each specialist a temperature and add no BM25"
+        raise ConfigError(title, where="SPLIT", fix=fix)
 
 
 def _write(
     output_dir: str,
     folder: str,
     task: str,
-    split: str,
     run: Run,
+    *,
+    split: str,
     k: int,
     store: PassageStore,
     tag: str,
@@ -338,11 +313,10 @@ def _write(
 
 
 CONFIGURABLES = (
-    BayesianConfig,
-    CalibrationConfig,
-    ConfidenceConfig,
+    AddedBm25,
     EvaluationConfig,
     FusionConfig,
     HybridConfig,
     Specialist,
+    Weighing,
 )

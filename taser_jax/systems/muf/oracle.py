@@ -1,22 +1,73 @@
-"""The Bayesian oracle: weights of specialists' lists that put a relevant passage first."""
+"""The Bayesian oracle: weights of each query's lists that put a relevant passage first.
+
+DPR-MUF's table 3 (Li et al., Findings of EMNLP 2021, section 6.2) searches each question's weights
+with scikit-optimize, one question after the other. Here the same search, a Gaussian process with
+expected improvement, runs for many questions at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from taser_jax.commands.evaluate import EvaluationConfig, Judge
 from taser_jax.commands.inputs import answer_matcher
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.retrieval.fusion import FusionConfig, aligned, candidate_scores
 from taser_jax.retrieval.runs import Run
-from taser_jax.systems.muf.bayesian import BayesianConfig, best_weights
+from taser_jax.storage.errors import ConfigError
+from taser_jax.training.keys import named_key
 
 _BLOCK = 256
 # Passages of each list that are judged; those further down count as not relevant.
 _DEPTH = 100
+# Weights among which expected improvement chooses in each step.
+_CANDIDATES = 128
+# Of the Matérn kernel; each step takes the most likely one.
+_LENGTH_SCALES = (0.1, 0.3, 1.0)
+# Added to the variance of each observation: two equal points would make the matrix singular.
+_NOISE = 1e-6
+# The least improvement over the best point that is sought (scikit-optimize's ξ).
+_MARGIN = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class BayesianConfig:
+    """How long the oracle searches; less takes less time and finds worse weights.
+
+    Attributes:
+        evaluations: number of weights tried for each query, random ones included.
+        initial: number of random weights tried before the Gaussian process chooses.
+    """
+
+    evaluations: int = 50
+    initial: int = 10
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.initial < self.evaluations:
+            title = f"{self.initial} of {self.evaluations} evaluations are random"
+            fix = "set fewer random ones than evaluations"
+            raise ConfigError(title, where="BayesianConfig", fix=fix)
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle:
+    """Weights that are searched for, in place of confidences.
+
+    Attributes:
+        own: task -> its specialist, from whose list alone the search starts.
+        search: how long it takes.
+    """
+
+    own: Mapping[str, str]
+    search: BayesianConfig = BayesianConfig()
 
 
 def oracle_weights(
@@ -37,15 +88,15 @@ def oracle_weights(
         store: the collection.
         own: number of the task's own specialist; the search starts from its list alone.
         config: how lists are joined.
-        search: number of evaluations and candidates.
+        search: number of evaluations.
         evaluation: the criterion for hits.
 
-    Source: DPR-MUF (Li et al., Findings of EMNLP 2021), section 6.2; it names no objective.
+    Source: DPR-MUF, section 6.2; it names no objective.
     """
     ids = runs[0].query_ids
     lists = [aligned(run, ids) for run in runs]
-    known = {query.id: query for query in queries}
-    found = np.zeros((len(ids), len(runs)))
+    query_of = {query.id: query for query in queries}
+    weights = np.zeros((len(ids), len(runs)))
     depth = min(config.depth, lists[0].rows.shape[1])
     columns = np.concatenate([i * depth + np.arange(min(_DEPTH, depth)) for i in range(len(runs))])
     with answer_matcher(store, evaluation.match_of(queries.task)) as matcher:
@@ -58,12 +109,13 @@ def oracle_weights(
             scores = np.take_along_axis(scores[:, columns], order[:, :, None], axis=1)
             exists = rows >= 0
             exists[:, 1:] &= rows[:, 1:] != rows[:, :-1]
-            asked = [known[ids[line]] for line in lines]
+            block = [query_of[ids[line]] for line in lines]
             if evaluation.judge_of(queries.task) is Judge.ANSWERS:
-                hits = matcher.hits(rows, [query.answers for query in asked])
+                hits = matcher.hits(rows, [query.answers for query in block])
             else:
-                hits = _positives(rows, [query.positives for query in asked])
-            weights = best_weights(
+                judged = zip(rows, block, strict=True)
+                hits = np.stack([np.isin(line, query.positives) for line, query in judged])
+            best = best_weights(
                 scores.astype(np.float32),
                 exists,
                 hits,
@@ -71,11 +123,166 @@ def oracle_weights(
                 first=start,
                 config=search,
             )
-            found[start : start + _BLOCK] = weights[: len(ids) - start]
-    return found
+            weights[start : start + _BLOCK] = best[: len(ids) - start]
+    return weights
 
 
-def _positives(
-    rows: Int[np.ndarray, "queries candidates"], positives: Sequence[Sequence[int]]
-) -> Bool[np.ndarray, "queries candidates"]:
-    return np.stack([np.isin(line, known) for line, known in zip(rows, positives, strict=True)])
+def best_weights(
+    scores: Float[np.ndarray, "queries candidates lists"],
+    exists: Bool[np.ndarray, "queries candidates"],
+    hits: Bool[np.ndarray, "queries candidates"],
+    start: Float[np.ndarray, " lists"],
+    *,
+    first: int = 0,
+    config: BayesianConfig = BayesianConfig(),
+) -> Float[np.ndarray, "queries lists"]:
+    """The best weights of each query that were tried, on the simplex.
+
+    Args:
+        scores: score of each candidate passage in each list.
+        exists: whether there is a candidate.
+        hits: whether it is relevant.
+        start: the weights that are tried first; they win ties.
+        first: number of the first query; draws depend on a query's number.
+        config: how long to search.
+
+    Returns:
+        Each query's weights; `start` where no candidate is relevant.
+    """
+    numbers, start = np.arange(first, first + len(scores)), np.asarray(start, np.float32)
+    return np.asarray(_search(numbers, scores, exists, hits, start, config=config), np.float64)
+
+
+def reciprocal_rank(
+    weights: Float[Array, " lists"],
+    scores: Float[Array, "candidates lists"],
+    exists: Bool[Array, " candidates"],
+    hits: Bool[Array, " candidates"],
+) -> Float[Array, ""]:
+    """1 / rank of the first hit by the weighted sum of scores; 0 without a hit.
+
+    Among equal scores the earlier candidate comes first.
+    """
+    total = jnp.where(exists, scores @ weights, -jnp.inf)
+    of_hits = jnp.where(hits & exists, total, -jnp.inf)
+    best, place = of_hits.max(), of_hits.argmax()
+    before = (total > best) | ((total == best) & (jnp.arange(len(total)) < place))
+    return jnp.where(jnp.isfinite(best), 1.0 / (1.0 + before.sum()), 0.0)
+
+
+def posterior(
+    tried: Float[Array, "points lists"],
+    values: Float[Array, " points"],
+    is_tried: Bool[Array, " points"],
+    candidates: Float[Array, "candidates lists"],
+    length_scale: Float[Array, ""],
+) -> tuple[Float[Array, " candidates"], Float[Array, " candidates"], Float[Array, ""]]:
+    """Mean and standard deviation of a Gaussian process, and the log likelihood of its points.
+
+    The covariance is Matérn's with ν = 5/2: (1 + d + d²/3) exp(-d), d = √5 |x - y| / length.
+    Points that are not tried yet count as independent ones of value 0, which change nothing.
+
+    Source: Rasmussen and Williams 2006, algorithm 2.1.
+    """
+    both = is_tried[:, None] & is_tried[None, :]
+    covariance = jnp.where(both, _matern(tried, tried, length_scale), 0.0)
+    factor = jnp.linalg.cholesky(covariance + jnp.diag(jnp.where(is_tried, _NOISE, 1.0)))
+    values = jnp.where(is_tried, values, 0.0)
+    solved = jax.scipy.linalg.cho_solve((factor, True), values)
+    cross = jnp.where(is_tried[:, None], _matern(tried, candidates, length_scale), 0.0)
+    reduced = jax.scipy.linalg.solve_triangular(factor, cross, lower=True)
+    variance = jnp.maximum(1.0 - (reduced**2).sum(axis=0), 1e-12)
+    likelihood = -0.5 * values @ solved - jnp.log(jnp.diagonal(factor)).sum()
+    likelihood = likelihood - 0.5 * is_tried.sum() * math.log(2 * math.pi)
+    return solved @ cross, jnp.sqrt(variance), likelihood
+
+
+def expected_improvement(
+    mean: Float[Array, " candidates"],
+    deviation: Float[Array, " candidates"],
+    best: Float[Array, ""],
+) -> Float[Array, " candidates"]:
+    """E[max(0, f - best - ξ)] of a normal f.
+
+    Source: Jones et al. 1998, equation 15.
+    """
+    gain = mean - best - _MARGIN
+    z = gain / deviation
+    return gain * jax.scipy.stats.norm.cdf(z) + deviation * jax.scipy.stats.norm.pdf(z)
+
+
+def _matern(
+    first: Float[Array, "m lists"], second: Float[Array, "n lists"], length_scale: Float[Array, ""]
+) -> Float[Array, "m n"]:
+    squared = ((first[:, None] - second[None, :]) ** 2).sum(axis=-1)
+    distance = jnp.sqrt(5.0 * squared) / length_scale
+    return (1.0 + distance + distance**2 / 3.0) * jnp.exp(-distance)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _search(
+    numbers: Int[Array, " queries"],
+    scores: Float[Array, "queries candidates lists"],
+    exists: Bool[Array, "queries candidates"],
+    hits: Bool[Array, "queries candidates"],
+    start: Float[Array, " lists"],
+    *,
+    config: BayesianConfig,
+) -> Float[Array, "queries lists"]:
+    """The search for every query."""
+    search = functools.partial(_search_one, start=start, config=config)
+    keys = jax.vmap(functools.partial(jax.random.fold_in, named_key(0, "oracle")))(numbers)
+    return jax.vmap(search)(keys, scores, exists, hits)
+
+
+def _search_one(
+    key: PRNGKeyArray,
+    scores: Float[Array, "candidates lists"],
+    exists: Bool[Array, " candidates"],
+    hits: Bool[Array, " candidates"],
+    *,
+    start: Float[Array, " lists"],
+    config: BayesianConfig,
+) -> Float[Array, " lists"]:
+    """The search for one query."""
+    lists = len(start)
+    drawn = jax.random.dirichlet(jax.random.fold_in(key, 0), jnp.ones(lists), (config.initial,))
+    tried = jnp.zeros((config.evaluations, lists))
+    tried = tried.at[0].set(start).at[1 : config.initial + 1].set(drawn)
+    values = jax.vmap(lambda weights: reciprocal_rank(weights, scores, exists, hits))(tried)
+
+    def step(number: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        tried, values = state
+        weights = _proposed(jax.random.fold_in(key, number), tried, values, number)
+        value = reciprocal_rank(weights, scores, exists, hits)
+        return tried.at[number].set(weights), values.at[number].set(value)
+
+    state = (tried, values)
+    tried, values = jax.lax.fori_loop(config.initial + 1, config.evaluations, step, state)
+    return tried[values.argmax()]
+
+
+def _proposed(
+    key: PRNGKeyArray,
+    tried: Float[Array, "points lists"],
+    values: Float[Array, " points"],
+    count: Array,
+) -> Float[Array, " lists"]:
+    """The candidate with the highest expected improvement; half are drawn near the best weights."""
+    is_tried = jnp.arange(len(values)) < count
+    best = jnp.where(is_tried, values, -jnp.inf).argmax()
+    wide, share = jax.random.split(key)
+    drawn = jax.random.dirichlet(wide, jnp.ones(tried.shape[1]), (_CANDIDATES,))
+    half = _CANDIDATES // 2
+    near = jax.random.uniform(share, (half, 1), maxval=0.3)
+    local = (1.0 - near) * tried[best] + near * drawn[:half]
+    candidates = jnp.concatenate([local, drawn[half:]])
+    mean = (values * is_tried).sum() / count
+    deviation = jnp.sqrt((((values - mean) * is_tried) ** 2).sum() / count)
+    scaled = (values - mean) / jnp.where(deviation > 0, deviation, 1.0)
+    means, deviations, likelihoods = jax.vmap(
+        lambda length: posterior(tried, scaled, is_tried, candidates, length)
+    )(jnp.asarray(_LENGTH_SCALES))
+    likely = likelihoods.argmax()
+    gain = expected_improvement(means[likely], deviations[likely], scaled[best])
+    return candidates[gain.argmax()]

@@ -17,14 +17,14 @@ from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
-from taser_jax.storage.artifacts import file_name, write_text
+from taser_jax.storage.artifacts import file_name
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
-from taser_jax.systems.muf.domains import MixedConfig
 from taser_jax.systems.muf.ensemble import CONFIGURABLES as ENSEMBLE_CONFIGURABLES
 from taser_jax.systems.muf.fuse import CONFIGURABLES as FUSE_CONFIGURABLES
-from taser_jax.systems.muf.muf_costs import costs_table, write_figures
-from taser_jax.systems.muf.muf_tables import (
+from taser_jax.systems.muf.oracle import BayesianConfig
+from taser_jax.systems.muf.stages import Fusion, MufStages
+from taser_jax.systems.muf.tables import (
     BAYESIAN,
     EQUAL,
     LITERAL,
@@ -35,11 +35,10 @@ from taser_jax.systems.muf.muf_tables import (
     UNSEEN,
     WITHOUT_DOMAIN,
     WORST,
-    MufRows,
+    MixedConfig,
     write_tables,
     write_uncertainty,
 )
-from taser_jax.systems.muf.stages import Fusion, MufStages
 
 
 class LeaveOneOut(enum.Enum):
@@ -70,7 +69,7 @@ def pipeline_muf(
     for every specialist -> lists of all tasks' queries -> temperatures -> fused lists -> tables:
     of single, joint and fused models by task (domains.md, the paper's table 2), on mixes of tasks
     (mixed.md, table 3) and with BM25 added (bm25.md, table 4); how well confidences predict errors
-    is in uncertainty.csv and figures/. If interrupted, rerun the command to resume at the
+    is in uncertainty.csv. If interrupted, rerun the command to resume at the
     interrupted stage. A specialist added to a finished run is trained, and fusions with it run
     anew; everything else is reused.
 
@@ -112,7 +111,7 @@ def pipeline_muf(
     for name, system in untrained.items():
         run.untrained(name, system)
     for name, system in trained.items():
-        run.model(name, system, speaks=name in specialists)
+        run.model(name, system, with_ensemble=name in specialists)
     fusions = run.fusions(specialists)
     for name, system in students.items():
         run.student(name, system, list(specialists))
@@ -128,8 +127,7 @@ def pipeline_muf(
         sizes=fusion.sizes,
         mixed=fusion.mixed,
     )
-    write_uncertainty(rows, run.directory_of(MUF) / "lists", fusion.config)
-    _write_costs(run, rows, list(specialists), [*joint, *students])
+    write_uncertainty(rows, run.directory_of(MUF) / "lists")
     for name, table in tables.items():
         print(f"\n{table.to_text()}")
         logger.info("table: %s (and .csv, .png)", output_dir / f"{name}.md")
@@ -158,12 +156,9 @@ def without_each(
     """
     tasks = [task for system in specialists.values() for task in system.tasks or ()]
     if not joint or len(set(tasks)) < len(tasks):
-        raise ConfigError(
-            f"{len(joint)} joint models, specialists of {', '.join(tasks)}",
-            where="pipeline_muf.leave_one_out",
-            expected="a joint model to train again, and specialists without a common task",
-            fix="bind pipeline_muf.joint, or set leave_one_out to 'none'",
-        )
+        title = f"there are {len(joint)} joint models, and specialists of {', '.join(tasks)}"
+        fix = "bind a joint model and specialists without a common task, or set it to 'none'"
+        raise ConfigError(title, where="pipeline_muf.leave_one_out", fix=fix)
     name, system = next(iter(joint.items()))
     models = {}
     for left_out in specialists:
@@ -176,80 +171,47 @@ def without_each(
     return models
 
 
-def _write_costs(
-    run: MufStages, rows: MufRows, specialists: Sequence[str], joint: Sequence[str]
-) -> None:
-    """Writes costs.md, the fusion's costs beside joint models', and the paper's other figures."""
-    latencies = run.latencies(specialists)
-    costs = {name: run.cost(name) for name in (*specialists, *joint)}
-    table = costs_table(
-        {name: costs[name] for name in specialists},
-        {name: costs[name] for name in joint},
-        latencies[max(latencies)],
-    )
-    write_text(rows.directory / "costs.md", table)
-    lists = {row: run.directory_of(row) / "lists" for row in (MUF, BAYESIAN) if row in rows.values}
-    write_figures(rows, run.opened(specialists), lists, latencies)
-
-
 def _check(
     specialists: Mapping[str, System],
     joint: Mapping[str, System],
     students: Mapping[str, System],
     fusion: Fusion,
-    known: Mapping[str, Sequence[str]],
+    tasks: Mapping[str, Sequence[str]],
 ) -> None:
     """Rejects names and tasks that do not fit before anything is computed."""
     names = [*specialists, *joint, *students]
     combined = [OWN, OTHER, WORST, UNSEEN]
     rows = [*names, BM25, MUF, *combined, ORACLE, BAYESIAN, WITHOUT_DOMAIN, EQUAL, LITERAL]
     if len(specialists) < 2 or len(set(map(file_name, rows))) < len(rows):
-        raise ConfigError(
-            f"models {', '.join(names) or 'none'}",
-            where="pipeline_muf",
-            expected="two specialists at least; names that differ in letters or digits from each "
-            "other's and from the tables' rows",
-        )
+        title = f"the models are {', '.join(names) or 'none'}"
+        fix = "give two specialists at least, and names that differ from the tables' other rows"
+        raise ConfigError(title, where="pipeline_muf", fix=fix)
     for name, system in specialists.items():
         if not system.tasks:
-            raise ConfigError(
-                f"specialist {name!r} has no tasks",
-                where="System.tasks",
-                expected="the tasks that it is trained on",
-                fix=f"bind {file_name(name)}/System.tasks = ['...']",
-            )
+            fix = f"bind {file_name(name)}/System.tasks = ['...']"
+            raise ConfigError(f"specialist {name!r} has no tasks", where="System.tasks", fix=fix)
     for name, system in students.items():
         if system.objective is None or system.objective.distillation is None:
-            raise ConfigError(
-                f"student {name!r} does not learn from a teacher",
-                where="System.objective",
-                expected="an ObjectiveConfig with a distillation",
-                fix=f"bind {file_name(name)}/System.objective, and its distillation",
-            )
+            title = f"student {name!r} does not learn from a teacher"
+            fix = f"bind {file_name(name)}/System.objective, an ObjectiveConfig with a distillation"
+            raise ConfigError(title, where="System.objective", fix=fix)
     for name, system in {**specialists, **joint, **students}.items():
-        if unknown := sorted(set(system.tasks or ()) - known.keys()):
-            raise ConfigError(
-                f"{name!r} is to be trained on {', '.join(unknown)}",
-                where="System.tasks",
-                expected=f"tasks of the token store: {', '.join(known)}",
-            )
+        if unknown := sorted(set(system.tasks or ()) - tasks.keys()):
+            title = f"{name!r} is to be trained on {', '.join(unknown)}"
+            fix = f"choose tasks of the token store: {', '.join(tasks)}"
+            raise ConfigError(title, where="System.tasks", fix=fix)
     if fusion.left_out is not None and fusion.left_out not in specialists:
-        raise ConfigError(
-            f"{fusion.left_out!r} is no specialist",
-            where="Fusion.left_out",
-            expected=f"one of {', '.join(specialists)}",
-        )
+        fix = f"name one of {', '.join(specialists)}"
+        raise ConfigError(f"{fusion.left_out!r} is no specialist", where="Fusion.left_out", fix=fix)
     if fusion.left_out is not None and len(specialists) < 3:
-        raise ConfigError(
-            f"{len(specialists)} specialists without {fusion.left_out!r}",
-            where="Fusion.left_out",
-            expected="two left at least",
-            fix="add a specialist, or set left_out to None",
-        )
+        title = f"without {fusion.left_out!r} fewer than two specialists are left"
+        fix = "add a specialist, or set it to None"
+        raise ConfigError(title, where="Fusion.left_out", fix=fix)
 
 
 CONFIGURABLES = (
     *dict.fromkeys((*TASER_CONFIGURABLES, *ENSEMBLE_CONFIGURABLES, *FUSE_CONFIGURABLES)),
+    BayesianConfig,
     Fusion,
     MixedConfig,
 )

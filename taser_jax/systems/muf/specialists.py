@@ -7,17 +7,15 @@ import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float, Float32
 
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, own_rows
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.exact import search_devices
-from taser_jax.retrieval.fusion import ScoreRows
+from taser_jax.retrieval.fusion import FusionConfig
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.query_arrays import CONFIDENCE, LISTS, QueryArrays, is_finished
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
@@ -25,24 +23,26 @@ from taser_jax.retrieval.runs import Run, SearchResult, without_own
 from taser_jax.retrieval.searcher import Searcher
 from taser_jax.storage.artifacts import (
     FilePath,
+    file_name,
     fingerprint_json,
     read_json,
     require_equal,
     split_path,
     write_json,
 )
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, check_fields
 from taser_jax.storage.progress import logger, phase
-from taser_jax.systems.muf.calibration import Reliability, TemperatureChoice, choose_temperature
 from taser_jax.systems.muf.confidence import (
     TEMPERATURES,
-    ConfidenceConfig,
+    TemperatureChoice,
     check_temperatures,
-    member_logits,
+    choose_temperature,
     query_confidence,
 )
 from taser_jax.systems.muf.ensemble_files import Ensemble
 
+# The split whose queries choose temperatures.
+VALIDATION = "validation"
 _TEMPERATURE = "temperature.json"
 
 
@@ -68,19 +68,28 @@ class Specialist:
 
 
 @dataclasses.dataclass(frozen=True)
-class CalibrationConfig:
-    """How a specialist's temperature is chosen.
+class Weighing:
+    """How specialists' lists are weighed and joined.
 
     Attributes:
-        temperatures: the candidates; scores of another scale than BERT-base's need others.
-        split: split whose queries decide; not the one that is reported.
+        fusion: depth of the lists, and how confidences become weights.
+        k: passages of a specialist's own list that its members' softmaxes are over.
+        temperatures: candidates for T, of which each specialist's own validation queries choose;
+            scores of another scale than BERT-base's need others. One alone is T for all.
     """
 
+    fusion: FusionConfig = FusionConfig()
+    k: int = 1000
     temperatures: tuple[float, ...] = TEMPERATURES
-    split: str = "validation"
 
     def __post_init__(self) -> None:
         check_temperatures(self.temperatures)
+        check_fields(self, "k", is_valid=lambda k: k >= 1, expected="1 or more")
+
+    @property
+    def depth(self) -> int:
+        """Passages that a specialist's list needs."""
+        return max(self.fusion.depth, self.k)
 
 
 class OpenSpecialist:
@@ -88,7 +97,7 @@ class OpenSpecialist:
 
         <directory>/lists/<task>.<split>/         ranked lists
         <directory>/confidence/<hash>/<task>.<split>/    w of each query; the hash is of members,
-                                                         temperature, k and ε
+                                                         temperature and k
         <directory>/temperature.json              the chosen one, with the curve
 
     Args:
@@ -97,9 +106,7 @@ class OpenSpecialist:
         directory: where its results are stored.
         data_dir: folder of collections.
         store: the collection.
-        depth: passages of each list.
-        confidence: how confidences are computed.
-        calibration: how its temperature is chosen.
+        weighing: depth of its lists, how its confidences are computed and its temperature chosen.
         evaluation: the criterion for hits: whether the first passage of a list is relevant.
         own_passage_tasks: tasks whose queries are also passages, which their lists leave out.
 
@@ -115,17 +122,14 @@ class OpenSpecialist:
         *,
         data_dir: str,
         store: PassageStore,
-        depth: int,
-        confidence: ConfidenceConfig,
-        calibration: CalibrationConfig,
+        weighing: Weighing,
         evaluation: EvaluationConfig,
         own_passage_tasks: Sequence[str] = (),
     ) -> None:
         self._own_passage_tasks = own_passage_tasks
         self.name, self._directory = name, pathlib.Path(directory)
         self._specialist, self._store, self._data_dir = specialist, store, data_dir
-        self._depth, self._confidence = depth, confidence
-        self._calibration, self._evaluation = calibration, evaluation
+        self._weighing, self._evaluation = weighing, evaluation
         self.passages = Embeddings.open(
             specialist.embeddings_dir, fingerprints={"collection": store.fingerprint}
         )
@@ -174,28 +178,14 @@ class OpenSpecialist:
                 result = self.search(self.vectors(task, split), more=drops)
             if drops:
                 own = own_rows(self._store, task, queries.query_ids)
-                result = without_own(result, own, self._depth)
+                result = without_own(result, own, self._weighing.depth)
             run = Run.of(queries.query_ids, result)
             QueryArrays.of_run(run, fingerprints=fingerprints).save(directory)
         return QueryArrays.open(directory, LISTS, fingerprints=fingerprints).run
 
-    def exact_scores(self, vectors: Float[np.ndarray, "queries dim"]) -> ScoreRows:
-        """Dot products of query embeddings, for passages that its lists lack."""
-
-        def score(lines: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            found = (self.passages.take(np.maximum(row, 0)) for row in rows)
-            return np.stack(
-                [
-                    np.asarray(passages, np.float32) @ vector
-                    for passages, vector in zip(found, vectors[lines], strict=True)
-                ]
-            )
-
-        return score
-
     def search(self, vectors: Float[np.ndarray, "queries dim"], *, more: int = 0) -> SearchResult:
         """Its list for each query embedding, with `more` further results."""
-        return self._searcher.search(vectors, self._depth + more)
+        return self._searcher.search(vectors, self._weighing.depth + more)
 
     def confidences(
         self,
@@ -216,7 +206,7 @@ class OpenSpecialist:
             result,
             members=members.config.members,
             temperatures=temperatures,
-            config=self._confidence,
+            k=self._weighing.k,
         )
 
     def confidence(self, task: str, split: str) -> Float32[np.ndarray, " queries"]:
@@ -229,28 +219,18 @@ class OpenSpecialist:
         settings = {
             "ensemble": self._members.fingerprints["ensemble"],
             "temperature": str(self.temperature),
-            "confidence": f"k {self._confidence.k}, epsilon {self._confidence.epsilon}",
+            "confidence": f"k {self._weighing.k}",
         }
         root = self._directory / "confidence" / fingerprint_json(settings)[:8]
         directory = split_path(root, task, split)
         fingerprints = {**self._list_fingerprints(queries), **settings}
         if not is_finished(directory):
             with phase(f"{self.name}: confidence of {task} {split}"):
-                found = self._own_confidences(task, split, (self.temperature,))[0]
-            arrays = {"confidence": found}
+                confidences = self._own_confidences(task, split, (self.temperature,))[0]
+            arrays = {"confidence": confidences}
             QueryArrays(CONFIDENCE, queries.query_ids, arrays, fingerprints).save(directory)
         saved = QueryArrays.open(directory, CONFIDENCE, fingerprints=fingerprints)
         return saved.arrays["confidence"]
-
-    def member_probabilities(
-        self, task: str, split: str, lines: Int[np.ndarray, " lines"], *, members: int
-    ) -> Float32[np.ndarray, "lines members k"]:
-        """Softmaxes of its first members over some queries' lists, at its temperature."""
-        rows = self.lists(task, split).rows[lines, : self._confidence.k]
-        passages = np.stack([self.passages.take(np.maximum(row, 0)) for row in rows])
-        embedded = self._members.embed(self.vectors(task, split)[lines])[:members]
-        logits = member_logits(embedded, jnp.asarray(passages)) / self.temperature
-        return np.asarray(jax.nn.softmax(jnp.where(rows[:, None] >= 0, logits, -jnp.inf)))
 
     @functools.cached_property
     def temperature(self) -> float:
@@ -266,8 +246,8 @@ class OpenSpecialist:
         path = self._directory / (f"temperature-{members}.json" if members else _TEMPERATURE)
         basis = {
             "ensemble": self._members.fingerprints["ensemble"],
-            "grid": str(self._calibration.temperatures),
-            "judge": f"{self._evaluation.judge.value}, k {self._confidence.k}",
+            "grid": str(self._weighing.temperatures),
+            "judge": f"{self._evaluation.judge.value}, k {self._weighing.k}",
         }
         if not path.exists():
             with phase(f"{self.name}: calibration"):
@@ -280,16 +260,13 @@ class OpenSpecialist:
     @property
     def _members(self) -> Ensemble:
         if self.ensemble is None:
-            raise ConfigError(
-                f"specialist {self.name!r} has no ensemble",
-                where="Specialist.ensemble_dir",
-                expected="members whose agreement weighs its lists",
-                fix="run `taser ensemble` for it, or set FusionConfig.weighting to 'equal'",
-            )
+            title = f"specialist {self.name!r} has no ensemble that weighs its lists"
+            fix = "run `taser ensemble` for it, or set FusionConfig.weighting to 'equal'"
+            raise ConfigError(title, where="Specialist.ensemble_dir", fix=fix)
         return self.ensemble
 
     def _list_fingerprints(self, queries: QueryEmbeddings) -> Mapping[str, str]:
-        return {**queries.fingerprints, "depth": str(self._depth)}
+        return {**queries.fingerprints, "depth": str(self._weighing.depth)}
 
     def _own_confidences(
         self, task: str, split: str, temperatures: Sequence[float]
@@ -299,44 +276,55 @@ class OpenSpecialist:
 
     def _calibrate(self) -> TemperatureChoice:
         """ECE over the validation queries of the tasks that the specialist was trained on."""
-        grid, split = self._calibration.temperatures, self._calibration.split
+        grid, split = self._weighing.temperatures, VALIDATION
         known = list_tasks(self._data_dir, self._store.name)
         tasks = [task for task in self._members.tasks if split in known.get(task, ())]
         if not tasks:
-            raise ConfigError(
-                f"no {split} queries of {', '.join(self._members.tasks)}",
-                where=f"calibration of {self.name}",
-                expected="queries to choose its temperature with",
-                fix="give the specialist a temperature, or prepare that split",
-            )
+            title = f"there are no {split} queries of {', '.join(self._members.tasks)}"
+            fix = "give the specialist a temperature, or prepare that split"
+            raise ConfigError(title, where=f"calibration of {self.name}", fix=fix)
         judged = dataclasses.replace(self._evaluation, measures=("R@1",), page_only_tasks=())
-        found, correct = [], []
+        confidences, correct = [], []
         for task in tasks:
             queries = QuerySet.open(self._data_dir, self._store.name, task, split)
             run = self.lists(task, split)
             evaluation = judge_run(run, queries, PassageHeads(self._store), judged)
             right = dict(zip(evaluation.query_ids, evaluation.values["R@1"], strict=True))
             lines = [line for line, query_id in enumerate(run.query_ids) if query_id in right]
-            found.append(self._own_confidences(task, split, grid)[:, lines])
+            confidences.append(self._own_confidences(task, split, grid)[:, lines])
             correct.append([right[run.query_ids[line]] > 0 for line in lines])
+        is_correct = np.concatenate(correct).astype(bool)
         choice = choose_temperature(
-            np.concatenate(found, axis=1),
-            np.concatenate(correct).astype(bool),
-            grid,
-            name=self.name,
+            np.concatenate(confidences, axis=1), is_correct, grid, name=self.name
         )
         logger.info("%s: temperature %g", self.name, choice.temperature)
         return choice
 
 
-def read_reliability(directory: FilePath) -> Reliability | None:
-    """A specialist's reliability at its chosen temperature; None where it was not calibrated."""
-    path = pathlib.Path(directory) / _TEMPERATURE
-    if not path.exists():
-        return None
-    saved = read_json(path)
-    columns = (np.array(saved[name]) for name in ("count", "confidence", "accuracy"))
-    return Reliability(*columns)
+def open_specialists(
+    specialists: Mapping[str, Specialist],
+    root: FilePath,
+    *,
+    data_dir: str,
+    store: PassageStore,
+    weighing: Weighing,
+    evaluation: EvaluationConfig,
+    own_passage_tasks: Sequence[str] = (),
+) -> dict[str, OpenSpecialist]:
+    """Opens specialists, each with a folder of its own below `root` for its results."""
+    return {
+        name: OpenSpecialist(
+            name,
+            specialist,
+            pathlib.Path(root) / file_name(name),
+            data_dir=data_dir,
+            store=store,
+            weighing=weighing,
+            evaluation=evaluation,
+            own_passage_tasks=own_passage_tasks,
+        )
+        for name, specialist in specialists.items()
+    }
 
 
 def _as_json(choice: TemperatureChoice) -> dict[str, object]:

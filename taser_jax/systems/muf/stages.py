@@ -17,23 +17,20 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     Setting,
     System,
 )
-from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.commands.pipelines.stages import Stages, passes_on
 from taser_jax.commands.score import score
 from taser_jax.commands.train import train
-from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
-from taser_jax.retrieval.fusion import FusionConfig, Weighting
+from taser_jax.retrieval.fusion import Weighting
 from taser_jax.storage.artifacts import file_name, fingerprint_json
-from taser_jax.systems.muf.bayesian import BayesianConfig
-from taser_jax.systems.muf.confidence import ConfidenceConfig
-from taser_jax.systems.muf.domains import Evaluations, MixedConfig, read_row, write_row
 from taser_jax.systems.muf.ensemble import ensemble
 from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleTraining
-from taser_jax.systems.muf.fuse import Domain, FusionSummary, fuse, open_specialists
-from taser_jax.systems.muf.muf_costs import Latency, ModelCost, fusion_latency, model_cost
-from taser_jax.systems.muf.muf_tables import (
+from taser_jax.systems.muf.fuse import AddedBm25, Domain, FusionSummary, fuse
+from taser_jax.systems.muf.oracle import BayesianConfig, Oracle
+from taser_jax.systems.muf.specialists import Specialist, Weighing
+from taser_jax.systems.muf.tables import (
     BAYESIAN,
     EQUAL,
     LITERAL,
@@ -41,12 +38,15 @@ from taser_jax.systems.muf.muf_tables import (
     MUF,
     TEST,
     WITHOUT_DOMAIN,
+    Evaluations,
+    MixedConfig,
     MufRows,
     mean_confidence,
     of_size,
+    read_row,
     with_bm25,
+    write_row,
 )
-from taser_jax.systems.muf.specialists import CalibrationConfig, OpenSpecialist, Specialist
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +55,7 @@ class Fusion:
 
     Attributes:
         ensemble: how each specialist's ensemble is trained.
-        config: depth, weighting, absent passages.
-        confidence: what the members' softmaxes are over.
-        calibration: how temperatures are chosen.
-        temperature: one T for all specialists, without calibration; None calibrates each.
+        weighing: depth of the lists, confidences, temperatures, weights.
         sizes: numbers of members that further rows fuse with, for the curve over sizes (the
             paper's figure 2); the first members of each ensemble.
         left_out: a specialist that further rows do without, as the paper's do without SQuAD.
@@ -67,10 +64,7 @@ class Fusion:
     """
 
     ensemble: EnsembleTraining = EnsembleTraining()
-    config: FusionConfig = FusionConfig()
-    confidence: ConfidenceConfig = ConfidenceConfig()
-    calibration: CalibrationConfig = CalibrationConfig()
-    temperature: float | None = None
+    weighing: Weighing = Weighing()
     sizes: tuple[int, ...] = ()
     left_out: str | None = None
     mixed: MixedConfig | None = MixedConfig()
@@ -101,15 +95,14 @@ class MufStages:
         collection = store.metadata.collection
         self._root = pathlib.Path(setting.output_dir)
         # BM25's lists are as deep as the specialists' that they are added to.
-        deep = dataclasses.replace(setting, k=max(setting.k, fusion.config.depth))
+        deep = dataclasses.replace(setting, k=max(setting.k, fusion.weighing.fusion.depth))
         self._retrieval = RetrievalStages(stages, deep, store)
         self._where: dict[str, Any] = {"data_dir": setting.data_dir, "collection": collection}
-        # Arguments of every fusion and of opening a specialist.
         self._fusing: dict[str, Any] = {
-            "lists_dir": str(self._root / "specialists"),
-            "config": fusion.config,
-            "confidence": fusion.confidence,
-            "calibration": fusion.calibration,
+            **self._where,
+            "lists_dir": self._root / "specialists",
+            "weighing": fusion.weighing,
+            "k": setting.k,
             "evaluation": setting.evaluation,
             "own_passage_tasks": list(setting.own_passage_tasks),
         }
@@ -140,11 +133,8 @@ class MufStages:
             specialists={single: self._models[single].specialist for single in singles},
             output_dir=root,
             tested_dir=self._roots[MUF],
-            development_split=DEVELOPMENT,
             tasks=tasks,
-            k=setting.k,
             **self._fusing,
-            **self._where,
         )
         self._retrieval.mine(label, root, setting.first_mining, tasks=tasks)
         self._stages.run(
@@ -156,17 +146,17 @@ class MufStages:
             tasks=tasks,
             **self._where,
         )
-        self.model(name, system, speaks=False, negatives_dir=root / "scored")
+        self.model(name, system, negatives_dir=root / "scored")
 
     def model(
         self,
         name: str,
         system: System,
         *,
-        speaks: bool,
+        with_ensemble: bool = False,
         negatives_dir: pathlib.Path | None = None,
     ) -> None:
-        """Trains, encodes and indexes a model; of one that speaks, trains the ensemble.
+        """Trains, encodes and indexes a model, and a specialist's ensemble.
 
         `negatives_dir` has a student's negatives with scores, in the place of BM25's negatives.
         """
@@ -187,7 +177,7 @@ class MufStages:
         )
         self._retrieval.retrieve(label, root, splits=())
         specialist, member_parameters = self._specialist(root), 0
-        if speaks:
+        if with_ensemble:
             self._stages.run(
                 f"{label}-ensemble",
                 _ensemble,
@@ -212,7 +202,6 @@ class MufStages:
         return Specialist(
             embeddings_dir=str(root / "embeddings"),
             index_dir=str(root / "exact"),
-            temperature=self._fusion.temperature,
             model_dir=str(root / "model"),
         )
 
@@ -226,48 +215,20 @@ class MufStages:
             rows.append(f"MUF without {fusion.left_out}")
             self.fuse(rows[-1], [name for name in singles if name != fusion.left_out])
         self.fuse(WITHOUT_DOMAIN, singles, domain=Domain.LEFT_OUT)
-        equal = dataclasses.replace(fusion.config, weighting=Weighting.EQUAL)
-        self.fuse(EQUAL, singles, config=equal)
+        equal = dataclasses.replace(fusion.weighing.fusion, weighting=Weighting.EQUAL)
+        weighing = dataclasses.replace(fusion.weighing, fusion=equal)
+        self.fuse(EQUAL, singles, weighing=weighing)
         self.fuse(LITERAL, singles, temperature=LITERAL_TEMPERATURE)
         for size in fusion.sizes:
             self.fuse(of_size(size), singles, members=size)
         if fusion.mixed is not None and fusion.oracle is not None:
-            self.fuse(BAYESIAN, singles, oracle=own)
+            self.fuse(BAYESIAN, singles, oracle=Oracle(own, fusion.oracle))
         return [*rows, WITHOUT_DOMAIN, EQUAL, LITERAL]
 
     def rows(self, specialists: Mapping[str, System]) -> MufRows:
         """All rows, for tables."""
         tasks = {name: tuple(system.tasks or ()) for name, system in specialists.items()}
         return MufRows(self._setting, self._tasks, tasks, self._rows)
-
-    def opened(self, names: Sequence[str], **change: Any) -> dict[str, OpenSpecialist]:
-        """Specialists with the results that they have stored; `change` as for `fuse`."""
-        return _open(self._specialists(names, **change), **self._fusing, **self._where)
-
-    def _specialists(self, names: Sequence[str], **change: Any) -> dict[str, Specialist]:
-        return {
-            name: dataclasses.replace(self._models[name].specialist, **change) for name in names
-        }
-
-    def latencies(self, names: Sequence[str]) -> dict[int, Latency]:
-        """Members -> latency per query of a fusion with that many."""
-        latencies = {}
-        for size in (*self._fusion.sizes, self._fusion.ensemble.model.members):
-            measured = self._stages.run(
-                f"latency-{size}-{fingerprint_json(list(names))[:6]}",
-                _latency,
-                specialists=self._specialists(names, members=size),
-                task=self._tasks[0],
-                **self._fusing,
-                **self._where,
-            )
-            latencies[size] = Latency(**measured)
-        return latencies
-
-    def cost(self, name: str) -> ModelCost:
-        """A trained model's costs."""
-        embeddings_dir = self._models[name].specialist.embeddings_dir
-        return model_cost(self._stages, file_name(name), embeddings_dir)
 
     def directory_of(self, row: str) -> pathlib.Path:
         """The folder of a row's fusion."""
@@ -279,8 +240,8 @@ class MufStages:
         names: Sequence[str],
         *,
         domain: Domain = Domain.INCLUDED,
-        config: FusionConfig | None = None,
-        oracle: Mapping[str, str] | None = None,
+        weighing: Weighing | None = None,
+        oracle: Oracle | None = None,
         **change: Any,
     ) -> None:
         """Fuses models' lists and evaluates them, alone and with BM25.
@@ -289,41 +250,39 @@ class MufStages:
         a specialist can be added to a finished run. `change` sets fields of every specialist: its
         temperature, its members.
         """
-        setting, fusing = self._setting, self._fusing
+        setting = self._setting
         label = f"{file_name(row)}-{fingerprint_json(list(names))[:6]}"
         root = self._root / "fusions" / label
-        if config is not None:
-            fusing = fusing | {"config": config}
-        shown, tasks = {row: "runs", with_bm25(row): "runs_bm25"}, self._tasks
+        fusing = self._fusing | ({} if weighing is None else {"weighing": weighing})
+        folders, tasks = {row: "runs", with_bm25(row): "runs_bm25"}, self._tasks
+        bm25 = AddedBm25(str(self._root / "bm25" / "runs"), setting.hybrid, setting.hybrid_measure)
         if oracle is not None:
             # Of the lists alone, for the mixes.
-            shown, tasks = {row: "runs"}, list(oracle)
-            fusing = fusing | {"oracle": dict(oracle), "search": self._fusion.oracle}
+            folders, tasks, bm25 = {row: "runs"}, list(oracle.own), AddedBm25()
         models = [self._models[name] for name in names]
-        weighs = len(names) > 1 and fusing["config"].weighting is not Weighting.EQUAL
+        weighs = len(names) > 1 and fusing["weighing"].fusion.weighting is not Weighting.EQUAL
         members = change.get("members", self._fusion.ensemble.model.members) if weighs else 0
         parameters = sum(model.parameters + members * model.member_parameters for model in models)
         self._stages.run(
             f"{label}-fuse",
             _fuse_and_evaluate,
-            rows=shown,
+            folders=folders,
             parameters=parameters,
-            specialists=self._specialists(names, **change),
+            specialists={
+                name: dataclasses.replace(model.specialist, **change)
+                for name, model in zip(names, models, strict=True)
+            },
             output_dir=root,
             split=TEST,
-            development_split=DEVELOPMENT,
-            sparse_dir=None if oracle else self._root / "bm25" / "runs",
             tasks=tasks,
             tag=file_name(row),
             domain=domain,
-            with_bm25=setting.hybrid,
-            measure=setting.hybrid_measure,
-            k=setting.k,
+            bm25=bm25,
+            oracle=oracle,
             **fusing,
-            **self._where,
         )
         self._roots[row] = root
-        for name in shown:
+        for name in folders:
             evaluations = read_row(root, name, tasks, split=TEST)
             self._rows[name] = evaluations
             [evaluated] = read_results(root / "results", [name])
@@ -336,11 +295,12 @@ def _ensemble(**arguments: Any) -> dict[str, Any]:
 
 
 @writes("{output_dir}")
+@passes_on(fuse)
 def _fuse_training_queries(
-    *, output_dir: str, tested_dir: str, tasks: Sequence[str], **fusing: Any
+    *, output_dir: str, tested_dir: str, tasks: Sequence[str], **options: Any
 ) -> dict[str, Any]:
     """The mean confidences of the training queries beside those of the test queries."""
-    fuse(output_dir=output_dir, split="train", tasks=tasks, **fusing)
+    fuse(output_dir=output_dir, split="train", tasks=tasks, **options)
     return {
         f"mean w, {split}": mean_confidence(pathlib.Path(directory) / "lists", tasks, split=split)
         for directory, split in ((output_dir, "train"), (tested_dir, TEST))
@@ -348,32 +308,34 @@ def _fuse_training_queries(
 
 
 @writes("{output_dir}")
-def _score(*, runs_dir: str, output_dir: str, **arguments: Any) -> Mapping[str, float]:
-    return score(teachers={runs_dir: 1.0}, output_dir=output_dir, **arguments)
+@passes_on(score)
+def _score(*, runs_dir: str, output_dir: str, **options: Any) -> Mapping[str, float]:
+    return score(teachers={runs_dir: 1.0}, output_dir=output_dir, **options)
 
 
 @writes("{output_dir}")
+@passes_on(fuse, evaluate)
 def _fuse_and_evaluate(
     *,
-    rows: Mapping[str, str],
+    folders: Mapping[str, str],
     parameters: int,
     output_dir: str,
     data_dir: str,
     collection: str,
     tasks: Sequence[str],
     evaluation: EvaluationConfig,
-    **fusing: Any,
+    **options: Any,
 ) -> FusionSummary:
-    """Fuses and evaluates; `rows` are row -> folder of its runs."""
+    """Fuses and evaluates; `folders` are row -> folder of its runs."""
     shared: dict[str, Any] = {
         "output_dir": output_dir,
         "data_dir": data_dir,
         "collection": collection,
         "tasks": tasks,
     }
-    summary = fuse(evaluation=evaluation, **shared, **fusing)
+    summary = fuse(evaluation=evaluation, **shared, **options)
     alphas = ", ".join(f"{task} {alpha:g}" for task, alpha in summary.alphas.items())
-    for name, folder in rows.items():
+    for name, folder in folders.items():
         evaluate(
             runs_dir=str(pathlib.Path(output_dir) / folder),
             system=name,
@@ -384,22 +346,3 @@ def _fuse_and_evaluate(
             **shared,
         )
     return summary
-
-
-def _latency(
-    *, specialists: Mapping[str, Specialist], task: str, config: FusionConfig, **opening: Any
-) -> dict[str, float]:
-    opened = _open(specialists, config=config, **opening)
-    return fusion_latency(list(opened.values()), task, config)
-
-
-def _open(
-    specialists: Mapping[str, Specialist],
-    *,
-    lists_dir: str,
-    data_dir: str,
-    collection: str,
-    **opening: Any,
-) -> dict[str, OpenSpecialist]:
-    store = PassageStore.open(data_dir, collection)
-    return open_specialists(specialists, lists_dir, data_dir=data_dir, store=store, **opening)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from taser_jax.storage.errors import DataError
-from taser_jax.systems.muf.calibration import choose_temperature, reliability
+from taser_jax.systems.muf.confidence import choose_temperature, reliability
 
 
 def oracle(confidence, correct):
@@ -71,5 +71,5 @@ def test_an_edge_of_the_grid_is_warned_of(caplog):
 
 
 def test_no_validation_queries():
-    with pytest.raises(DataError, match="validation queries"):
+    with pytest.raises(DataError, match="no validation queries"):
         choose_temperature(np.zeros((2, 0)), np.zeros(0, bool), (0.001, 0.002))

@@ -7,7 +7,6 @@ import pytest
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.systems.muf.confidence import (
-    ConfidenceConfig,
     confidence,
     member_logits,
     mutual_information,
@@ -92,7 +91,8 @@ def test_blocks_and_temperatures_change_nothing():
             result,
             members=MEMBERS,
             temperatures=(0.1, 1.0),
-            config=ConfidenceConfig(k=K, block_bytes=block_bytes),
+            k=K,
+            block_bytes=block_bytes,
         )
 
     whole = found(1 << 20)
@@ -145,16 +145,16 @@ def test_multiplying_by_the_temperature_would_make_every_query_sure():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"members": 1}, "an ensemble of 1"),
-        ({"temperatures": ()}, "at least one, each a positive number"),
-        ({"temperatures": (0.0,)}, "at least one, each a positive number"),
-        ({"temperatures": (float("nan"),)}, "at least one, each a positive number"),
-        ({"config": ConfidenceConfig(k=K + 1)}, "search deeper, or lower k"),
+        ({"members": 1}, "an ensemble has 1 members"),
+        ({"temperatures": ()}, "give at least one, each a positive number"),
+        ({"temperatures": (0.0,)}, "give at least one, each a positive number"),
+        ({"temperatures": (float("nan"),)}, "give at least one, each a positive number"),
+        ({"k": K + 1}, "search deeper, or lower k"),
     ],
 )
 def test_bad_settings(changed, words):
     members, vectors, result = problem()
-    settings = {"members": MEMBERS, "temperatures": (1.0,), "config": ConfidenceConfig(k=K)}
+    settings = {"members": MEMBERS, "temperatures": (1.0,), "k": K}
     with pytest.raises(ConfigError, match=words):
         query_confidence(
             lambda block: jnp.array(members),
@@ -176,5 +176,5 @@ def test_embeddings_that_are_not_numbers_name_the_query():
             result,
             members=MEMBERS,
             temperatures=(1.0,),
-            config=ConfidenceConfig(k=K),
+            k=K,
         )

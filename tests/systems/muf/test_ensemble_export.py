@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from taser_jax.systems.muf.confidence import confidence, member_logits
-from taser_jax.systems.muf.network import EnsembleConfig, apply_members, init_members
-from taser_jax.systems.muf.released_ensembles import write_members
+from taser_jax.systems.muf.export import write_members
+from taser_jax.systems.muf.members import EnsembleConfig, apply_members, init_members
 
 
 def load(directory):

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.systems.muf.ensemble_step import (
+from taser_jax.systems.muf.members import (
     EnsembleBatch,
+    EnsembleConfig,
     MemberPlacement,
+    apply_member,
     init_ensemble_state,
+    init_members,
     make_ensemble_eval,
     make_ensemble_step,
     member_seed,
 )
-from taser_jax.systems.muf.network import EnsembleConfig, apply_member, init_members
 
 DIM, BATCH, STEPS, RATE = 6, 5, 4, 1e-2
 # Large, or Adam would make steps of the rounding errors of gradients near 0.
@@ -51,7 +53,7 @@ def program(devices, members=CONFIG.members):
         total_steps=STEPS,
     )
     state = init_ensemble_state(init, optimizer, 0, placement)
-    return placement, state, make_ensemble_step(apply_member, optimizer, placement)
+    return placement, state, make_ensemble_step(optimizer, placement)
 
 
 def trained(devices, members=CONFIG.members, change=lambda batch: batch):
@@ -170,7 +172,7 @@ def test_the_step_moves_no_vectors_between_devices():
 def test_evaluation_judges_every_member_on_one_batch():
     _, state, _ = program(1)
     batch = jax.tree.map(lambda leaf: leaf[0], batches(1, 0))
-    found = make_ensemble_eval(apply_member, 2)(state.params, batch)
+    found = make_ensemble_eval(2)(state.params, batch)
     assert found.shape == (2,)
     for member in range(2):
         params = jax.tree.map(lambda leaf, member=member: leaf[member], state.params)

@@ -16,19 +16,18 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.exact import ExactSearcher
-from taser_jax.retrieval.fusion import Absent, FusionConfig, Weighting, fuse_runs, weights_of
+from taser_jax.retrieval.fusion import FusionConfig, Weighting, fuse_runs, weights_of
 from taser_jax.retrieval.hybrid import HybridConfig
 from taser_jax.retrieval.query_arrays import FUSED_LISTS, LISTS, QueryArrays
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
 from taser_jax.retrieval.runs import top_k
 from taser_jax.storage.artifacts import split_path
 from taser_jax.storage.errors import ConfigError, FingerprintError
-from taser_jax.systems.muf.confidence import ConfidenceConfig
 from taser_jax.systems.muf.ensemble import ensemble
 from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleTraining
-from taser_jax.systems.muf.fuse import Domain, fuse
-from taser_jax.systems.muf.network import EnsembleConfig
-from taser_jax.systems.muf.specialists import CalibrationConfig, Specialist
+from taser_jax.systems.muf.fuse import AddedBm25, Domain, fuse
+from taser_jax.systems.muf.members import EnsembleConfig
+from taser_jax.systems.muf.specialists import Specialist, Weighing
 
 DEPTH, K, MEMBERS, TEMPERATURES = 30, 20, 3, (0.1, 1.0, 10.0)
 TRAINING = EnsembleTraining(
@@ -58,13 +57,15 @@ def specialists(small_world, tmp_path_factory):
     return found
 
 
+def weighing(**fusion):
+    return Weighing(FusionConfig(**{"depth": DEPTH, "k": DEPTH} | fusion), K, TEMPERATURES)
+
+
+EQUAL = weighing(weighting=Weighting.EQUAL)
+
+
 def start(output_dir, small_world, specialists, **options):
-    settings = {
-        "config": FusionConfig(depth=DEPTH, k=DEPTH),
-        "confidence": ConfidenceConfig(k=K),
-        "calibration": CalibrationConfig(TEMPERATURES),
-        "k": 5,
-    }
+    settings = {"weighing": weighing(), "k": 5}
     return fuse(
         specialists=specialists,
         data_dir=str(small_world.data_dir),
@@ -151,10 +152,9 @@ def test_a_second_fusion_searches_nothing_anew(fused, small_world, specialists, 
     monkeypatch.setattr(ExactSearcher, "search", fail)
     again = start(output_dir, small_world, specialists)
     assert again == summary
-    equal = FusionConfig(depth=DEPTH, k=DEPTH, weighting=Weighting.EQUAL)
     lists_dir = str(output_dir / "specialists")
     other = start(
-        output_dir.parent / "equal", small_world, specialists, lists_dir=lists_dir, config=equal
+        output_dir.parent / "equal", small_world, specialists, lists_dir=lists_dir, weighing=EQUAL
     )
     assert other.temperatures == {}
 
@@ -179,18 +179,6 @@ def test_without_the_domain_a_task_is_left_to_the_others(fused, small_world, spe
         np.testing.assert_array_equal(arrays.run.rows, own.rows)
 
 
-def test_exact_scores_of_absent_passages(small_world, specialists, tmp_path):
-    """Lists of all passages lack none: deep or shallow, exact fusion ranks the same."""
-    deep = FusionConfig(depth=600, k=5, weighting=Weighting.EQUAL)
-    shallow = FusionConfig(depth=600, k=5, weighting=Weighting.EQUAL, absent=Absent.EXACT)
-    found = []
-    for config in (deep, shallow):
-        start(tmp_path / config.absent.value, small_world, specialists, config=config)
-        directory = split_path(tmp_path / config.absent.value / "lists", "code", "test")
-        found.append(QueryArrays.open(directory, FUSED_LISTS).run)
-    np.testing.assert_array_equal(found[0].rows, found[1].rows)
-
-
 def test_bm25_is_added_with_a_weight_for_each_task(fused, small_world, specialists, tmp_path):
     output_dir, _ = fused
     for split in ("validation", "test"):
@@ -207,8 +195,7 @@ def test_bm25_is_added_with_a_weight_for_each_task(fused, small_world, specialis
         small_world,
         specialists,
         lists_dir=str(output_dir / "specialists"),
-        sparse_dir=str(tmp_path / "bm25"),
-        with_bm25=HybridConfig(depth=50, alphas=(0.5, 50.0)),
+        bm25=AddedBm25(str(tmp_path / "bm25"), HybridConfig(depth=50, alphas=(0.5, 50.0))),
     )
     assert summary.alphas.keys() == {"summary", "code"}
     assert set(summary.alphas.values()) <= {0.5, 50.0}
@@ -246,18 +233,17 @@ def test_what_does_not_belong_together_is_refused(small_world, specialists, tmp_
     with pytest.raises(FingerprintError, match="index this model's embeddings"):
         start(tmp_path, small_world, {"a": mixed, "b": other})
     lists_dir = str(tmp_path / "lists")
-    equal = FusionConfig(depth=DEPTH, k=DEPTH, weighting=Weighting.EQUAL)
-    start(tmp_path / "1", small_world, {"a": one}, lists_dir=lists_dir, config=equal)
+    start(tmp_path / "1", small_world, {"a": one}, lists_dir=lists_dir, weighing=EQUAL)
     with pytest.raises(FingerprintError, match="name another directory"):
-        start(tmp_path / "2", small_world, {"a": other}, lists_dir=lists_dir, config=equal)
+        start(tmp_path / "2", small_world, {"a": other}, lists_dir=lists_dir, weighing=EQUAL)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"specialists": {}}, "specialists none"),
-        ({"calibration": CalibrationConfig(split="test")}, "would choose what is then reported"),
-        ({"development_split": "test"}, "would choose what is then reported"),
+        ({"specialists": {}}, "the specialists are none"),
+        ({"split": "validation"}, "would choose what is then reported"),
+        ({"bm25": AddedBm25("bm25", split="test")}, "would choose what is then reported"),
         ({"tasks": ["nonsense"]}, "no task 'nonsense'"),
     ],
 )
@@ -278,5 +264,5 @@ def test_names_must_differ_and_temperatures_be_positive(small_world, specialists
         start(tmp_path / "mute", small_world, {"a": mute, "b": other})
     with pytest.raises(ConfigError, match="every specialist was trained on 'summary'"):
         start(tmp_path, small_world, {"a": one}, domain=Domain.LEFT_OUT, tasks=["summary"])
-    with pytest.raises(ConfigError, match="at least one, each a positive number"):
-        CalibrationConfig(temperatures=())
+    with pytest.raises(ConfigError, match="give at least one, each a positive number"):
+        Weighing(temperatures=())

@@ -10,7 +10,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Matern
 
 from taser_jax.storage.errors import ConfigError
-from taser_jax.systems.muf.bayesian import (
+from taser_jax.systems.muf.oracle import (
     BayesianConfig,
     best_weights,
     expected_improvement,
@@ -92,7 +92,7 @@ def test_it_finds_nearly_what_a_fine_grid_finds_and_more_than_chance():
 def test_a_query_does_not_depend_on_its_neighbours_and_keeps_its_start_without_a_hit():
     scores, exists, hits = questions(6, seed=3)
     hits[4] = False
-    config = BayesianConfig(evaluations=15, initial=5, candidates=16)
+    config = BayesianConfig(evaluations=15, initial=5)
     start = np.array([0.0, 1.0, 0.0])
     together = best_weights(scores, exists, hits, start, config=config)
     np.testing.assert_array_equal(together[4], start)
@@ -100,15 +100,6 @@ def test_a_query_does_not_depend_on_its_neighbours_and_keeps_its_start_without_a
     np.testing.assert_allclose(rest, together[2:], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"evaluations": 10, "initial": 10},
-        {"candidates": 1},
-        {"length_scales": ()},
-        {"length_scales": (0.0,)},
-    ],
-)
-def test_a_search_that_cannot_work_is_refused(change):
-    with pytest.raises(ConfigError, match="BayesianConfig"):
-        BayesianConfig(**change)
+def test_a_search_that_cannot_work_is_refused():
+    with pytest.raises(ConfigError, match="10 of 10 evaluations are random"):
+        BayesianConfig(evaluations=10, initial=10)

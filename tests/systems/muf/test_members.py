@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from taser_jax.storage.errors import ConfigError
-from taser_jax.systems.muf.network import EnsembleConfig, apply_members, init_members
+from taser_jax.systems.muf.members import EnsembleConfig, apply_members, init_members
 
 CONFIG = EnsembleConfig(members=3, hidden_dims=(6, 5))
 

@@ -12,16 +12,15 @@ from jaxtyping import Float
 from taser_jax.commands.ask import FUSION, Answer, AskSettings
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.data.collections.store import PassageStore
-from taser_jax.retrieval.fusion import FusionConfig, Weighting, fuse_runs, weights_of
+from taser_jax.retrieval.fusion import Weighting, fuse_runs, weights_of
 from taser_jax.retrieval.runs import Run
 from taser_jax.retriever import Retriever
 from taser_jax.retriever_parts import Hit
 from taser_jax.storage.artifacts import file_name, read_json, require_equal
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.settings import from_plain
-from taser_jax.systems.muf.confidence import ConfidenceConfig
 from taser_jax.systems.muf.fuse import FUSION_FILE
-from taser_jax.systems.muf.specialists import CalibrationConfig, OpenSpecialist, Specialist
+from taser_jax.systems.muf.specialists import Specialist, Weighing, open_specialists
 
 
 def ask_fused(questions: Sequence[str], settings: AskSettings) -> list[Answer]:
@@ -42,52 +41,48 @@ def ask_fused(questions: Sequence[str], settings: AskSettings) -> list[Answer]:
     path = pathlib.Path(settings.fusion_dir) / FUSION_FILE
     record = read_json(path, fix="run `taser fuse` first, or correct FUSION_DIR")
     store = PassageStore.open(record["data_dir"], record["collection"])
-    config = from_plain(FusionConfig, record["config"], f"{path}, config")
-    confidence = from_plain(ConfidenceConfig, record["confidence"], f"{path}, confidence")
+    weighing = from_plain(Weighing, record["weighing"], f"{path}, weighing")
+    specialists = {
+        name: from_plain(Specialist, plain, f"{path}, specialist {name!r}")
+        for name, plain in record["specialists"].items()
+    }
+    opened = open_specialists(
+        specialists,
+        path.parent / "specialists",
+        data_dir=record["data_dir"],
+        store=store,
+        weighing=weighing,
+        evaluation=EvaluationConfig(),
+    )
     temperatures = record["summary"]["temperatures"]
-    runs, exact, columns = [], [], []
+    weighs = weighing.fusion.weighting is not Weighting.EQUAL
+    runs, columns = [], []
     ids = [str(line) for line in range(len(questions))]
-    for name, plain in record["specialists"].items():
-        specialist = from_plain(Specialist, plain, f"{path}, specialist {name!r}")
-        if specialist.model_dir is None:
-            raise ConfigError(
-                f"specialist {name!r} has no model",
-                where=str(path),
-                expected="model_dir, to encode questions with",
-                fix=f"bind {file_name(name)}/Specialist.model_dir, and run `taser fuse` again",
-            )
-        opened = OpenSpecialist(
-            name,
-            specialist,
-            path.parent / "specialists" / file_name(name),
-            data_dir=record["data_dir"],
-            store=store,
-            depth=max(config.depth, confidence.k),
-            confidence=confidence,
-            calibration=CalibrationConfig(),
-            evaluation=EvaluationConfig(),
-        )
+    for name, specialist in opened.items():
+        model_dir = specialists[name].model_dir
+        if model_dir is None:
+            title = f"specialist {name!r} has no model to encode questions with"
+            fix = f"bind {file_name(name)}/Specialist.model_dir, and run `taser fuse` again"
+            raise ConfigError(title, where=str(path), fix=fix)
         retriever = Retriever.load(
-            specialist.model_dir, task=settings.task, query_length=settings.query_length
+            model_dir, task=settings.task, query_length=settings.query_length
         )
         require_equal(
-            f"model {specialist.model_dir}",
+            f"model {model_dir}",
             {"model": retriever.model.fingerprint},
-            opened.passages.fingerprints,
+            specialist.passages.fingerprints,
             "encode and index the collection with this model, or correct model_dir",
         )
         vectors = retriever.encode_queries(questions)
-        result = opened.search(vectors)
+        result = specialist.search(vectors)
         runs.append(Run.of(ids, result))
-        exact.append(opened.exact_scores(vectors))
-        weighs = config.weighting is not Weighting.EQUAL and name in temperatures
-        if weighs:
-            columns.append(opened.confidences(vectors, result, [temperatures[name]])[0])
+        if weighs and name in temperatures:
+            columns.append(specialist.confidences(vectors, result, [temperatures[name]])[0])
         else:
             columns.append(np.ones(len(ids), np.float32))
     confidences = np.stack(columns, axis=1)
-    weights = weights_of(confidences, config).values
-    fused = fuse_runs(runs, weights, dataclasses.replace(config, k=settings.k), exact=exact)
+    weights = weights_of(confidences, weighing.fusion).values
+    fused = fuse_runs(runs, weights, dataclasses.replace(weighing.fusion, k=settings.k))
     hits = [
         [
             Hit(store[int(row)], float(score))
@@ -97,7 +92,7 @@ def ask_fused(questions: Sequence[str], settings: AskSettings) -> list[Answer]:
         for rows, scores in zip(fused.rows, fused.scores, strict=True)
     ]
     return [
-        Answer(best, note="   w: " + _named(record["specialists"], weights))
+        Answer(best, note="   w: " + _named(opened, weights))
         for best, weights in zip(hits, confidences, strict=True)
     ]
 

@@ -77,11 +77,9 @@ def open_members(directory: str, *, temperature: float | None, k: int, fingerpri
         FingerprintError: the ensemble belongs to another model.
     """
     if temperature is None:
-        raise ConfigError(
-            "an ensemble without its temperature",
-            where="export_model.temperature",
-            expected="T, such as FUSION_DIR/specialists/NAME/temperature.json has it",
-        )
+        fix = "set T, such as FUSION_DIR/specialists/NAME/temperature.json has it"
+        title = "an ensemble is exported without its temperature"
+        raise ConfigError(title, where="export_model.temperature", fix=fix)
     check_temperatures([float(temperature)])
     ensemble = Ensemble.open(directory, fingerprints={"model": fingerprint})
     return functools.partial(

@@ -1,9 +1,15 @@
-"""One training step of all members of an ensemble, each on its own batch, by `vmap`."""
+"""DPR-MUF's ensemble: small networks on query embeddings, and the training step of all of them.
+
+A member's parameters are {"layers_0": {"kernel": [in, out], "bias": [out]}, ...}; those of an
+ensemble have a leading axis of members.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
+import math
 from collections.abc import Callable
 from typing import no_type_check
 
@@ -15,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float, Int
 
 from taser_jax.models.batch import Array
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.keys import named_key
 from taser_jax.training.losses import ContrastiveLoss, contrastive_loss
 from taser_jax.training.objective import StepMetrics
@@ -23,8 +30,95 @@ from taser_jax.training.step import apply_gradients
 
 MEMBER = "member"
 
-Apply = Callable[[Params, jax.Array], jax.Array]
-"""(a member's parameters, query embeddings [queries, dim]) -> its embeddings, [queries, dim]."""
+
+@dataclasses.dataclass(frozen=True)
+class EnsembleConfig:
+    """Sizes of an ensemble.
+
+    Attributes:
+        members: networks that differ in initialisation, order of queries and sub-batches; fewer
+            cost less and say less.
+        hidden_dims: widths of the hidden layers, each followed by a ReLU. The released code has
+            two of 512; the paper's "2-layer" network, taken literally, has one.
+    """
+
+    members: int = 20
+    hidden_dims: tuple[int, ...] = (512, 512)
+
+    def __post_init__(self) -> None:
+        if self.members < 2 or not all(width > 0 for width in self.hidden_dims):
+            title = f"{self.members} members with hidden layers of {self.hidden_dims}"
+            fix = "set two members or more (one cannot disagree), and widths of at least 1"
+            raise ConfigError(title, where="EnsembleConfig", fix=fix)
+
+    def layer_dims(self, dim: int) -> tuple[tuple[int, int], ...]:
+        """(inputs, outputs) of each layer, for embeddings of `dim` numbers."""
+        return tuple(itertools.pairwise((dim, *self.hidden_dims, dim)))
+
+    def parameters(self, dim: int) -> int:
+        """Parameters of one member."""
+        return sum(inputs * outputs + outputs for inputs, outputs in self.layer_dims(dim))
+
+    def training_flops(self, dim: int, *, queries: int, passages: int) -> float:
+        """Matrix-product FLOPs of one member's step: forward, and twice that backward."""
+        products = sum(inputs * outputs for inputs, outputs in self.layer_dims(dim))
+        return 6.0 * queries * (products + passages * dim)
+
+
+def init_members(key: jax.Array, *, dim: int, config: EnsembleConfig, members: int) -> Params:
+    """Parameters of the first members of an ensemble; member i's depend on the key and i alone.
+
+    Weights and biases are drawn from U(−1/√in, 1/√in), PyTorch's default for linear layers.
+
+    Args:
+        key: key of the whole ensemble.
+        dim: width of the embeddings.
+        config: sizes; its own number of members is not used.
+        members: how many.
+    """
+
+    def layer(key: jax.Array, inputs: int, outputs: int) -> Params:
+        bound = 1 / math.sqrt(inputs)
+        kernel, bias = jax.random.split(key)
+        return {
+            "kernel": jax.random.uniform(kernel, (inputs, outputs), minval=-bound, maxval=bound),
+            "bias": jax.random.uniform(bias, (outputs,), minval=-bound, maxval=bound),
+        }
+
+    def member(number: Array) -> Params:
+        own = jax.random.fold_in(key, number)
+        return {
+            f"layers_{place}": layer(jax.random.fold_in(own, place), *sizes)
+            for place, sizes in enumerate(config.layer_dims(dim))
+        }
+
+    return jax.vmap(member)(jnp.arange(members))
+
+
+def apply_member(
+    params: Params, queries: Float[Array, "queries dim"]
+) -> Float[jax.Array, "queries dim"]:
+    """U = f(v): linear layers with ReLUs between them; no residual, dropout or normalisation.
+
+    Products are float32 at `Precision.HIGHEST`: at a low temperature, the rounding of TPUs
+    would look like disagreement.
+    """
+    hidden = jnp.asarray(queries, jnp.float32)
+    for place in range(len(params)):
+        layer = params[f"layers_{place}"]
+        product = jnp.matmul(hidden, layer["kernel"], precision=jax.lax.Precision.HIGHEST)
+        hidden = product + layer["bias"]
+        if place < len(params) - 1:
+            hidden = jax.nn.relu(hidden)
+    return hidden
+
+
+@jax.jit
+def apply_members(
+    params: Params, queries: Float[Array, "queries dim"]
+) -> Float[jax.Array, "members queries dim"]:
+    """Every member's embeddings of the same queries."""
+    return jax.vmap(apply_member, in_axes=(0, None))(params, queries)
 
 
 # As in `batch`: JAX also builds this tree with leaves that are no arrays.
@@ -125,7 +219,7 @@ def init_ensemble_state(
 
 
 def make_ensemble_step(
-    apply: Apply, optimizer: optax.GradientTransformation, placement: MemberPlacement
+    optimizer: optax.GradientTransformation, placement: MemberPlacement
 ) -> Callable[[TrainState, EnsembleBatch], tuple[TrainState, StepMetrics]]:
     """The jitted step of all members; the state is donated.
 
@@ -135,7 +229,6 @@ def make_ensemble_step(
     not see the factor, clipping would.)
 
     Args:
-        apply: one member.
         optimizer: the chain of one member.
         placement: members over devices.
 
@@ -147,9 +240,12 @@ def make_ensemble_step(
 
     def member(state: TrainState, batch: EnsembleBatch) -> tuple[TrainState, StepMetrics]:
         def loss_fn(params: Params) -> tuple[jax.Array, StepMetrics]:
-            found = _loss(apply(params, jnp.asarray(batch.queries)), batch)
-            metrics = {"loss": found.loss, "nll": found.loss, "accuracy": found.accuracy}
-            return found.loss, metrics
+            result = _loss(params, batch)
+            return result.loss, {
+                "loss": result.loss,
+                "nll": result.loss,
+                "accuracy": result.accuracy,
+            }
 
         (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
         state, update, _ = apply_gradients(
@@ -177,27 +273,26 @@ def make_ensemble_step(
 
 
 def make_ensemble_eval(
-    apply: Apply, members: int
+    members: int,
 ) -> Callable[[Params, EnsembleBatch], Float[Array, " members"]]:
     """The jitted loss of every member on one and the same batch.
 
     Args:
-        apply: one member.
         members: number of members of the ensemble; additional ones are left out.
     """
 
     def member(params: Params, batch: EnsembleBatch) -> jax.Array:
-        return _loss(apply(params, jnp.asarray(batch.queries)), batch).loss
+        return _loss(params, batch).loss
 
     return jax.jit(
         lambda params, batch: jax.vmap(member, in_axes=(0, None))(params, batch)[:members]
     )
 
 
-def _loss(embeddings: jax.Array, batch: EnsembleBatch) -> ContrastiveLoss:
+def _loss(params: Params, batch: EnsembleBatch) -> ContrastiveLoss:
     """The contrastive loss of one member on its batch."""
     return contrastive_loss(
-        embeddings,
+        apply_member(params, batch.queries),
         jnp.asarray(batch.passages),
         positive_index=jnp.asarray(batch.positive_index),
         ignore=jnp.asarray(batch.ignore),

@@ -1,0 +1,88 @@
+"""A finished run of `taser pipeline muf`, for the scripts beside this one."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from taser_jax.commands.evaluate import EvaluationConfig
+from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.data.collections.store import PassageStore
+from taser_jax.evaluation.results import per_query_path, read_per_query
+from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
+from taser_jax.storage.artifacts import file_name, read_json, split_path
+from taser_jax.storage.settings import from_plain
+from taser_jax.systems.muf.fuse import FUSION_FILE
+from taser_jax.systems.muf.specialists import (
+    OpenSpecialist,
+    Specialist,
+    Weighing,
+    open_specialists,
+)
+from taser_jax.systems.muf.tables import MUF, TEST
+
+
+class FinishedRun:
+    """The specialists, rows and stages of a finished run.
+
+    Args:
+        directory: the pipeline's OUTPUT_DIR.
+
+    Attributes:
+        stages: the records of its stages.
+        weighing: how its specialists are weighed.
+    """
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory, self.stages = directory, Stages(directory)
+        self._fusion = read_json(self.fusion_of(MUF) / FUSION_FILE)
+        self.weighing = from_plain(Weighing, self._fusion["weighing"], FUSION_FILE)
+
+    def fusion_of(self, row: str) -> pathlib.Path:
+        """The folder of a row's fusion of all specialists."""
+        return next((self.directory / "fusions").glob(f"{file_name(row)}-??????"))
+
+    def has_fusion(self, row: str) -> bool:
+        """Whether there is one."""
+        return any((self.directory / "fusions").glob(f"{file_name(row)}-??????"))
+
+    @property
+    def specialists(self) -> list[str]:
+        """Names of the specialists."""
+        return list(self._fusion["specialists"])
+
+    def opened(self, *, members: int | None = None) -> dict[str, OpenSpecialist]:
+        """The specialists with the results that they have stored, at their temperatures.
+
+        Args:
+            members: the first members alone; None means all.
+        """
+        temperatures: Mapping[str, float] = self._fusion["summary"]["temperatures"]
+        specialists = {
+            name: dataclasses.replace(
+                from_plain(Specialist, plain, name),
+                temperature=temperatures[name],
+                members=members,
+            )
+            for name, plain in self._fusion["specialists"].items()
+        }
+        return open_specialists(
+            specialists,
+            self.directory / "specialists",
+            data_dir=self._fusion["data_dir"],
+            store=PassageStore.open(self._fusion["data_dir"], self._fusion["collection"]),
+            weighing=self.weighing,
+            evaluation=EvaluationConfig(),
+        )
+
+    def confidences(self, row: str, task: str) -> QueryArrays:
+        """A fusion's lists of a task's queries, with the specialists' confidences."""
+        return QueryArrays.open(split_path(self.fusion_of(row) / "lists", task, TEST), FUSED_LISTS)
+
+    def value(self, row: str, task: str, measure: str) -> float:
+        """A row's mean of a measure."""
+        values = read_per_query(per_query_path(self.directory, row, task, TEST)).values
+        return float(np.mean(values[measure]))

@@ -1,0 +1,387 @@
+"""DPR-MUF's tables, from the rows of a pipeline's directory, and what its confidences are worth."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from taser_jax.commands.pipelines.setting import BM25, Setting
+from taser_jax.evaluation.comparisons import compare_with_baselines
+from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.evaluation.reports import ResultsTable
+from taser_jax.evaluation.results import (
+    SystemResult,
+    TaskResult,
+    per_query_path,
+    read_per_query,
+    read_results,
+    write_per_query,
+    write_result,
+)
+from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
+from taser_jax.storage.artifacts import FilePath, split_path, write_text
+from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.progress import logger
+
+Evaluations = Mapping[str, Evaluation]
+"""Task -> a row's values by query."""
+MUF, OWN, WORST, ORACLE = "MUF", "Single, own domain", "Single, worst", "Oracle indicator"
+OTHER, UNSEEN = "Single, best other", "Joint without the domain"
+BAYESIAN = "Oracle Bayesian"
+WITHOUT_DOMAIN, EQUAL = "MUF without the domain", "Equal weights"
+# The paper's inverse temperature of 1e-3, to the letter: every w is about 1.
+LITERAL, LITERAL_TEMPERATURE = "MUF, T = 1000", 1000.0
+TEST = "test"
+
+
+def of_size(members: int) -> str:
+    """The row of a fusion with the first members."""
+    return f"MUF, {members} members"
+
+
+def with_bm25(row: str) -> str:
+    """The row of a fusion with BM25 added."""
+    return f"{row} + BM25"
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedConfig:
+    """Random mixes of several tasks' queries (DPR-MUF, section 6.2); draws have a fixed seed.
+
+    Attributes:
+        tasks: tasks that are mixed in equal shares; empty means all that are searched.
+        sets: number of mixes that are averaged over.
+        queries: queries in each mix.
+    """
+
+    tasks: tuple[str, ...] = ()
+    sets: int = 5
+    queries: int = 3000
+
+
+@dataclasses.dataclass(frozen=True)
+class MufRows:
+    """The rows of a pipeline's directory, for its tables.
+
+    Attributes:
+        setting: the pipeline's setting.
+        tasks: the tasks that were searched.
+        specialists: name -> tasks that it was trained on.
+        values: row -> its values by query, for every model and fusion, alone and with BM25, and
+            for the Bayesian oracle.
+    """
+
+    setting: Setting
+    tasks: Sequence[str]
+    specialists: Mapping[str, Sequence[str]]
+    values: Mapping[str, Evaluations]
+
+    @property
+    def directory(self) -> pathlib.Path:
+        """The pipeline's folder."""
+        return pathlib.Path(self.setting.output_dir)
+
+    @property
+    def own(self) -> dict[str, str]:
+        """Task -> its specialist; the first of several."""
+        return {
+            task: next(name for name, tasks in self.specialists.items() if task in tasks)
+            for task in self.tasks
+            if any(task in tasks for tasks in self.specialists.values())
+        }
+
+
+def write_tables(
+    rows: MufRows,
+    *,
+    models: Sequence[str],
+    fusions: Sequence[str],
+    unseen: Mapping[str, str],
+    sizes: Sequence[int],
+    mixed: MixedConfig | None,
+) -> dict[str, ResultsTable]:
+    """The paper's tables 2 to 4, from the rows' values by query.
+
+    Args:
+        rows: all rows.
+        models: joint and untrained models among them.
+        fusions: fusions among them, those of `sizes` aside.
+        unseen: specialist -> the joint model that has not seen its tasks; may be empty.
+        sizes: numbers of members, for the table of sizes.
+        mixed: the mixes of queries; None leaves their table out.
+
+    Returns:
+        Name -> table: "domains", "bm25" and, where asked for, "sizes" and "mixed".
+    """
+    directory, values = rows.directory, rows.values
+    singles = {name: values[name] for name in rows.specialists}
+    joined = {name: values[with_bm25(name)] for name in rows.specialists}
+    measure = rows.setting.hybrid_measure
+    combined = {
+        OWN: pick(singles, rows.own),
+        OTHER: pick(singles, best_other(singles, rows.own, measure)),
+        WORST: pick(singles, worst_of(singles, measure)),
+    }
+    if unseen:
+        of_task = {task: unseen[name] for task, name in rows.own.items()}
+        combined[UNSEEN] = pick(values, of_task)
+        without = {task: with_bm25(name) for task, name in of_task.items()}
+        write_row(directory, with_bm25(UNSEEN), pick(values, without), split=TEST)
+    for name, row in {**combined, with_bm25(OWN): pick(joined, rows.own)}.items():
+        write_row(directory, name, row, split=TEST)
+    shown = [*models, *fusions]
+    added = [row for row in (OWN, *shown) if row not in (WITHOUT_DOMAIN, EQUAL, LITERAL)]
+    if unseen:
+        added.insert(1, UNSEEN)
+    tables = {
+        "domains": _table(rows, directory, "domains", [*singles, *combined, *shown]),
+        "bm25": _table(rows, directory, "bm25", [BM25, *map(with_bm25, added)]),
+    }
+    if sizes:
+        sized = [*map(of_size, sizes), MUF]
+        tables["sizes"] = _table(rows, directory, "sizes", sized)
+    if mixed is not None:
+        # Of tasks that have a specialist: the indicator knows one for each.
+        counts = {task: singles[name][task].num_queries for task, name in rows.own.items()}
+        draws = draw_mixes(counts, mixed)
+        mixable = {**singles, **{name: values[name] for name in shown}}
+        mixable[ORACLE] = pick(singles, rows.own)
+        if BAYESIAN in values:
+            mixable[BAYESIAN] = values[BAYESIAN]
+        for name, row in mixable.items():
+            write_row(directory / "mixed", name, mix(row, draws), split=TEST)
+        tables["mixed"] = _table(rows, directory / "mixed", "mixed", list(mixable))
+    return tables
+
+
+def _table(rows: MufRows, directory: pathlib.Path, name: str, shown: Sequence[str]) -> ResultsTable:
+    """Rows of a directory as a table of their own, written beside the others."""
+    results = read_results(directory / "results", shown)
+    table = ResultsTable.of(results, by_task=rows.setting.evaluation.measures[-1])
+    if (config := rows.setting.significance) is not None:
+        if config.baseline is not None and with_bm25(config.baseline) in shown:
+            config = dataclasses.replace(config, baseline=with_bm25(config.baseline))
+        compared = compare_with_baselines(directory, results, split=TEST, config=config)
+        table = dataclasses.replace(table, comparisons=compared)
+    table.write(rows.directory, name=name)
+    return table
+
+
+def read_row(directory: FilePath, system: str, tasks: Sequence[str], *, split: str) -> Evaluations:
+    """A row's values by query, from the directory of a table."""
+    return {task: read_per_query(per_query_path(directory, system, task, split)) for task in tasks}
+
+
+def write_row(
+    directory: FilePath,
+    system: str,
+    row: Evaluations,
+    *,
+    split: str,
+    evaluated: SystemResult | None = None,
+) -> None:
+    """Writes a row into the directory of a table, as if it had been evaluated there.
+
+    Args:
+        directory: gets results/ and per_query/ of the row.
+        system: its name.
+        row: its values by query.
+        split: split of the queries.
+        evaluated: the evaluated row, with its parameters and details; None for a combined row.
+    """
+    for task, evaluation in row.items():
+        write_per_query(per_query_path(directory, system, task, split), evaluation)
+    results = {task: TaskResult.of(evaluation) for task, evaluation in row.items()}
+    described = evaluated or SystemResult(system, results)
+    write_result(f"{directory}/results", dataclasses.replace(described, tasks=results))
+
+
+def worst_of(rows: Mapping[str, Evaluations], measure: str) -> dict[str, str]:
+    """Task -> the row with the lowest mean of a measure; the first among equals."""
+    tasks = next(iter(rows.values()))
+    return {
+        task: min(rows, key=lambda name: rows[name][task].values[measure].mean()) for task in tasks
+    }
+
+
+def best_other(
+    rows: Mapping[str, Evaluations], own: Mapping[str, str], measure: str
+) -> dict[str, str]:
+    """Task -> the row with the highest mean of a measure, its own specialist's aside.
+
+    It is chosen on the values that are reported, which favours it.
+    """
+    return {
+        task: max(
+            (name for name in rows if name != specialist),
+            key=lambda name: rows[name][task].values[measure].mean(),
+        )
+        for task, specialist in own.items()
+    }
+
+
+def pick(rows: Mapping[str, Evaluations], chosen: Mapping[str, str]) -> Evaluations:
+    """A row whose values on each task are those of the chosen row."""
+    return {task: rows[name][task] for task, name in chosen.items()}
+
+
+def draw_mixes(
+    sizes: Mapping[str, int], config: MixedConfig
+) -> list[dict[str, Int[np.ndarray, " drawn"]]]:
+    """Lines of each task's queries in every mix, without repetition inside a mix.
+
+    Args:
+        sizes: task -> its number of queries.
+        config: tasks and sizes.
+
+    Raises:
+        ConfigError: an unknown task, a mix that the tasks do not divide, or a task too small.
+    """
+    tasks = list(config.tasks or sizes)
+    share, rest = divmod(config.queries, max(len(tasks), 1))
+    unknown = [task for task in tasks if task not in sizes]
+    small = [task for task in tasks if sizes.get(task, 0) < share]
+    if not tasks or unknown or rest or share < 1 or config.sets < 1 or small:
+        shown = ", ".join(f"{task} {sizes.get(task, 'unknown')}" for task in unknown + small)
+        title = f"{config.sets} mixes of {config.queries} queries from {len(tasks)} tasks"
+        title += f"; there are of {shown}" if shown else ""
+        fix = "take equal shares of known tasks, none larger than its task"
+        raise ConfigError(title, where="MixedConfig", fix=fix)
+
+    def lines(number: int, place: int, task: str) -> Int[np.ndarray, " drawn"]:
+        return np.random.default_rng([0, number, place]).permutation(sizes[task])[:share]
+
+    return [
+        {task: lines(number, place, task) for place, task in enumerate(tasks)}
+        for number in range(config.sets)
+    ]
+
+
+def mix(row: Evaluations, draws: Sequence[Mapping[str, np.ndarray]]) -> Evaluations:
+    """A row's values on every mix, named "mix 1", "mix 2", ..."""
+    mixes = {}
+    for number, draw in enumerate(draws, start=1):
+        measures = set.intersection(*(set(row[task].values) for task in draw))
+        ids = tuple(f"{task}:{row[task].query_ids[line]}" for task in draw for line in draw[task])
+        values = {
+            name: np.concatenate([row[task].values[name][draw[task]] for task in draw])
+            for name in next(iter(row.values())).values
+            if name in measures
+        }
+        mixes[f"mix {number}"] = Evaluation(ids, values)
+    return mixes
+
+
+def mean_confidence(
+    lists: pathlib.Path, tasks: Sequence[str], *, split: str
+) -> dict[str, dict[str, float]]:
+    """Task -> specialist -> mean w of a fusion's queries."""
+    means = {}
+    for task in tasks:
+        fused = QueryArrays.open(split_path(lists, task, split), FUSED_LISTS)
+        of_specialists = fused.arrays["confidence"].mean(axis=0).tolist()
+        means[task] = dict(zip(fused.columns, of_specialists, strict=True))
+    return means
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialistUncertainty:
+    """One specialist's confidence in its results for every task's queries.
+
+    Attributes:
+        name: the specialist's name.
+        own: tasks that it was trained on.
+        confidence: task -> w of each query.
+        correct: task -> whether the first passage of its list is right.
+    """
+
+    name: str
+    own: Sequence[str]
+    confidence: Mapping[str, Float[np.ndarray, " queries"]]
+    correct: Mapping[str, Bool[np.ndarray, " queries"]]
+
+    def error_auroc(self, task: str) -> float | None:
+        """AUROC of w for right first passages of a task; None where all are right or all wrong."""
+        return auroc(self.confidence[task], self.correct[task])
+
+    def domain_auroc(self) -> float | None:
+        """AUROC of w for own queries against others; None where all tasks are its own, or none."""
+        of_tasks = self.confidence.items()
+        is_own = np.concatenate([np.full(len(w), task in self.own) for task, w in of_tasks])
+        return auroc(np.concatenate(list(self.confidence.values())), is_own)
+
+
+def auroc(
+    confidence: Float[np.ndarray, " queries"], positive: Bool[np.ndarray, " queries"]
+) -> float | None:
+    """Probability that a positive query is surer than a negative one; equals count one half.
+
+    Example:
+        >>> auroc(np.array([0.9, 0.5, 0.5, 0.1]), np.array([True, True, False, False]))
+        0.875
+
+    Args:
+        confidence: higher is surer.
+        positive: right results, or a specialist's own queries.
+
+    Returns:
+        The area under the ROC curve; None where all queries are of one class.
+    """
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    if not positives or not negatives:
+        return None
+    _, place, count = np.unique(confidence, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(count) - (count - 1) / 2)[place]
+    wins = ranks[positive].sum() - positives * (positives + 1) / 2
+    return float(wins / (positives * negatives))
+
+
+def write_uncertainty(rows: MufRows, lists: pathlib.Path) -> None:
+    """Writes how well confidences predict errors and domains, as uncertainty.csv.
+
+    Args:
+        rows: all rows.
+        lists: of the fusion, with the specialists' confidences.
+    """
+    if "R@1" not in rows.setting.evaluation.measures:
+        logger.info("no figures of confidence: they need the measure R@1")
+        return
+    fused = {
+        task: QueryArrays.open(split_path(lists, task, TEST), FUSED_LISTS) for task in rows.tasks
+    }
+    specialists = []
+    for place, (name, own) in enumerate(rows.specialists.items()):
+        confidence, correct = {}, {}
+        for task, arrays in fused.items():
+            column = arrays.arrays["confidence"][:, place]
+            w = dict(zip(arrays.query_ids, column, strict=True))
+            judged = rows.values[name][task]
+            confidence[task] = np.array([w[query_id] for query_id in judged.query_ids])
+            correct[task] = judged.values["R@1"] > 0
+        specialists.append(SpecialistUncertainty(name, own, confidence, correct))
+    write_text(rows.directory / "uncertainty.csv", uncertainty_csv(specialists))
+
+
+def uncertainty_csv(specialists: Sequence[SpecialistUncertainty]) -> str:
+    """A line per specialist and task: mean w, accuracy, AUROCs; empty where one is undefined."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    columns = ("specialist", "task", "own", "queries", "mean_w", "accuracy")
+    writer.writerow([*columns, "auroc_of_errors", "auroc_of_own_queries"])
+    for specialist in specialists:
+        domain = _shown(specialist.domain_auroc())
+        for task, w in specialist.confidence.items():
+            accuracy = _shown(float(np.mean(specialist.correct[task])))
+            line = [specialist.name, task, task in specialist.own, len(w), _shown(np.mean(w))]
+            writer.writerow([*line, accuracy, _shown(specialist.error_auroc(task)), domain])
+    return text.getvalue()
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
