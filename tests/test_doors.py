@@ -157,7 +157,7 @@ def test_systems_register_what_core_rooms_ask_them_for():
         place = re.compile(r'^([A-Z_]+): .* = Registered\(\s*"taser_jax\.([\w.]+)"', re.M)
         asked |= dict(place.findall(text))
     assert asked.keys() == {
-        *("QUERY_DOCUMENTS", "SHARED_EMBEDDINGS", "FUSED_DOCUMENTS"),
+        *("QUERY_DOCUMENTS", "SHARED_EMBEDDINGS"),
         *("ENSEMBLE", "FUSION", "MEMORIES"),
     }
     for name, module in asked.items():

@@ -15,7 +15,7 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from finished_run import FinishedRun
@@ -120,18 +120,11 @@ def latencies(run: FinishedRun) -> dict[int, Latency]:
     assert first.ensemble is not None
     everyone = first.ensemble.config.members
     sizes = [members for members in range(2, everyone) if run.has_fusion(of_size(members))]
-    task = next(read_tasks(run))
-    found = {members: run.opened(members=members) for members in sizes} | {everyone: opened}
+    fusions = {members: run.opened(members=members) for members in sizes} | {everyone: opened}
     return {
-        members: fusion_latency(list(specialists.values()), task, run.weighing.fusion)
-        for members, specialists in found.items()
+        members: fusion_latency(list(specialists.values()), run.tasks[0], run.weighing.fusion)
+        for members, specialists in fusions.items()
     }
-
-
-def read_tasks(run: FinishedRun) -> Iterator[str]:
-    """The tasks of MUF's row."""
-    [row] = [one for one in read_results(run.directory / "results") if one.system == MUF]
-    yield from row.tasks
 
 
 def fusion_latency(

@@ -8,7 +8,6 @@ queries; distributions of w, risk by coverage, reliability, and how many special
 
 from __future__ import annotations
 
-import csv
 import json
 import pathlib
 import sys
@@ -43,7 +42,7 @@ def main() -> None:
         print(__doc__, file=sys.stderr)
         sys.exit(2)
     directory = pathlib.Path(sys.argv[1])
-    if not (directory / "uncertainty.csv").exists():
+    if not (directory / "domains.csv").exists():
         return
     run = FinishedRun(directory)
     (directory / "figures").mkdir(exist_ok=True)
@@ -53,15 +52,7 @@ def main() -> None:
 
 def figures(run: FinishedRun) -> dict[str, Figure]:
     """Name -> figure."""
-    with (run.directory / "uncertainty.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    tasks = list(dict.fromkeys(line["task"] for line in lines))
-    own_tasks = {
-        name: [
-            line["task"] for line in lines if line["specialist"] == name and line["own"] == "True"
-        ]
-        for name in run.specialists
-    }
+    tasks, own_tasks = run.tasks, run.own
     own = {task: name for name, of_name in own_tasks.items() for task in of_name}
     w: dict[str, dict[str, np.ndarray]] = {name: {} for name in run.specialists}
     for task in tasks:

@@ -11,10 +11,11 @@ import numpy as np
 from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.data.collections.store import PassageStore
-from taser_jax.evaluation.results import per_query_path, read_per_query
+from taser_jax.evaluation.results import per_query_path, read_per_query, read_results
 from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
 from taser_jax.storage.artifacts import file_name, read_json, split_path
 from taser_jax.storage.settings import from_plain
+from taser_jax.systems.muf.ensemble_files import Ensemble
 from taser_jax.systems.muf.fuse import FUSION_FILE
 from taser_jax.systems.muf.specialists import (
     OpenSpecialist,
@@ -53,6 +54,20 @@ class FinishedRun:
     def specialists(self) -> list[str]:
         """Names of the specialists."""
         return list(self._fusion["specialists"])
+
+    @property
+    def own(self) -> dict[str, tuple[str, ...]]:
+        """Specialist -> tasks that it was trained on."""
+        return {
+            name: Ensemble.open(plain["ensemble_dir"]).tasks
+            for name, plain in self._fusion["specialists"].items()
+        }
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks of MUF's row."""
+        [row] = read_results(self.directory / "results", [MUF])
+        return list(row.tasks)
 
     def opened(self, *, members: int | None = None) -> dict[str, OpenSpecialist]:
         """The specialists with the results that they have stored, at their temperatures.

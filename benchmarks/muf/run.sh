@@ -36,7 +36,8 @@ for seed in ${SEEDS:-0 1}; do
     --gin.DATA_DIR="$data_dir" --gin.TOKEN_STORE="$tokens" --gin.PRETRAINED="$pretrained" \
     --gin.STATES_DIR="$output_dir/states" --gin.RANDOM_SEED="$seed" \
     --gin.TRAIN_STEPS="$steps" --gin.JOINT_STEPS=$((5 * steps)) "$@"
-  python "$here/costs.py" "$output_dir/seed-$seed"
-  python "$here/figures.py" "$output_dir/seed-$seed"
+  for script in uncertainty costs figures; do
+    python "$here/$script.py" "$output_dir/seed-$seed"
+  done
   python "$here/table.py" "$output_dir"
 done

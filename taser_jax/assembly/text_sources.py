@@ -24,23 +24,6 @@ class QueryDocuments(OtherTexts, Protocol):
     def renamed(self, queries: TokenizedQueries) -> TokenizedQueries:
         """The same queries with a fingerprint that depends on their documents."""
 
-    def write_attention(
-        self,
-        model: LoadedModel,
-        queries: TokenizedQueries,
-        queries_dir: FilePath,
-        *,
-        config: EncodeConfig,
-    ) -> None:
-        """Writes which documents a split's queries were fused with, and how much each counted.
-
-        Args:
-            model: the model that fuses them.
-            queries: the split.
-            queries_dir: directory of its embeddings.
-            config: sizes of batches.
-        """
-
 
 class OpenQueryDocuments(Protocol):
     """Opens the documents that a system looked up."""

@@ -17,7 +17,7 @@ from taser_jax.devices.hosts import wait_for_all, writes
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.embeddings import TokenRows, encode_texts
 from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
-from taser_jax.retrieval.query_embeddings import encode_queries, queries_directory
+from taser_jax.retrieval.query_embeddings import encode_queries
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import phase
 
@@ -34,7 +34,6 @@ def encode(
     step: int | None = None,
     augmentation_dir: str | None = None,
     documents: int = 10,
-    attention: bool = False,
     shared_embeddings: str | None = None,
     states_dir: str | None = None,
     frozen_blocks: int | None = None,
@@ -55,8 +54,6 @@ def encode(
         step: step of the checkpoint; None means the best one.
         augmentation_dir: documents of the queries, from `taser augment`; for models that fuse them.
         documents: documents fused with each query, K.
-        attention: whether to keep the attention that each document gets beside the queries'
-            embeddings; `taser search` can then write it with the results.
         shared_embeddings: embeddings by text that memories, encodings and trainings of one passage
             tower share, on one host; passages that it lacks are encoded into it. None encodes all.
         states_dir: states of the blocks that were frozen in the model's training, as `taser train`
@@ -140,9 +137,6 @@ def encode(
                 process_index=(jax.process_index() - number) % hosts,
                 process_count=hosts,
             )
-            if augmentation is not None and attention and jax.process_index() == 0:
-                own = queries_directory(output_dir, split.task, split.split)
-                augmentation.write_attention(model, split, own, config=config)
         # No host may go on to the index before the last shard is written.
         wait_for_all("passages and queries encoded")
     return fingerprints

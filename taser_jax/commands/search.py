@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, list_tasks
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.retrieval.exact import search_devices
 from taser_jax.retrieval.index import open_index
-from taser_jax.retrieval.query_embeddings import QueryEmbeddings, queries_directory
+from taser_jax.retrieval.query_embeddings import QueryEmbeddings
 from taser_jax.retrieval.runs import Run, without_own, write_trec_run
-from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.progress import phase
-from taser_jax.storage.registered import Registered
-
-WriteDocuments = Callable[[FilePath, FilePath, Sequence[str]], None]
-"""Writes, to a path, the documents beside the embeddings in a directory, of some query ids."""
-# MEMORY_DIR and the folder of collections -> what writes the documents of its memories.
-FUSED_DOCUMENTS: Registered[Callable[[str, str], WriteDocuments]] = Registered(
-    "taser_jax.systems.moma.answers"
-)
 
 
 @writes("{output_dir}")
@@ -38,7 +29,6 @@ def search(
     k: int = 100,
     tag: str = "taser",
     own_passage_tasks: Sequence[str] = (),
-    memory_dir: str | None = None,
 ) -> list[pathlib.Path]:
     """Searches the queries of a split, one run file per task; needs no model.
 
@@ -56,9 +46,6 @@ def search(
         tag: the run files' last column.
         own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
             the query's id is excluded from its results (BEIR's ArguAna).
-        memory_dir: the mixture whose documents the queries were fused with, if `taser encode` kept
-            their attention: writes `<task>.<split>.documents.jsonl` beside each run, with
-            document, memory, score and attention.
 
     Returns:
         The run files.
@@ -81,7 +68,6 @@ def search(
         QueryEmbeddings.of_split(embeddings_dir, task, split, fingerprints=searcher.fingerprints)
         for task in names
     ]
-    write_documents = None if memory_dir is None else FUSED_DOCUMENTS.get()(memory_dir, data_dir)
     paths = []
     for task, queries in zip(names, encoded, strict=True):
         with phase(f"search of {task} {split}"):
@@ -92,9 +78,6 @@ def search(
         path = inputs.run_path(output_dir, task, split)
         write_trec_run(path, Run.of(queries.query_ids, result), ids=store.ids, tag=tag)
         paths.append(path)
-        if write_documents is not None:
-            own = queries_directory(embeddings_dir, task, split)
-            write_documents(path.with_suffix(".documents.jsonl"), own, queries.query_ids)
     return paths
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import importlib
 import json
 import os
 import pathlib
@@ -21,6 +22,7 @@ from taser_jax.evaluation.results import (
     SystemResult,
     TaskResult,
     per_query_path,
+    read_per_query,
     write_per_query,
     write_result,
 )
@@ -162,6 +164,15 @@ def test_all_of_it_on_a_few_questions(tmp_path: pathlib.Path):
 
 
 def check_costs_and_figures(directory: pathlib.Path) -> None:
+    with (directory / "uncertainty.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["task"] for line in lines] == [*TASKS] * 5
+    assert [line["task"] for line in lines if line["own"] == "True"] == [*TASKS]
+    for line in lines:
+        path = per_query_path(directory, line["specialist"], line["task"], "test")
+        right = read_per_query(path).values["R@1"] > 0
+        assert float(line["accuracy"]) == pytest.approx(right.mean(), abs=1e-4)
+        assert 0 <= float(line["mean_w"]) <= 1
     header, _, *lines = (directory / "costs.md").read_text().splitlines()
     assert header.startswith("| | Joint | Joint without SQuAD | ")
     assert header.endswith(" | MUF, 5 specialists |")
@@ -180,19 +191,56 @@ def check_costs_and_figures(directory: pathlib.Path) -> None:
     }
 
 
-def test_risk_by_coverage_and_shared_queries_by_hand(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch):
+    """Makes the benchmark's scripts modules."""
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks/muf"))
-    from figures import effective_specialists, risk_coverage
+    names = ("figures", "finished_run", "uncertainty")
+    yield [importlib.import_module(name) for name in ("figures", "uncertainty")]
+    for name in names:
+        sys.modules.pop(name, None)
 
-    risk = risk_coverage(np.array([0.2, 0.9, 0.5]), np.array([False, True, False]))
+
+def test_risk_by_coverage_and_shared_queries_by_hand(scripts):
+    figures, _ = scripts
+    risk = figures.risk_coverage(np.array([0.2, 0.9, 0.5]), np.array([False, True, False]))
     np.testing.assert_allclose(risk, [0, 1 / 2, 2 / 3])
     rng = np.random.default_rng(0)
     confidence, correct = rng.integers(0, 8, 60) / 8, rng.random(60) < 0.5
     order = sorted(range(60), key=lambda place: (-confidence[place], place))
     expected = [1 - correct[order[: n + 1]].mean() for n in range(60)]
-    np.testing.assert_allclose(risk_coverage(confidence, correct), expected)
+    np.testing.assert_allclose(figures.risk_coverage(confidence, correct), expected)
     weights = np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]])
-    np.testing.assert_allclose(effective_specialists(weights), [2, 1, 3])
+    np.testing.assert_allclose(figures.effective_specialists(weights), [2, 1, 3])
+
+
+def test_areas_by_hand_and_by_loops_over_pairs(scripts):
+    _, uncertainty = scripts
+    specialist = uncertainty.SpecialistUncertainty(
+        "A",
+        ("x",),
+        {"x": np.array([0.9, 0.5, 0.7]), "y": np.array([0.6, 0.2])},
+        {"x": np.array([True, False, True]), "y": np.array([False, False])},
+    )
+    assert specialist.error_auroc("x") == 1.0
+    assert specialist.error_auroc("y") is None
+    # Of six pairs of an own and a foreign query one is the wrong way round: .5 against .6.
+    assert specialist.domain_auroc() == pytest.approx(5 / 6)
+    first, second = csv.DictReader(uncertainty.uncertainty_csv([specialist]).splitlines())
+    assert (first["mean_w"], first["accuracy"], first["own"]) == ("0.7000", "0.6667", "True")
+    assert (first["auroc_of_errors"], second["auroc_of_errors"]) == ("1.0000", "")
+    assert second["auroc_of_own_queries"] == "0.8333"
+    rng = np.random.default_rng(0)
+    for size in (5, 60):
+        confidence = rng.integers(0, 8, size) / 8
+        correct = rng.random(size) < 0.5
+        correct[:2] = True, False
+        pairs = [
+            1.0 if a > b else 0.5 if a == b else 0.0
+            for a in confidence[correct]
+            for b in confidence[~correct]
+        ]
+        assert uncertainty.auroc(confidence, correct) == pytest.approx(np.mean(pairs))
 
 
 def write_shared(root: pathlib.Path) -> None:

@@ -162,7 +162,7 @@ def test_an_ensemble_is_exported_with_its_own_model_and_temperature(capsys, tmp_
         ensemble.save(tmp_path / name, facts={})
     told = {"temperature": 0.1, "confidence_k": 5}
     for ensemble_dir, more, words in (
-        ("own", {}, "an ensemble without its temperature"),
+        ("own", {}, "an ensemble is exported without its temperature"),
         ("own", {"temperature": 0}, "each a positive number"),
         ("foreign", told, "train an ensemble on this model's embeddings"),
     ):

@@ -1,9 +1,8 @@
-"""The documents behind a query, with memory and attention, for `taser search` and `taser ask`."""
+"""Answers typed questions with documents of memories, and names these with their attention."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import textwrap
 from collections.abc import Sequence
 
@@ -11,7 +10,6 @@ import numpy as np
 from jaxtyping import Float32
 
 from taser_jax.commands.ask import MEMORIES, Answer, AskSettings
-from taser_jax.commands.search import FUSED_DOCUMENTS, WriteDocuments
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.embeddings import encode_rows
@@ -19,13 +17,13 @@ from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.retrieval.exact import ExactSearcher, search_devices
 from taser_jax.retriever import Retriever
 from taser_jax.retriever_parts import TokensInMemory
-from taser_jax.storage.artifacts import FilePath, replacing, require_equal
+from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.records import Passage
 from taser_jax.systems.moma.augment import check_documents
 from taser_jax.systems.moma.embeddings import EmbeddingsByText
 from taser_jax.systems.moma.memories import AugmentedTexts, Lookup, Mixture
-from taser_jax.systems.moma.query_documents import document_attention, document_reader, read_fused
+from taser_jax.systems.moma.query_documents import document_attention, document_reader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,41 +74,6 @@ def fused_documents(
         ]
         by_query.append(sorted(documents, key=lambda document: -document.attention))
     return by_query
-
-
-def write_documents(
-    path: FilePath, query_ids: Sequence[str], by_query: Sequence[Sequence[FusedDocument]]
-) -> None:
-    """Writes a JSON line per query: its id, and each document with memory, score and attention."""
-    with replacing(path) as scratch, open(scratch, "w", encoding="utf-8") as file:
-        for query_id, documents in zip(query_ids, by_query, strict=True):
-            values = [
-                {
-                    "document": document.passage.id,
-                    "memory": document.memory,
-                    "score": round(document.score, 6),
-                    "attention": round(document.attention, 6),
-                }
-                for document in documents
-            ]
-            file.write(json.dumps({"query": query_id, "documents": values}) + "\n")
-
-
-def documents_writer(memory_dir: str, data_dir: str) -> WriteDocuments:
-    """What writes the documents of a mixture that encoded queries were fused with.
-
-    Args:
-        memory_dir: the mixture.
-        data_dir: folder of its collections.
-    """
-    mixture = Mixture.open(memory_dir)
-
-    def write(path: FilePath, queries_dir: FilePath, query_ids: Sequence[str]) -> None:
-        lookup, attention = read_fused(queries_dir, mixture)
-        documents = fused_documents(mixture, lookup, attention, data_dir=data_dir)
-        write_documents(path, query_ids, documents)
-
-    return write
 
 
 def ask_augmented(questions: Sequence[str], settings: AskSettings) -> list[Answer]:
@@ -177,5 +140,4 @@ def _shown(documents: Sequence[FusedDocument]) -> list[str]:
     return lines
 
 
-FUSED_DOCUMENTS.register(documents_writer)
 MEMORIES.register(ask_augmented)

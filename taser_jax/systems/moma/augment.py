@@ -41,7 +41,6 @@ def augment(
     tasks: Sequence[str] | None = None,
     splits: Sequence[str] | None = None,
     k: int = 10,
-    excluded: Sequence[str] = (),
     without_gold_of: str | None = None,
     config: EncodeConfig = EncodeConfig(),
     step: int | None = None,
@@ -60,7 +59,6 @@ def augment(
         tasks: tasks to use; None means all.
         splits: splits to use; None means all.
         k: documents per query.
-        excluded: memories that are not searched.
         without_gold_of: the memory that holds the queries' positives; each training query's own
             positives are then left out of its documents. None keeps them, as the paper does.
         config: sizes of batches.
@@ -70,7 +68,7 @@ def augment(
         Queries, by task and split; 0 where they were reused.
 
     Raises:
-        ConfigError: k below 1 or above the mixture, or an unknown memory, task or split.
+        ConfigError: k below 1 or above the mixture, or an unknown task or split.
         FingerprintError: the mixture was encoded by another passage tower or vocabulary.
     """
     store, mixture = TokenStore.open(token_store), Mixture.open(memory_dir)
@@ -79,10 +77,8 @@ def augment(
     tower = tower_fingerprints(model, store)
     fix = "add the memories with this model, to a directory of their own"
     require_equal(f"memories {memory_dir}", mixture.manifest.fingerprints, tower, fix)
-    searched = mixture_without(mixture, excluded)
-    check_documents(k, len(searched))
-    embeddings = EmbeddingsByText.of_mixture(mixture, searched)
-    searcher = ExactSearcher(embeddings, devices=search_devices())
+    check_documents(k, len(mixture))
+    searcher = ExactSearcher(EmbeddingsByText.of_mixture(mixture), devices=search_devices())
     counts = {}
     for queries in query_sets(store, tasks, splits, splits_setting="augment.splits"):
         task, split = queries.task, queries.split
@@ -90,7 +86,7 @@ def augment(
             **mixture.fingerprints,
             "queries": queries.fingerprint,
             "query_model": model.fingerprint,
-            "settings": json.dumps([k, sorted(excluded), without_gold_of]),
+            "settings": json.dumps([k, without_gold_of]),
         }
         name = f"{task} {split}"
         counts[name] = 0
@@ -101,7 +97,7 @@ def augment(
             gold = None
             if without_gold_of is not None and split == "train":
                 gold = mixture.gold(without_gold_of, queries.positives)
-            lookup = _look_up(model, queries, searcher, searched, k=k, gold=gold, config=config)
+            lookup = _look_up(model, queries, searcher, mixture, k=k, gold=gold, config=config)
         write_lookup(output_dir, task, split, lookup, memory_dir=memory_dir, fingerprints=prints)
         if data_dir is not None:
             _write_run(output_dir, task, split, lookup, mixture, data_dir)
@@ -121,16 +117,6 @@ def check_documents(count: int, available: int) -> None:
         raise ConfigError(title, where="DOCUMENTS", fix=fix)
 
 
-def mixture_without(mixture: Mixture, excluded: Sequence[str]) -> Int[np.ndarray, " rows"]:
-    """Rows of the mixture's documents, without those of excluded memories."""
-    if unknown := sorted(set(excluded) - set(mixture.names)):
-        fix = f"choose among {', '.join(mixture.names)}"
-        raise ConfigError(f"no memory {', '.join(unknown)}", where="augment.excluded", fix=fix)
-    memory, _ = mixture.places(np.arange(len(mixture)))
-    numbers = [mixture.names.index(name) for name in excluded]
-    return np.flatnonzero(~np.isin(memory, numbers))
-
-
 def _is_done(output_dir: str, queries: TokenizedQueries, prints: dict[str, str]) -> bool:
     try:
         _, metadata = read_lookup(output_dir, queries.task, queries.split)
@@ -143,7 +129,7 @@ def _look_up(
     model: LoadedModel,
     queries: TokenizedQueries,
     searcher: ExactSearcher,
-    searched: Int[np.ndarray, " rows"],
+    mixture: Mixture,
     *,
     k: int,
     gold: Sequence[Int[np.ndarray, " positives"]] | None,
@@ -154,8 +140,8 @@ def _look_up(
     encode = model.encode_fn(Role.QUERY, task=queries.task)
     embeddings, _ = encode_rows(encode, queries, np.arange(len(queries)), config=config)
     deeper = 0 if gold is None else max(map(len, gold), default=0)
-    result = searcher.search(embeddings, min(k + deeper, len(searched)))
-    rows = np.where(result.rows >= 0, searched[result.rows], NO_ROW).astype(np.int32)
+    result = searcher.search(embeddings, min(k + deeper, len(mixture)))
+    rows = result.rows
     if gold is None:
         return Lookup(queries.query_ids, rows, result.scores)
     is_other = np.array([~np.isin(line, own) for line, own in zip(rows, gold, strict=True)])

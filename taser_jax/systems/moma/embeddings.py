@@ -53,15 +53,12 @@ class EmbeddingsByText:
         self.shape: tuple[int, int] = (len(hashes), self._parts[0].shape[1])
 
     @classmethod
-    def of_mixture(
-        cls, mixture: Mixture, rows: Int[np.ndarray, " rows"] | None = None
-    ) -> EmbeddingsByText:
-        """Embeddings of a mixture's documents, or of some of them, which one index reads as one.
+    def of_mixture(cls, mixture: Mixture) -> EmbeddingsByText:
+        """Embeddings of a mixture's documents, which one index reads as one.
 
         Equation 4 of MoMA: the documents of all memories compete by score.
         """
-        hashes = mixture.hashes if rows is None else mixture.hashes[rows]
-        return cls(mixture.manifest.embeddings_dir, hashes)
+        return cls(mixture.manifest.embeddings_dir, mixture.hashes)
 
     def rows(self, start: int, stop: int) -> Float32[np.ndarray, "rows dim"]:
         """Embeddings of rows start..stop."""

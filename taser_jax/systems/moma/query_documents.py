@@ -1,9 +1,7 @@
 """Queries with documents of a mixture, from `taser augment`, for training and encoding.
 
-    <directory>/<task>.<split>/documents.npz   rows of the mixture and their scores, of each query
-    <directory>/<task>.<split>/metadata.json   whose queries, and where the mixture is
-
-Beside a split's embeddings, `taser encode` keeps the same with the attention to each document.
+<directory>/<task>.<split>/documents.npz   rows of the mixture and their scores, of each query
+<directory>/<task>.<split>/metadata.json   whose queries, and where the mixture is
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ from taser_jax.storage.artifacts import (
     METADATA,
     FilePath,
     fingerprint,
-    read_json,
     read_metadata,
     replacing,
     require_equal,
@@ -47,7 +44,6 @@ from taser_jax.storage.artifacts import (
     write_json,
 )
 from taser_jax.storage.errors import ConfigError, DataError
-from taser_jax.storage.json_fields import JsonField, JsonType
 from taser_jax.storage.json_files import read_strings
 from taser_jax.systems.moma.embeddings import EmbeddingsByText
 from taser_jax.systems.moma.memories import AugmentedTexts, Lookup, Mixture
@@ -55,12 +51,6 @@ from taser_jax.systems.moma.memories import AugmentedTexts, Lookup, Mixture
 KIND = "documents of queries"
 _VERSION = 1
 _LOOKUP, _QUERY_IDS = "documents.npz", "query_ids.json"
-# Beside a split's query embeddings: the documents with their attention, and their mixture.
-_FUSED, _MIXTURE = "documents.npz", "documents.json"
-_FIELDS = {
-    "fingerprints": FINGERPRINTS,
-    "query_ids": JsonField(JsonType.LIST, required=True, items=JsonField(JsonType.STRING)),
-}
 
 
 def write_lookup(
@@ -175,24 +165,6 @@ class Augmentation:
         content = fingerprint([queries.fingerprint, prints, looked_up.rows, self.per_query])
         return dataclasses.replace(queries, fingerprint=content)
 
-    def write_attention(
-        self,
-        model: LoadedModel,
-        queries: TokenizedQueries,
-        queries_dir: FilePath,
-        *,
-        config: EncodeConfig,
-    ) -> None:
-        """Writes which documents a split's queries were fused with, and how much each counted."""
-        looked_up, metadata = read_lookup(self.directory, queries.task, queries.split)
-        prints = metadata["fingerprints"]
-        write_fused(
-            queries_dir,
-            looked_up.of(queries.query_ids, where=self.directory),
-            document_attention(model, self.of_queries(queries), task=queries.task, config=config),
-            fingerprints={name: prints[name] for name in ("model", "vocabulary", "mixture")},
-        )
-
 
 def document_reader(config: ModelConfig, mixture: Mixture) -> Callable[[np.ndarray], Any]:
     """Rows of a mixture -> documents as a model fuses them: tokens, or embeddings."""
@@ -232,50 +204,6 @@ def _attention(
 ) -> jax.Array:
     _, attention = encode_with_attention(model, params, texts, task=task)
     return jnp.maximum(attention, jnp.finfo(attention.dtype).min)
-
-
-def write_fused(
-    directory: FilePath,
-    lookup: Lookup,
-    attention: Float32[np.ndarray, "queries segments"],
-    *,
-    fingerprints: Mapping[str, str],
-) -> None:
-    """Writes the documents that a split's queries were fused with, beside their embeddings.
-
-    Args:
-        directory: directory of the split's embeddings.
-        lookup: the documents of each query.
-        attention: attention to the query's own tokens, then to each document.
-        fingerprints: fingerprints of the mixture.
-    """
-    folder = pathlib.Path(directory)
-    with replacing(folder / _FUSED) as scratch, open(scratch, "wb") as file:
-        np.savez(file, rows=lookup.rows, scores=lookup.scores, attention=attention)
-    value = {"query_ids": lookup.query_ids, "fingerprints": dict(fingerprints)}
-    write_json(folder / _MIXTURE, value)
-
-
-def read_fused(
-    directory: FilePath, mixture: Mixture
-) -> tuple[Lookup, Float32[np.ndarray, "queries segments"]]:
-    """Reads what `write_fused` wrote.
-
-    Raises:
-        DataError: the queries were encoded without documents, or without attention.
-        FingerprintError: their documents are of another mixture.
-    """
-    folder = pathlib.Path(directory)
-    value = read_json(folder / _MIXTURE, fields=_FIELDS, absent={})
-    if not value:
-        fix = "encode with AUGMENTATION_DIR and encode.attention=True, or drop MEMORY_DIR"
-        title = "no documents beside the queries' embeddings"
-        raise DataError(title, where=str(folder), fix=fix)
-    fix = "name the mixture they are of"
-    require_equal(str(folder), value["fingerprints"], mixture.fingerprints, fix)
-    with np.load(folder / _FUSED) as arrays:
-        lookup = Lookup(value["query_ids"], arrays["rows"], arrays["scores"])
-        return lookup, arrays["attention"]
 
 
 QUERY_DOCUMENTS.register(Augmentation.open)

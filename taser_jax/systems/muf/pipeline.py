@@ -37,7 +37,6 @@ from taser_jax.systems.muf.tables import (
     WORST,
     MixedConfig,
     write_tables,
-    write_uncertainty,
 )
 
 
@@ -68,10 +67,9 @@ def pipeline_muf(
     BM25 and its negatives -> train, encode and index every model on its own tasks -> an ensemble
     for every specialist -> lists of all tasks' queries -> temperatures -> fused lists -> tables:
     of single, joint and fused models by task (domains.md, the paper's table 2), on mixes of tasks
-    (mixed.md, table 3) and with BM25 added (bm25.md, table 4); how well confidences predict errors
-    is in uncertainty.csv. If interrupted, rerun the command to resume at the
-    interrupted stage. A specialist added to a finished run is trained, and fusions with it run
-    anew; everything else is reused.
+    (mixed.md, table 3) and with BM25 added (bm25.md, table 4). If interrupted, rerun the command to
+    resume at the interrupted stage. A specialist added to a finished run is trained, and fusions
+    with it run anew; everything else is reused.
 
     Args:
         setting: what all stages share; `setting.tasks` are those searched.
@@ -127,7 +125,6 @@ def pipeline_muf(
         sizes=fusion.sizes,
         mixed=fusion.mixed,
     )
-    write_uncertainty(rows, run.directory_of(MUF) / "lists")
     for name, table in tables.items():
         print(f"\n{table.to_text()}")
         logger.info("table: %s (and .csv, .png)", output_dir / f"{name}.md")

@@ -230,10 +230,6 @@ class MufStages:
         tasks = {name: tuple(system.tasks or ()) for name, system in specialists.items()}
         return MufRows(self._setting, self._tasks, tasks, self._rows)
 
-    def directory_of(self, row: str) -> pathlib.Path:
-        """The folder of a row's fusion."""
-        return self._roots[row]
-
     def fuse(
         self,
         row: str,

@@ -1,15 +1,13 @@
-"""DPR-MUF's tables, from the rows of a pipeline's directory, and what its confidences are worth."""
+"""DPR-MUF's tables, from the rows of a pipeline's directory."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 
 from taser_jax.commands.pipelines.setting import BM25, Setting
 from taser_jax.evaluation.comparisons import compare_with_baselines
@@ -25,9 +23,8 @@ from taser_jax.evaluation.results import (
     write_result,
 )
 from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
-from taser_jax.storage.artifacts import FilePath, split_path, write_text
+from taser_jax.storage.artifacts import FilePath, split_path
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.progress import logger
 
 Evaluations = Mapping[str, Evaluation]
 """Task -> a row's values by query."""
@@ -288,100 +285,3 @@ def mean_confidence(
         of_specialists = fused.arrays["confidence"].mean(axis=0).tolist()
         means[task] = dict(zip(fused.columns, of_specialists, strict=True))
     return means
-
-
-@dataclasses.dataclass(frozen=True)
-class SpecialistUncertainty:
-    """One specialist's confidence in its results for every task's queries.
-
-    Attributes:
-        name: the specialist's name.
-        own: tasks that it was trained on.
-        confidence: task -> w of each query.
-        correct: task -> whether the first passage of its list is right.
-    """
-
-    name: str
-    own: Sequence[str]
-    confidence: Mapping[str, Float[np.ndarray, " queries"]]
-    correct: Mapping[str, Bool[np.ndarray, " queries"]]
-
-    def error_auroc(self, task: str) -> float | None:
-        """AUROC of w for right first passages of a task; None where all are right or all wrong."""
-        return auroc(self.confidence[task], self.correct[task])
-
-    def domain_auroc(self) -> float | None:
-        """AUROC of w for own queries against others; None where all tasks are its own, or none."""
-        of_tasks = self.confidence.items()
-        is_own = np.concatenate([np.full(len(w), task in self.own) for task, w in of_tasks])
-        return auroc(np.concatenate(list(self.confidence.values())), is_own)
-
-
-def auroc(
-    confidence: Float[np.ndarray, " queries"], positive: Bool[np.ndarray, " queries"]
-) -> float | None:
-    """Probability that a positive query is surer than a negative one; equals count one half.
-
-    Example:
-        >>> auroc(np.array([0.9, 0.5, 0.5, 0.1]), np.array([True, True, False, False]))
-        0.875
-
-    Args:
-        confidence: higher is surer.
-        positive: right results, or a specialist's own queries.
-
-    Returns:
-        The area under the ROC curve; None where all queries are of one class.
-    """
-    positives, negatives = int(positive.sum()), int((~positive).sum())
-    if not positives or not negatives:
-        return None
-    _, place, count = np.unique(confidence, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(count) - (count - 1) / 2)[place]
-    wins = ranks[positive].sum() - positives * (positives + 1) / 2
-    return float(wins / (positives * negatives))
-
-
-def write_uncertainty(rows: MufRows, lists: pathlib.Path) -> None:
-    """Writes how well confidences predict errors and domains, as uncertainty.csv.
-
-    Args:
-        rows: all rows.
-        lists: of the fusion, with the specialists' confidences.
-    """
-    if "R@1" not in rows.setting.evaluation.measures:
-        logger.info("no figures of confidence: they need the measure R@1")
-        return
-    fused = {
-        task: QueryArrays.open(split_path(lists, task, TEST), FUSED_LISTS) for task in rows.tasks
-    }
-    specialists = []
-    for place, (name, own) in enumerate(rows.specialists.items()):
-        confidence, correct = {}, {}
-        for task, arrays in fused.items():
-            column = arrays.arrays["confidence"][:, place]
-            w = dict(zip(arrays.query_ids, column, strict=True))
-            judged = rows.values[name][task]
-            confidence[task] = np.array([w[query_id] for query_id in judged.query_ids])
-            correct[task] = judged.values["R@1"] > 0
-        specialists.append(SpecialistUncertainty(name, own, confidence, correct))
-    write_text(rows.directory / "uncertainty.csv", uncertainty_csv(specialists))
-
-
-def uncertainty_csv(specialists: Sequence[SpecialistUncertainty]) -> str:
-    """A line per specialist and task: mean w, accuracy, AUROCs; empty where one is undefined."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    columns = ("specialist", "task", "own", "queries", "mean_w", "accuracy")
-    writer.writerow([*columns, "auroc_of_errors", "auroc_of_own_queries"])
-    for specialist in specialists:
-        domain = _shown(specialist.domain_auroc())
-        for task, w in specialist.confidence.items():
-            accuracy = _shown(float(np.mean(specialist.correct[task])))
-            line = [specialist.name, task, task in specialist.own, len(w), _shown(np.mean(w))]
-            writer.writerow([*line, accuracy, _shown(specialist.error_auroc(task)), domain])
-    return text.getvalue()
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"

@@ -125,18 +125,16 @@ def test_a_mixture_is_one_collection_in_which_equal_texts_are_one(world, mixture
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("excluded", [(), ("more",)])
-def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path, excluded):
+def test_lookups_are_the_best_of_all_memories(world, mixture_dir, tmp_path):
     options = {"memory_dir": mixture_dir, "token_store": world.stores[0], "tasks": ["first"]}
-    options |= {"model_dir": world.model_dir, "output_dir": str(tmp_path), "excluded": excluded}
+    options |= {"model_dir": world.model_dir, "output_dir": str(tmp_path)}
     counts = augment(**options, k=5)
     assert counts == {"first train": 32, "first validation": 16}
     lookup, _ = read_lookup(tmp_path, "first", "validation")
     model, mixture = load_model(world.model_dir), Mixture.open(mixture_dir)
     queries = TokenStore.open(world.stores[0]).queries("first", "validation")
     embedded = np.asarray(model.encode_fn(Role.QUERY)(queries.tokens(np.arange(16))))
-    candidates = 48 if excluded else 60
-    scores = embedded @ EmbeddingsByText.of_mixture(mixture).rows(0, candidates).T
+    scores = embedded @ EmbeddingsByText.of_mixture(mixture).rows(0, 60).T
     best = -np.sort(-scores, axis=1)[:, :5]
     np.testing.assert_allclose(lookup.scores, best, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
@@ -242,8 +240,6 @@ def test_what_cannot_be_plugged_in(copied, tmp_path):
     for k in (0, 61):
         with pytest.raises(ConfigError, match="set DOCUMENTS to 1 to 60"):
             augment(**options, k=k)
-    with pytest.raises(ConfigError, match="no memory mesh"):
-        augment(**options, excluded=["mesh"])
     with pytest.raises(ConfigError, match=r"(?s)no task 'third'.*some of first, second"):
         augment(**options, tasks=["third"])
     with pytest.raises(ConfigError, match=r"(?s)no split 'test'.*train, val.*augment.splits"):

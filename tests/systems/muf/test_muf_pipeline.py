@@ -107,18 +107,6 @@ def test_the_papers_tables(finished):
         assert (finished / f"{name}.png").exists()
 
 
-def test_what_confidences_are_worth(finished):
-    with open(finished / "uncertainty.csv", newline="") as file:
-        found = list(csv.DictReader(file))
-    assert [(line["specialist"], line["task"]) for line in found] == [
-        (single, task) for single in SINGLES for task in ("summary", "code")
-    ]
-    for line in found:
-        assert 0 <= float(line["mean_w"]) <= 1
-        correct = values(finished, line["specialist"], line["task"], "R@1")
-        assert float(line["accuracy"]) == pytest.approx(correct.mean(), abs=1e-4)
-
-
 def test_rows_put_together_have_the_values_of_the_rows_they_name(finished):
     for task, single in (("summary", "Summary"), ("code", "Code")):
         own = values(finished, "Single, own domain", task)

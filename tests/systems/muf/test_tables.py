@@ -1,6 +1,4 @@
-"""Rows put together from others, mixes of queries, and what confidences are worth: by hand."""
-
-import csv
+"""Rows put together from others, and mixes of queries: by hand."""
 
 import numpy as np
 import pytest
@@ -10,13 +8,10 @@ from taser_jax.evaluation.results import read_results
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.muf.tables import (
     MixedConfig,
-    SpecialistUncertainty,
-    auroc,
     draw_mixes,
     mix,
     pick,
     read_row,
-    uncertainty_csv,
     worst_of,
     write_row,
 )
@@ -78,43 +73,3 @@ def test_mixes_have_equal_shares_without_repetition():
 def test_mixes_that_cannot_be_drawn(config):
     with pytest.raises(ConfigError, match="take equal shares of known tasks"):
         draw_mixes({"x": 4, "y": 2}, config)
-
-
-ONE = SpecialistUncertainty(
-    "A",
-    ("x",),
-    {"x": np.array([0.9, 0.5, 0.7]), "y": np.array([0.6, 0.2])},
-    {"x": np.array([True, False, True]), "y": np.array([False, False])},
-)
-
-
-def test_areas_by_hand():
-    assert ONE.error_auroc("x") == 1.0
-    assert ONE.error_auroc("y") is None
-    # Of six pairs of an own and a foreign query one is the wrong way round: .5 against .6.
-    assert ONE.domain_auroc() == pytest.approx(5 / 6)
-    correct = np.array([True, False, True, False])
-    assert auroc(np.full(4, 0.3), correct) == 0.5
-
-
-def test_areas_equal_loops_over_pairs():
-    rng = np.random.default_rng(0)
-    for size in (5, 60):
-        confidence = rng.integers(0, 8, size) / 8
-        correct = rng.random(size) < 0.5
-        correct[:2] = True, False
-        pairs = [
-            1.0 if a > b else 0.5 if a == b else 0.0
-            for a in confidence[correct]
-            for b in confidence[~correct]
-        ]
-        assert auroc(confidence, correct) == pytest.approx(np.mean(pairs))
-
-
-def test_a_line_per_specialist_and_task():
-    first, second = csv.DictReader(uncertainty_csv([ONE]).splitlines())
-    assert first["mean_w"] == "0.7000"
-    assert first["accuracy"] == "0.6667"
-    assert first["own"] == "True"
-    assert (first["auroc_of_errors"], second["auroc_of_errors"]) == ("1.0000", "")
-    assert second["auroc_of_own_queries"] == "0.8333"
