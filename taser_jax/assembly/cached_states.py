@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from taser_jax.data.batches.padding import Texts
+from taser_jax.assembly.text_sources import QueryDocuments
+from taser_jax.data.batches.padding import OtherTexts, Texts
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.states import (
     STATES,
@@ -98,6 +99,82 @@ def cached_states(
     return CachedStates(passages, rows, places)
 
 
+def document_states(
+    directory: str,
+    documents: Texts,
+    *,
+    length: int,
+    fingerprint: str,
+    dtype: EmbeddingDtype,
+    model: DualEncoder,
+    params: Params,
+) -> StateRows:
+    """Opens the states of documents that queries are fused with; makes them if they are missing.
+
+    Queries' towers encode them as passages. Frozen blocks that all towers share, as from the same
+    pretrained weights, give each document one row of states.
+
+    Args:
+        directory: as for `cached_states`; the documents have a folder of their own in it.
+        documents: the documents.
+        length: tokens that they are padded to.
+        fingerprint: theirs.
+        dtype: dtype of the states.
+        model: the model, with frozen blocks.
+        params: its parameters.
+
+    Raises:
+        ConfigError: towers whose frozen blocks differ.
+        FingerprintError: the directory has states of other weights, tokens or blocks.
+    """
+    maker = _Maker(dtype, model, params)
+    if len({maker.fingerprint(tower) for tower in params}) > 1:
+        title = "documents are encoded by the queries' tower, whose frozen blocks are its own"
+        fix = "start all towers from the same pretrained weights, or drop states_dir"
+        raise ConfigError(title, where="TrainingConfig.states_dir", fix=fix)
+    return maker.rows(
+        pathlib.Path(directory) / "documents" / fingerprint,
+        documents,
+        length=length,
+        fingerprint=fingerprint,
+        role=Role.PASSAGE,
+    )
+
+
+def frozen_texts(
+    directory: str,
+    *,
+    dtype: EmbeddingDtype,
+    model: DualEncoder,
+    params: Params,
+    store: TokenStore,
+    queries: Sequence[TokenizedQueries],
+    augmentation: QueryDocuments | None = None,
+) -> OtherTexts:
+    """The states of a token store, and of the documents that its queries are fused with.
+
+    Args:
+        directory: as for `cached_states`, which has the other arguments, too.
+        dtype: dtype of the states.
+        model: the model, with frozen blocks.
+        params: its parameters.
+        store: the token store.
+        queries: query sets whose states are wanted.
+        augmentation: documents of the queries; None has none.
+    """
+    shared: dict[str, Any] = {"dtype": dtype, "model": model, "params": params}
+    states = cached_states(directory, store=store, queries=queries, **shared)
+    if augmentation is None:
+        return states
+
+    def of_documents(documents: Texts, length: int, fingerprint: str) -> StateRows:
+        return document_states(
+            directory, documents, length=length, fingerprint=fingerprint, **shared
+        )
+
+    return augmentation.on_states(states, of_documents)
+
+
 class _Maker:
     def __init__(self, dtype: EmbeddingDtype, model: DualEncoder, params: Params) -> None:
         self._dtype, self._model, self._params = dtype, model, params
@@ -122,7 +199,7 @@ class _Maker:
             "role": role.value,
             "tokens": fingerprint,
             "blocks": self._model.frozen_blocks,
-            "weights": self._fingerprint(self._model.config.tower_name(role, task)),
+            "weights": self.fingerprint(self._model.config.tower_name(role, task)),
             "dtype": self._dtype.value,
         }
         follow_plan(directory, plan)
@@ -130,7 +207,7 @@ class _Maker:
             self._write(directory / STATES, texts, longest=length, role=role, task=task)
         return StateRows.open(directory, texts.lengths, length=length)
 
-    def _fingerprint(self, tower: str) -> str:
+    def fingerprint(self, tower: str) -> str:
         """Fingerprint of what a tower's frozen blocks compute: their settings and parameters.
 
         The tower's name is left out: DPR's two towers and Shared's one, from the same pretrained

@@ -10,11 +10,15 @@ from jaxtyping import PyTree
 from taser_jax.assembly.model_directory import LoadedModel
 from taser_jax.data.batches.padding import OtherTexts, Texts
 from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.states import CachedStates
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.dual_encoder import ModelConfig, Params
 from taser_jax.retrieval.encode_config import EncodeConfig
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.registered import Registered
+
+DocumentStates = Callable[[Texts, int, str], Texts]
+"""Documents, the tokens that they are padded to, and their fingerprint -> their states."""
 
 
 @runtime_checkable
@@ -23,6 +27,14 @@ class QueryDocuments(OtherTexts, Protocol):
 
     def renamed(self, queries: TokenizedQueries) -> TokenizedQueries:
         """The same queries with a fingerprint that depends on their documents."""
+
+    def on_states(self, states: CachedStates, of_documents: DocumentStates) -> OtherTexts:
+        """The same with states of frozen blocks in place of tokens.
+
+        Args:
+            states: those of the token store.
+            of_documents: documents, their length and fingerprint -> their states.
+        """
 
 
 class OpenQueryDocuments(Protocol):

@@ -92,13 +92,9 @@ def training_job(
         augmentation = QUERY_DOCUMENTS.get()(
             augmentation_dir, per_query=documents, config=model, store=store
         )
-    if augmentation is not None and (training.states_dir or training.multitask is not None):
-        raise ConfigError(
-            "queries with documents, and cached states or a batch of every task",
-            where="AUGMENTATION_DIR",
-            expected="one or the other",
-            fix="drop TrainingConfig.states_dir and multitask",
-        )
+    if augmentation is not None and training.multitask is not None:
+        title = "queries have documents, and every batch has queries of every task"
+        raise ConfigError(title, where="AUGMENTATION_DIR", fix="drop TrainingConfig.multitask")
 
     def read(split: str) -> dict[str, TokenizedQueries]:
         if store is None:

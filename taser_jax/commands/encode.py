@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import jax
 
-from taser_jax.assembly.cached_states import cached_states
+from taser_jax.assembly.cached_states import frozen_texts
 from taser_jax.assembly.data import query_sets
 from taser_jax.assembly.model_directory import check_vocabulary, load_model, read_facts
 from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, SHARED_EMBEDDINGS, QueryDocuments
@@ -18,7 +18,6 @@ from taser_jax.models.batch import Role
 from taser_jax.retrieval.embeddings import TokenRows, encode_texts
 from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
 from taser_jax.retrieval.query_embeddings import encode_queries
-from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import phase
 
 
@@ -66,19 +65,11 @@ def encode(
         Fingerprints of model, collection, vocabulary and the passages' tokens.
 
     Raises:
-        ConfigError: a task or split that the token store does not have, or cached states of queries
-            that are fused with documents.
+        ConfigError: a task or split that the token store does not have.
         FingerprintError: the tokens are of another vocabulary than the model's, or the directory
             holds embeddings of another model, collection or token store.
     """
     store = TokenStore.open(token_store)
-    if augmentation_dir and states_dir:
-        raise ConfigError(
-            "queries with documents, and cached states, which are of the queries alone",
-            where="AUGMENTATION_DIR and encode.states_dir",
-            expected="one of the two",
-            fix="drop encode.states_dir",
-        )
     queries = query_sets(store, tasks, query_splits, splits_setting="encode.query_splits")
     model = load_model(model_dir, step=step)
     check_vocabulary(model, store)
@@ -100,13 +91,14 @@ def encode(
         blocks = read_facts(model_dir).get("train_from_block", frozen_blocks or 0)
         module = model.model.clone(frozen_blocks=blocks)
         model = dataclasses.replace(model, model=module)
-        states = cached_states(
+        states = frozen_texts(
             states_dir,
             dtype=states_dtype,
             model=module,
             params=model.params,
             store=store,
             queries=queries,
+            augmentation=augmentation,
         )
     hosts = jax.process_count()
     passages: TokenRows = store.passages if states is None else states.passages

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import jax
 from etils import epath
 
-from taser_jax.assembly.cached_states import cached_states
+from taser_jax.assembly.cached_states import frozen_texts
 from taser_jax.assembly.config import CONFIGURABLES as CONFIGURABLES
 from taser_jax.assembly.config import TrainingConfig
 from taser_jax.assembly.data import (
@@ -262,13 +262,14 @@ def _other_texts(
     training, program = job.training, job.program
     texts: OtherTexts | None = job.augmentation
     if training.states_dir:
-        texts = cached_states(
+        texts = frozen_texts(
             training.states_dir,
             dtype=training.states_dtype,
             model=program.model,
             params=params,
             store=store,
             queries=[*job.queries.values(), *job.validation_queries.values()],
+            augmentation=job.augmentation,
         )
     if shared_embeddings:
         texts = SHARED_EMBEDDINGS.get()(shared_embeddings, store).for_training(

@@ -236,10 +236,7 @@ class RetrievalStages:
             "output_dir": embeddings_dir,
             **documents,
             "config": setting.encode,
-            # Cached states are of the queries alone.
-            "states_dir": training.states_dir
-            if frozen and "augmentation_dir" not in documents
-            else None,
+            "states_dir": training.states_dir if frozen else None,
             "frozen_blocks": frozen,
             "states_dtype": training.states_dtype,
             "tasks": setting.tasks,

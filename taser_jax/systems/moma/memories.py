@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float32, Int, UInt64
 from taser_jax.data.batches.padding import Texts
 from taser_jax.data.token_store.arrays import Ragged, TokenArray
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.models.batch import Augmented, Tokens
+from taser_jax.models.batch import Augmented, States, Tokens
 from taser_jax.storage.artifacts import (
     FilePath,
     check_version,
@@ -271,12 +271,12 @@ class AugmentedTexts:
     Attributes:
         queries: the queries.
         rows: rows of each query's documents, -1 for none. [queries, K]
-        documents: rows -> documents, as tokens or, for late fusion, as embeddings.
+        documents: rows -> documents, as tokens, states or, for late fusion, as embeddings.
     """
 
     queries: Texts
     rows: Int[np.ndarray, "queries documents"]
-    documents: Callable[[Int[np.ndarray, " rows"]], Tokens | np.ndarray]
+    documents: Callable[[Int[np.ndarray, " rows"]], Tokens | States | np.ndarray]
 
     @property
     def lengths(self) -> Int[np.ndarray, " queries"]:
@@ -286,7 +286,7 @@ class AugmentedTexts:
     def tokens(self, rows: Int[np.ndarray, " rows"]) -> Augmented:
         """Some queries with their documents."""
         query = self.queries.tokens(rows)
-        assert isinstance(query, Tokens)
+        assert isinstance(query, Tokens | States)
         found = self.rows[rows]
         present: Bool[np.ndarray, "queries documents"] = found >= 0
         documents = self.documents(np.where(present, found, 0).reshape(-1))

@@ -173,9 +173,13 @@ class _Target:
     def __init__(self, run: MomaStages, name: str, path: str) -> None:
         self._run, self._name, self._path = run, name, path
         self._root = run.root / "targets" / name
-        store = TokenStore.open(path)
+        store, training = TokenStore.open(path), run.setting.training
+        if training.states_dir is not None:
+            own_states = str(pathlib.Path(training.states_dir) / "targets" / name)
+            training = dataclasses.replace(training, states_dir=own_states)
         self._setting = dataclasses.replace(
             run.setting,
+            training=training,
             output_dir=str(self._root),
             token_store=path,
             tasks=None,

@@ -17,12 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int
 
 from taser_jax.assembly.model_directory import LoadedModel
-from taser_jax.assembly.text_sources import QUERY_DOCUMENTS
+from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, DocumentStates
 from taser_jax.data.batches.padding import Texts
 from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.data.token_store.states import CachedStates
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Augmented, EncoderInput
 from taser_jax.models.bert_fusion import BertFusionConfig, FusedStates
@@ -109,7 +110,7 @@ def read_lookup(directory: FilePath, task: str, split: str) -> tuple[Lookup, dic
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """The documents of a token store's queries, in place of cached states.
+    """The documents of a token store's queries.
 
     Attributes:
         directory: what `taser augment` wrote.
@@ -146,6 +147,17 @@ class Augmentation:
             DataError: the split was not augmented.
             FingerprintError: the mixture or its model has changed since.
         """
+        rows, mixture = self.document_rows(queries)
+        return AugmentedTexts(queries, rows, document_reader(self.config, mixture))
+
+    def on_states(self, states: CachedStates, of_documents: DocumentStates) -> AugmentedStates:
+        """The same with states of frozen blocks in place of tokens."""
+        return AugmentedStates(self, states, of_documents)
+
+    def document_rows(
+        self, queries: TokenizedQueries
+    ) -> tuple[Int[np.ndarray, "queries documents"], Mixture]:
+        """Rows of the queries' documents, and the mixture that they are of."""
         looked_up, metadata = read_lookup(self.directory, queries.task, queries.split)
         where = str(split_path(self.directory, queries.task, queries.split))
         if looked_up.rows.shape[1] < self.per_query:
@@ -155,8 +167,8 @@ class Augmentation:
         mixture = Mixture.open(pathlib.Path(where) / metadata["memory_dir"])
         fix = "the memories have changed: run `taser augment` again"
         require_equal(where, metadata["fingerprints"], mixture.fingerprints, fix)
-        rows = looked_up.of(queries.query_ids, where=where).rows[:, : self.per_query]
-        return AugmentedTexts(queries, rows, document_reader(self.config, mixture))
+        lines = looked_up.of(queries.query_ids, where=where)
+        return lines.rows[:, : self.per_query], mixture
 
     def renamed(self, queries: TokenizedQueries) -> TokenizedQueries:
         """The same queries with a fingerprint that depends on their documents."""
@@ -166,10 +178,45 @@ class Augmentation:
         return dataclasses.replace(queries, fingerprint=content)
 
 
+@dataclasses.dataclass(frozen=True)
+class AugmentedStates:
+    """Queries with documents, as states of frozen blocks; embeddings in their place stay.
+
+    Attributes:
+        augmentation: the queries' documents.
+        states: states of the token store.
+        of_documents: states of a mixture's documents.
+    """
+
+    augmentation: Augmentation
+    states: CachedStates
+    of_documents: DocumentStates
+
+    @property
+    def passages(self) -> Texts:
+        """The passages' states."""
+        return self.states.passages
+
+    def of_queries(self, queries: TokenizedQueries) -> AugmentedTexts:
+        """The states of these queries and of their documents."""
+        rows, mixture = self.augmentation.document_rows(queries)
+        if _reads_embeddings(self.augmentation.config):
+            reader = document_reader(self.augmentation.config, mixture)
+        else:
+            fingerprint = mixture.manifest.fingerprint
+            reader = self.of_documents(mixture, mixture.length, fingerprint).tokens
+        return AugmentedTexts(self.states.of_queries(queries), rows, reader)
+
+
+def _reads_embeddings(config: ModelConfig) -> bool:
+    return isinstance(config, BertFusionConfig) and config.documents is FusedStates.EMBEDDINGS
+
+
 def document_reader(config: ModelConfig, mixture: Mixture) -> Callable[[np.ndarray], Any]:
     """Rows of a mixture -> documents as a model fuses them: tokens, or embeddings."""
-    is_late = isinstance(config, BertFusionConfig) and config.documents is FusedStates.EMBEDDINGS
-    return EmbeddingsByText.of_mixture(mixture).take if is_late else mixture.tokens
+    if _reads_embeddings(config):
+        return EmbeddingsByText.of_mixture(mixture).take
+    return mixture.tokens
 
 
 def document_attention(

@@ -208,6 +208,8 @@ class MomaStages:
         self, label: str, training: TrainingConfig, before: Trained, joined: pathlib.Path
     ) -> Trained:
         """f_a,t, from f_a,t−1, on the joined store."""
+        # Cached states are of one token store, and this one serves a single training.
+        training = dataclasses.replace(training, states_dir=None)
         return self._train(f"{label}-lookup", training, before=before, token_store=str(joined))
 
     def retrieve(

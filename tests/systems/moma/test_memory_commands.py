@@ -16,7 +16,8 @@ from taser_jax.commands.train import train
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_fusion import BertFusionConfig, FusedStates
-from taser_jax.models.dual_encoder import Towers
+from taser_jax.models.dual_encoder import TowerInit, Towers
+from taser_jax.retrieval.encode_config import EmbeddingDtype
 from taser_jax.retrieval.query_embeddings import QueryEmbeddings
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.systems.moma.augment import augment
@@ -204,6 +205,36 @@ def test_training_and_encoding_take_documents(world, mixture_dir, tmp_path, docu
         train(model_dir=str(tmp_path / "x"), augmentation_dir=augmentation, **plain)
 
 
+@pytest.mark.slow
+def test_documents_as_cached_states_train_and_encode_as_tokens_do(world, mixture_dir, tmp_path):
+    store, documents = world.stores[0], str(tmp_path / "documents")
+    options = {"memory_dir": mixture_dir, "token_store": store, "model_dir": world.model_dir}
+    augment(**options, output_dir=documents, k=3)
+    bert = dataclasses.replace(tiny_training.model_config().bert, num_layers=2)
+    training = tiny_training.training_config(train_steps=3, evaluation_period=3)
+    frozen = dataclasses.replace(training, train_from_block=1, states_dtype=EmbeddingDtype.FLOAT32)
+    cached = dataclasses.replace(frozen, states_dir=str(tmp_path / "states"))
+    about = {"token_store": store, "augmentation_dir": documents, "documents": 3}
+    model = fusion(bert=bert, towers=Towers.TIED)
+    queries = []
+    for name, one in (("tokens", frozen), ("states", cached)):
+        own = tmp_path / name
+        train(model_dir=str(own / "model"), model=model, training=one, **about)
+        states = {"states_dir": one.states_dir, "states_dtype": one.states_dtype}
+        encoding = {**about, **(states if one.states_dir else {}), "tasks": ["first"]}
+        encode(model_dir=str(own / "model"), output_dir=str(own / "embeddings"), **encoding)
+        encoded = QueryEmbeddings.of_split(own / "embeddings", "first", "validation")
+        queries.append(encoded.rows(0, 16))
+    np.testing.assert_allclose(*queries, atol=1e-5)
+    # The documents of the mixture, in one folder for all queries.
+    [folder] = (tmp_path / "states" / "documents").iterdir()
+    assert (folder / "states.npy").exists()
+    apart = fusion(bert=bert, tower_init=TowerInit.INDEPENDENT)
+    other = dataclasses.replace(cached, states_dir=str(tmp_path / "apart"))
+    with pytest.raises(ConfigError, match="whose frozen blocks are its own"):
+        train(model_dir=str(tmp_path / "apart-model"), model=apart, training=other, **about)
+
+
 def test_models_that_share_a_passage_tower_share_embeddings(world):
     model = load_model(world.model_dir)
     changed = jax.tree.map(lambda leaf: leaf, model.params)
@@ -244,9 +275,6 @@ def test_what_cannot_be_plugged_in(copied, tmp_path):
         augment(**options, tasks=["third"])
     with pytest.raises(ConfigError, match=r"(?s)no split 'test'.*train, val.*augment.splits"):
         augment(**options, splits=["test"])
-    encoded = {name: options[name] for name in ("model_dir", "token_store", "output_dir")}
-    with pytest.raises(ConfigError, match="queries with documents, and cached states"):
-        encode(**encoded, augmentation_dir=str(tmp_path / "d"), states_dir=str(tmp_path / "s"))
     augment(**options, k=4)
     # A mixture that changed since.
     remove_memory(name="more", memory_dir=directory)
