@@ -133,10 +133,10 @@ def ask_augmented(questions: Sequence[str], settings: AskSettings) -> list[Answe
 
 def _shown(documents: Sequence[FusedDocument]) -> list[str]:
     lines = ["  from memory:"] if documents else []
-    for one in documents:
-        text = textwrap.shorten(f"{one.passage.title}: {one.passage.text}", 90, placeholder=" ...")
-        share = f"{100 * one.attention:3.0f}%"
-        lines.append(f"   {share}  {one.memory}  [{one.score:.2f}]  {text}")
+    for document in documents:
+        passage, share = document.passage, f"{100 * document.attention:3.0f}%"
+        text = textwrap.shorten(f"{passage.title}: {passage.text}", 90, placeholder=" ...")
+        lines.append(f"   {share}  {document.memory}  [{document.score:.2f}]  {text}")
     return lines
 
 

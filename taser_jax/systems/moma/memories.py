@@ -76,7 +76,7 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the documents, whichever model encodes them."""
-        return fingerprint_json([[one.name, one.passages] for one in self.memories])
+        return fingerprint_json([[memory.name, memory.passages] for memory in self.memories])
 
     def without(self, name: str) -> Manifest:
         """The mixture without a memory.
@@ -84,7 +84,7 @@ class Manifest:
         Raises:
             ConfigError: there is no memory of this name.
         """
-        names = [one.name for one in self.memories]
+        names = [memory.name for memory in self.memories]
         if name not in names:
             fix = f"name one of {', '.join(names)}" if names else "add it first"
             raise ConfigError(f"there is no memory {name!r}", where="NAME", fix=fix)
@@ -101,8 +101,8 @@ def read_manifest(memory_dir: FilePath) -> Manifest | None:
     fix = "add the memories to another directory with `taser memory add`"
     check_version(value, _VERSION, where=path, fix=fix)
     memories = [
-        Memory(**{**one, "token_store": os.path.join(path.parent, one["token_store"])})
-        for one in value["memories"]
+        Memory(**{**fields, "token_store": os.path.join(path.parent, fields["token_store"])})
+        for fields in value["memories"]
     ]
     embeddings_dir = os.path.join(path.parent, value.get("embeddings", PARTS))
     return Manifest(value["fingerprints"], tuple(memories), embeddings_dir)
@@ -111,8 +111,9 @@ def read_manifest(memory_dir: FilePath) -> Manifest | None:
 def write_manifest(memory_dir: FilePath, manifest: Manifest) -> None:
     """Writes `memories.json`; its paths are relative to it."""
     memories = [
-        {**dataclasses.asdict(one), "token_store": os.path.relpath(one.token_store, memory_dir)}
-        for one in manifest.memories
+        dataclasses.asdict(memory)
+        | {"token_store": os.path.relpath(memory.token_store, memory_dir)}
+        for memory in manifest.memories
     ]
     value = {
         "format_version": _VERSION,
@@ -147,7 +148,7 @@ class Mixture:
             fix = "add one with `taser memory add`"
             raise DataError("the mixture has no memory", where=MANIFEST, fix=fix)
         self.manifest = manifest
-        self.stores = [TokenStore.open(one.token_store) for one in manifest.memories]
+        self.stores = [TokenStore.open(memory.token_store) for memory in manifest.memories]
         for memory, store in zip(manifest.memories, self.stores, strict=True):
             if store.metadata.passages_fingerprint != memory.passages:
                 title = f"the tokens of memory {memory.name!r} have changed since they were added"
@@ -229,8 +230,8 @@ class Mixture:
         ids = np.zeros((len(rows), self.length), np.int32)
         for number in np.unique(memory):
             here = memory == number
-            found = self.stores[number].passages.ids[places[here]]
-            ids[here, : found.shape[1]] = found
+            of_memory = self.stores[number].passages.ids[places[here]]
+            ids[here, : of_memory.shape[1]] = of_memory
         return Tokens(ids, np.arange(self.length) < self.lengths[rows][:, None])
 
 
@@ -287,8 +288,8 @@ class AugmentedTexts:
         """Some queries with their documents."""
         query = self.queries.tokens(rows)
         assert isinstance(query, Tokens | States)
-        found = self.rows[rows]
-        present: Bool[np.ndarray, "queries documents"] = found >= 0
-        documents = self.documents(np.where(present, found, 0).reshape(-1))
-        documents = jax.tree.map(lambda a: a.reshape(*found.shape, *a.shape[1:]), documents)
+        chosen = self.rows[rows]
+        present: Bool[np.ndarray, "queries documents"] = chosen >= 0
+        documents = self.documents(np.where(present, chosen, 0).reshape(-1))
+        documents = jax.tree.map(lambda a: a.reshape(*chosen.shape, *a.shape[1:]), documents)
         return Augmented(query, documents, present)

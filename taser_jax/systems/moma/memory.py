@@ -91,8 +91,8 @@ def memory(
         if manifest is None or not manifest.memories:
             return []
     mixture = Mixture.open(memory_dir)
-    for one in mixture.memories:
-        print(f"{one.name}: {one.documents:,} documents of collection {one.collection}")
+    for each in mixture.memories:
+        print(f"{each.name}: {each.documents:,} documents of collection {each.collection}")
     print(f"together {len(mixture):,} different documents")
     return mixture.names
 
@@ -148,7 +148,7 @@ def add_memory(
         store.metadata.passages_fingerprint,
         len(store),
     )
-    memories = {one.name: one for one in before.memories}
+    memories = {memory.name: memory for memory in before.memories}
     if name in memories and memories[name].collection != added.collection:
         title = f"memory {name!r} is collection {memories[name].collection!r}"
         fix = f"choose another NAME, or `taser memory remove` {name!r} first"

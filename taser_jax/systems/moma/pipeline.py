@@ -198,7 +198,7 @@ class _Target:
     def look_up(self, lookup: Trained, memories: Mapping[str, str], folder: str) -> Documents:
         """The documents that a lookup finds for the target's queries in these memories."""
         root = self._root / f"{lookup.label}-{folder}"
-        documents = Documents(root / "memories", root / "found")
+        documents = Documents(root / "memories", root / "documents")
         self._stages.run(
             root.name,
             look_up,
@@ -251,7 +251,8 @@ class _Target:
 
 @functools.wraps(attention_by_task)
 def _attention(**options: Any) -> dict[str, Any]:
-    return {"attention": [one.shares for one in attention_by_task(**options).values()]}
+    attended = attention_by_task(**options).values()
+    return {"attention": [of_task.shares for of_task in attended]}
 
 
 CONFIGURABLES = (*TASER_CONFIGURABLES, Episodes, MomaConfig)

@@ -345,14 +345,14 @@ def _distil(
         split="train",
         **options,
     )
-    for task, one in attended.items():
+    for task, of_task in attended.items():
         lookup, _ = read_lookup(augmentation_dir, task, "train")
         distilled = distil(
-            one.gold, lookup, one.attention[:, 1:], learned=learned, negatives=negatives
+            of_task.gold, lookup, of_task.attention[:, 1:], learned=learned, negatives=negatives
         )
-        joined[task, "train"] = one.queries, distilled
+        joined[task, "train"] = of_task.queries, distilled
     write_joined_store(pathlib.Path(output_dir), mixture, store, joined)
-    return {"attention": [one.shares for one in attended.values()]}
+    return {"attention": [of_task.shares for of_task in attended.values()]}
 
 
 @writes("{model_dir}")

@@ -126,12 +126,12 @@ class SpecialistVectors:
             queries = training_queries(
                 store, task_names=[task], negatives_dirs=negatives_dirs, split=split
             )[task]
-            kept = np.flatnonzero(queries.positives.lengths)
-            if not len(kept):
+            with_positive = np.flatnonzero(queries.positives.lengths)
+            if not len(with_positive):
                 where = f"task {task!r}, split {split!r}"
                 title = f"none of {len(queries)} queries has a positive to train the ensemble with"
                 raise DataError(title, where=where, fix="leave the task out")
-            tokenized[task] = queries_of(queries, kept)
+            tokenized[task] = queries_of(queries, with_positive)
             row_of = {query_id: row for row, query_id in enumerate(encoded.query_ids)}
             rows = np.array([row_of[query_id] for query_id in tokenized[task].query_ids])
             vectors[task] = np.asarray(encoded.take(rows), np.float32)

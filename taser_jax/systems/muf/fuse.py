@@ -60,14 +60,12 @@ class AddedBm25:
     Attributes:
         runs_dir: its runs of both splits; None adds none.
         config: depth, and candidates for α.
-        measure: what α maximises, task by task.
-        split: split whose queries choose α; not the one that is fused.
+        measure: what α maximises on each task's validation queries.
     """
 
     runs_dir: str | None = None
     config: HybridConfig = HybridConfig(depth=1000)
     measure: str = "R@20"
-    split: str = VALIDATION
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +169,7 @@ def fuse(
         arrays.save(split_path(pathlib.Path(output_dir) / "lists", task, split))
         write("runs", task, arrays.run, tag=tag)
         if bm25.runs_dir is not None:
-            development = QuerySet.open(data_dir, collection, task, bm25.split)
+            development = QuerySet.open(data_dir, collection, task, VALIDATION)
             settled = _choose_alpha(chosen[task], development, store, weighing, evaluation, bm25, k)
             [alphas[task]] = settled.alphas or ()
             sparse = read_task_run(bm25.runs_dir, queries, store)
@@ -183,7 +181,8 @@ def fuse(
             undecided,
         )
     weighs = weighing.fusion.weighting is not Weighting.EQUAL and len(opened) > 1
-    temperatures = {name: one.temperature for name, one in opened.items()} if weighs else {}
+    weighed = opened if weighs else {}
+    temperatures = {name: specialist.temperature for name, specialist in weighed.items()}
     summary = FusionSummary(temperatures, alphas, undecided)
     record = {
         "data_dir": data_dir,
@@ -240,7 +239,7 @@ def _choose_alpha(
 ) -> HybridConfig:
     """How BM25 is added to a task's lists, with one α: the best on its development queries."""
     assert bm25.runs_dir is not None
-    developed, _ = join(specialists, queries.task, bm25.split, weighing.fusion)
+    developed, _ = join(specialists, queries.task, VALIDATION, weighing.fusion)
     sparse = read_task_run(bm25.runs_dir, queries, store)
     with phase(f"choose alpha for {queries.task}"):
         development = development_set(
@@ -288,8 +287,7 @@ def _check(
         and len(weighing.temperatures) > 1
         and any(specialist.temperature is None for specialist in specialists.values())
     )
-    adds = bm25.runs_dir is not None
-    if (calibrates and split == VALIDATION) or (adds and split == bm25.split):
+    if split == VALIDATION and (calibrates or bm25.runs_dir is not None):
         title = f"queries of {split!r} would choose what is then reported on them"
         fix = "fuse another split, or give each specialist a temperature and add no BM25"
         raise ConfigError(title, where="SPLIT", fix=fix)

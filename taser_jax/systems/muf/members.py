@@ -260,13 +260,13 @@ def make_ensemble_step(
 
     def train_step(state: TrainState, batch: EnsembleBatch) -> tuple[TrainState, StepMetrics]:
         axes = TrainState(step=None, params=0, opt_state=0, skipped=SkippedSteps(0, 0))
-        new_state, found = jax.vmap(
+        new_state, by_member = jax.vmap(
             member, in_axes=(axes, 0), out_axes=(dataclasses.replace(axes, step=0), 0)
         )(state, batch)
-        kept = {name: values[: placement.members] for name, values in found.items()}
-        metrics = {name: jnp.mean(values) for name, values in kept.items()}
+        own = {name: values[: placement.members] for name, values in by_member.items()}
+        metrics = {name: jnp.mean(values) for name, values in own.items()}
         # The member with the most skipped steps decides whether training continues.
-        metrics |= {name: jnp.max(kept[name]) for name in ("skipped_in_a_row", "skipped_total")}
+        metrics |= {name: jnp.max(own[name]) for name in ("skipped_in_a_row", "skipped_total")}
         return dataclasses.replace(new_state, step=state.step + 1), metrics
 
     return jax.jit(train_step, donate_argnums=0, out_shardings=(placement.state, None))

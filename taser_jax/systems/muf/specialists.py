@@ -277,8 +277,8 @@ class OpenSpecialist:
     def _calibrate(self) -> TemperatureChoice:
         """ECE over the validation queries of the tasks that the specialist was trained on."""
         grid, split = self._weighing.temperatures, VALIDATION
-        known = list_tasks(self._data_dir, self._store.name)
-        tasks = [task for task in self._members.tasks if split in known.get(task, ())]
+        splits = list_tasks(self._data_dir, self._store.name)
+        tasks = [task for task in self._members.tasks if split in splits.get(task, ())]
         if not tasks:
             title = f"there are no {split} queries of {', '.join(self._members.tasks)}"
             fix = "give the specialist a temperature, or prepare that split"

@@ -243,7 +243,10 @@ def test_what_does_not_belong_together_is_refused(small_world, specialists, tmp_
     [
         ({"specialists": {}}, "the specialists are none"),
         ({"split": "validation"}, "would choose what is then reported"),
-        ({"bm25": AddedBm25("bm25", split="test")}, "would choose what is then reported"),
+        (
+            {"split": "validation", "weighing": EQUAL, "bm25": AddedBm25("bm25")},
+            "would choose what is then reported",
+        ),
         ({"tasks": ["nonsense"]}, "no task 'nonsense'"),
     ],
 )
