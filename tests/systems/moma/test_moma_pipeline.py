@@ -133,6 +133,7 @@ def test_episodes_on_two_memories(small_world, tmp_path, capsys):
     before = results_of(output_dir / "targets")
     measured = figures(output_dir / "targets" / "other")
     shutil.rmtree(output_dir / "targets")
+    shutil.rmtree(tmp_path / "states" / "targets")
     shuffled = tmp_path / "data"
     shutil.copytree(data, shuffled, ignore=shutil.ignore_patterns("other"))
     other = write_target(tmp_path / "shuffled", shuffled, vocabulary, shift=1)
