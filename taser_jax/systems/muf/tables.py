@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from taser_jax.commands.pipelines.setting import BM25, Setting
+from taser_jax.commands.pipelines.retrieval_stages import BM25, Setting
 from taser_jax.evaluation.comparisons import compare_with_baselines
 from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.evaluation.reports import ResultsTable
