@@ -1,7 +1,7 @@
 """Is what `taser compare` recommends ever worse than not training? Eight sets, four sizes.
 
     python benchmarks/never_worse.py --data=DIR --out=DIR --pretrained=minilm [--sets=scifact,fm2]
-        [--sizes=50,150] [--test=500] [--passages=8000] [-- further flags of taser compare]
+        [--sizes=50,150] [--train=3000] [--test=500] [--passages=8000] [-- further flags of taser compare]
 
 A cell is a set with so many of its training queries, drawn by the hash of their ids; smaller draws
 are parts of larger ones. Each becomes a BEIR folder, and one `taser compare`. A cell that is
@@ -16,6 +16,7 @@ passages.tsv, passage_sources.tsv and KILT's JSON lines. pydocs is built from wh
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import gzip
 import hashlib
@@ -99,10 +100,8 @@ def read_beir(folder: pathlib.Path) -> Data:
 def read_kilt(folder: pathlib.Path, name: str) -> Data:
     """A set of kilt_mini: all passages, and its own queries with the passages of their gold."""
     passages = {}
-    for number, line in enumerate(lines_of(folder / "passages.tsv")):
-        if number:
-            id, text, title = line.rstrip("\n").split("\t")[:3]
-            passages[id] = (title, text.strip('"').replace('""', '"'))
+    for line in csv.DictReader(lines_of(folder / "passages.tsv"), delimiter="\t"):
+        passages[line["id"]] = (line["title"], line["text"])
     queries: dict[str, dict[str, tuple[str, list[str]]]] = {"train": {}, "test": {}}
     for split, stem in _KILT[name].items():
         for one in map(json.loads, lines_of(folder / f"{stem}.jsonl")):
@@ -134,15 +133,22 @@ def read_pydocs() -> Data:
     return Data(passages, queries)
 
 
-def read_set(data: pathlib.Path, name: str) -> Data:
-    """One of `SETS`."""
+def read_set(folder: pathlib.Path, name: str, *, train: int, test: int) -> Data:
+    """One of `SETS`, with at most so many of its queries."""
     if name == "pydocs":
-        return read_pydocs()
-    return read_kilt(data / "kilt_mini", name) if name in _KILT else read_beir(data / "beir" / name)
+        data = read_pydocs()
+    elif name in _KILT:
+        data = read_kilt(folder / "kilt_mini", name)
+    else:
+        data = read_beir(folder / "beir" / name)
+    for split, count in (("train", train), ("test", test)):
+        queries = data.queries[split]
+        data.queries[split] = {id: queries[id] for id in drawn(queries, count)}
+    return data
 
 
 def write_cell(
-    data: Data, folder: pathlib.Path, *, size: int | None, test: int, passages: int
+    data: Data, folder: pathlib.Path, *, size: int | None, passages: int
 ) -> dict[str, int]:
     """Writes a set with some of its queries as a BEIR folder; returns what it has of each.
 
@@ -159,7 +165,7 @@ def write_cell(
                 file.write(json.dumps({"_id": id, "title": title, "text": text}) + "\n")
     counts = {"passages": len(kept)}
     with open(folder / "queries.jsonl", "w", encoding="utf-8") as file:
-        for split, count in (("train", size), ("test", test)):
+        for split, count in (("train", size), ("test", None)):
             chosen = drawn(data.queries[split], count)
             counts[split] = len(chosen)
             qrels = ["query-id\tcorpus-id\tscore"]
@@ -176,7 +182,7 @@ def run_cell(
 ) -> dict[str, Any]:
     """Runs `taser compare` on a cell; returns its row."""
     folder, output = root / "cell", root / "results"
-    counts = write_cell(data, folder, size=size, test=options.test, passages=options.passages)
+    counts = write_cell(data, folder, size=size, passages=options.passages)
     start = time.monotonic()
     subprocess.run(
         [
@@ -256,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pretrained", default="minilm")
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--train", type=int, default=3000, help="training queries, at most")
     parser.add_argument("--test", type=int, default=500, help="test queries, at most")
     parser.add_argument("--passages", type=int, default=8000, help="beside all positives")
     parser.add_argument("flags", nargs="*", help="further flags of `taser compare`, after --")
@@ -266,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             path = options.out / "cells" / f"{name}-{size}.json"
             if path.exists():
                 continue
-            data = data or read_set(options.data, name)
+            data = data or read_set(options.data, name, train=options.train, test=options.test)
             count = None if size == "all" else int(size)
             if count is not None and len(data.queries["train"]) < count:
                 print(f"{name}: {len(data.queries['train'])} training queries, not {size}")

@@ -1,0 +1,120 @@
+"""The cells of "never worse": what each folder has, that finished ones stay, and the claims."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import sys
+from typing import Any
+
+import pytest
+from script_calls import REPOSITORY
+
+from taser_jax.data.prepare.detection import Format, detect
+
+
+@pytest.fixture(scope="module")
+def never_worse() -> Any:
+    path = REPOSITORY / "benchmarks" / "never_worse.py"
+    specification = importlib.util.spec_from_file_location("never_worse", path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["never_worse"] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def kilt_mini(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Thirty passages, and a query of fm2 on each."""
+    folder = tmp_path / "data" / "kilt_mini"
+    folder.mkdir(parents=True)
+    rows = "".join(f'{n}\t"text ""{n}"""\ttitle {n}\t{n}\t0\n' for n in range(30))
+    (folder / "passages.tsv").write_text("id\ttext\ttitle\twikipedia_id\tparagraph_id\n" + rows)
+    queries = [
+        {"id": f"q{n}", "input": f"claim {n}", "output": [{"provenance": [{"passage_id": f"{n}"}]}]}
+        for n in range(20)
+    ]
+    (folder / "fm2-dev.jsonl").write_text("".join(json.dumps(one) + "\n" for one in queries))
+    return folder
+
+
+def written(never_worse: Any, folder: pathlib.Path, data: Any, size: int | None) -> dict[str, set]:
+    counts = never_worse.write_cell(data, folder, size=size, passages=24)
+    assert detect(folder).format is Format.BEIR
+    found = {
+        name: {line.split("\t")[0] for line in path.read_text().splitlines()[1:]}
+        for name in ("train", "test")
+        for path in [folder / "qrels" / f"{name}.tsv"]
+    }
+    corpus = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
+    found["passages"] = {one["_id"] for one in corpus}
+    assert {name: len(ids) for name, ids in found.items()} == counts
+    assert {"_id": "7", "title": "title 7", "text": 'text "7"'} in corpus
+    return found
+
+
+def test_cells_of_a_set_share_passages_and_smaller_draws_are_parts(
+    never_worse, kilt_mini, tmp_path
+):
+    data = never_worse.read_set(kilt_mini.parent, "fm2", train=99, test=99)
+    assert not data.queries["train"].keys() & data.queries["test"].keys()
+    assert len(data.queries["train"]) + len(data.queries["test"]) == 20
+    few = never_worse.read_set(kilt_mini.parent, "fm2", train=3, test=2)
+    assert {split: len(queries) for split, queries in few.queries.items()} == {
+        "train": 3,
+        "test": 2,
+    }
+    assert few.queries["train"].keys() < data.queries["train"].keys()
+    small = written(never_worse, tmp_path / "small", data, 4)
+    large = written(never_worse, tmp_path / "large", data, None)
+    assert len(small["train"]) == 4
+    assert small["train"] < large["train"]
+    assert small["test"] == large["test"]
+    # Positives of all queries, and others up to the number.
+    assert small["passages"] == large["passages"]
+    assert len(small["passages"]) == 24
+    assert {f"{n}" for n in range(20)} < small["passages"]
+
+
+def test_a_finished_cell_is_not_run_again(never_worse, kilt_mini, tmp_path, monkeypatch, capsys):
+    runs: list[int | None] = []
+
+    def run_cell(data: Any, root: pathlib.Path, *, size: int | None, options: Any) -> dict:
+        (root / "results").mkdir(parents=True)
+        (root / "results" / "table.md").write_text("table")
+        runs.append(size)
+        return {
+            "counts": {"train": 4, "test": 5, "passages": 24},
+            "recommended": "TASER + BM25",
+            "rows": {"BM25": 0.25, never_worse.BASELINE: 0.5},
+            "gains": {},
+            "seconds": 1.0,
+            **{"difference": 0.01, "low": -0.02, "high": 0.04, "p_value": 0.4},
+        }
+
+    monkeypatch.setattr(never_worse, "run_cell", run_cell)
+    arguments = [f"--data={kilt_mini.parent}", f"--out={tmp_path}", "--sets=fm2", "--sizes=4,500"]
+    monkeypatch.setattr(never_worse, "SIZES", ("4", "500"))
+    never_worse.main(arguments)
+    assert "not 500" in capsys.readouterr().out
+    never_worse.main(arguments)
+    assert runs == [4]
+    assert "| fm2 | 4 | TASER + BM25 | 25.0 | 50.0 | +1.0 [-2.0, +4.0] |" in (
+        (tmp_path / "table.md").read_text()
+    )
+    claims = json.loads((tmp_path / "claims.json").read_text())["claims"]
+    assert claims["never below by more than noise"] == {"holds": True, "below": []}
+    assert claims["above on average"] == {"holds": True, "mean": 0.01, "cells": 1}
+
+
+def test_a_loss_beyond_noise_breaks_the_claim(never_worse):
+    cells = {
+        "fm2-50": {"difference": -0.02, "low": -0.03, "high": -0.01},
+        "fm2-150": {"difference": 0.01, "low": -0.02, "high": 0.04},
+    }
+    claims = never_worse.summary(cells)["claims"]
+    assert claims["never below by more than noise"] == {"holds": False, "below": ["fm2-50"]}
+    assert not claims["above on average"]["holds"]
