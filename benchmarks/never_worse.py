@@ -1,7 +1,7 @@
 """Is what `taser compare` recommends ever worse than not training? Eight sets, four sizes.
 
     python benchmarks/never_worse.py --data=DIR --out=DIR --pretrained=minilm [--sets=scifact,fm2]
-        [--sizes=50,150] [--train=3000] [--test=500] [--passages=8000] [-- further flags of taser compare]
+        [--sizes=50,150] [--train=3000] [--test=500] [--passages=8000] [-- flags of taser compare]
 
 A cell is a set with so many of its training queries, drawn by the hash of their ids; smaller draws
 are parts of larger ones. Each becomes a BEIR folder, and one `taser compare`. A cell that is
