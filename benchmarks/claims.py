@@ -256,13 +256,15 @@ def verdict(
     over_seeds: Interval | None,
     *,
     smallest: float,
+    seeds: int,
     planned_seeds: int,
 ) -> Verdict:
     """The rule of docs/claims.md.
 
     Shown: both intervals lie above zero (above minus the margin, where `smallest` is one) and the
     effect reaches the smallest that matters. Refuted: the interval over queries lies below the
-    smallest effect that matters. A claim of one planned seed needs no interval over seeds.
+    smallest effect that matters. Nothing is shown before all planned seeds have run, and a claim of
+    one planned seed needs no interval over seeds.
 
     Example:
         +2.0 with [+1.0, +3.0] over queries and [+0.5, +3.5] over seeds is shown if +1 matters,
@@ -274,8 +276,7 @@ def verdict(
     lows = [over_queries.low]
     if over_seeds is not None:
         lows.append(over_seeds.low)
-    complete = over_seeds is not None or planned_seeds == 1
-    if complete and effect >= smallest and min(lows) > bound:
+    if seeds >= planned_seeds and effect >= smallest and min(lows) > bound:
         return Verdict.SHOWN
     return Verdict.UNDECIDED
 
@@ -375,6 +376,7 @@ def _finding(claim: Claim, measure: str, command: str) -> Finding:
             over_queries,
             over_seeds,
             smallest=claim.smallest,
+            seeds=len(claim.seeds),
             planned_seeds=claim.planned_seeds,
         ),
         command=command,

@@ -78,9 +78,19 @@ def test_verdicts(claims, effect, queries, seeds, smallest, planned, expected):
         claims.Interval(*queries, 0.5),
         None if seeds is None else claims.Interval(*seeds, 0.5),
         smallest=smallest,
+        seeds=1 if seeds is None else max(planned, 2),
         planned_seeds=planned,
     )
     assert found == expected
+
+
+def test_nothing_is_shown_before_all_planned_seeds_have_run(claims):
+    clear = claims.Interval(1.0, 3.0, 0.0)
+    verdicts = [
+        claims.verdict(2.0, clear, clear, smallest=1.0, seeds=seeds, planned_seeds=3)
+        for seeds in (2, 3, 4)
+    ]
+    assert verdicts == ["undecided", "shown", "shown"]
 
 
 def test_the_numbered_claims_are_those_of_the_page(claims):
@@ -266,7 +276,7 @@ def test_the_file_has_what_is_said_of_each_claim(claims, tmp_path):
         "over_seeds": {"low": 75.0, "high": 75.0, "p_value": 0.0},
         "seeds": 2,
         "smallest": 0.5,
-        "verdict": "shown",
+        "verdict": "undecided",
         "command": "run.sh SOURCE",
         "tasks": {"nq": 75.0},
     }
@@ -291,12 +301,12 @@ def test_the_eleven_lines_come_from_the_files_alone(claims, tmp_path):
     lines = ran.stdout.splitlines()[2:]
     assert [int(line.split(".")[0].removeprefix("| ")) for line in lines] == [*range(1, 12)]
     assert [line.split(" | ")[-2] for line in lines] == [
-        *("refuted", "not run yet", "shown"),
+        *("refuted", "not run yet", "undecided"),
         *["not run yet"] * 8,
     ]
     assert lines[2] == (
         "| 3. A hybrid is ahead of both its parts | open_qa: hybrid over Det-R | R@20 | +75.0 "
-        "| [+25.0, +100.0] | [+75.0, +75.0] | 2 | shown | `run.sh SOURCE` |"
+        "| [+25.0, +100.0] | [+75.0, +75.0] | 2 | undecided | `run.sh SOURCE` |"
     )
     assert (tmp_path / "claims.png").read_bytes().startswith(b"\x89PNG")
     # The same file by a title and twice: a line for each.
