@@ -41,7 +41,7 @@ from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.optim.optimizers import OptimizerConfig, Update, build_optimizer, trainable
-from taser_jax.retrieval.encode_config import EmbeddingDtype
+from taser_jax.retrieval.embeddings import EmbeddingDtype
 from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step
 

@@ -28,8 +28,7 @@ from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.evaluation.specialty.commitment import OWN
-from taser_jax.evaluation.specialty.findings import AnalysisConfig
-from taser_jax.evaluation.specialty.report import commitment_table
+from taser_jax.evaluation.specialty.report import AnalysisConfig, commitment_table
 from taser_jax.evaluation.specialty.specialty import SpecialtyConfig
 from taser_jax.interop.pretrained import pretrained_bert
 from taser_jax.models.bert import BertConfig

@@ -46,8 +46,8 @@ from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import DualEncoder, Normalization
 from taser_jax.models.parameters import init_params
-from taser_jax.retrieval.embeddings import Embeddings, encode_texts
-from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.encoding import EncodeConfig, encode_texts
 
 PRESETS: dict[str, dict[str, Any]] = {
     "cpu": {

@@ -24,8 +24,7 @@ import numpy as np
 
 from taser_jax.commands.mine import write_sample
 from taser_jax.evaluation.answers import AnswerMatcher
-from taser_jax.retrieval.mining import mine_negatives
-from taser_jax.retrieval.mining_options import AnswerContaining, Excluded, MiningConfig
+from taser_jax.retrieval.mining import AnswerContaining, Excluded, MiningConfig, mine_negatives
 from taser_jax.retrieval.runs import SearchResult, top_k
 from taser_jax.retriever import Retriever
 from taser_jax.storage.records import Passage, Query

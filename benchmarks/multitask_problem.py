@@ -29,8 +29,9 @@ from taser_jax.optim.multitask import (
 )
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
 from taser_jax.optim.tsage_options import AverageDtype, TSageConfig
+from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
 from taser_jax.training.state import TrainState, init_state
-from taser_jax.training.step import TaskGradients, TrainStep, make_train_step
+from taser_jax.training.step import TrainStep
 
 PLAIN = "plain"
 METHODS = (PLAIN, *(each.value for each in Combiner if each is not Combiner.NAIVE))
@@ -177,7 +178,7 @@ class Problem:
     def step(self, method: str, **options: Any) -> TrainStep:
         """The jitted step; the plain one sums gradients and has no task axis."""
         gradients = TaskGradients.SUMMED if method == PLAIN else TaskGradients.STACKED
-        return make_train_step(
+        return make_multitask_step(
             self.model,
             self.optimizer(method),
             tasks=tuple(self.batches),

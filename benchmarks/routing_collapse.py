@@ -61,20 +61,18 @@ from taser_jax.models.routing import (
 )
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.storage.progress import track
-from taser_jax.training.keys import named_key
 from taser_jax.training.loop import LoopConfig
+from taser_jax.training.losses import RoutingMeasure, RoutingRegularizer
 from taser_jax.training.objective import ObjectiveConfig
-from taser_jax.training.routing_losses import Direction, RoutingMeasure, RoutingRegularizer
-from taser_jax.training.state import Params
+from taser_jax.training.state import Params, named_key
 from taser_jax.training.validation import PoolConfig
 
 COLLAPSED = 0.95
 REGULARIZERS = {
-    "none": None,
-    "per_input_up": (RoutingMeasure.PER_INPUT, Direction.MAXIMIZE),
-    "per_input_down": (RoutingMeasure.PER_INPUT, Direction.MINIMIZE),
-    "batch_marginal_up": (RoutingMeasure.BATCH_MARGINAL, Direction.MAXIMIZE),
-    "information_up": (RoutingMeasure.INFORMATION, Direction.MAXIMIZE),
+    "per_input_up": (RoutingMeasure.PER_INPUT, 1),
+    "per_input_down": (RoutingMeasure.PER_INPUT, -1),
+    "batch_marginal_up": (RoutingMeasure.BATCH_MARGINAL, 1),
+    "information_up": (RoutingMeasure.INFORMATION, 1),
 }
 READINGS = {
     "cls": (Routing.SEQUENCE, SequenceSummary.CLS),
@@ -116,10 +114,10 @@ class Case:
     @property
     def objective(self) -> ObjectiveConfig:
         """The contrastive loss with this regulariser."""
-        term = REGULARIZERS[self.regularizer]
-        if term is None:
+        if self.regularizer == "none":
             return ObjectiveConfig()
-        return ObjectiveConfig(regularizer=RoutingRegularizer(*term, weight=self.weight))
+        kind, sign = REGULARIZERS[self.regularizer]
+        return ObjectiveConfig(regularizer=RoutingRegularizer(kind, sign * self.weight))
 
 
 def cases(settings: Sequence[str], seeds: Sequence[int]) -> Iterator[Case]:

@@ -20,10 +20,9 @@ import jax
 import numpy as np
 
 from taser_jax.retrieval.embeddings import Embeddings
-from taser_jax.retrieval.exact import ExactSearcher
+from taser_jax.retrieval.exact import EmbeddingRows, ExactSearcher, Searcher, measure_recall
 from taser_jax.retrieval.scann_index import build_scann
 from taser_jax.retrieval.scann_shards import ScannConfig, Structure
-from taser_jax.retrieval.searcher import EmbeddingRows, Searcher, measure_recall
 
 
 class Synthetic:

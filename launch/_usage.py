@@ -127,8 +127,7 @@ usage: launch/gke_xpk.sh --cluster=CLUSTER --workload=NAME --type=TYPE --image=I
   --max_hours=HOURS    end each start of the workload after this time; it fails, and its nodes are free
   --price_per_hour=DOLLARS   what all chips cost, if you know it better than the list in launch/_tables.py
   --retries=N          restarts after a preemption (100)
-  --grace_seconds=N    time between SIGTERM and the end of a pod, for taser to finish a step and save; training
-                       warns after its first save if it needs longer (300)
+  --grace_seconds=N    time between SIGTERM and the end of a pod, for taser to finish a step and save (300)
   --dry_run            print the plan and the commands, run nothing
   --xpk FLAGS...       flags for `xpk workload create`, up to --: --xpk --spot --storage=tokens --
   COMMAND              a taser command; the launcher adds --multihost and, to `train`,

@@ -304,8 +304,7 @@ def _build(shell: Shell, scratch: pathlib.Path, image: str) -> str:
 def _workload(options: argparse.Namespace, image: str) -> list[str]:
     """The command of xpk, which restarts what ends with 75: taser was preempted."""
     command = with_mesh_replica(options.command, options.slices)
-    # taser compares the grace period with the time that its first save takes.
-    settings = [f"TASER_GRACE_SECONDS={options.grace_seconds}", *environment(options.env)]
+    settings = list(environment(options.env))
     if positive(options, "max_hours"):
         # Its status, 124, is not one that xpk restarts.
         settings += [

@@ -24,12 +24,10 @@ from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import abstract_params
-from taser_jax.retrieval.embeddings import EncodeFn, encode_rows
-from taser_jax.retrieval.encode_config import EncodeConfig
-from taser_jax.retrieval.exact import ExactSearcher, search_devices
+from taser_jax.retrieval.encoding import EncodeConfig, EncodeFn, encode_rows
+from taser_jax.retrieval.exact import ExactSearcher, Searcher, search_devices
 from taser_jax.retrieval.index import open_index
 from taser_jax.retrieval.runs import NO_ROW
-from taser_jax.retrieval.searcher import Searcher
 from taser_jax.retriever_parts import (
     PASSAGE_LENGTH,
     QUERY_LENGTH,

@@ -15,9 +15,9 @@ from taser_jax.data.text.vocabularies import Vocabulary
 from taser_jax.data.token_store.text_settings import QuerySettings, Titles
 from taser_jax.models.batch import Tokens
 from taser_jax.retrieval.bm25 import Bm25Index
-from taser_jax.retrieval.hybrid import HybridConfig, fuse
+from taser_jax.retrieval.exact import Searcher
+from taser_jax.retrieval.fusion import HybridConfig, fuse
 from taser_jax.retrieval.runs import NO_ROW, Run
-from taser_jax.retrieval.searcher import Searcher
 from taser_jax.storage.artifacts import FilePath, check_version, read_json, write_json
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.records import Passage

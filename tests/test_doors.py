@@ -191,7 +191,7 @@ def test_importing_the_package_does_not_import_tensorflow():
     assert run_without(modules, forbidden).stdout == ""
 
 
-@pytest.mark.parametrize("command", ["index", "search", "mine"])
+@pytest.mark.parametrize("command", ["search", "mine"])
 def test_what_follows_encoding_needs_no_model(command):
     for name in imports_of(PACKAGE / "commands" / f"{command}.py"):
         assert not name.startswith(

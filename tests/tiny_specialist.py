@@ -8,10 +8,9 @@ import numpy as np
 
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Tokens
-from taser_jax.retrieval.embeddings import encode_texts
-from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
+from taser_jax.retrieval.embeddings import EmbeddingDtype
+from taser_jax.retrieval.encoding import EncodeConfig, encode_queries, encode_texts
 from taser_jax.retrieval.index import build_index
-from taser_jax.retrieval.query_embeddings import encode_queries
 
 
 def write_specialist(

@@ -12,7 +12,7 @@ from taser_jax.commands.evaluate import EvaluationConfig
 from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.evaluation.results import per_query_path, read_per_query, read_results
-from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
+from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays
 from taser_jax.storage.artifacts import file_name, read_json, split_path
 from taser_jax.storage.settings import from_plain
 from taser_jax.systems.muf.ensemble_files import Ensemble

@@ -24,10 +24,9 @@ from taser_jax.commands.evaluate import EvaluationConfig, Judge, judge_run
 from taser_jax.commands.inputs import PassageHeads
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.evaluation.metrics import Evaluation
+from taser_jax.retrieval.embeddings import QueryEmbeddings
 from taser_jax.retrieval.fusion import FusionConfig, fuse_runs, weights_of
-from taser_jax.retrieval.query_arrays import LISTS, QueryArrays
-from taser_jax.retrieval.query_embeddings import QueryEmbeddings
-from taser_jax.retrieval.runs import Run
+from taser_jax.retrieval.runs import LISTS, QueryArrays, Run
 from taser_jax.storage.artifacts import file_name, split_path
 from taser_jax.systems.muf.tables import write_row
 

@@ -39,18 +39,15 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.retrieval.embeddings import Embeddings
-from taser_jax.retrieval.encode_config import EncodeConfig
-from taser_jax.retrieval.exact import ExactSearcher
-from taser_jax.retrieval.mining import mine_negatives
-from taser_jax.retrieval.mining_options import MiningConfig
-from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
+from taser_jax.retrieval.encoding import EncodeConfig
+from taser_jax.retrieval.exact import ExactSearcher, Searcher
+from taser_jax.retrieval.mining import MiningConfig, mine_negatives
 from taser_jax.retrieval.runs import SearchResult
-from taser_jax.retrieval.searcher import Searcher
 from taser_jax.training.checkpoints import CheckpointConfig, Selection
 from taser_jax.training.loop import LoopConfig
+from taser_jax.training.losses import RoutingRegularizer
 from taser_jax.training.objective import ObjectiveConfig
-from taser_jax.training.routing_losses import RoutingRegularizer
 from taser_jax.training.validation import PoolConfig
 
 SYSTEMS = ("DPR", "Shared", "TASER Det-R", "TASER Seq-R", "TASER Tok-R")

@@ -31,8 +31,8 @@ from taser_jax.models.batch import Batch
 from taser_jax.models.dual_encoder import DualEncoder
 from taser_jax.models.parameters import init_params
 from taser_jax.training.batch_loss import make_loss
-from taser_jax.training.keys import named_key
 from taser_jax.training.objective import ObjectiveConfig
+from taser_jax.training.state import named_key
 
 LABELS = ("warm-up", "episode-1", "episode-2")
 TEMPERATURE = 0.05

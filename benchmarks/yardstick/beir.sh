@@ -35,7 +35,6 @@ for set in ${SETS:-scifact medquad}; do
     zero_shot=$root/zero-shot-${system,,}
     taser encode --gin.MODEL_DIR="$output_dir/comparison/${system,,}-1/model" \
       --gin.TOKEN_STORE="$root/tokens" --gin.EMBEDDINGS_DIR="$zero_shot/embeddings"
-    taser index --gin.EMBEDDINGS_DIR="$zero_shot/embeddings" --gin.INDEX_DIR="$zero_shot/index"
     taser search --gin.EMBEDDINGS_DIR="$zero_shot/embeddings" --gin.INDEX_DIR="$zero_shot/index" \
       --gin.DATA_DIR="$root/data" --gin.COLLECTION="$set" --gin.RUNS_DIR="$zero_shot/runs"
     taser evaluate --gin.RUNS_DIR="$zero_shot/runs" --gin.DATA_DIR="$root/data" --gin.COLLECTION="$set" \

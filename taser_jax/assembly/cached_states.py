@@ -29,8 +29,8 @@ from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import EncoderInput, Role, States, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, Params
 from taser_jax.models.encoded import static_task
-from taser_jax.retrieval.embeddings import batches_by_length
-from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
+from taser_jax.retrieval.embeddings import EmbeddingDtype
+from taser_jax.retrieval.encoding import EncodeConfig, batches_by_length
 from taser_jax.storage.artifacts import Fingerprint, fingerprint_json, follow_plan, replacing
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import bar, logger

@@ -24,18 +24,15 @@ from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.models.t5_fusion import T5FusionConfig
-from taser_jax.optim.cgd import CgdConfig
-from taser_jax.optim.gradnorm import GradNormConfig
-from taser_jax.optim.multitask import MultitaskConfig, NaiveConfig
+from taser_jax.optim.multitask import MultitaskConfig
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.optim.pcgrad import PCGradConfig
 from taser_jax.optim.tsage_options import TSageConfig
-from taser_jax.retrieval.encode_config import EmbeddingDtype
+from taser_jax.retrieval.embeddings import EmbeddingDtype
 from taser_jax.training.checkpoints import CheckpointConfig
 from taser_jax.training.distillation import Distillation, Guide
 from taser_jax.training.loop import LoopConfig
+from taser_jax.training.losses import RoutingRegularizer
 from taser_jax.training.objective import ObjectiveConfig
-from taser_jax.training.routing_losses import RoutingRegularizer
 from taser_jax.training.validation import PoolConfig
 
 
@@ -113,21 +110,17 @@ CONFIGURABLES = (
     BatchingConfig,
     BertConfig,
     BertFusionConfig,
-    CgdConfig,
     CheckpointConfig,
     Distillation,
     DualEncoderConfig,
     ExpertConfig,
-    GradNormConfig,
     Guide,
     LogicalRules,
     MeshConfig,
     MultitaskConfig,
     MultitaskTraining,
-    NaiveConfig,
     ObjectiveConfig,
     OptimizerConfig,
-    PCGradConfig,
     PoolConfig,
     Pretrained,
     RoutingRegularizer,

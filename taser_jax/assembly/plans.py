@@ -1,16 +1,16 @@
-"""The batches of a training step: of one task, or of every task."""
+"""The batches of a training step, of one task or of every task, and their teacher."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
+import numpy as np
 
 from taser_jax.assembly.config import MultitaskTraining, TrainingConfig
 from taser_jax.assembly.data import with_mixture_rates
-from taser_jax.assembly.teacher import EncodedTeacher, open_teacher
 from taser_jax.data.batches.every_task import TaskBatchStream, step_batch_sizes
 from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.padding import Layout, Padding
@@ -20,9 +20,12 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Batch, BatchShape, DocumentsShape
 from taser_jax.optim.multitask import Combiner
-from taser_jax.storage.errors import ConfigError
-from taser_jax.training.distillation import TeacherInput
-from taser_jax.training.grad_cache import check_chunks
+from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
+from taser_jax.storage.artifacts import fingerprint_json
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.training.batch_loss import check_chunks
+from taser_jax.training.distillation import TeacherInput, require
+from taser_jax.training.objective import ObjectiveConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +44,7 @@ class BatchPlan:
     shapes: Mapping[str, BatchShape]
     tasks: tuple[str, ...] | None
     stream: Stream | None
-    facts: Mapping[str, Any]
+    facts: Mapping[str, object]
 
     def abstract_batches(self) -> dict[str, Batch]:
         """Shapes and dtypes of a step's batches."""
@@ -108,7 +111,7 @@ def make_plan(
             teacher=teacher,
             padding=Padding(training.length_buckets, multiple=devices * training.num_chunks),
         )
-    passages = 1 + batching.num_negatives
+    passages, scored = 1 + batching.num_negatives, TeacherInput.SCORES in training.objective.reads
     shape = BatchShape(
         batching.batch_size,
         query_length,
@@ -116,7 +119,8 @@ def make_plan(
         passage_length,
         queued=batching.queue_steps * batching.batch_size * passages,
         memory=memory,
-        **_teacher_sizes(training, passages, teacher),
+        teacher_candidates=passages if scored else 0,
+        teacher_dim=0 if teacher is None else teacher.dim,
     )
     return BatchPlan(
         shapes={next(iter((*query_tasks, *queries, "any"))): shape},
@@ -146,8 +150,8 @@ def _every_task(
     task_sizes: Mapping[str, int],
 ) -> BatchPlan:
     batching, devices = multitask.batching, partitioner.batch_devices
-    num_chunks = training.num_chunks
-    facts: dict[str, Any] = {}
+    num_chunks, scored = training.num_chunks, TeacherInput.SCORES in training.objective.reads
+    facts: dict[str, object] = {}
     stream = None
     if store is not None:
         stream = TaskBatchStream(
@@ -181,7 +185,6 @@ def _every_task(
         raise ConfigError(
             "no token store, and a batch of every task in each step",
             where="TOKEN_STORE",
-            expected="a token store, which says what the tasks are",
             fix="run `taser tokenize` first; for `taser compile`, set compile_recipe.task_sizes",
         )
     shapes = {
@@ -190,25 +193,15 @@ def _every_task(
             lengths[task],
             sizes[task] * (1 + negatives),
             passage_length,
-            **_teacher_sizes(training, 1 + negatives, teacher),
+            teacher_candidates=1 + negatives if scored else 0,
+            teacher_dim=0 if teacher is None else teacher.dim,
         )
         for task, negatives in batching.negatives_of(sizes).items()
     }
     return BatchPlan(shapes=shapes, tasks=tuple(sizes), stream=stream, facts=facts)
 
 
-def _teacher_sizes(
-    training: TrainingConfig, candidates: int, teacher: EncodedTeacher | None
-) -> dict[str, Any]:
-    """The teacher's part of the batches' shapes."""
-    scored = TeacherInput.SCORES in training.objective.reads
-    return {
-        "teacher_candidates": candidates if scored else 0,
-        "teacher_dim": 0 if teacher is None else teacher.dim,
-    }
-
-
-def _length_groups(layouts: Mapping[str, tuple[Layout, Layout]]) -> dict[str, Any]:
+def _length_groups(layouts: Mapping[str, tuple[Layout, Layout]]) -> dict[str, object]:
     """Texts x tokens of the groups of each task's batches; nothing without buckets."""
     groups = {
         task: f"queries {queries}; passages {passages}"
@@ -223,3 +216,100 @@ def _of_steps(queue_steps: int) -> str:
 
 def _devices() -> str:
     return f"over {jax.device_count()} devices on {jax.process_count()} hosts"
+
+
+class EncodedTeacher:
+    """A teacher's embeddings from `taser encode`, by the rows of a token store.
+
+    Args:
+        directory: the teacher's embeddings, of the same collection.
+        store: the token store whose passages they embed.
+        queries: task -> the queries that are trained on.
+
+    Raises:
+        DataError: a query that the teacher has not encoded, or other passages than the store's.
+        FingerprintError: embeddings of another collection.
+    """
+
+    def __init__(
+        self, directory: str, store: TokenStore, queries: Mapping[str, TokenizedQueries]
+    ) -> None:
+        collection = {"collection": store.metadata.collection_fingerprint}
+        self._passages = Embeddings.open(directory, fingerprints=collection)
+        if len(self._passages) != len(store):
+            problem = f"teacher embeddings of {len(self._passages)} passages, not of {len(store)}"
+            raise DataError(problem, where=directory, fix="encode the token store's passages")
+        self._queries = {
+            task: QueryEmbeddings.of_split(
+                directory, task, of_task.split, fingerprints=self._passages.fingerprints
+            )
+            for task, of_task in queries.items()
+        }
+        self._rows = {
+            task: _rows_of(self._queries[task], of_task) for task, of_task in queries.items()
+        }
+
+    @property
+    def dim(self) -> int:
+        """Dimensions of the embeddings."""
+        return self._passages.shape[1]
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Fingerprint of the embeddings' models, texts and queries."""
+        queries = {task: found.fingerprints for task, found in self._queries.items()}
+        return fingerprint_json([self._passages.fingerprints, queries])
+
+    def queries(self, task: str, rows: np.ndarray) -> np.ndarray:
+        """Embeddings of a task's training queries. [rows, dim], float32."""
+        return self._queries[task].take(self._rows[task][rows]).astype(np.float32)
+
+    def passages(self, rows: np.ndarray) -> np.ndarray:
+        """Embeddings of passages. [rows, dim], float32."""
+        return self._passages.take(rows).astype(np.float32)
+
+
+def open_teacher(
+    objective: ObjectiveConfig,
+    directory: str | None,
+    *,
+    store: TokenStore | None,
+    queries: Mapping[str, TokenizedQueries],
+) -> EncodedTeacher | None:
+    """The embeddings that an objective reads; None where it reads none.
+
+    Args:
+        objective: what is minimised.
+        directory: embeddings of a teacher; None without.
+        store: tokens; None in a dry run without data.
+        queries: task -> queries to train on.
+
+    Raises:
+        ConfigError: the objective reads scores or embeddings that are missing, or does not read
+            the embeddings that are given.
+    """
+    if TeacherInput.SCORES in objective.reads:
+        for of_task in queries.values():
+            require(of_task.teacher, TeacherInput.SCORES)
+    if TeacherInput.EMBEDDINGS not in objective.reads:
+        if directory is not None:
+            problem = "a teacher's embeddings are given, and the objective reads none"
+            fix = "set a guide, or a distillation with candidates = 'batch', or leave them out"
+            raise ConfigError(problem, where="TrainingConfig.teacher_embeddings", fix=fix)
+        return None
+    given = require(directory, TeacherInput.EMBEDDINGS)
+    return None if store is None else EncodedTeacher(given, store, queries)
+
+
+def _rows_of(encoded: QueryEmbeddings, queries: TokenizedQueries) -> np.ndarray:
+    """Where each query's embedding is."""
+    place = {query_id: row for row, query_id in enumerate(encoded.query_ids)}
+    missing = [query_id for query_id in queries.query_ids if query_id not in place]
+    if missing:
+        raise DataError(
+            f"no teacher embedding of {len(missing)} of {len(queries)} queries of task "
+            f"{queries.task!r}, such as {missing[0]!r}",
+            where=str(encoded.directory),
+            fix="encode this token store's queries with the teacher (`taser encode`)",
+        )
+    return np.array([place[query_id] for query_id in queries.query_ids], np.int64)

@@ -100,7 +100,7 @@ def place_pretrained(loaded: Params, *, params: Params) -> Params:
         params: the model's parameters, on their devices.
     """
 
-    def place(read: Any, drawn: jax.Array) -> jax.Array:
+    def place(read: object, drawn: jax.Array) -> jax.Array:
         if not isinstance(read, np.ndarray):
             return drawn
         return jax.make_array_from_callback(

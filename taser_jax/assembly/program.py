@@ -1,4 +1,4 @@
-"""The training program of a configuration: what `taser train` runs and `taser compile` compiles."""
+"""What `taser train` runs and `taser compile` compiles: the checked job, and its program."""
 
 from __future__ import annotations
 
@@ -10,17 +10,27 @@ import jax
 import optax
 
 from taser_jax.assembly.config import TrainingConfig
-from taser_jax.assembly.data import check_buckets, check_query_towers, fit_vocabulary, lengths
+from taser_jax.assembly.data import (
+    check_buckets,
+    check_query_towers,
+    fit_vocabulary,
+    lengths,
+    training_queries,
+)
 from taser_jax.assembly.plans import BatchPlan, make_plan
+from taser_jax.assembly.pretrained import read_pretrained
+from taser_jax.assembly.text_facts import data_facts
+from taser_jax.assembly.text_sources import QUERY_DOCUMENTS, QueryDocuments
+from taser_jax.assembly.validator import SPLIT, check_validated_tasks
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
+from taser_jax.devices.mesh import make_mesh
 from taser_jax.devices.partitioning import CopiedAxis, Partitioner, copied_axes, placed
 from taser_jax.devices.topologies import peak_flops
 from taser_jax.models.batch import Batch, States
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
-from taser_jax.models.parameters import abstract_params, init_params, logical_axes
-from taser_jax.optim.median import MedianOver
-from taser_jax.optim.median_check import check_median
+from taser_jax.models.parameters import abstract_params, init_params, logical_axes, parameter_count
+from taser_jax.optim.median import MedianOver, check_median
 from taser_jax.optim.multitask import (
     Combiner,
     build_multitask_optimizer,
@@ -35,10 +45,16 @@ from taser_jax.optim.optimizers import (
 )
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger
-from taser_jax.training.meter import StepCost
-from taser_jax.training.passage_queue import QueueSize
-from taser_jax.training.state import TrainState, init_state, state_shardings
-from taser_jax.training.step import TaskGradients, TrainStep, make_train_step
+from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
+from taser_jax.training.state import (
+    QueueSize,
+    TrainState,
+    init_state,
+    parameter_table,
+    state_shardings,
+)
+from taser_jax.training.step import TrainStep, make_train_step
+from taser_jax.training.watch import StepCost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +152,12 @@ def make_program(
     )
     state = placed(state, state_shardings(state, shardings))
     own = jax.tree.map(lambda leaf: leaf.sharding, state)
-    train_step = make_train_step(
+    make_step: Callable[..., TrainStep] = make_train_step
+    if plan.tasks is not None:
+        make_step = functools.partial(make_multitask_step, tasks=plan.tasks, gradients=gradients)
+    train_step = make_step(
         model,
         optimizer,
-        tasks=plan.tasks,
-        gradients=gradients,
         objective=training.objective.for_model(
             dim=model.config.embedding_dim, normalization=model.config.normalization
         ),
@@ -180,12 +197,9 @@ def _queue(training: TrainingConfig, plan: BatchPlan, *, dim: int) -> QueueSize 
         return None
     if training.objective.reads or plan.tasks is not None:
         other = "batches of every task" if plan.tasks is not None else "a teacher"
-        raise ConfigError(
-            f"a queue of {steps} steps, and {other}",
-            where="BatchingConfig.queue_steps",
-            expected="batches of one task, learnt from labels alone",
-            fix="set queue_steps = 0, or drop the objective's teacher and TrainingConfig.multitask",
-        )
+        problem = f"a queue of {steps} steps, and {other}"
+        fix = "set queue_steps = 0, or drop the objective's teacher and TrainingConfig.multitask"
+        raise ConfigError(problem, where="BatchingConfig.queue_steps", fix=fix)
     (shape,) = plan.shapes.values()
     return QueueSize(steps, shape.passages, dim)
 
@@ -198,21 +212,15 @@ def _without_frozen(training: TrainingConfig, config: ModelConfig) -> OptimizerC
     """
     blocks, optimizer = training.train_from_block, training.optimizer
     if not 0 <= blocks < config.transformer.num_layers:
-        raise ConfigError(
-            f"{blocks} frozen blocks of {config.transformer.num_layers}",
-            where="TrainingConfig.train_from_block",
-            expected=f"0 to {config.transformer.num_layers - 1}: a block is left to train",
-            fix="lower train_from_block; 0 trains all",
-        )
+        problem = f"{blocks} frozen blocks of {config.transformer.num_layers} leave none to train"
+        fix = "lower train_from_block; 0 trains all"
+        raise ConfigError(problem, where="TrainingConfig.train_from_block", fix=fix)
     if not blocks:
         return optimizer
     if optimizer.updates is not None:
-        raise ConfigError(
-            f"TrainingConfig freezes {blocks} blocks and OptimizerConfig.updates others",
-            where="TrainingConfig.train_from_block",
-            expected="one of the two",
-            fix="drop train_from_block, and freeze the blocks in OptimizerConfig.updates",
-        )
+        problem = f"TrainingConfig freezes {blocks} blocks and OptimizerConfig.updates others"
+        fix = "drop train_from_block, and freeze the blocks in OptimizerConfig.updates"
+        raise ConfigError(problem, where="TrainingConfig.train_from_block", fix=fix)
     frozen = config.frozen_parameters(blocks)
     updates = ((frozen, Update.FREEZE), (f"(?!{frozen}$).*", Update.TRAIN))
     return dataclasses.replace(optimizer, updates=updates)
@@ -255,3 +263,125 @@ def step_cost(program: Program) -> StepCost:
         return sum(batch.shape.tokens for batch in batches.values())
 
     return StepCost(flops, positions, peak_flops())
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingJob:
+    """A training with checked settings; nothing is allocated yet.
+
+    Attributes:
+        training: its configuration.
+        program: the step.
+        store: tokens; None in a dry run without data.
+        queries: task -> queries to train on.
+        validation_queries: task -> queries to validate with.
+        pretrained: weights to start from.
+        augmentation: documents of the queries; None where they are encoded alone.
+        facts: content of run.json.
+    """
+
+    training: TrainingConfig
+    program: Program
+    store: TokenStore | None
+    queries: Mapping[str, TokenizedQueries]
+    validation_queries: Mapping[str, TokenizedQueries]
+    pretrained: Params | None
+    augmentation: QueryDocuments | None
+    facts: Mapping[str, object]
+
+    @property
+    def parameter_table(self) -> str:
+        """Every parameter with its shape, axes and sharding."""
+        program = self.program
+        return parameter_table(
+            program.params, logical_axes=program.logical_axes, shardings=program.param_shardings
+        )
+
+
+def training_job(
+    model: ModelConfig,
+    training: TrainingConfig,
+    *,
+    store: TokenStore | None,
+    tasks: Sequence[str] | None,
+    negatives_dirs: Sequence[str],
+    feature_lengths: Mapping[str, int],
+    augmentation_dir: str | None = None,
+    documents: int = 0,
+) -> TrainingJob:
+    """Reads and checks all inputs before anything is computed.
+
+    Args:
+        model: the dual encoder; a vocab_size of 1 is replaced by the vocabulary's size.
+        training: optimiser, batches, objective and periods.
+        store: tokens; None in a dry run without data.
+        tasks: tasks to train on; None means all of the token store with a train split.
+        negatives_dirs: hard negatives instead of those in the token store, joined per query.
+        feature_lengths: {"query": ..., "passage": ...}; checked against the token store.
+        augmentation_dir: documents of the queries, from `taser augment`; None trains without.
+        documents: documents fused with each query, K.
+
+    Returns:
+        The job, of which nothing is allocated on a device.
+
+    Raises:
+        ConfigError: settings that contradict each other.
+        DataError: tasks or queries that are missing, negatives of other passages.
+    """
+    augmentation = None
+    if augmentation_dir and store is not None:
+        augmentation = QUERY_DOCUMENTS.get()(
+            augmentation_dir, per_query=documents, config=model, store=store
+        )
+    if augmentation is not None and training.multitask is not None:
+        problem = "queries have documents, and every batch has queries of every task"
+        raise ConfigError(problem, where="AUGMENTATION_DIR", fix="drop TrainingConfig.multitask")
+
+    def read(split: str) -> dict[str, TokenizedQueries]:
+        if store is None:
+            return {}
+        found = training_queries(
+            store, task_names=tasks, negatives_dirs=negatives_dirs, split=split
+        )
+        if augmentation is None:
+            return found
+        return {task: augmentation.renamed(queries) for task, queries in found.items()}
+
+    queries = read("train")
+    program = make_program(
+        model,
+        training,
+        partitioner=Partitioner(make_mesh(training.mesh), training.rules),
+        store=store,
+        queries=queries,
+        feature_lengths=feature_lengths,
+    )
+    validation_queries = read(SPLIT) if training.validation else {}
+    if training.validation and store is not None:
+        check_validated_tasks(validation_queries.keys(), training.validation)
+    where = "validation queries of the token store"
+    check_query_towers(program.model.config, validation_queries, where=where)
+    pretrained = None
+    if training.pretrained is not None:
+        pretrained = read_pretrained(
+            training.pretrained,
+            config=program.model.config,
+            params=program.params,
+            vocabulary=None if store is None else store.vocabulary_directory,
+        )
+    facts = {
+        "parameters": f"{parameter_count(program.params):,}",
+        "pretrained": None if training.pretrained is None else training.pretrained.source,
+        "query_length": program.query_length,
+        "passage_length": program.passage_length,
+        "train_steps": training.loop.train_steps,
+        "train_from_block": training.train_from_block,
+        "selection": training.checkpoints.selection.value,
+        "jax": f"{jax.__version__} on {jax.devices()[0].device_kind}",
+        **program.plan.facts,
+    }
+    if store is not None and program.plan.stream is not None:
+        facts |= data_facts(program.plan.stream, store, train_steps=training.loop.train_steps)
+    return TrainingJob(
+        training, program, store, queries, validation_queries, pretrained, augmentation, facts
+    )

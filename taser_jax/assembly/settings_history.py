@@ -145,8 +145,19 @@ def _plain(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def _changes(old: Mapping[str, object], new: Mapping[str, Any]) -> dict[str, tuple[object, object]]:
-    """What differs. Settings that are new with this version of the code are none of the user's."""
-    names = [*old, *(name for name in new if name.startswith("data.") and name not in old)]
+    """What differs; settings that only one version of the code has are none of the user's.
+
+    Example:
+        `training.multitask` gone is a change where `training.multitask.batching.total` came.
+    """
+
+    def exists(name: str) -> bool:
+        parents = (name[:dot] for dot, letter in enumerate(name) if letter == ".")
+        children = (other.startswith(f"{name}.") for other in new)
+        return name in new or any(parent in new for parent in parents) or any(children)
+
+    names = [name for name in old if name.startswith("data.") or exists(name)]
+    names += [name for name in new if name.startswith("data.") and name not in old]
     return {
         name: (old.get(name, _UNSET), new.get(name, _UNSET))
         for name in names

@@ -13,7 +13,7 @@ from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.states import CachedStates
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.dual_encoder import ModelConfig, Params
-from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.registered import Registered
 

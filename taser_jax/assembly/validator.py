@@ -28,13 +28,15 @@ from taser_jax.training.losses import contrastive_loss
 from taser_jax.training.objective import ObjectiveConfig
 from taser_jax.training.validation import PoolConfig, rank_in_pool, select_pool
 
+SPLIT = "validation"
+"""Split of the queries that checkpoints are judged by."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ValidationConfig:
     """How a checkpoint is judged.
 
     Attributes:
-        split: split of the queries.
         batch_size: queries in a validation batch; DPR's loss depends on it.
         num_negatives: hard negatives per query in these batches.
         num_batches: batches per task, at most one pass; 0 leaves the loss out.
@@ -44,7 +46,6 @@ class ValidationConfig:
         sets: whether tasks or queries have equal weight.
     """
 
-    split: str = "validation"
     batch_size: int = 64
     num_negatives: int = 1
     num_batches: int = 20
@@ -227,19 +228,15 @@ def check_validated_tasks(tasks: Collection[str], config: ValidationConfig) -> N
     """
     if not tasks:
         raise ConfigError(
-            f"no task has a split {config.split!r}",
-            where="ValidationConfig.split",
-            expected="queries to choose the best checkpoint with",
+            f"no task has a split {SPLIT!r} to choose the best checkpoint with",
+            where="TrainingConfig.validation",
             fix="run `taser prepare` with VALIDATION_SHARE=0.1, which makes one of training "
             "queries, or set TrainingConfig.validation=None",
         )
     if unknown := sorted(set(config.tasks) - set(tasks)):
-        raise ConfigError(
-            f"no task {', '.join(unknown)} with a split {config.split!r}",
-            where="ValidationConfig.tasks",
-            expected=f"of {', '.join(sorted(tasks))}",
-            fix="name tasks that are trained on, or none for all of them",
-        )
+        problem = f"no task {', '.join(unknown)} with a split {SPLIT!r}"
+        fix = f"name some of {', '.join(sorted(tasks))}, or none for all of them"
+        raise ConfigError(problem, where="ValidationConfig.tasks", fix=fix)
 
 
 def _with_positives(queries: TokenizedQueries) -> TokenizedQueries:
@@ -247,12 +244,8 @@ def _with_positives(queries: TokenizedQueries) -> TokenizedQueries:
     rows = np.flatnonzero(queries.positives.lengths)
     where = f"task {queries.task!r}, split {queries.split!r}"
     if not len(rows):
-        raise DataError(
-            f"none of {len(queries)} queries has a positive",
-            where=where,
-            expected="queries to validate with",
-            fix="leave the task out, or set TrainingConfig.validation=None",
-        )
+        fix = "leave the task out, or set TrainingConfig.validation=None"
+        raise DataError(f"none of {len(queries)} queries has a positive", where=where, fix=fix)
     if len(rows) == len(queries):
         return queries
     logger.info("%s: %d of %d queries have a positive", where, len(rows), len(queries))

@@ -145,8 +145,7 @@ COMMANDS: dict[str, Command] = dict(
             "train the ensemble that measures a specialist's confidence",
             module="systems.muf.ensemble",
         ),
-        _command("index", "build an exact or ScaNN index"),
-        _command("search", "search an index, write run files"),
+        _command("search", "index embeddings and search them, write run files"),
         _command("bm25", "search queries with BM25"),
         _command("hybrid", "fuse a dense and a BM25 run"),
         (

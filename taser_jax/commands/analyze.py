@@ -31,8 +31,13 @@ from taser_jax.evaluation.specialty.commitment import (
     saved_averages,
 )
 from taser_jax.evaluation.specialty.figures import figures
-from taser_jax.evaluation.specialty.findings import AnalysisConfig, Findings, Specialties
-from taser_jax.evaluation.specialty.report import csv_files, to_markdown
+from taser_jax.evaluation.specialty.report import (
+    AnalysisConfig,
+    Findings,
+    Specialties,
+    csv_files,
+    to_markdown,
+)
 from taser_jax.evaluation.specialty.sensitivity import (
     MeasureBatch,
     Sample,
@@ -209,11 +214,8 @@ def _named(model_dirs: Mapping[str, str] | Sequence[str] | str) -> dict[str, str
         directories = [model_dirs] if isinstance(model_dirs, str) else list(model_dirs)
         named = {epath.Path(directory).name: directory for directory in directories}
         if len(named) < len(directories):
-            raise ConfigError(
-                "two model directories of the same name",
-                where="MODEL_DIR",
-                fix="give names: {'naive': 'first/model', 'T-SAGE': 'second/model'}",
-            )
+            fix = "give names: {'naive': 'first/model', 'T-SAGE': 'second/model'}"
+            raise ConfigError("two models of the same name", where="MODEL_DIR", fix=fix)
     if not named:
         raise ConfigError("no model directory", where="MODEL_DIR", fix="name at least one")
     return named

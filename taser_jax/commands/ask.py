@@ -53,11 +53,9 @@ class AskSettings:
         model_dir, index_dir = self.model_dir, self.index_dir
         data_dir, collection = self.data_dir, self.collection
         if model_dir is None or index_dir is None or data_dir is None or collection is None:
-            raise ConfigError(
-                "no model with an index and a collection, and no fusion",
-                where="taser ask",
-                fix="give MODEL_DIR, INDEX_DIR, DATA_DIR and COLLECTION, or FUSION_DIR",
-            )
+            problem = "no model with an index and a collection, and no fusion"
+            fix = "give MODEL_DIR, INDEX_DIR, DATA_DIR and COLLECTION, or FUSION_DIR"
+            raise ConfigError(problem, where="taser ask", fix=fix)
         return Retriever.load(
             model_dir,
             index_dir=index_dir,
@@ -117,12 +115,9 @@ def ask(
             its index and collection nor a fusion.
     """
     if isinstance(questions, str) or not questions or not all(map(str.strip, questions)):
-        raise ConfigError(
-            f"questions are {questions!r}",
-            where="QUESTIONS",
-            expected="a list of questions, none of them empty",
-            fix="""write --gin.QUESTIONS="['how do I sort a list']\"""",
-        )
+        problem = f"{questions!r} is no list of questions, or one of them is empty"
+        fix = """write --gin.QUESTIONS="['how do I sort a list']\""""
+        raise ConfigError(problem, where="QUESTIONS", fix=fix)
     settings = AskSettings(
         model_dir=model_dir,
         index_dir=index_dir,

@@ -35,7 +35,7 @@ from taser_jax.models.batch import BatchShape, DocumentsShape, Role
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.transformer import Remat
-from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.artifacts import storage_errors
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase

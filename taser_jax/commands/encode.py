@@ -15,9 +15,8 @@ from taser_jax.data.batches.padding import OtherTexts
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import wait_for_all, writes
 from taser_jax.models.batch import Role
-from taser_jax.retrieval.embeddings import TokenRows, encode_texts
-from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
-from taser_jax.retrieval.query_embeddings import encode_queries
+from taser_jax.retrieval.embeddings import EmbeddingDtype
+from taser_jax.retrieval.encoding import EncodeConfig, TokenRows, encode_queries, encode_texts
 from taser_jax.storage.progress import phase
 
 
@@ -40,7 +39,7 @@ def encode(
 ) -> dict[str, str]:
     """Encodes all passages and queries; if interrupted, rerun the command to resume.
 
-    `taser index` and `taser search` then need no model. Hosts share the shards, and each returns
+    `taser search` then needs no model. Hosts share the shards, and each returns
     when all are done.
 
     Args:

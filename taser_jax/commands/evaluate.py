@@ -16,7 +16,6 @@ from taser_jax.data.readers.kilt import KiltQuery, Outputs, read_queries
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation.answers import AnswerMatch
 from taser_jax.evaluation.comparisons import compare_with_baselines
-from taser_jax.evaluation.dpr_results import RetrievalResult, RetrievedPassage, write_dpr_results
 from taser_jax.evaluation.kilt import (
     evaluate_pages,
     is_page_measure,
@@ -32,16 +31,18 @@ from taser_jax.evaluation.metrics import (
 )
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.results import (
+    RetrievalResult,
+    RetrievedPassage,
     SystemResult,
     TaskResult,
     per_query_path,
     read_results,
+    write_dpr_results,
     write_per_query,
     write_result,
 )
 from taser_jax.evaluation.significance import SignificanceConfig
-from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays, require_queries
-from taser_jax.retrieval.runs import Run
+from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays, Run, require_queries
 from taser_jax.storage.artifacts import split_path
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
@@ -69,9 +70,8 @@ class EvaluationConfig:
         measures: R@k is the share of queries with a hit at rank k or better (DPR's top-k
             accuracy, "Recall@k" in the papers' tables); also MRR@k, nDCG@k, Recall@k, MAP, Rprec;
             by KILT's pages PageRprec, PageRecall@k and PageP@k.
-        match: how answers are matched.
-        regex_tasks: tasks whose answers are regular expressions, whatever `match` says
-            (CuratedTREC beside sets of strings).
+        regex_tasks: tasks whose answers are regular expressions (CuratedTREC beside sets of
+            strings).
         qrels_tasks: tasks judged by their positives, whatever `judge` says (sets without answers
             beside sets with them).
         page_only_tasks: tasks scored only by measures that start with Page, since their gold is
@@ -80,27 +80,19 @@ class EvaluationConfig:
 
     judge: Judge = Judge.QRELS
     measures: tuple[str, ...] = ("R@1", "R@5", "R@20", "MRR@10", "nDCG@10")
-    match: AnswerMatch = AnswerMatch.STRING
     regex_tasks: tuple[str, ...] = ()
     qrels_tasks: tuple[str, ...] = ()
     page_only_tasks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.measures:
-            raise ConfigError(
-                "no measure",
-                where="EvaluationConfig.measures",
-                expected="one or more, such as R@20, MRR@10 or nDCG@10",
-            )
+            fix = "name one or more, such as R@20, MRR@10 or nDCG@10"
+            raise ConfigError("no measure", where="EvaluationConfig.measures", fix=fix)
         has_pages = any(map(is_page_measure, self.measures))
         if self.page_only_tasks and not (self.judge is Judge.KILT and has_pages):
-            raise ConfigError(
-                f"page_only_tasks {self.page_only_tasks}, judge {self.judge.value!r}, measures "
-                + ", ".join(self.measures),
-                where="EvaluationConfig",
-                expected="judge 'kilt' and a measure that starts with Page",
-                fix="add PageRprec, or leave page_only_tasks out",
-            )
+            problem = f"page_only_tasks {self.page_only_tasks} with judge {self.judge.value!r}, by "
+            fix = "judge by 'kilt' and add PageRprec, or leave page_only_tasks out"
+            raise ConfigError(problem + ", ".join(self.measures), where="EvaluationConfig", fix=fix)
 
     def measures_of(self, task: str) -> tuple[str, ...]:
         """The measures that a task is scored by."""
@@ -125,7 +117,7 @@ class EvaluationConfig:
 
     def match_of(self, task: str) -> AnswerMatch:
         """How a task's answers are matched."""
-        return AnswerMatch.REGEX if task in self.regex_tasks else self.match
+        return AnswerMatch.REGEX if task in self.regex_tasks else AnswerMatch.STRING
 
 
 @writes("{output_dir}")
@@ -251,11 +243,9 @@ def judge_run(
         return judge_kilt(run, queries, heads, measures)
     answers = {query.id: query.answers for query in queries}
     if not any(answers.values()):
-        raise ConfigError(
-            f"no query of task {queries.task!r} has answers",
-            where="EvaluationConfig.judge",
-            fix="judge by 'qrels', name the task in qrels_tasks, or prepare it with answers",
-        )
+        problem = f"no query of task {queries.task!r} has answers"
+        fix = "judge by 'qrels', name the task in qrels_tasks, or prepare it with answers"
+        raise ConfigError(problem, where="EvaluationConfig.judge", fix=fix)
     with inputs.answer_matcher(heads.store, config.match_of(queries.task)) as matcher:
         return evaluate_answers(run, answers, matcher, measures)
 
@@ -306,12 +296,9 @@ def write_kilt_predictions(
 def _gold(queries: QuerySet) -> list[KiltQuery]:
     path = gold_path(queries)
     if not path.exists():
-        raise ConfigError(
-            f"task {queries.task!r} was not prepared from KILT's files",
-            where=str(path),
-            expected="the official gold of its queries",
-            fix="prepare it with `taser prepare kilt`, or judge by 'qrels'",
-        )
+        problem = f"task {queries.task!r} was not prepared from KILT's files"
+        fix = "prepare it with `taser prepare kilt`, or judge by 'qrels'"
+        raise ConfigError(problem, where=str(path), fix=fix)
     return list(read_queries(path, outputs=Outputs.OPTIONAL))
 
 

@@ -20,6 +20,7 @@ from taser_jax.assembly.model_directory import (
 )
 from taser_jax.assembly.text_facts import task_prompts, text_settings
 from taser_jax.data.text.vocabularies import load_vocabulary
+from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.lowering import check_task
@@ -79,6 +80,7 @@ ENSEMBLE: Registered[OpenPart] = Registered("taser_jax.systems.muf.export")
 _PLAIN = (ExportFormat.SENTENCE_TRANSFORMERS, ExportFormat.ONNX)
 
 
+@writes("{output_dir}")
 def export_model(
     *,
     model_dir: str,

@@ -11,11 +11,11 @@ from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, read_task_run, run_path, tasks_with
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.retrieval.fusion import ScoreNormalization
-from taser_jax.retrieval.hybrid import (
+from taser_jax.retrieval.fusion import (
     ChosenFor,
     DevelopmentSet,
     HybridConfig,
+    ScoreNormalization,
     choose_alpha,
     fuse,
     settle,
@@ -147,11 +147,9 @@ def _choose(
     """Task -> α: chosen on all sets together, or on each task's own."""
     missing = [task for task in names if task not in sets]
     if missing and config.chosen_for is ChosenFor.EACH_TASK:
-        raise ConfigError(
-            f"no development set of {', '.join(missing)}",
-            where="hybrid.development_split",
-            fix="set hybrid.alpha, or choose one alpha for all tasks",
-        )
+        problem = f"no development set of {', '.join(missing)}"
+        fix = "set hybrid.alpha, or choose one alpha for all tasks"
+        raise ConfigError(problem, where="hybrid.development_split", fix=fix)
 
     def choose(named: str, chosen: Sequence[DevelopmentSet]) -> float:
         with phase(f"choose alpha for {named}"):

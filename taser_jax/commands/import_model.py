@@ -32,9 +32,7 @@ from taser_jax.storage.artifacts import storage_errors
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.training.checkpoints import Checkpoints
-from taser_jax.training.keys import named_key
-from taser_jax.training.parameters import parameter_table
-from taser_jax.training.state import TrainState
+from taser_jax.training.state import TrainState, named_key, parameter_table
 
 
 @writes("{model_dir}")

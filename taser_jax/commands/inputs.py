@@ -50,26 +50,17 @@ def tasks_with(
     tasks = [_in_collection(task, collection, known) for task in tasks or ()]
     for task in tasks:
         if task not in known:
-            raise ConfigError(
-                f"no task {task!r} in collection {collection!r}",
-                where="TASKS",
-                expected=f"one of {', '.join(sorted(known))}",
-                fix="prepare it, or correct the name",
-            )
+            fix = f"prepare it, or take one of {', '.join(sorted(known))}"
+            problem = f"no task {task!r} in collection {collection!r}"
+            raise ConfigError(problem, where="TASKS", fix=fix)
         if split not in known[task]:
-            raise ConfigError(
-                f"task {task!r} has no split {split!r}",
-                where=where,
-                expected=f"one of {', '.join(known[task])}",
-                fix=fix or "take a split that it has, or prepare this one",
-            )
+            problem = f"task {task!r} has no split {split!r}"
+            fix = fix or f"take one of {', '.join(known[task])}, or prepare this one"
+            raise ConfigError(problem, where=where, fix=fix)
     found = tasks or sorted(task for task in known if split in known[task])
     if not found:
-        raise ConfigError(
-            f"no task of collection {collection!r} has a split {split!r}",
-            where=where,
-            fix=fix or "prepare queries for it",
-        )
+        problem = f"no task of collection {collection!r} has a split {split!r}"
+        raise ConfigError(problem, where=where, fix=fix or "prepare queries for it")
     return found
 
 
@@ -94,24 +85,16 @@ def check_known(tasks: Sequence[str], known: Iterable[str], *, where: str) -> No
         ConfigError: naming both.
     """
     if unknown := sorted(set(tasks).difference(known)):
-        raise ConfigError(
-            f"no task {', '.join(unknown)}",
-            where=where,
-            expected=f"tasks of the collection: {', '.join(sorted(known))}",
-            fix="correct the name",
-        )
+        fix = f"name tasks of the collection: {', '.join(sorted(known))}"
+        raise ConfigError(f"no task {', '.join(unknown)}", where=where, fix=fix)
 
 
 def read_task_run(runs_dir: str | pathlib.Path, queries: QuerySet, store: PassageStore) -> Run:
     """The run of a query set, aligned with it; empty for queries without results."""
     path = run_path(runs_dir, queries.task, queries.split)
     if not path.exists():
-        raise ConfigError(
-            "no run of this task and split here",
-            where=str(path),
-            fix="run `taser search` or `taser bm25` for it first, with "
-            f"--gin.SPLIT={queries.split}",
-        )
+        fix = f"run `taser search` or `taser bm25` first, with --gin.SPLIT={queries.split}"
+        raise ConfigError("no run of this task and split here", where=str(path), fix=fix)
     return read_trec_run(path, store.row_of, query_ids=[query.id for query in queries])
 
 
@@ -123,12 +106,8 @@ def own_rows(store: PassageStore, task: str, query_ids: Sequence[str]) -> np.nda
     """
     found = [store.find(query_id) for query_id in query_ids]
     if all(row is None for row in found):
-        raise DataError(
-            f"no query of task {task!r} has the id of a passage",
-            where="OWN_PASSAGE_TASKS",
-            expected="queries that are passages of the collection, under the same ids",
-            fix="leave the task out",
-        )
+        problem = f"no query of task {task!r} has the id of a passage"
+        raise DataError(problem, where="OWN_PASSAGE_TASKS", fix="leave the task out")
     return np.array([NO_ROW if row is None else row for row in found], np.int32)
 
 

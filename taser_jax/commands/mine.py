@@ -13,13 +13,14 @@ from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.data.token_store.negatives import write_negatives
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.evaluation.answers import AnswerMatch, AnswerMatcher
-from taser_jax.retrieval.mining import MinedNegatives, mine_negatives
-from taser_jax.retrieval.mining_options import (
+from taser_jax.retrieval.mining import (
     AnswerContaining,
     Excluded,
+    MinedNegatives,
     MiningConfig,
     MiningStatistics,
     WithoutNegatives,
+    mine_negatives,
 )
 from taser_jax.retrieval.runs import top_k
 from taser_jax.storage.artifacts import FilePath, split_path, write_text
@@ -47,7 +48,6 @@ def mine(
     split: str = "train",
     tasks: Sequence[str] | None = None,
     config: MiningConfig = MiningConfig(),
-    match: AnswerMatch = AnswerMatch.STRING,
     regex_tasks: Sequence[str] = (),
     sample_size: int = 50,
 ) -> dict[str, int]:
@@ -65,8 +65,7 @@ def mine(
         split: split of the queries.
         tasks: tasks to use; None means all that have the split.
         config: depth, count, by rank or sampled, what is left out.
-        match: how answers are matched.
-        regex_tasks: tasks whose answers are regular expressions, whatever `match` says.
+        regex_tasks: tasks whose answers are regular expressions.
         sample_size: pairs of query and negative drawn into `<task>.<split>.sample.tsv` for
             manual inspection; its last column is for the verdict. 0 writes none.
 
@@ -96,7 +95,7 @@ def mine(
             task_config = dataclasses.replace(config, answer_containing=AnswerContaining.KEEP)
         if task in config.same_page_tasks:
             task_config = dataclasses.replace(task_config, excluded=Excluded.PAGES)
-        task_match = AnswerMatch.REGEX if task in regex_tasks else match
+        task_match = AnswerMatch.REGEX if task in regex_tasks else AnswerMatch.STRING
         drops = task_config.answer_containing is AnswerContaining.DROP
         with phase(f"mine {task} {split}"), inputs.answer_matcher(store, task_match) as matcher:
             mined = mine_negatives(
@@ -105,7 +104,6 @@ def mine(
                 config=task_config,
                 contains_answer=_answers_among(answers, matcher) if drops else None,
                 pages_of=heads.pages,
-                texts_of=lambda rows: [passage.text for passage in store.get_many(rows)],
             )
         logger.info("%s %s: %s", task, split, mined.statistics)
         write_negatives(
@@ -154,12 +152,9 @@ def _dropped(
         pairs = zip(queries, mined.rows, strict=True)
         dropped = frozenset(query.id for query, rows in pairs if not rows)
     if queries and len(dropped) == len(queries):
-        raise ConfigError(
-            f"none of {len(queries)} queries has a negative: {statistics}",
-            where=where,
-            expected="some queries to train on, where those without negatives are dropped",
-            fix="look deeper, lower the margins, or set without_negatives = 'random'",
-        )
+        problem = f"none of {len(queries)} queries has a negative: {statistics}"
+        fix = "look deeper, lower the margins, or set without_negatives = 'random'"
+        raise ConfigError(problem, where=where, fix=fix)
     if statistics.queries_without:
         fate = "training leaves them out" if dropped else "training draws random passages for them"
         logger.info("%s: %d queries without negatives: %s", where, statistics.queries_without, fate)

@@ -28,7 +28,6 @@ def positives(
     index_dir: str,
     depth: int = 100,
     config: Bm25Config = Bm25Config(),
-    match: AnswerMatch = AnswerMatch.STRING,
     regex_tasks: tuple[str, ...] = (),
 ) -> Mapping[str, Mapping[str, int]]:
     """Makes training sets of questions with answers: BM25's passages, by whether they contain one.
@@ -47,7 +46,6 @@ def positives(
         index_dir: BM25's index is built there once and reused.
         depth: number of the best passages that are considered for each question.
         config: parameters of BM25.
-        match: how answers are matched.
         regex_tasks: tasks whose answers are regular expressions, by their names with answers.
 
     Returns:
@@ -74,7 +72,7 @@ def positives(
     )
     dropped: dict[str, dict[str, int]] = collections.defaultdict(dict)
     for task, name in tasks.items():
-        matching = AnswerMatch.REGEX if task in regex_tasks else match
+        matching = AnswerMatch.REGEX if task in regex_tasks else AnswerMatch.STRING
         for split in known[task]:
             queries = list(QuerySet.open(data_dir, collection, task, split))
             if not any(query.answers for query in queries):

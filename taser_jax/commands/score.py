@@ -21,9 +21,8 @@ from taser_jax.data.token_store.negatives import (
 )
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.interop.cross_encoder import CrossEncoder
-from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.retrieval.pair_scores import EmbeddingScorer, PairScorer, RunScorer
-from taser_jax.retrieval.query_embeddings import QueryEmbeddings
 from taser_jax.storage.artifacts import kind_of
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase
@@ -65,17 +64,11 @@ def score(
         DataError: negatives of other queries, or scores that are not finite.
     """
     if not isinstance(teachers, Mapping) or not teachers:
-        raise ConfigError(
-            f"no teacher in {teachers!r}",
-            where="TEACHERS",
-            expected="directory -> weight, such as {'embeddings': 1.0}",
-        )
+        fix = "write directory -> weight, such as {'embeddings': 1.0}"
+        raise ConfigError(f"no teacher in {teachers!r}", where="TEACHERS", fix=fix)
     if pathlib.Path(output_dir).resolve() == pathlib.Path(negatives_dir).resolve():
-        raise ConfigError(
-            "negatives with scores would replace those without",
-            where="OUTPUT_DIR",
-            expected="another directory than NEGATIVES_DIR",
-        )
+        problem = "negatives with scores would replace those without"
+        raise ConfigError(problem, where="OUTPUT_DIR", fix="name another than NEGATIVES_DIR")
     store = PassageStore.open(data_dir, collection)
     metadata = read_metadata(negatives_dir)
     shares = {}
@@ -172,10 +165,9 @@ def _scorer(directory: str, queries: QuerySet, store: PassageStore) -> PairScore
     if (path / "config.json").exists():
         return _cross_encoder(CrossEncoder(directory), queries, store)
     raise ConfigError(
-        f"no teacher of task {queries.task!r}, split {queries.split!r} here",
+        f"no teacher of task {queries.task!r}, split {queries.split!r} here: no embeddings, no run "
+        f"{run_path('', queries.task, queries.split)}, and no cross-encoder's config.json",
         where=directory,
-        expected="embeddings of a finished `taser encode`, a run file "
-        f"{run_path('', queries.task, queries.split)}, or a cross-encoder's config.json",
         fix="run `taser encode`, `taser search` or `taser bm25` for this split",
     )
 
@@ -216,7 +208,6 @@ def _check(scores: np.ndarray, pairs: _Pairs, ids: Sequence[str], *, where: str)
             f"score {scores[bad[0]]} of query {ids[pairs.queries[bad[0]]]!r} and passage row "
             f"{pairs.rows[bad[0]]}, and {len(bad) - 1} others that are not finite",
             where=where,
-            expected="finite scores",
             fix="take a teacher whose training did not diverge",
         )
 

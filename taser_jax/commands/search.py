@@ -1,18 +1,30 @@
-"""`taser search`: searches an index with encoded queries, into run files."""
+"""`taser search`: indexes embeddings and searches them with encoded queries, into run files."""
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
 
+import numpy as np
+
 from taser_jax.commands import inputs
 from taser_jax.data.collections.store import PassageStore, list_tasks
 from taser_jax.devices.hosts import first_host_only, writes
+from taser_jax.retrieval.embeddings import (
+    Embeddings,
+    QueryEmbeddings,
+    encoded_splits,
+)
 from taser_jax.retrieval.exact import search_devices
-from taser_jax.retrieval.index import open_index
-from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index, open_index
 from taser_jax.retrieval.runs import Run, without_own, write_trec_run
-from taser_jax.storage.progress import phase
+from taser_jax.retrieval.scann_shards import RECALL_QUERIES, ScannConfig
+from taser_jax.storage.artifacts import METADATA
+from taser_jax.storage.locks import one_writer
+from taser_jax.storage.progress import logger, phase
+
+# Makes the draw of sample queries independent of all other draws.
+_PURPOSE = 0x1DE7
 
 
 @writes("{output_dir}")
@@ -29,6 +41,7 @@ def search(
     k: int = 100,
     tag: str = "taser",
     own_passage_tasks: Sequence[str] = (),
+    config: IndexConfig = IndexConfig(),
 ) -> list[pathlib.Path]:
     """Searches the queries of a split, one run file per task; needs no model.
 
@@ -38,7 +51,8 @@ def search(
         embeddings_dir: from `taser encode`; the queries' embeddings are read.
         data_dir: folder of collections, for passage ids.
         collection: the collection.
-        index_dir: an index of passages that the same model encoded.
+        index_dir: the passages' index; built there where there is none, and otherwise searched as
+            it is. ScaNN's recall is measured on the validation queries, or on passages.
         output_dir: run files go there as `<task>.<split>.trec`; ties are broken by row.
         split: split of the queries.
         tasks: tasks to use; None means all that have the split.
@@ -46,6 +60,7 @@ def search(
         tag: the run files' last column.
         own_passage_tasks: tasks whose queries are also passages of the collection: the passage with
             the query's id is excluded from its results (BEIR's ArguAna).
+        config: kind and sizes of an index that is built.
 
     Returns:
         The run files.
@@ -61,6 +76,9 @@ def search(
     )
     store = PassageStore.open(data_dir, collection)
     names = inputs.tasks_with(data_dir, collection, split=split, tasks=tasks)
+    if not (pathlib.Path(index_dir) / METADATA).is_file():
+        with one_writer(index_dir):
+            _build(embeddings_dir, index_dir, config=config)
     searcher = open_index(
         index_dir, fingerprints={"collection": store.fingerprint}, devices=search_devices()
     )
@@ -81,4 +99,77 @@ def search(
     return paths
 
 
-CONFIGURABLES = ()
+@writes("{index_dir}")
+@first_host_only
+def index(
+    *,
+    embeddings_dir: str,
+    index_dir: str,
+    config: IndexConfig = IndexConfig(),
+    sample_split: str = "validation",
+    tasks: Sequence[str] | None = None,
+) -> str:
+    """Builds an index; a finished one is checked and kept.
+
+    For a ScaNN index, prints the recall against exact search, measured on the split's encoded
+    queries, or on passages if there are none.
+
+    Args:
+        embeddings_dir: from `taser encode`.
+        index_dir: where the index goes.
+        config: exact (a pointer to the embeddings) or ScaNN.
+        sample_split: split whose queries measure the recall; not the one that is reported.
+        tasks: tasks whose queries measure it; None means all that have the split.
+
+    Returns:
+        The index's directory.
+
+    Raises:
+        FingerprintError: the directory holds an index of other embeddings, or the queries were
+            encoded with another model than the passages.
+    """
+    _build(embeddings_dir, index_dir, config=config, sample_split=sample_split, tasks=tasks)
+    return index_dir
+
+
+def _build(
+    embeddings_dir: str,
+    index_dir: str,
+    *,
+    config: IndexConfig,
+    sample_split: str = "validation",
+    tasks: Sequence[str] | None = None,
+) -> None:
+    queries = None
+    if config.kind is IndexKind.SCANN:
+        queries = _sample(embeddings_dir, split=sample_split, tasks=tasks, count=RECALL_QUERIES)
+    with phase("build index"):
+        build_index(
+            embeddings_dir,
+            index_dir,
+            config=config,
+            sample_queries=queries,
+            devices=search_devices(),
+        )
+
+
+def _sample(
+    embeddings_dir: str, *, split: str, tasks: Sequence[str] | None, count: int
+) -> np.ndarray | None:
+    """Embeddings of some queries, equally many per task; None where no task has the split."""
+    encoded = [task for task, encoded in encoded_splits(embeddings_dir) if encoded == split]
+    names = encoded if tasks is None else [task for task in tasks if task in encoded]
+    if not names:
+        logger.info("no %s queries: recall is measured on passages", split)
+        return None
+    passages = Embeddings(embeddings_dir).fingerprints
+    share = -(-count // len(names))
+    parts = []
+    for task in names:
+        queries = QueryEmbeddings.of_split(embeddings_dir, task, split, fingerprints=passages)
+        rows = np.random.default_rng([_PURPOSE, len(queries)]).permutation(len(queries))
+        parts.append(queries.take(rows[:share]))
+    return np.concatenate(parts)
+
+
+CONFIGURABLES = (IndexConfig, ScannConfig)

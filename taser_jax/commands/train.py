@@ -21,14 +21,13 @@ from taser_jax.assembly.data import (
 from taser_jax.assembly.metric_writers import make_writers
 from taser_jax.assembly.model_directory import write_run_record
 from taser_jax.assembly.pretrained import place_pretrained
-from taser_jax.assembly.program import step_cost
+from taser_jax.assembly.program import TrainingJob, step_cost, training_job
 from taser_jax.assembly.settings_history import (
     check_settings,
     record_settings,
     settings_of,
 )
 from taser_jax.assembly.text_sources import SHARED_EMBEDDINGS
-from taser_jax.assembly.training_job import TrainingJob, training_job
 from taser_jax.assembly.validator import Validator
 from taser_jax.data.batches.padding import OtherTexts
 from taser_jax.data.batches.stream import Stream
@@ -43,12 +42,13 @@ from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
 from taser_jax.storage.settings import flatten
 from taser_jax.training import loop
-from taser_jax.training.checkpoint_directory import restore_state_from, set_aside_damaged
+from taser_jax.training.checkpoint_directory import (
+    restore_initial_params,
+    restore_state_from,
+    set_aside_damaged,
+)
 from taser_jax.training.checkpoints import Checkpoints
-from taser_jax.training.initial_checkpoint import restore_initial_params
-from taser_jax.training.keys import named_key
-from taser_jax.training.parameters import memory_estimate
-from taser_jax.training.state import TrainState, init_state
+from taser_jax.training.state import TrainState, init_state, memory_estimate, named_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TrainSummary:
     seconds: float
 
 
-@hosts.writes("{model_dir}")
+@hosts.writes("{model_dir}", may_be_remote=True)
 def train(
     *,
     model_dir: str,
@@ -125,7 +125,6 @@ def train(
             f"a checkpoint to start from, {initial_checkpoint}, and pretrained weights, "
             f"{training.pretrained.source}",
             where="INITIAL_CHECKPOINT_PATH",
-            expected="one of the two",
             fix="drop PRETRAINED: a checkpoint of ours has all parameters",
         )
     with storage_errors(model_dir or ""):

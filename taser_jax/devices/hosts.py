@@ -24,7 +24,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from taser_jax.storage import locks, progress
-from taser_jax.storage.artifacts import fingerprint
+from taser_jax.storage.artifacts import fingerprint, is_remote
 from taser_jax.storage.errors import ConfigError, HostLostError, TaserError
 
 P = ParamSpec("P")
@@ -267,7 +267,9 @@ def _from_first(value: T) -> T:
     return pickle.loads(received.astype(np.uint8).tobytes())
 
 
-def writes(*directories: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def writes(
+    *directories: str, may_be_remote: bool = False
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Makes a command the only writer of its directories while it runs, on whichever host.
 
     All hosts must call the command. A dry run writes nothing and takes no lock.
@@ -279,9 +281,11 @@ def writes(*directories: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     Args:
         directories: paths with the command's arguments and their fields in braces; a path whose
             argument is None or empty is skipped.
+        may_be_remote: whether the command can write to a bucket.
 
     Raises:
         BusyError: another process writes there.
+        ConfigError: a directory in a bucket, and the command writes to local ones alone.
     """
 
     def decorate(command: Callable[P, T]) -> Callable[P, T]:
@@ -292,9 +296,14 @@ def writes(*directories: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             given = bound.arguments
+            paths = [_filled(pattern, given) for pattern in directories]
+            remote = next((path for path in paths if path and is_remote(path)), None)
+            if remote is not None and not may_be_remote:
+                fix = "write to a local directory, and copy it with gcloud storage cp -r"
+                raise ConfigError(f"{command.__name__} writes no buckets", where=remote, fix=fix)
             with contextlib.ExitStack() as held:
                 if not given.get("dry_run"):
-                    first_host_only(_lock)(held, [_filled(one, given) for one in directories])
+                    first_host_only(_lock)(held, paths)
                 return command(*args, **kwargs)
 
         vars(locked)["directories"] = directories

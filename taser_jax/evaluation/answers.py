@@ -191,11 +191,9 @@ class AnswerMatcher:
             DataError: the two lengths differ, or a query's answers are a string instead of a list.
         """
         if len(answers) != len(rows):
-            raise DataError(
-                f"{len(answers)} answer lists for {len(rows)} queries",
-                where="AnswerMatcher.hits",
-                expected="one list of answers per query, in the run's order",
-            )
+            problem = f"{len(answers)} answer lists for {len(rows)} queries"
+            fix = "give one list of answers per query, in the run's order"
+            raise DataError(problem, where="AnswerMatcher.hits", fix=fix)
         found = np.zeros(rows.shape, bool)
         with bar("answer match", total=len(rows), unit="query") as progress:
             for start in range(0, len(rows), self._block_queries):
@@ -248,9 +246,5 @@ class AnswerMatcher:
 def _check_answers(answers: Sequence[str], *, where: str) -> None:
     """Refuses a bare string: it would be read letter by letter and match nearly every passage."""
     if isinstance(answers, str):
-        raise DataError(
-            f"answers is the string {answers!r}",
-            where=where,
-            expected="a list of strings",
-            fix=f"write [{answers!r}]",
-        )
+        problem = f"answers is the string {answers!r}, not a list of strings"
+        raise DataError(problem, where=where, fix=f"write [{answers!r}]")

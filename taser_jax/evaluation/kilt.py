@@ -27,6 +27,7 @@ from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger
 
 PAGE_MEASURES = ("PageRprec", "PageRecall@5")
+_WHERE = "evaluation by KILT's pages"
 
 # The pages that each correct output needs; None for an output without evidence.
 EvidenceSets = Sequence[Collection[str] | None]
@@ -108,17 +109,12 @@ def evaluate_pages(
     """
     functions = {name: _measure(name) for name in measures}
     if not any(evidence for sets in gold.values() for evidence in sets):
-        raise DataError(
-            f"none of {len(gold)} queries has a gold page",
-            where="evaluation by KILT's pages",
-            fix="evaluate a split with outputs; KILT's test sets are scored by its server",
-        )
+        problem = f"none of {len(gold)} queries has a gold page"
+        fix = "evaluate a split with outputs; KILT's test sets are scored by its server"
+        raise DataError(problem, where=_WHERE, fix=fix)
     if gold.keys().isdisjoint(pages):
-        raise DataError(
-            f"none of the {len(gold)} queries to evaluate is among the run's {len(pages)}",
-            where="evaluation by KILT's pages",
-            expected="a run of the same task and split",
-        )
+        problem = f"none of the {len(gold)} queries to evaluate is among the run's {len(pages)}"
+        raise DataError(problem, where=_WHERE, fix="take a run of the same task and split")
     _warn_if_short(pages, gold, measures)
     values = {
         name: np.array([function(pages.get(id, ()), gold[id]) for id in gold], np.float64)
@@ -200,12 +196,8 @@ def _best_passages(
     unique = np.unique(ranked.rows[ranked.rows != NO_ROW])
     page_of = dict(zip(unique.tolist(), pages_of(unique.tolist()), strict=True))
     if without := [row for row, page in page_of.items() if not page]:
-        raise DataError(
-            f"passage row {without[0]} has no page",
-            where="collection",
-            expected="passages with page ids",
-            fix="prepare the collection from KILT's files with `taser prepare kilt`",
-        )
+        fix = "prepare the collection from KILT's files with `taser prepare kilt`"
+        raise DataError(f"passage row {without[0]} has no page", where="collection", fix=fix)
     best: dict[str, dict[str, tuple[int, float]]] = {}
     for query_id, rows, scores in zip(
         run.query_ids, ranked.rows.tolist(), ranked.scores.tolist(), strict=True
@@ -223,11 +215,8 @@ def _measure(name: str) -> Callable[[Sequence[str], EvidenceSets], float]:
         return page_r_precision
     by_cutoff = {"PageRecall": page_recall, "PageP": page_precision}
     if family not in by_cutoff or not cutoff.isdecimal() or int(cutoff) < 1:
-        raise ConfigError(
-            f"measure {name!r}",
-            where="measures",
-            expected="PageRprec, PageRecall@k or PageP@k",
-        )
+        fix = "take PageRprec, PageRecall@k or PageP@k"
+        raise ConfigError(f"unknown measure {name!r}", where="measures", fix=fix)
     return lambda pages, evidence: by_cutoff[family](pages, evidence, int(cutoff))
 
 

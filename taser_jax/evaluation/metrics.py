@@ -98,12 +98,8 @@ def qrels_of(queries: Iterable[Query]) -> Qrels:
             grades = query.relevance or (1,) * len(query.positives)
             qrels[query.id] = dict(zip(query.positives, grades, strict=True))
     if not qrels:
-        raise DataError(
-            "no query has a positive passage",
-            where="qrels of the query set",
-            expected="at least one",
-            fix="evaluate by answers, or give the queries their positives",
-        )
+        fix = "evaluate by answers, or give the queries their positives"
+        raise DataError("no query has a positive passage", where="qrels of the queries", fix=fix)
     return qrels
 
 
@@ -169,11 +165,8 @@ def evaluate_answers(
     for name in measures:
         _split(name, _BY_HITS)
     if not any(len(wanted) for wanted in answers.values()):
-        raise DataError(
-            "no question has an answer",
-            where="evaluation by answers",
-            fix="evaluate this task by qrels, or give its questions their answers",
-        )
+        fix = "evaluate this task by qrels, or give its questions their answers"
+        raise DataError("no question has an answer", where="evaluation by answers", fix=fix)
     results = _by_query(run, answers.keys(), measures)
     ids = tuple(answers)
     rows = np.full((len(ids), run.rows.shape[1]), NO_ROW, np.int32)
@@ -230,11 +223,8 @@ def group_averages(groups: Mapping[str, Evaluation]) -> GroupAverages:
     if not evaluations or any(
         evaluation.values.keys() != evaluations[0].values.keys() for evaluation in evaluations
     ):
-        raise DataError(
-            f"{len(groups)} groups, whose measures differ or are missing",
-            where="group averages",
-            expected="one or more groups evaluated with the same measures",
-        )
+        problem = f"{len(groups)} groups, whose measures differ or are missing"
+        raise DataError(problem, where="group averages", fix="evaluate all by the same measures")
     measures = evaluations[0].values
     return GroupAverages(
         macro={m: float(np.mean([e.values[m].mean() for e in evaluations])) for m in measures},
@@ -258,11 +248,9 @@ def _by_query(run: Run, wanted: Iterable[str], measures: Sequence[str]) -> dict[
         if query_id in ids
     }
     if not found:
-        raise DataError(
-            f"none of the {len(ids)} queries to evaluate is among the run's {len(run.query_ids)}",
-            where="evaluation",
-            expected="a run of the same task and split",
-        )
+        problem = f"none of the {len(ids)} queries to evaluate is among the run's "
+        fix = "take a run of the same task and split"
+        raise DataError(f"{problem}{len(run.query_ids)}", where="evaluation", fix=fix)
     return found
 
 

@@ -84,18 +84,12 @@ class ResultsTable:
         ]
         measures = list(measures or dict.fromkeys(found))
         if not results or not tasks or not measures:
-            raise DataError(
-                f"{len(results)} systems, {len(tasks)} tasks, {len(measures)} measures",
-                where="results table",
-                expected="at least one of each",
-            )
+            problem = f"{len(results)} systems, {len(tasks)} tasks, {len(measures)} measures"
+            raise DataError(problem, where="results table", fix="give at least one of each")
         by_task = by_task or measures[-1]
         if by_task not in measures:
-            raise DataError(
-                f"by_task = {by_task!r}",
-                where="results table",
-                expected="one of " + ", ".join(measures),
-            )
+            fix = "take one of " + ", ".join(measures)
+            raise DataError(f"by_task = {by_task!r}", where="results table", fix=fix)
         return cls(list(results), measures, tasks, by_task)
 
     def mean(self, result: SystemResult, measure: str) -> float | None:

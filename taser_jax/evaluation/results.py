@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from taser_jax.evaluation.metrics import Evaluation
 from taser_jax.storage.artifacts import FilePath, check_version, read_json, replacing, write_json
 from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import DataError
+from taser_jax.storage.records import Passage
 
 FORMAT_VERSION = 1
 
@@ -90,12 +92,9 @@ def write_result(directory: FilePath, result: SystemResult) -> pathlib.Path:
     """
     path = result_path(directory, result.system)
     if path.exists() and (other := _load(path).system) != result.system:
-        raise DataError(
-            f"it has the result of system {other!r}",
-            where=str(path),
-            expected=f"that of {result.system!r}",
-            fix="rename one of the two systems so that their letters and digits differ",
-        )
+        problem = f"it has the result of system {other!r}, not of {result.system!r}"
+        fix = "rename one of the two systems so that their letters and digits differ"
+        raise DataError(problem, where=str(path), fix=fix)
     write_json(path, {"format_version": FORMAT_VERSION, **dataclasses.asdict(result)})
     return path
 
@@ -119,12 +118,8 @@ def read_results(directory: FilePath, systems: Sequence[str] | None = None) -> l
         # Another system's name may give the same file name.
         results = [result for system, result in found.items() if result.system == system]
     if not results:
-        raise DataError(
-            "no evaluation result here",
-            where=str(directory),
-            expected="a JSON file for each system evaluated",
-            fix="evaluate a system first, or correct the path",
-        )
+        fix = "evaluate a system first, or correct the path"
+        raise DataError("no evaluation result here", where=str(directory), fix=fix)
     return results
 
 
@@ -196,3 +191,72 @@ def _load(path: pathlib.Path) -> SystemResult:
             expected="system, parameters, fingerprint, details and tasks",
             fix=again,
         ) from error
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RetrievedPassage:
+    """One passage of a result list.
+
+    Attributes:
+        passage: the passage.
+        score: its retrieval score.
+        has_answer: whether its text contains one of the answers.
+    """
+
+    passage: Passage
+    score: float | np.floating
+    has_answer: bool | np.bool_
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RetrievalResult:
+    """A question with its retrieved passages.
+
+    Attributes:
+        question: its text.
+        answers: its answers.
+        contexts: best first.
+        confidence: each specialist's confidence in the question, for fused lists.
+    """
+
+    question: str
+    answers: Sequence[str]
+    contexts: Sequence[RetrievedPassage]
+    confidence: Mapping[str, float] | None = None
+
+
+def write_dpr_results(path: FilePath, results: Iterable[RetrievalResult]) -> None:
+    """Writes DPR's results JSON, FiD's input, one result at a time.
+
+    [{question, answers, ctxs: [{id, title, text, score, has_answer}]}], the score as a string;
+    results with confidences also have {"confidence": {specialist: w}}.
+
+    Args:
+        path: the file to write, local or gs://.
+        results: one per question.
+
+    Raises:
+        StorageError: the disk is full or the file cannot be written.
+    """
+    with replacing(path) as scratch, scratch.open("w") as file:
+        file.write("[")
+        for number, result in enumerate(results):
+            record: dict[str, object] = {
+                "question": result.question,
+                "answers": list(result.answers),
+                "ctxs": [
+                    {
+                        "id": context.passage.id,
+                        "title": context.passage.title,
+                        "text": context.passage.text,
+                        "score": str(context.score),
+                        "has_answer": bool(context.has_answer),
+                    }
+                    for context in result.contexts
+                ],
+            }
+            if result.confidence is not None:
+                record["confidence"] = dict(result.confidence)
+            file.write(",\n" if number else "\n")
+            file.write(json.dumps(record, ensure_ascii=False, indent=1))
+        file.write("\n]\n")

@@ -28,8 +28,7 @@ class SignificanceConfig:
     Attributes:
         baseline: the row; None means the table's first.
         more_baselines: further rows, each with differences of its own.
-        resamples: bootstrap samples.
-        seed: of the resampling, which decides the result.
+        resamples: bootstrap samples; raise it where a p-value lies near a bound.
         seed_dirs: output directories of the same comparison under other seeds, for the test over
             seeds.
     """
@@ -37,14 +36,12 @@ class SignificanceConfig:
     baseline: str | None = None
     more_baselines: tuple[str, ...] = ()
     resamples: int = 10_000
-    seed: int = 0
     seed_dirs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.resamples < 1:
-            raise ConfigError(
-                f"{self.resamples} resamples", where="SignificanceConfig", expected="1 or more"
-            )
+            problem = f"{self.resamples} resamples: 1 or more are needed"
+            raise ConfigError(problem, where="SignificanceConfig", fix="10,000 is the default")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +82,7 @@ def bootstrap_over_tasks(
         first: task -> one system's evaluation.
         second: the other's; the same tasks, and in each the same queries in the same order.
         measures: those to compare; a task without one has no part in its mean.
-        config: resamples and seed.
+        config: resamples.
         where: what is compared, for messages.
 
     Returns:
@@ -95,11 +92,8 @@ def bootstrap_over_tasks(
         DataError: the tasks or a task's queries differ.
     """
     if first.keys() != second.keys():
-        raise DataError(
-            f"tasks {', '.join(first)} and {', '.join(second)}",
-            where=where,
-            expected="the same tasks",
-        )
+        problem = f"different tasks, {', '.join(first)} and {', '.join(second)}"
+        raise DataError(problem, where=where, fix="evaluate both on the same tasks")
     tasks: dict[str, dict[str, PairedComparison]] = {}
     drawn: dict[str, list[tuple[float, Float64[np.ndarray, " resamples"]]]] = {}
     for task in first:
@@ -114,7 +108,7 @@ def bootstrap_over_tasks(
         ]
         differences = np.stack(columns, axis=1)
         # Each task draws apart from the others, whatever else the table holds.
-        task_seed = [config.seed, zlib.crc32(task.encode("utf-8"))]
+        task_seed = [0, zlib.crc32(task.encode("utf-8"))]
         means = resampled_means(differences, config.resamples, task_seed)
         tasks[task] = {}
         for column, name in enumerate(shared):
@@ -143,7 +137,7 @@ def mean_over_seeds(seeds: Sequence[Mapping[str, Evaluation]]) -> dict[str, Eval
         DataError: no seed, or seeds with different queries.
     """
     if not seeds:
-        raise DataError("no seed", where="mean over seeds", expected="one or more")
+        raise DataError("no seed", where="mean over seeds", fix="give one or more")
     means = {}
     for task, first in seeds[0].items():
         found = [one[task] for one in seeds if task in one]
@@ -172,12 +166,9 @@ def paired_over_seeds(first: Sequence[float], second: Sequence[float]) -> Paired
         DataError: fewer than two seeds, or not the same number of both.
     """
     if len(first) != len(second) or len(first) < 2:
-        raise DataError(
-            f"{len(first)} and {len(second)} seeds",
-            where="test over seeds",
-            expected="the same seeds of both systems, two or more",
-            fix="train both under more seeds",
-        )
+        problem = f"{len(first)} and {len(second)} seeds"
+        fix = "train both under the same seeds, two or more"
+        raise DataError(problem, where="test over seeds", fix=fix)
     differences = np.asarray(first, np.float64) - np.asarray(second, np.float64)
     mean, count = float(differences.mean()), len(differences)
     error = float(differences.std(ddof=1)) / count**0.5
@@ -216,12 +207,9 @@ def _differences(
 
 def _check_same_queries(first: Evaluation, second: Evaluation, *, where: str) -> None:
     if first.query_ids != second.query_ids:
-        raise DataError(
-            f"the two were evaluated on different queries: {_unequal(first, second)}",
-            where=where,
-            expected="the same queries in the same order",
-            fix="evaluate both on the same split of the same collection",
-        )
+        problem = f"the two were evaluated on different queries: {_unequal(first, second)}"
+        fix = "evaluate both on the same split of the same collection"
+        raise DataError(problem, where=where, fix=fix)
 
 
 def _unequal(first: Evaluation, second: Evaluation) -> str:

@@ -18,9 +18,7 @@ _DECODER_LAYER = re.compile(r"(?:.*/)?decoder/layers_(\d+)/.*")
 _T5_EMBEDDING = re.compile(r"(?:.*/)?token_embedder/.*")
 
 
-def layer_factors(
-    params: PyTree, *, decay: float, depths: Rules[int] | None = None
-) -> PyTree[float]:
+def layer_factors(params: PyTree, *, decay: float) -> PyTree[float]:
     """The factor decay^(n + 2 − depth) of each parameter's learning rate, for n layers.
 
     TASER's code with n = 12 and decay 0.8 has embeddings at depth 0 (0.8^14 = 0.044), layer i
@@ -31,7 +29,6 @@ def layer_factors(
     Args:
         params: parameters, arrays or abstract, with paths that hold "layers_<i>".
         decay: factor per layer; 1 changes nothing.
-        depths: table of depths; None is `layer_depths`, or `t5_layer_depths` for a T5.
 
     Returns:
         A tree of floats shaped as `params`.
@@ -40,16 +37,11 @@ def layer_factors(
         ConfigError: there is no "layers_<i>", or the table does not cover a parameter once.
     """
     if not 0 < decay <= 1:
-        raise ConfigError(
-            f"layer decay {decay}",
-            where="layer_decay",
-            expected="a number above 0 and at most 1",
-            fix="TASER's is 0.8; None turns it off",
-        )
+        fix = "take a number above 0 and at most 1 (TASER's is 0.8); None turns it off"
+        raise ConfigError(f"layer decay {decay}", where="OptimizerConfig.layer_decay", fix=fix)
     is_t5 = any(map(_T5_EMBEDDING.fullmatch, parameter_paths(params)))
     num_layers = sum(_count_t5_layers(params)) if is_t5 else _count_layers(params)
-    if depths is None:
-        depths = t5_layer_depths(params) if is_t5 else layer_depths(params)
+    depths = t5_layer_depths(params) if is_t5 else layer_depths(params)
     tree = assign(depths, params, table="layer depth table")
     return jax.tree.map(lambda depth: decay ** (num_layers + 2 - depth), tree)
 
@@ -129,10 +121,6 @@ def _count_t5_layers(params: PyTree) -> tuple[int, int]:
 def _count_layers(params: PyTree) -> int:
     found = [int(match[1]) for path in parameter_paths(params) if (match := _LAYER.fullmatch(path))]
     if not found:
-        raise ConfigError(
-            "no parameter lies in a layer",
-            where="layer_decay",
-            expected='parameter paths with "layers_<i>/"',
-            fix="turn layer decay off for this model",
-        )
+        found_none = 'no parameter lies in a layer, "layers_<i>/..."'
+        raise ConfigError(found_none, where="OptimizerConfig.layer_decay", fix="set it to None")
     return max(found) + 1

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 import optax
 from jaxtyping import PyTree
 
-from taser_jax.optim.cgd import CgdConfig, cgd
-from taser_jax.optim.gradnorm import GradNormConfig, gradnorm
+from taser_jax.optim.baselines import cgd, gradnorm, pcgrad
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, trainable
-from taser_jax.optim.pcgrad import PCGradConfig, pcgrad
 from taser_jax.optim.task_gradients import Reduction, check_combined, check_tasks
 from taser_jax.optim.tsage import tsage
 from taser_jax.optim.tsage_options import TSageConfig
@@ -30,34 +28,18 @@ class Combiner(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class NaiveConfig:
-    """The sum of the tasks' losses, as TACO-DR's naive multi-task baseline.
-
-    Attributes:
-        reduction: SUM is the released code's; MEAN divides by the number of tasks.
-    """
-
-    reduction: Reduction = Reduction.SUM
-
-
-@dataclasses.dataclass(frozen=True)
 class MultitaskConfig:
-    """The combiner of a multi-task run, with options for each; those of the others have no effect.
+    """The combiner of a multi-task run; CGD and GradNorm have no options.
 
     Attributes:
         combiner: which one.
-        naive: options of the plain sum.
-        pcgrad: options of PCGrad.
-        cgd: options of CGD.
-        gradnorm: options of GradNorm.
+        reduction: of the plain sum and of PCGrad. SUM is that of their papers; set MEAN to compare
+            them with T-SAGE at the same clip norm, since its combined gradient is an average.
         tsage: options of T-SAGE.
     """
 
     combiner: Combiner = Combiner.TSAGE
-    naive: NaiveConfig = NaiveConfig()
-    pcgrad: PCGradConfig = PCGradConfig()
-    cgd: CgdConfig = CgdConfig()
-    gradnorm: GradNormConfig = GradNormConfig()
+    reduction: Reduction = Reduction.SUM
     tsage: TSageConfig = TSageConfig()
 
 
@@ -85,17 +67,14 @@ def build_combiner(
     match Combiner(config.combiner):
         case Combiner.NAIVE:
             raise ConfigError(
-                "the naive sum",
-                where="build_combiner",
-                expected="a combiner of gradients with a task axis",
-                fix="add the gradients up in the step (TaskGradients.SUMMED)",
+                "the naive sum needs no combiner", fix="add the gradients up (TaskGradients.SUMMED)"
             )
         case Combiner.PCGRAD:
-            return pcgrad(config.pcgrad, tasks=tasks, trainable=trainable)
+            return pcgrad(tasks=tasks, trainable=trainable, reduction=config.reduction)
         case Combiner.CGD:
-            return cgd(config.cgd, tasks=tasks, trainable=trainable)
+            return cgd(tasks=tasks, trainable=trainable)
         case Combiner.GRADNORM:
-            return gradnorm(config.gradnorm, tasks=tasks, trainable=trainable)
+            return gradnorm(tasks=tasks, trainable=trainable)
         case Combiner.TSAGE:
             return tsage(config.tsage, tasks=tasks, total_steps=total_steps, trainable=trainable)
 
@@ -126,13 +105,13 @@ def build_multitask_optimizer(
         total_steps: steps of the run.
 
     Returns:
-        An optimiser for `make_train_step`.
+        An optimiser for `make_multitask_step`.
     """
     after = build_optimizer(optimizer, params, total_steps=total_steps)
     if reads_task_gradients(config):
         trains = None if optimizer.updates is None else trainable(optimizer, params)
         combiner = build_combiner(config, tasks=tasks, total_steps=total_steps, trainable=trains)
         return optax.chain(combiner, check_combined(), after)
-    if config.naive.reduction is Reduction.MEAN:
+    if config.reduction is Reduction.MEAN:
         return optax.chain(optax.scale(1.0 / len(check_tasks(tasks))), after)
     return after

@@ -7,13 +7,58 @@ import enum
 import operator
 
 import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from taser_jax.devices.parameter_rules import Rules, assign, parameter_path
 from taser_jax.optim.layer_decay import layer_factors
-from taser_jax.optim.schedules import ScheduleKind, make_schedule
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, check_fields
+
+
+def make_schedule(
+    *,
+    learning_rate: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    floor: float = 1e-7,
+) -> optax.Schedule:
+    """Linear warm-up from 0, then linear decay to a floor.
+
+    With peak η, warm-up W and total T, the update made at step s (counted from 0) uses
+    η·s/W for s < W, and from there η·max(floor, (T − s)/(T − W)). The first update therefore has
+    rate 0 where there is a warm-up. DPR's and TASER's floor is 1e-7; 1 keeps the rate constant.
+
+    Example:
+        η=1, W=2, T=6: 0, 0.5, 1, 0.75, 0.5, 0.25, then the floor.
+
+    Args:
+        learning_rate: peak η.
+        total_steps: T, steps of the run.
+        warmup_steps: W.
+        floor: smallest share of the peak after warm-up.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ConfigError: a negative number, or a warm-up that is longer than the run.
+    """
+    if learning_rate < 0 or floor < 0:
+        rates = f"learning rate {learning_rate} and floor {floor}: none may be negative"
+        raise ConfigError(rates, where="learning-rate schedule", fix="2e-5 and 1e-7 are DPR's")
+    if not 0 <= warmup_steps <= total_steps or total_steps < 1:
+        found = f"{warmup_steps} warm-up steps in a run of {total_steps} steps"
+        fix = "shorten WARMUP_STEPS (about 5 % of the run is common) or train longer"
+        raise ConfigError(found, where="learning-rate schedule", fix=fix)
+
+    def schedule(count: ArrayLike) -> Float[Array, ""]:
+        step = jnp.asarray(count, jnp.float32)
+        after = jnp.maximum(floor, (total_steps - step) / max(1, total_steps - warmup_steps))
+        return learning_rate * jnp.where(step < warmup_steps, step / max(1, warmup_steps), after)
+
+    return schedule
+
 
 _WITHOUT_DECAY = ("bias", "scale")
 
@@ -35,33 +80,25 @@ class OptimizerConfig:
 
     Attributes:
         learning_rate: peak rate.
-        schedule: the rate after warm-up.
         warmup_steps: steps of linear warm-up from 0.
-        floor: smallest share of the peak rate after warm-up.
-        b1: decay of the first moment.
-        b2: decay of the second moment.
-        epsilon: added to the root of the second moment.
+        floor: smallest share of the peak rate after warm-up; 1 keeps the rate constant.
         weight_decay: decoupled decay of everything but biases and layer-norm scales.
         clip_norm: global gradient norm above which gradients are scaled down; None clips nothing.
             On W devices DPR and TASER clip a gradient that is 1/W of the global one (they average
             a loss that is global already): their 2.0 is 2.0·W here.
-        layer_decay: TASER's is 0.8; None turns it off.
-        layer_depths: table of depths for layer decay; None is `layer_decay.layer_depths`.
-        expert_learning_rate_factor: multiplies the rate of expert parameters (`moe_factor`).
+        layer_decay: factor per layer below the last; TASER's is 0.8, for BERT trained in full. None
+            turns it off.
+        expert_learning_rate_factor: multiplies the rate of expert parameters (`moe_factor`);
+            raise it where experts stay close to each other.
         updates: which parameters train; None trains all.
     """
 
     learning_rate: float = 2e-5
-    schedule: ScheduleKind = ScheduleKind.LINEAR
     warmup_steps: int = 0
     floor: float = 1e-7
-    b1: float = 0.9
-    b2: float = 0.999
-    epsilon: float = 1e-8
     weight_decay: float = 0.0
     clip_norm: float | None = 2.0
     layer_decay: float | None = None
-    layer_depths: Rules[int] | None = None
     expert_learning_rate_factor: float = 1.0
     updates: Rules[Update] | None = None
 
@@ -69,7 +106,6 @@ class OptimizerConfig:
 def build_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """The learning-rate schedule of a run of `total_steps` steps."""
     return make_schedule(
-        config.schedule,
         learning_rate=config.learning_rate,
         total_steps=total_steps,
         warmup_steps=config.warmup_steps,
@@ -105,9 +141,7 @@ def build_optimizer(
     links = [optax.masked(optax.set_to_zero(), frozen)]
     if config.clip_norm is not None:
         links.append(optax.clip_by_global_norm(config.clip_norm))
-    links.append(
-        optax.masked(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.epsilon), trains)
-    )
+    links.append(optax.masked(optax.scale_by_adam(), trains))
     if config.weight_decay:
         decayed = jax.tree.map(operator.and_, decays, trains)
         links.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
@@ -123,12 +157,8 @@ def trainable(config: OptimizerConfig, params: PyTree) -> PyTree[bool]:
     updates = assign(config.updates, params, table="table of updates")
     trains = jax.tree.map(lambda update: Update(update) is Update.TRAIN, updates)
     if not any(jax.tree.leaves(trains)):
-        raise ConfigError(
-            "every parameter is frozen",
-            where="table of updates",
-            expected="something to train",
-            fix="give at least one rule the value 'train'",
-        )
+        fix = "give at least one rule the value 'train'"
+        raise ConfigError("every parameter is frozen", where="OptimizerConfig.updates", fix=fix)
     return trains
 
 
@@ -137,7 +167,7 @@ def learning_rate_factors(config: OptimizerConfig, params: PyTree) -> PyTree[flo
     if config.layer_decay is None:
         layers = jax.tree.map(lambda _: 1.0, params)
     else:
-        layers = layer_factors(params, decay=config.layer_decay, depths=config.layer_depths)
+        layers = layer_factors(params, decay=config.layer_decay)
 
     def times_expert(path: jax.tree_util.KeyPath, factor: float) -> float:
         is_expert = "experts" in parameter_path(path).split("/")
@@ -158,19 +188,7 @@ def _decays(path: jax.tree_util.KeyPath, _: object) -> bool:
 
 
 def _check_numbers(config: OptimizerConfig) -> None:
-    problems = {
-        "b1": not 0 <= config.b1 < 1,
-        "b2": not 0 <= config.b2 < 1,
-        "epsilon": config.epsilon <= 0,
-        "weight_decay": config.weight_decay < 0,
-        "clip_norm": config.clip_norm is not None and config.clip_norm <= 0,
-        "expert_learning_rate_factor": config.expert_learning_rate_factor < 0,
-    }
-    for name, is_wrong in problems.items():
-        if is_wrong:
-            raise ConfigError(
-                f"{name} is {getattr(config, name)}",
-                where="OptimizerConfig",
-                expected="0 <= b1, b2 < 1; epsilon, clip_norm > 0 (or None); the others >= 0",
-                fix=f"correct {name}",
-            )
+    names = ("weight_decay", "expert_learning_rate_factor")
+    check_fields(config, *names, is_valid=lambda x: x >= 0, expected="0 or more")
+    expected = "above 0, or None to clip nothing"
+    check_fields(config, "clip_norm", is_valid=lambda x: x is None or x > 0, expected=expected)

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, PyTree
 
 from taser_jax.devices.parameter_rules import parameter_path
@@ -61,12 +63,8 @@ def check_tasks(tasks: Sequence[str]) -> tuple[str, ...]:
         ConfigError: there is no task, or one is named twice.
     """
     if not tasks or len(set(tasks)) != len(tasks):
-        raise ConfigError(
-            f"tasks {list(tasks)}",
-            where=_WHERE,
-            expected="at least one task, each once",
-            fix="name each task of the mixture once",
-        )
+        problem = f"tasks {list(tasks)}: none, or one that is named twice"
+        raise ConfigError(problem, where=_WHERE, fix="name each task of the mixture once")
     return tuple(tasks)
 
 
@@ -96,7 +94,7 @@ def combine(
         trainable: tree of bool; None trains all.
     """
 
-    def of_leaf(param: jax.Array, gradients: PyTree, *leaves: Any) -> jax.Array:
+    def of_leaf(param: jax.Array, gradients: PyTree, *leaves: PyTree) -> jax.Array:
         if isinstance(gradients, optax.MaskedNode):
             return jnp.zeros_like(param)
         return function(gradients, *leaves)
@@ -120,11 +118,9 @@ def check_task_gradients(
     if params is None:
         raise ConfigError("no parameters", where=_WHERE, expected="update(..., params, losses=...)")
     if jnp.shape(losses) != (len(tasks),):
+        problem = f"losses of shape {jnp.shape(losses)}, not one for each of {', '.join(tasks)}"
         raise ConfigError(
-            f"losses of shape {jnp.shape(losses)}",
-            where=_WHERE,
-            expected=f"one loss for each of {', '.join(tasks)}",
-            fix="stack the tasks' losses in the order of the tasks",
+            problem, where=_WHERE, fix=f"stack one loss for each of {', '.join(tasks)}"
         )
     wanted = jax.tree.map(lambda param: (len(tasks), *param.shape), params)
     _check_shapes(
@@ -153,7 +149,7 @@ def check_combined() -> optax.GradientTransformation:
 
 
 def _check_shapes(gradients: PyTree, shapes: PyTree, *, expected: str, fix: str) -> None:
-    def is_shape(node: Any) -> bool:
+    def is_shape(node: object) -> bool:
         return isinstance(node, tuple)
 
     wanted = jax.tree.leaves(shapes, is_leaf=is_shape)
@@ -237,8 +233,73 @@ def weighted_gradients(
     return combine(function, task_grads, params, trainable=trainable)
 
 
-def entropy(weights: Float[Array, " task"]) -> Float[Array, ""]:
+def weights_entropy(weights: Float[Array, " task"]) -> Float[Array, ""]:
     """−Σ p ln p of the weights' shares, in nats; negative weights count as 0."""
     positive = jnp.maximum(weights, 0.0)
     shares = positive / jnp.maximum(jnp.sum(positive), jnp.finfo(jnp.float32).tiny)
     return jnp.sum(jax.scipy.special.entr(shares))
+
+
+Leaves = tuple[Sequence[Array], ...]
+
+
+def sum_over_devices(
+    function: Callable[..., Array],
+    *,
+    stacked: Leaves,
+    plain: Leaves = (),
+    shared: tuple[Array, ...] = (),
+    shardings: Sequence[NamedSharding] | None = None,
+) -> Array:
+    """The sum of a function over all parameters and over the devices that hold parts of them.
+
+    Example:
+        Two parameters on eight devices, both split over `fsdp`: each device calls `function` on its
+        parts of both, and one all-reduce adds up the results.
+
+    Args:
+        function: called as `function(stacked, plain, *shared)` with lists of parameters that are
+            split over the same axes; its results add up over parameters and over parts of them.
+        stacked: lists of arrays [task, ...], one array per parameter.
+        plain: lists of arrays without the task axis.
+        shared: arrays replicated on all devices.
+        shardings: shardings of the parameters, on one mesh; the task axis is not split. None leaves
+            the sum to the compiler.
+    """
+    if shardings is None:
+        return function(stacked, plain, *shared)
+    specs = tuple(sharding.spec for sharding in shardings)
+
+    def of_a_device(stacked: Leaves, plain: Leaves, shared: tuple[Array, ...]) -> Array:
+        results = []
+        for axes, places in _by_split(specs).items():
+            result = function(_picked(stacked, places), _picked(plain, places), *shared)
+            results.append(jax.lax.psum(result, axes) if axes else result)
+        return functools.reduce(operator.add, results)
+
+    wide = tuple(PartitionSpec(None, *spec) for spec in specs)
+    mapped = jax.shard_map(
+        of_a_device,
+        mesh=shardings[0].mesh,
+        in_specs=((wide,) * len(stacked), (specs,) * len(plain), PartitionSpec()),
+        out_specs=PartitionSpec(),
+    )
+    return mapped(_tuples(stacked), _tuples(plain), shared)
+
+
+def _by_split(specs: Sequence[PartitionSpec]) -> dict[tuple[str, ...], list[int]]:
+    """Mesh axes -> places of the parameters that are split over exactly these."""
+    places: dict[tuple[str, ...], list[int]] = {}
+    for place, spec in enumerate(specs):
+        entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec if entry]
+        axes = tuple(sorted(axis for entry in entries for axis in entry))
+        places.setdefault(axes, []).append(place)
+    return places
+
+
+def _picked(leaves: Leaves, places: Sequence[int]) -> Leaves:
+    return tuple([arrays[place] for place in places] for arrays in leaves)
+
+
+def _tuples(leaves: Leaves) -> Leaves:
+    return tuple(map(tuple, leaves))

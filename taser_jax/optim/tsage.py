@@ -12,31 +12,69 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
+from jaxtyping import Array, BFloat16, Bool, Float, Int, PyTree, UInt32
 
 from taser_jax.optim.median import lower_median
-from taser_jax.optim.over_devices import Leaves, total
-from taser_jax.optim.stochastic_rounding import noise, round_at_random
 from taser_jax.optim.task_gradients import (
+    Leaves,
     Report,
     check_task_gradients,
     check_tasks,
     combine,
     keep_trainable,
+    sum_over_devices,
     sums,
 )
 from taser_jax.optim.tsage_options import (
     AverageDtype,
     BiasCorrection,
-    BurnInScale,
-    CombinedScale,
+    StepScale,
     TSageConfig,
     temperature_of,
 )
 
+
+def noise(
+    gradient: Float[Array, "*shape"], param: Float[Array, "*shape"], salt: UInt32[Array, ""]
+) -> UInt32[Array, "*shape"]:
+    """16 pseudo-random bits, hashed from each entry so that nothing is drawn or moved.
+
+    Args:
+        gradient: what is hashed, with the parameter.
+        param: likewise.
+        salt: differs by step, parameter and task.
+    """
+
+    def bits(array: jax.Array) -> jax.Array:
+        return jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
+
+    mixed = bits(gradient) ^ (bits(param) * jnp.uint32(0x9E3779B1)) ^ salt
+    mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)
+    mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE3D)
+    return mixed >> 16
+
+
+def round_at_random(
+    values: Float[Array, "*shape"], random_bits: UInt32[Array, "*shape"]
+) -> BFloat16[Array, "*shape"]:
+    """Rounds to bfloat16 of the next smaller or larger magnitude; the mean is the value.
+
+    Example:
+        1.001 lies between bfloat16's 1 and 1.0078125: one call in 7.8 gives the larger.
+
+    Args:
+        values: finite.
+        random_bits: 16 bits each.
+    """
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint32) + random_bits
+    return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
+
+
 MEDIAN = "median/"
 """Prefix of the medians' names in a report; the task follows."""
 
+# As in the released code.
+_MEDIAN_EPSILON = 1e-12
 _LARGEST = 1e30
 """Bound of a normalised sensitivity: finite also where a median is 0 and epsilon tiny."""
 
@@ -236,13 +274,11 @@ def _weighing(
     correction = jnp.float32(1)
     if config.bias_correction is BiasCorrection.ADAM:
         correction = 1.0 / (1.0 - jnp.power(jnp.float32(config.beta), step + 1))
-    num_tasks = len(median)
-    scale = 1.0 / num_tasks if config.combined_scale is CombinedScale.PER_TASK else 1.0
-    burn_in_factor = num_tasks if config.burn_in_scale is BurnInScale.SUM else 1
+    scale = 1.0 / len(median) if config.step_scale is StepScale.RELEASED else 1.0
     return _Weighing(
-        inverse_median=1.0 / (median + config.median_epsilon),
+        inverse_median=1.0 / (median + _MEDIAN_EPSILON),
         sharpness=jnp.where(in_burn_in, 0.0, 1.0 / temperature_of(config)) * correction,
-        factor=jnp.where(in_burn_in, burn_in_factor * scale, scale),
+        factor=jnp.where(in_burn_in, 1.0, scale),
     )
 
 
@@ -325,7 +361,7 @@ def _mean_weights(
     if sum(sizes) >= _WHOLE:
         large = [place for place, size in enumerate(sizes) if size >= _LARGE]
         places, every = large[:: -(-len(large) // _REPORTED) or 1], _SHARE
-    totals = total(
+    totals = sum_over_devices(
         functools.partial(_reported_totals, config, every=every),
         stacked=([gradients[place] for place in places],),
         plain=tuple([each[place] for place in places] for each in (params, *averages)),

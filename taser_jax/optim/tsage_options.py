@@ -22,28 +22,16 @@ class TemperatureSchedule(enum.Enum):
     INFINITE = "infinite"
 
 
-class BurnInScale(enum.Enum):
-    """The weight of every task before the sensitivities are used.
+class StepScale(enum.Enum):
+    """The sum of a parameter's weights: during burn-in, and after it.
 
-    MEAN is 1/T, a softmax of infinite temperature: steps keep their size when burn-in ends. SUM is
-    1, as in the released code: gradients are T times larger during burn-in, so clipping cuts more
-    of them, and Adam's second moment is too large for a while after its end.
+    PAPER (Algorithm 1, Equation 8): 1 in every step, so that steps keep their size when burn-in
+    ends. RELEASED is the code: 1, then 1/T. Adam cancels a constant factor except for its epsilon
+    and for a while after burn-in; clipping by global norm cuts smaller gradients less often.
     """
 
-    MEAN = "mean"
-    SUM = "sum"
-
-
-class CombinedScale(enum.Enum):
-    """The factor of the weighted sum, during burn-in too.
-
-    ONE is Algorithm 1 and Equation 8: Σ_t u_t·g_t with Σ_t u_t = 1. PER_TASK multiplies by 1/T, as
-    in the released code. Adam cancels a constant factor except for its epsilon, but clipping by
-    global norm does not: at the same clip norm, gradients T times smaller are clipped less often.
-    """
-
-    ONE = "one"
-    PER_TASK = "per_task"
+    PAPER = "paper"
+    RELEASED = "released"
 
 
 class BiasCorrection(enum.Enum):
@@ -78,17 +66,16 @@ class TSageConfig:
             Table 4, where 0.999 is best and 0 means no momentum, fits this reading.)
         temperature: τ of the softmax over tasks.
         temperature_schedule: whether τ depends on the episode.
-        episode: the ANCE episode of this training, counted from 0.
+        episode: the ANCE episode of this training, counted from 0; set it to run one episode by
+            hand (`taser pipeline ance` sets it).
         burn_in_share: share of the run's steps with equal weights; the average is updated in them
             too.
-        burn_in_scale: value of these weights.
-        combined_scale: factor of the combined gradient.
+        step_scale: size of the combined gradient; set RELEASED to reproduce the released code.
         bias_correction: bias correction of the moving average.
         average_dtype: how the moving average is stored.
         median_over: the entries that the median is taken over. `NONZERO` is not in the paper; it is
             for small models, most of whose parameters are vocabulary rows that a batch does not
             touch.
-        median_epsilon: added to the median, as in the released code.
     """
 
     beta: float = 0.999
@@ -96,12 +83,10 @@ class TSageConfig:
     temperature_schedule: TemperatureSchedule = TemperatureSchedule.CONSTANT
     episode: int = 0
     burn_in_share: float = 0.1
-    burn_in_scale: BurnInScale = BurnInScale.MEAN
-    combined_scale: CombinedScale = CombinedScale.ONE
+    step_scale: StepScale = StepScale.PAPER
     bias_correction: BiasCorrection = BiasCorrection.NONE
     average_dtype: AverageDtype = AverageDtype.FLOAT32
     median_over: MedianOver = MedianOver.ALL
-    median_epsilon: float = 1e-12
 
     def __post_init__(self) -> None:
         fix = "the paper has beta 0.999, temperature 2, burn_in_share 0.1"
@@ -109,10 +94,7 @@ class TSageConfig:
         share = "a share of the steps, 0 to 1"
         check_fields(self, "burn_in_share", is_valid=lambda x: 0 <= x <= 1, expected=share, fix=fix)
         check_fields(self, "episode", is_valid=lambda n: n >= 0, expected="0 or more")
-        positive = ("temperature", "median_epsilon")
-        check_fields(
-            self, *positive, is_valid=lambda x: x > 0, expected="a number above 0", fix=fix
-        )
+        check_fields(self, "temperature", is_valid=lambda x: x > 0, expected="above 0", fix=fix)
 
 
 def temperature_of(config: TSageConfig) -> float:

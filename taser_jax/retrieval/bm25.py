@@ -68,10 +68,10 @@ class Bm25Config:
     """Parameters of scoring and tokenisation; the defaults are Anserini's.
 
     Attributes:
-        k1: saturation of term frequency.
-        b: strength of length normalisation, 0 to 1.
-        stemming: PORTER is that of Lucene's English analyser.
-        stopwords: words to ignore.
+        k1: saturation of term frequency; raise it (1.5) for long passages.
+        b: strength of length normalisation, 0 to 1; raise it (0.75) where lengths differ widely.
+        stemming: PORTER is that of Lucene's English analyser; set NONE for other languages.
+        stopwords: words to ignore; set NONE for other languages.
         possessives: treatment of a possessive 's.
     """
 
@@ -83,9 +83,8 @@ class Bm25Config:
 
     def __post_init__(self) -> None:
         if self.k1 < 0 or not 0 <= self.b <= 1:
-            raise ConfigError(
-                f"k1 {self.k1}, b {self.b}", where="Bm25Config", expected="k1 >= 0 and 0 <= b <= 1"
-            )
+            problem = f"k1 {self.k1}, b {self.b}"
+            raise ConfigError(problem, where="Bm25Config", fix="take k1 >= 0 and 0 <= b <= 1")
 
 
 def title_and_text(passage: Passage) -> str:
@@ -141,12 +140,9 @@ class Bm25Index:
         if (pathlib.Path(directory) / artifacts.METADATA).exists():
             index = cls.open(directory, fingerprints=fingerprints)
             if index.config != config:
-                raise FingerprintError(
-                    f"built with {index.config}",
-                    where=str(directory),
-                    expected=str(config),
-                    fix="delete the directory to build it again, or name another",
-                )
+                problem = f"built with {index.config}, not with {config}"
+                fix = "delete the directory to build it again, or name another"
+                raise FingerprintError(problem, where=str(directory), fix=fix)
             return index
 
         tokenizer = _tokenizer(config)
@@ -154,11 +150,8 @@ class Bm25Index:
         rows = list(tokenizer.streaming_tokenize(shown, allow_empty=False))
         vocabulary = tokenizer.get_vocab_dict()
         if not vocabulary:
-            raise DataError(
-                f"{len(rows)} passages without a single word",
-                where=str(directory),
-                expected="passages with text",
-            )
+            problem = f"{len(rows)} passages without a single word"
+            raise DataError(problem, where=str(directory), fix="prepare passages that have text")
         index = bm25s.BM25(k1=config.k1, b=config.b, method="lucene")
         index.index((rows, vocabulary), show_progress=sys.stderr.isatty())
         with one_writer(directory), artifacts.storage_errors(directory):

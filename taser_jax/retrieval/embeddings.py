@@ -1,35 +1,58 @@
-"""Encodes token arrays into row-aligned embedding shards: resumable, with little padding."""
+"""Stored embeddings of passages and of queries: row i is passage i, or query i of a split.
+
+    <embeddings>/                           shards, metadata.json
+    <embeddings>/queries/<task>.<split>/    shards, query_ids.json, metadata.json
+
+`taser encode` writes them with the model. Searching, sampling for an index, fusing models and
+retrieving from several memories read them with NumPy alone.
+"""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
+import enum
+import functools
 import os
 import pathlib
-import time
-import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, runtime_checkable
+import urllib.parse
+from collections.abc import Mapping
 
-import jax
 import ml_dtypes
 import numpy as np
 from jaxtyping import Int
 
-from taser_jax.models.batch import EncoderInput
-from taser_jax.models.encoded import Normalization
-from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
-from taser_jax.storage import artifacts
+from taser_jax.storage.artifacts import (
+    ARRAY_ERRORS,
+    FINGERPRINTS,
+    METADATA,
+    FilePath,
+    read_metadata,
+    require_equal,
+    split_path,
+)
 from taser_jax.storage.errors import DataError
 from taser_jax.storage.json_fields import JsonField, JsonType
-from taser_jax.storage.progress import bar, logger
+from taser_jax.storage.json_files import read_strings
 
-_VERSION = 1
-# Batches queued on the device before the first result is awaited.
-_IN_FLIGHT = 2
+FORMAT_VERSION = 1
+QUERY_IDS = "query_ids.json"
+
+
+class EmbeddingDtype(enum.Enum):
+    """How embeddings are stored; bfloat16 halves the size and keeps 8 bits of each number."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+    @property
+    def numpy(self) -> np.dtype:
+        """The NumPy type of one number."""
+        return np.dtype(np.float32 if self is EmbeddingDtype.FLOAT32 else ml_dtypes.bfloat16)
+
+
 _COUNT = JsonField(JsonType.INTEGER, required=True, minimum=1)
 _FIELDS = {
-    "fingerprints": artifacts.FINGERPRINTS,
+    "fingerprints": FINGERPRINTS,
     "num_rows": dataclasses.replace(_COUNT, minimum=0),
     "dim": _COUNT,
     "shard_rows": _COUNT,
@@ -37,19 +60,6 @@ _FIELDS = {
         JsonType.STRING, required=True, choices=tuple(kind.value for kind in EmbeddingDtype)
     ),
 }
-EncodeFn = Callable[[EncoderInput], jax.typing.ArrayLike]
-
-
-@runtime_checkable
-class TokenRows(Protocol):
-    """Token access: a `TokenStore`'s `passages`, or one split of its queries."""
-
-    @property
-    def lengths(self) -> Int[np.ndarray, " texts"]:
-        """Real tokens of each text."""
-
-    def tokens(self, rows: np.ndarray) -> EncoderInput:
-        """Tokens of the given rows, or their states, padded at the end to one length."""
 
 
 class Embeddings:
@@ -65,9 +75,9 @@ class Embeddings:
 
     KIND = "embeddings"
 
-    def __init__(self, directory: artifacts.FilePath) -> None:
+    def __init__(self, directory: FilePath) -> None:
         self.directory = pathlib.Path(directory)
-        self.metadata = artifacts.read_metadata(directory, self.KIND, _VERSION, fields=_FIELDS)
+        self.metadata = read_metadata(directory, self.KIND, FORMAT_VERSION, fields=_FIELDS)
         self.fingerprints: dict[str, str] = self.metadata["fingerprints"]
         self.shape: tuple[int, int] = (self.metadata["num_rows"], self.metadata["dim"])
         self._dtype = EmbeddingDtype(self.metadata["dtype"])
@@ -76,11 +86,10 @@ class Embeddings:
             # There may be far too many to name.
             raise DataError(
                 f"{self.shape[0]:,} rows in {count:,} shards, which are not all here",
-                where=f"{self.directory / artifacts.METADATA}, fields 'num_rows' and 'shard_rows'",
-                expected="as many rows as were encoded",
+                where=f"{self.directory / METADATA}, fields 'num_rows' and 'shard_rows'",
                 fix="encode again, into another directory",
             )
-        bounds = _shard_bounds(self.shape[0], self.metadata["shard_rows"])
+        bounds = shard_bounds(self.shape[0], self.metadata["shard_rows"])
         self._starts = np.array([start for start, _ in bounds])
         self._shards = [
             _open_shard(self.directory / name, (stop - start, self.shape[1]), self._dtype)
@@ -90,7 +99,7 @@ class Embeddings:
     @classmethod
     def open(
         cls,
-        directory: artifacts.FilePath,
+        directory: FilePath,
         *,
         fingerprints: Mapping[str, str] | None = None,
     ) -> Embeddings:
@@ -105,7 +114,7 @@ class Embeddings:
             FingerprintError: their fingerprints differ.
         """
         embeddings = cls(directory)
-        artifacts.require_equal(
+        require_equal(
             f"embeddings {os.fspath(directory)}",
             embeddings.fingerprints,
             fingerprints or {},
@@ -142,219 +151,100 @@ class Embeddings:
         return found
 
 
-def encode_texts(
-    encode_fn: EncodeFn,
-    tokens: TokenRows,
-    directory: artifacts.FilePath,
-    *,
-    fingerprints: Mapping[str, str],
-    kind: str = Embeddings.KIND,
-    config: EncodeConfig | None = None,
-    process_index: int = 0,
-    process_count: int = 1,
-    attached: Mapping[str, object] = types.MappingProxyType({}),
-    normalization: Normalization | None = None,
-) -> bool:
-    """Encodes every text into shard files; a rerun skips finished shards.
-
-    Process i of n takes shards i, i+n, i+2n, ... without communicating with the others.
-
-    Args:
-        encode_fn: tokens -> embeddings [batch, dim]; called with few different shapes.
-        tokens: the texts.
-        directory: gets embeddings-00000-of-000NN.npy and metadata.json.
-        fingerprints: {"model": ..., "collection": ..., "vocabulary": ...}, recorded and checked.
-        kind: kind of the result in metadata.json.
-        config: sizes of batches and shards.
-        process_index: which process this is.
-        process_count: how many share the work.
-        attached: file name -> JSON value, to write beside the shards.
-        normalization: the model's normalisation, recorded so that the embeddings can be truncated
-            later; None if unknown.
-
-    Returns:
-        Whether all shards are finished; False while other processes have some left. The last
-        one to finish writes metadata.json.
-
-    Raises:
-        FingerprintError: the directory holds embeddings from another model, collection or config.
-        DataError: no texts, or the model returned a non-finite number.
-        StorageError: the directory cannot be written.
-    """
-    config, directory = config or EncodeConfig(), pathlib.Path(directory)
-    lengths = np.asarray(tokens.lengths)
-    if not len(lengths):
-        raise DataError("no texts to encode", where=str(directory))
-    plan = {
-        "format_version": _VERSION,
-        "kind": kind,
-        "fingerprints": dict(fingerprints),
-        "num_rows": len(lengths),
-        "shard_rows": config.shard_rows,
-        "dtype": config.dtype.value,
-    }
-    artifacts.follow_plan(directory, plan)
-    bounds = _shard_bounds(len(lengths), config.shard_rows)
-    paths = [directory / name for name in shard_names(len(bounds))]
-    mine = range(process_index, len(bounds), process_count)
-    todo = [shard for shard in mine if not paths[shard].exists()]
-    done_tokens, total_tokens = (
-        sum(int(lengths[slice(*bounds[shard])].sum()) for shard in shards)
-        for shards in (set(mine) - set(todo), mine)
-    )
-    if len(todo) < len(mine):
-        logger.info("%s: %d of %d shards done before", directory, len(mine) - len(todo), len(mine))
-
-    began, computed = time.monotonic(), 0
-    with bar("encode", total=total_tokens, initial=done_tokens, unit="token") as progress:
-        for shard in todo:
-            array, positions = encode_rows(
-                encode_fn,
-                tokens,
-                np.arange(*bounds[shard]),
-                config=config,
-                update=progress.update,
-            )
-            computed += positions
-            with (
-                artifacts.replacing(paths[shard], recorded=True) as scratch,
-                open(scratch, "wb") as file,
-            ):
-                np.save(file, _as_stored(array, config.dtype))
-    seconds = time.monotonic() - began
-
-    if not all(path.exists() for path in paths):
-        return False
-    if todo or not (directory / artifacts.METADATA).exists():
-        dim = int(np.load(paths[0], mmap_mode="r").shape[1])
-        speed = _speed(total_tokens - done_tokens, computed, seconds)
-        logger.info(
-            "%s: %s tokens per second, %.1f%% of what was computed is padding",
-            *(directory, f"{speed['tokens_per_second']:,}", 100 * speed["padding"]),
-        )
-        for name, value in attached.items():
-            artifacts.write_json(directory / name, value)
-        known = {} if normalization is None else {"normalization": normalization.value}
-        artifacts.write_json(
-            directory / artifacts.METADATA, {**plan, "dim": dim, **known, "last_run": speed}
-        )
-    return True
-
-
-def _speed(tokens: int, computed: int, seconds: float) -> dict[str, int | float]:
-    return {
-        "tokens": tokens,
-        "computed_positions": computed,
-        # For texts that are embeddings already, nothing is computed.
-        "padding": round(1 - tokens / computed, 4) if computed else 0.0,
-        "seconds": round(seconds, 3),
-        "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
-    }
-
-
 def shard_names(count: int) -> list[str]:
     """File names of the shards, in row order."""
     return [f"embeddings-{shard:05d}-of-{count:05d}.npy" for shard in range(count)]
 
 
-def _shard_bounds(num_rows: int, shard_rows: int) -> list[tuple[int, int]]:
+def shard_bounds(num_rows: int, shard_rows: int) -> list[tuple[int, int]]:
+    """First row of each shard, and the row after its last."""
     return [(start, min(start + shard_rows, num_rows)) for start in range(0, num_rows, shard_rows)]
-
-
-def encode_rows(
-    encode_fn: EncodeFn,
-    tokens: TokenRows,
-    rows: np.ndarray,
-    *,
-    config: EncodeConfig,
-    update: Callable[[int], object] = lambda _: None,
-) -> tuple[np.ndarray, int]:
-    """Encodes some texts in memory.
-
-    Args:
-        encode_fn: tokens -> embeddings [batch, dim]; called with few different shapes.
-        tokens: the texts.
-        rows: which of them.
-        config: sizes of batches.
-        update: called with the tokens of every batch.
-
-    Returns:
-        Embeddings of `rows` in their order, float32, and the token positions computed for them.
-
-    Raises:
-        DataError: the model returned a non-finite number.
-    """
-    lengths = np.asarray(tokens.lengths)[rows]
-    results: np.ndarray | None = None
-    computed = 0
-    waiting: collections.deque[tuple[np.ndarray, jax.typing.ArrayLike]] = collections.deque()
-
-    def collect() -> None:
-        nonlocal results
-        members, embeddings = waiting.popleft()
-        array = np.asarray(embeddings).astype(np.float32)[: len(members)]
-        if results is None:
-            results = np.empty((len(rows), array.shape[1]), np.float32)
-        finite = np.isfinite(array).all(axis=1)
-        if not finite.all():
-            raise DataError(
-                "the model's embedding has NaN or infinite numbers",
-                where=f"row {rows[members[np.argmin(finite)]]}",
-                expected="finite numbers",
-                fix="use a checkpoint from before training diverged",
-            )
-        results[members] = array
-        update(int(lengths[members].sum()))
-
-    for members, size, length in batches_by_length(lengths, config):
-        batch = tokens.tokens(rows[np.resize(members, size)])
-        length = min(length, batch.mask.shape[1])
-        waiting.append((members, encode_fn(batch.resized(length))))
-        computed += size * length
-        if len(waiting) > _IN_FLIGHT:
-            collect()
-    while waiting:
-        collect()
-    assert results is not None
-    return results, computed
-
-
-def batches_by_length(
-    lengths: np.ndarray, config: EncodeConfig
-) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Yields (members, batch size, padded length), longest first.
-
-    The longest text left decides the bucket, and the next longest fill the batch: only the last
-    batch is partly empty, and if memory is insufficient, the first batch fails.
-    """
-    order = np.argsort(-lengths, kind="stable")
-    first = 0
-    while first < len(order):
-        blocks = -(-max(int(lengths[order[first]]), 1) // config.length_multiple)
-        length = blocks * config.length_multiple
-        size = config.batch_size(length)
-        yield order[first : first + size], size, length
-        first += size
-
-
-def _as_stored(array: np.ndarray, dtype: EmbeddingDtype) -> np.ndarray:
-    # np.save does not support bfloat16: its bits are stored as uint16, its type in the metadata.
-    if dtype is EmbeddingDtype.BFLOAT16:
-        return array.astype(ml_dtypes.bfloat16).view(np.uint16)
-    return array
 
 
 def _open_shard(path: pathlib.Path, shape: tuple[int, int], dtype: EmbeddingDtype) -> np.ndarray:
     try:
         stored = np.load(path, mmap_mode="r")
-    except artifacts.ARRAY_ERRORS as error:
-        raise DataError(
-            f"missing or damaged shard: {error}",
-            where=str(path),
-            fix="delete the file if it is there, and metadata.json, then encode again",
-        ) from error
+    except ARRAY_ERRORS as error:
+        problem = f"missing or damaged shard: {error}"
+        fix = "delete the file if it is there, and metadata.json, then encode again"
+        raise DataError(problem, where=str(path), fix=fix) from error
     if stored.shape != shape:
         raise DataError(
             f"a shard of shape {stored.shape}", where=str(path), expected=f"shape {shape}"
         )
     return stored.view(dtype.numpy)
+
+
+class QueryEmbeddings(Embeddings):
+    """Embeddings of one task's split, memory-mapped; row i is query i."""
+
+    KIND = "query embeddings"
+
+    @classmethod
+    def of_split(
+        cls,
+        embeddings_dir: FilePath,
+        task: str,
+        split: str,
+        *,
+        fingerprints: Mapping[str, str] | None = None,
+    ) -> QueryEmbeddings:
+        """Opens the queries of a task's split.
+
+        Args:
+            embeddings_dir: directory that `taser encode` wrote.
+            task: the task's name.
+            split: the split's name.
+            fingerprints: those of the passages to search, or of their index: model, collection,
+                vocabulary and token store must be the same.
+
+        Raises:
+            DataError: the split is not encoded, or not completely; names those that are.
+            FingerprintError: queries and passages come from different models or token stores.
+        """
+        directory = queries_directory(embeddings_dir, task, split)
+        if not (directory / METADATA).is_file():
+            there = ", ".join(f"{task} {split}" for task, split in encoded_splits(embeddings_dir))
+            raise DataError(
+                f"no embeddings of task {task!r}, split {split!r}",
+                where=str(directory),
+                expected=f"one of {there}" if there else "embeddings of queries",
+                fix="run `taser encode` for this task and split; it keeps what is finished",
+            )
+        queries = cls(directory)
+        require_equal(
+            f"query embeddings {directory}",
+            queries.fingerprints,
+            fingerprints or {},
+            "encode queries and passages with one model, from one token store (`taser encode`), "
+            "and index those passages; or correct EMBEDDINGS_DIR or INDEX_DIR",
+        )
+        return queries
+
+    @functools.cached_property
+    def query_ids(self) -> list[str]:
+        """The source's own ids, one per row."""
+        again = f"delete {self.directory}, then run `taser encode` again"
+        ids = read_strings(self.directory / QUERY_IDS, fix=again)
+        if len(ids) != len(self):
+            raise DataError(
+                f"{len(ids)} query ids",
+                where=str(self.directory / QUERY_IDS),
+                expected=f"{len(self)}, one per embedding",
+                fix=again,
+            )
+        return ids
+
+
+def queries_directory(embeddings_dir: FilePath, task: str, split: str) -> pathlib.Path:
+    """The directory of one task's split."""
+    return split_path(pathlib.Path(embeddings_dir) / "queries", task, split)
+
+
+def encoded_splits(embeddings_dir: FilePath) -> list[tuple[str, str]]:
+    """Every finished (task, split), by name."""
+    found = []
+    for metadata in sorted((pathlib.Path(embeddings_dir) / "queries").glob(f"*/{METADATA}")):
+        task, _, split = metadata.parent.name.rpartition(".")
+        found.append((urllib.parse.unquote(task), urllib.parse.unquote(split)))
+    return found

@@ -1,12 +1,12 @@
-"""Exact maximum inner product search on device, in bounded memory."""
+"""What every index does, and exact maximum inner product search on device, in bounded memory."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import types
 from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -15,33 +15,98 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from taser_jax.retrieval.runs import NO_ROW, SearchResult
-from taser_jax.retrieval.searcher import EmbeddingRows, check_finite, check_search
-from taser_jax.storage.errors import check_fields
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import bar
+
+
+@runtime_checkable
+class EmbeddingRows(Protocol):
+    """Row-aligned passage embeddings, in memory or on disk."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(number of passages, dimensions)."""
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Embeddings of rows start..stop. [stop-start, dim], float32 or bfloat16."""
+
+
+@runtime_checkable
+class Searcher(Protocol):
+    """Top k passages by inner product.
+
+    Attributes:
+        fingerprints: those of the passages' embeddings; empty if unknown.
+    """
+
+    fingerprints: Mapping[str, str]
+
+    def search(self, query_embeddings: Float[np.ndarray, "queries dim"], k: int) -> SearchResult:
+        """Top k passages of each query; row -1, score -inf where there are fewer."""
+
+
+def check_search(query_embeddings: np.ndarray, k: int, *, dim: int) -> None:
+    """Checks that k is positive and that queries are finite and have the passages' dimensions.
+
+    Raises:
+        ConfigError: naming k, or both dimensions.
+        DataError: naming queries that are not finite.
+    """
+    if k < 1:
+        raise ConfigError(f"k is {k}", where="search", expected="at least 1")
+    if query_embeddings.ndim != 2 or query_embeddings.shape[1] != dim:
+        problem = f"query embeddings of shape {query_embeddings.shape}, not [queries, {dim}]"
+        fix = "encode queries and passages with the same model"
+        raise ConfigError(problem, where="search", fix=fix)
+    check_finite(query_embeddings, 0, what="query")
+
+
+def check_finite(embeddings: np.ndarray, first: int, *, what: str) -> None:
+    """Refuses embeddings that are NaN or infinite: a score with them would leave the row out.
+
+    Args:
+        embeddings: shape [rows, dim].
+        first: number of the first row.
+        what: what a row is: "query" or "passage".
+
+    Raises:
+        DataError: naming the first rows and how many there are.
+    """
+    embeddings = np.asarray(embeddings)
+    # A sum is finite unless a term is not, or it overflows; rows are looked at only then.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(embeddings.sum(dtype=np.float32)):
+            return
+    bad = first + np.flatnonzero(~np.isfinite(embeddings.astype(np.float32)).all(axis=1))
+    if len(bad):
+        more = f" and {len(bad) - 10:,} more" if len(bad) > 10 else ""
+        raise DataError(
+            f"NaN or infinite numbers in {len(bad):,} rows: {', '.join(map(str, bad[:10]))}{more}",
+            where=f"{what} embeddings",
+            fix="`taser verify` shows whether files were damaged; encode again into a new "
+            "directory, with a checkpoint from before training diverged",
+        )
+
+
+def measure_recall(found: SearchResult, exact: SearchResult) -> float:
+    """Share of the exact results that were found, over all queries.
+
+    A found passage with the score of the last exact one counts, since ties are interchangeable.
+
+    Args:
+        found: an approximate search's results.
+        exact: the exact top k of the same queries.
+    """
+    wanted = exact.rows >= 0
+    last = np.where(wanted, exact.scores, np.inf).min(axis=1, keepdims=True)
+    tolerance = 1e-5 * np.abs(np.where(wanted, exact.scores, 0)).max(axis=1, keepdims=True)
+    hits = (found.rows >= 0) & (found.scores >= last - tolerance)
+    return float(np.minimum(hits.sum(axis=1), wanted.sum(axis=1)).sum() / max(wanted.sum(), 1))
+
 
 _AXIS = "passages"
 # Columns per group: only groups whose maxima are high enough are searched.
 _GROUP = 32
-
-
-@dataclasses.dataclass(frozen=True)
-class ExactConfig:
-    """Sizes that bound memory: a block of scores takes query_block·passage_block·4 bytes.
-
-    Attributes:
-        query_block: queries scored at once.
-        passage_block: passages scored at once on each device.
-        resident_bytes: passage blocks stay on the devices between searches while all of them
-            together take no more than this; larger collections are streamed at each search.
-    """
-
-    query_block: int = 512
-    passage_block: int = 65536
-    resident_bytes: int = 4 << 30
-
-    def __post_init__(self) -> None:
-        blocks = ("query_block", "passage_block")
-        check_fields(self, *blocks, is_valid=lambda n: n >= 1, expected="1 or more")
 
 
 class ExactSearcher:
@@ -52,31 +117,35 @@ class ExactSearcher:
 
     Args:
         embeddings: passage embeddings, float32 or bfloat16.
-        config: block sizes.
         devices: devices that share each block of passages; default: the first one only.
         fingerprints: those of the embeddings.
+        query_block: queries scored at once; scores take query_block·passage_block·4 bytes.
+        passage_block: passages scored at once on each device.
+        resident_bytes: passage blocks stay on the devices between searches while all of them
+            together take no more than this; larger collections are streamed at each search.
     """
 
     def __init__(
         self,
         embeddings: EmbeddingRows,
         *,
-        config: ExactConfig | None = None,
         devices: Sequence[jax.Device] | None = None,
         fingerprints: Mapping[str, str] = types.MappingProxyType({}),
+        query_block: int = 512,
+        passage_block: int = 65536,
+        resident_bytes: int = 4 << 30,
     ) -> None:
         self.fingerprints = fingerprints
-        self._embeddings = embeddings
-        self._config = config or ExactConfig()
+        self._embeddings, self._query_block = embeddings, query_block
         self._mesh = Mesh(np.array(devices or jax.devices()[:1]), (_AXIS,))
         num_passages, dim = embeddings.shape
         num_devices = self._mesh.size
-        share = min(self._config.passage_block, -(-num_passages // num_devices))
+        share = min(passage_block, -(-num_passages // num_devices))
         self._block = -(-share // _GROUP) * _GROUP * num_devices
         self._num_blocks = -(-num_passages // self._block)
         itemsize = embeddings.rows(0, 1).dtype.itemsize
         total_bytes = self._num_blocks * self._block * dim * itemsize
-        self._keep = total_bytes <= self._config.resident_bytes
+        self._keep = total_bytes <= resident_bytes
         self._resident: dict[int, Array] = {}
 
     def search(self, query_embeddings: Float[np.ndarray, "queries dim"], k: int) -> SearchResult:
@@ -91,7 +160,7 @@ class ExactSearcher:
         """
         num_queries = len(query_embeddings)
         check_search(query_embeddings, k, dim=self._embeddings.shape[1])
-        size = min(self._config.query_block, max(8, 1 << (num_queries - 1).bit_length()))
+        size = min(self._query_block, max(8, 1 << (num_queries - 1).bit_length()))
         starts = range(0, num_queries, size)
         replicated = NamedSharding(self._mesh, PartitionSpec())
         queries = [

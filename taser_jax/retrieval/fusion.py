@@ -1,16 +1,17 @@
-"""Several ranked lists joined into one by a weighted sum of scores."""
+"""Ranked lists joined by a weighted sum of scores: those of specialists, and dense with BM25's."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 
 from taser_jax.retrieval.runs import Run, SearchResult, top_k
 from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.records import DevelopmentSets
 
 # Queries joined at once: five lists of 1,000 have 5,000 candidates for each.
 _BLOCK = 256
@@ -43,26 +44,22 @@ class FusionConfig:
     """How specialists' lists are fused.
 
     Attributes:
-        depth: results used from each list.
+        depth: results used from each list; lower it where lists are long and memory is short.
         k: results to keep.
-        weighting: how confidences become weights.
+        weighting: how confidences become weights; set EQUAL for the ablation.
         power: γ, the exponent of each confidence; above 1 it sharpens the weights.
-        normalization: normalisation of each list's scores.
     """
 
     depth: int = 1000
     k: int = 1000
     weighting: Weighting = Weighting.CONFIDENCE
     power: float = 1.0
-    normalization: ScoreNormalization = ScoreNormalization.NONE
 
     def __post_init__(self) -> None:
         if self.depth < 1 or self.k < 1 or not self.power > 0:
-            raise ConfigError(
-                f"depth {self.depth}, k {self.k}, power {self.power}",
-                where="FusionConfig",
-                expected="depth and k of at least 1, a power above 0",
-            )
+            problem = f"depth {self.depth}, k {self.k}, power {self.power}"
+            fix = "take a depth and a k of at least 1, and a power above 0"
+            raise ConfigError(problem, where="FusionConfig", fix=fix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,12 +94,9 @@ def weights_of(
     confidence = np.asarray(confidence, np.float64)
     if not ((confidence >= 0) & (confidence <= 1)).all():
         line = int(np.argmin(((confidence >= 0) & (confidence <= 1)).all(axis=1)))
-        raise DataError(
-            f"confidences {confidence[line].tolist()} of query {line}",
-            where="fusion",
-            expected="numbers between 0 and 1",
-            fix="compute the confidences again, from embeddings that are finite",
-        )
+        problem = f"confidences {confidence[line].tolist()} of query {line}, not between 0 and 1"
+        fix = "compute the confidences again, from embeddings that are finite"
+        raise DataError(problem, where="fusion", fix=fix)
     count = confidence.shape[1]
     if config.weighting is Weighting.EQUAL:
         return Weights(np.full(confidence.shape, 1 / count), 0)
@@ -115,6 +109,8 @@ def fuse_runs(
     runs: Sequence[Run],
     weights: Float[np.ndarray, "queries lists"],
     config: FusionConfig,
+    *,
+    normalization: ScoreNormalization = ScoreNormalization.NONE,
 ) -> Run:
     """Joins lists: score = Σ_i weight_i · s_i, over the union of the lists.
 
@@ -124,7 +120,8 @@ def fuse_runs(
     Args:
         runs: one list per specialist; the same queries, in any order.
         weights: in the order of the first run's queries and of `runs`.
-        config: depth, k and normalisation.
+        config: depth and k.
+        normalization: normalisation of each list's scores.
 
     Returns:
         A run in the order of the first run's queries. Equal scores are ordered by row.
@@ -137,17 +134,15 @@ def fuse_runs(
     counts as minimum 0.
     """
     if not runs or weights.shape != (len(runs[0].query_ids), len(runs)):
-        raise ConfigError(
-            f"weights of shape {weights.shape} for {len(runs)} runs",
-            where="fusion",
-            expected="one run at least, and a weight for each query and run",
-        )
+        problem = f"weights of shape {weights.shape} for {len(runs)} runs"
+        fix = "give one run at least, and a weight for each query and run"
+        raise ConfigError(problem, where="fusion", fix=fix)
     query_ids = runs[0].query_ids
     lists = [aligned(run, query_ids) for run in runs]
     parts = []
     for start in range(0, len(query_ids), _BLOCK):
         lines = np.arange(start, min(start + _BLOCK, len(query_ids)))
-        candidates, scores = candidate_scores(lists, lines, config)
+        candidates, scores = candidate_scores(lists, lines, config, normalization=normalization)
         total = np.einsum("qcl,ql->qc", scores, weights[lines])
         parts.append(top_k(candidates, total, config.k))
     empty = np.zeros((0, config.k))
@@ -164,20 +159,23 @@ def candidate_scores(
     lists: Sequence[SearchResult],
     lines: Int[np.ndarray, " lines"],
     config: FusionConfig,
+    *,
+    normalization: ScoreNormalization = ScoreNormalization.NONE,
 ) -> tuple[Int[np.ndarray, "lines candidates"], Float[np.ndarray, "lines candidates lists"]]:
     """The union of some queries' lists, and each passage's score in every list.
 
     Args:
         lists: one per specialist; line i of each belongs to query i.
         lines: the queries.
-        config: depth and normalisation.
+        config: its depth.
+        normalization: normalisation of each list's scores.
 
     Returns:
         Rows of passages, which may repeat, with -1 for none; and their scores.
     """
-    best = [top_k(result.rows[lines], result.scores[lines], config.depth) for result in lists]
-    candidates = np.concatenate([result.rows for result in best], axis=1)
-    scores = [_filled(result, candidates, config.normalization) for result in best]
+    best = [top_k(ranked.rows[lines], ranked.scores[lines], config.depth) for ranked in lists]
+    candidates = np.concatenate([ranked.rows for ranked in best], axis=1)
+    scores = [_filled(ranked, candidates, normalization) for ranked in best]
     return candidates, np.stack(scores, axis=2)
 
 
@@ -193,8 +191,7 @@ def aligned(run: Run, query_ids: Sequence[str]) -> SearchResult:
         raise DataError(
             f"{len(differing)} queries are in one run only, {min(differing, default='none')!r} say",
             where="fusion",
-            expected="runs of the same queries",
-            fix="search them with the same query set; a query without results keeps its line",
+            fix="search all runs with one query set; a query without results keeps its line",
         )
     order = np.array([line_of[query_id] for query_id in query_ids], np.int64)
     return SearchResult(run.rows[order], run.scores[order])
@@ -205,7 +202,7 @@ def _filled(
     candidates: Int[np.ndarray, "queries candidates"],
     normalization: ScoreNormalization,
 ) -> Float[np.ndarray, "queries candidates"]:
-    """The list's score of each candidate row; its minimum where it has none."""
+    """The list's score of each candidate row; its minimum where it lacks one (DPR-MUF, 4.2)."""
     found = result.rows >= 0
     some = found.any(axis=1, keepdims=True)
     low = np.where(found, result.scores, np.inf).min(axis=1, keepdims=True)
@@ -228,3 +225,185 @@ def _filled(
             spread > 0, (scores - (low + high) / 2) / np.where(spread > 0, spread, 1.0), 0.0
         )
     return scores
+
+
+# Candidates for α if the scores of both lists have the same range.
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0)
+# Cosines in bfloat16 are rounded to 8 bits.
+_LARGEST_COSINE = 1.01
+
+
+class ChosenFor(enum.Enum):
+    """Whether all tasks share one α (the paper), or each has one from its development queries."""
+
+    ALL_TASKS = "all_tasks"
+    EACH_TASK = "each_task"
+
+
+@dataclasses.dataclass(frozen=True)
+class HybridConfig:
+    """Options of the fusion.
+
+    Attributes:
+        depth: results used from each list (the paper's K').
+        normalization: normalisation of each list's scores; None means MIN_MAX if the dense ones are
+            cosines, which are small compared with BM25's scores, and NONE otherwise; set it to
+            compare with results of one kind.
+        alphas: candidates for α, the weight of the sparse scores; None takes 0.1 to 3.0 times the
+            width of the dense scores over that of the sparse ones.
+        tasks: tasks whose development queries choose α; empty means all.
+        sets: whether tasks or queries have equal weight in that choice.
+        chosen_for: one α for all tasks, or one for each.
+    """
+
+    depth: int = 100
+    normalization: ScoreNormalization | None = None
+    alphas: tuple[float, ...] | None = None
+    tasks: tuple[str, ...] = ()
+    sets: DevelopmentSets = DevelopmentSets.APART
+    chosen_for: ChosenFor = ChosenFor.ALL_TASKS
+
+    def __post_init__(self) -> None:
+        if self.depth < 1 or self.alphas == ():
+            problem = f"depth {self.depth}, alphas {self.alphas}"
+            raise ConfigError(problem, where="HybridConfig", fix="take at least 1, and one alpha")
+        if self.tasks and self.chosen_for is ChosenFor.EACH_TASK:
+            problem = f"tasks {', '.join(self.tasks)} choose for all, and each task for itself"
+            fix = "leave HybridConfig.tasks empty, or set chosen_for to 'all_tasks'"
+            raise ConfigError(problem, where="HybridConfig", fix=fix)
+
+
+def settle(config: HybridConfig, lists: Sequence[tuple[Run, Run]]) -> HybridConfig:
+    """Fills in what the configuration derives from the scores: normalisation, candidates for α.
+
+    Example:
+        Dense scores from -0.2 to 0.9 are cosines: MIN_MAX, and α from 0.1 to 3.0. If they range
+        over 20 per query and BM25's over 10, α is one of 0.2, 0.4, ... 6.0.
+
+    Args:
+        config: its `depth` limits the ranks whose scores count.
+        lists: dense and sparse run of each set.
+
+    Returns:
+        The configuration, complete.
+    """
+    normalization, alphas = config.normalization, config.alphas
+    if normalization is None:
+        found = [dense.scores[dense.rows >= 0] for dense, _ in lists]
+        cosines = all(np.abs(scores).max(initial=0) <= _LARGEST_COSINE for scores in found)
+        normalization = ScoreNormalization.MIN_MAX if cosines else ScoreNormalization.NONE
+    if alphas is None:
+        ratio = 1.0
+        if normalization is ScoreNormalization.NONE:
+            dense, sparse = (
+                np.mean(np.concatenate([_widths(pair[side], config.depth) for pair in lists]))
+                for side in (0, 1)
+            )
+            ratio = dense / sparse if dense > 0 and sparse > 0 else 1.0
+        alphas = tuple(float(f"{share * ratio:.2g}") for share in SHARES)
+    return dataclasses.replace(config, normalization=normalization, alphas=alphas)
+
+
+def _widths(run: Run, depth: int) -> Float64[np.ndarray, " queries"]:
+    """Highest minus lowest score of each query's list, 0 for an empty one."""
+    rows, scores = run.rows[:, :depth], run.scores[:, :depth].astype(np.float64)
+    high = np.where(rows >= 0, scores, -np.inf).max(axis=1, initial=-np.inf)
+    low = np.where(rows >= 0, scores, np.inf).min(axis=1, initial=np.inf)
+    return np.where(np.isfinite(high), high - low, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class DevelopmentSet:
+    """One set's runs and the metric to maximise.
+
+    Attributes:
+        dense: the model's run.
+        sparse: BM25's run of the same queries.
+        evaluate: run -> metric of each query, higher is better.
+    """
+
+    dense: Run
+    sparse: Run
+    evaluate: Callable[[Run], Float64[np.ndarray, " queries"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class AlphaChoice:
+    """The chosen α and the curve it was chosen from.
+
+    Attributes:
+        alpha: the best, the smallest among equals.
+        metric: mean of each candidate, in the order of `alphas`.
+        alphas: the candidates.
+    """
+
+    alpha: float
+    alphas: tuple[float, ...]
+    metric: tuple[float, ...]
+
+
+def fuse(
+    dense: Run, sparse: Run, *, alpha: float, k: int, config: HybridConfig | None = None
+) -> Run:
+    """Joins both lists: score = dense + α·sparse, missing scores at the list's minimum.
+
+    Example: dense {7: 3, 4: 1}, sparse {4: 6, 9: 2}, α = 0.5 gives 7: 3 + 0.5·2 = 4,
+    4: 1 + 0.5·6 = 4, 9: 1 + 0.5·2 = 2, in the order 4, 7, 9 (equal scores by row).
+
+    Args:
+        dense: the model's run.
+        sparse: BM25's run; the same queries, in any order.
+        alpha: weight of the sparse scores.
+        k: results to keep.
+        config: depth and normalisation; None derives the normalisation from these two runs.
+
+    Returns:
+        A run in the order of `dense`'s queries.
+
+    Raises:
+        DataError: the runs are not of the same queries.
+
+    Source: TASER, arXiv 2210.05156, appendix D; Ma et al., arXiv 2104.05740; an empty list counts
+    as minimum 0 as in Pyserini's HybridSearcher.
+    """
+    settled = settle(config or HybridConfig(), [(dense, sparse)])
+    assert settled.normalization is not None
+    joined = FusionConfig(depth=settled.depth, k=k)
+    weights = np.broadcast_to(np.array([1.0, alpha]), (len(dense.query_ids), 2))
+    return fuse_runs([dense, sparse], weights, joined, normalization=settled.normalization)
+
+
+def choose_alpha(
+    sets: Sequence[DevelopmentSet], *, k: int, config: HybridConfig | None = None
+) -> AlphaChoice:
+    """One α for all sets: the candidate with the highest mean, over sets or over queries.
+
+    Args:
+        sets: development data.
+        k: results the fused runs keep.
+        config: depth, normalisation, candidates, and what the mean is over; settings that are None
+            are derived from all sets together.
+
+    Raises:
+        ConfigError: no development set.
+    """
+    config = config or HybridConfig()
+    if not sets:
+        fix = "give one at least; α must not be chosen on test data"
+        raise ConfigError("no development set", where="choose_alpha", fix=fix)
+    config = settle(config, [(one.dense, one.sparse) for one in sets])
+    assert config.alphas is not None
+
+    def mean(alpha: float) -> float:
+        found = [
+            one.evaluate(fuse(one.dense, one.sparse, alpha=alpha, k=k, config=config))
+            for one in sets
+        ]
+        if config.sets is DevelopmentSets.COMBINED:
+            return float(np.concatenate(found).mean())
+        return float(np.mean([values.mean() for values in found]))
+
+    metric = tuple(map(mean, config.alphas))
+    best = max(metric)
+    alpha = min(alpha for alpha, value in zip(config.alphas, metric, strict=True) if value == best)
+    return AlphaChoice(alpha, config.alphas, metric)

@@ -7,22 +7,104 @@ import enum
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
+from taser_jax.models.encoded import Normalization
 from taser_jax.retrieval.embeddings import Embeddings
-from taser_jax.retrieval.exact import ExactConfig, ExactSearcher
+from taser_jax.retrieval.exact import (
+    ExactSearcher,
+    Searcher,
+    check_finite,
+    check_search,
+)
+from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.scann_index import KIND as SCANN_KIND
 from taser_jax.retrieval.scann_index import ScannSearcher, build_scann
 from taser_jax.retrieval.scann_shards import ScannConfig
-from taser_jax.retrieval.searcher import Searcher, check_finite
-from taser_jax.retrieval.truncation import TruncatedEmbeddings, TruncatedSearcher
 from taser_jax.storage import artifacts
-from taser_jax.storage.errors import ConfigError
+from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.json_fields import JsonField, JsonType
+
+
+def truncate(
+    embeddings: Float[np.ndarray, "texts whole"], dim: int, normalization: Normalization
+) -> Float[np.ndarray, "texts dim"]:
+    """The first dimensions, normalised again where the whole embeddings are.
+
+    Example:
+        >>> truncate(np.array([[3.0, 4.0, 12.0]]), 2, Normalization.L2).tolist()
+        [[0.6, 0.8]]
+    """
+    cut = embeddings[:, :dim].astype(np.float32)
+    if normalization is Normalization.NONE:
+        return cut
+    return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedEmbeddings:
+    """Embeddings that are truncated as they are read.
+
+    Attributes:
+        whole: the embeddings on disk.
+        dim: number of dimensions kept.
+        normalization: the model's normalisation.
+    """
+
+    whole: Embeddings
+    dim: int
+    normalization: Normalization
+
+    @classmethod
+    def of(cls, whole: Embeddings, dim: int) -> TruncatedEmbeddings:
+        """Truncates embeddings and, where their model normalises, normalises them again.
+
+        Raises:
+            ConfigError: more dimensions than there are.
+            DataError: embeddings without a record of their normalisation.
+        """
+        if not 1 <= dim <= whole.shape[1]:
+            problem = f"the first {dim} dimensions of {whole.shape[1]}"
+            fix = "take one of the model's Matryoshka dimensions"
+            raise ConfigError(problem, where="IndexConfig.dim", fix=fix)
+        if "normalization" not in whole.metadata:
+            problem = "it is not recorded how the embeddings are normalised"
+            fix = "encode again, into another directory"
+            raise DataError(problem, where=str(whole.directory), fix=fix)
+        return cls(whole, dim, Normalization(whole.metadata["normalization"]))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(number of passages, dimensions)."""
+        return self.whole.shape[0], self.dim
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Embeddings of rows start..stop. [stop-start, dim], float32."""
+        return truncate(self.whole.rows(start, stop), self.dim, self.normalization)
+
+
+class TruncatedSearcher:
+    """Truncates query embeddings before it searches among truncated passages.
+
+    Args:
+        searcher: searches the truncated passages.
+        passages: the truncated passages.
+    """
+
+    def __init__(self, searcher: Searcher, passages: TruncatedEmbeddings) -> None:
+        self._searcher, self._passages = searcher, passages
+        self.fingerprints: Mapping[str, str] = searcher.fingerprints
+
+    def search(self, query_embeddings: Float[np.ndarray, "queries dim"], k: int) -> SearchResult:
+        """Top k passages of each query, by the first dimensions."""
+        passages = self._passages
+        check_search(query_embeddings, k, dim=passages.whole.shape[1])
+        cut = truncate(query_embeddings, passages.dim, passages.normalization)
+        return self._searcher.search(cut, k)
+
 
 _EXACT_KIND = "exact index"
 _BLOCK = 1 << 16
@@ -49,23 +131,20 @@ class IndexConfig:
         kind: exact or ScaNN.
         dim: number of first dimensions to search by, for models trained with Matryoshka dimensions;
             None searches by all. Exact indexes alone.
-        exact: block sizes of exact search.
         scann: how a ScaNN index is built.
     """
 
     kind: IndexKind = IndexKind.EXACT
     dim: int | None = None
-    exact: ExactConfig = dataclasses.field(default_factory=ExactConfig)
     scann: ScannConfig = dataclasses.field(default_factory=ScannConfig)
 
     def __post_init__(self) -> None:
         if self.dim is not None and self.kind is not IndexKind.EXACT:
-            raise ConfigError(
-                f"the first {self.dim} dimensions in a {self.kind.value} index",
-                where="IndexConfig.dim",
-                expected="an exact index",
-                fix="set IndexConfig.kind = 'exact', or leave out IndexConfig.dim",
+            problem = (
+                f"the first {self.dim} dimensions, which a {self.kind.value} index cannot take"
             )
+            fix = "set IndexConfig.kind = 'exact', or leave out IndexConfig.dim"
+            raise ConfigError(problem, where="IndexConfig.dim", fix=fix)
 
 
 def build_index(
@@ -101,7 +180,7 @@ def build_index(
             config=config.scann,
             sample_queries=sample_queries,
         )
-    plan: dict[str, Any] = {
+    plan: dict[str, object] = {
         "format_version": _VERSION,
         "kind": _EXACT_KIND,
         "fingerprints": embeddings.fingerprints,
@@ -113,14 +192,13 @@ def build_index(
         check_finite(embeddings.rows(start, start + _BLOCK), start, what="passage")
     artifacts.follow_plan(index_dir, plan)
     artifacts.write_json(pathlib.Path(index_dir) / artifacts.METADATA, plan)
-    return open_index(index_dir, exact=config.exact, devices=devices)
+    return open_index(index_dir, devices=devices)
 
 
 def open_index(
     index_dir: artifacts.FilePath,
     *,
     fingerprints: Mapping[str, str] | None = None,
-    exact: ExactConfig | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> Searcher:
     """Opens an index of either kind.
@@ -129,7 +207,6 @@ def open_index(
         index_dir: where `build_index` put it.
         fingerprints: {"model": ..., "collection": ...}, the model and collection that it must have
             been built from.
-        exact: block sizes of exact search.
         devices: devices of exact search; default: the first.
 
     Raises:
@@ -150,12 +227,9 @@ def open_index(
         fingerprints or {},
         "build the index from this model's embeddings, into another directory",
     )
-    options: dict[str, Any] = {
-        "config": exact,
-        "devices": devices,
-        "fingerprints": embeddings.fingerprints,
-    }
+    fingerprints = embeddings.fingerprints
     if "dim" not in metadata:
-        return ExactSearcher(embeddings, **options)
+        return ExactSearcher(embeddings, devices=devices, fingerprints=fingerprints)
     truncated = TruncatedEmbeddings.of(embeddings, metadata["dim"])
-    return TruncatedSearcher(ExactSearcher(truncated, **options), truncated)
+    searcher = ExactSearcher(truncated, devices=devices, fingerprints=fingerprints)
+    return TruncatedSearcher(searcher, truncated)

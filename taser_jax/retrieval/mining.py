@@ -19,24 +19,155 @@ high to be negatives, where s⁺ is the positive's score in the same run:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import enum
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int
 
-from taser_jax.retrieval.mining_options import (
-    AnswerContaining,
-    Choice,
-    EqualText,
-    Excluded,
-    MiningConfig,
-    MiningStatistics,
-    Reason,
-)
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, top_k
-from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.errors import ConfigError, DataError, check_fields
 from taser_jax.storage.progress import bar
+
+
+class Choice(enum.Enum):
+    """Which of a query's candidates are taken: the best ranked, or a sample without replacement."""
+
+    TOP = "top"
+    SAMPLE = "sample"
+
+
+class AnswerContaining(enum.Enum):
+    """Whether a candidate that contains an answer of its query may be a negative."""
+
+    KEEP = "keep"
+    DROP = "drop"
+
+
+class WithoutNegatives(enum.Enum):
+    """What training does with a query that mining leaves without a negative.
+
+    RANDOM: it draws random passages of the collection for the query, anew in each step.
+    DROP: it leaves the query out.
+    """
+
+    RANDOM = "random"
+    DROP = "drop"
+
+
+class Excluded(enum.Enum):
+    """Which known passages are never negatives.
+
+    POSITIVES: all positives of the query.
+    GOLD: only its first positive.
+    PAGES: its positives and all other passages of their pages.
+    """
+
+    POSITIVES = "positives"
+    GOLD = "gold"
+    PAGES = "pages"
+
+
+class Reason(enum.Enum):
+    """Why a candidate was left out: the first that applies, in this order."""
+
+    POSITIVE = "positive"
+    PAGE = "page of a positive"
+    RANK = "rank"
+    SCORE = "score"
+    ABSOLUTE_MARGIN = "absolute margin"
+    RELATIVE_MARGIN = "relative margin"
+    ANSWER = "answer"
+
+
+@dataclasses.dataclass(frozen=True)
+class MiningConfig:
+    """Which passages to take as hard negatives.
+
+    Attributes:
+        depth: ranks considered, counted before anything is excluded.
+        count: maximum negatives per query.
+        min_rank: the first rank that may be a negative, counted from 1 like `depth`.
+        max_score: highest score of a negative, where scores of all queries compare (cosines); None
+            sets no limit.
+        absolute_margin: a negative scores at least this much below the positive; None: no margin.
+        relative_margin: the same, as a share of the positive's score.
+        choice: whether negatives are taken by rank or sampled.
+        answer_containing: keep or drop candidates with an answer; a query without answers loses
+            only its positives.
+        excluded: known passages that are never taken.
+        same_page_tasks: tasks that use `Excluded.PAGES` instead: if a page is the answer (entity
+            linking), none of its passages is wrong.
+        without_negatives: treatment of queries without any negative left; set DROP where random
+            passages would teach nothing.
+        seed: seed of the sampling.
+    """
+
+    depth: int = 100
+    count: int = 30
+    min_rank: int = 1
+    max_score: float | None = None
+    absolute_margin: float | None = None
+    relative_margin: float | None = None
+    choice: Choice = Choice.TOP
+    answer_containing: AnswerContaining = AnswerContaining.KEEP
+    excluded: Excluded = Excluded.POSITIVES
+    same_page_tasks: tuple[str, ...] = ()
+    without_negatives: WithoutNegatives = WithoutNegatives.RANDOM
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        ranks = ("depth", "count", "min_rank")
+        check_fields(self, *ranks, is_valid=lambda n: n >= 1, expected="1 or more")
+        if self.min_rank > self.depth:
+            problem = f"min_rank {self.min_rank} lies below the depth, {self.depth}"
+            fix = "look deeper, or start at a better rank"
+            raise ConfigError(problem, where="MiningConfig", fix=fix)
+        check_fields(
+            self,
+            *("absolute_margin", "relative_margin"),
+            is_valid=lambda x: x is None or (math.isfinite(x) and x >= 0),
+            expected="0 or more: a negative scores at least this much below the positive",
+            fix="NV-Retriever's 95% of the positive's score is relative_margin = 0.05",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MiningStatistics:
+    """What mining found and left out, over all queries.
+
+    Attributes:
+        queries: queries mined for.
+        negatives: negatives kept.
+        left_out: candidates left out, by reason; each counts once, for the first that applies.
+        queries_below_count: queries with fewer negatives than asked for.
+        queries_without: queries with none at all.
+        unranked_positives: queries none of whose positives the run has. Under a margin they have
+            no negative: everything in the run scores higher than the positive.
+    """
+
+    queries: int = 0
+    negatives: int = 0
+    left_out: Mapping[Reason, int] = dataclasses.field(default_factory=dict)
+    queries_below_count: int = 0
+    queries_without: int = 0
+    unranked_positives: int = 0
+
+    def __str__(self) -> str:
+        mean = self.negatives / self.queries if self.queries else 0.0
+        reasons = ", ".join(
+            f"{reason.value} {count:,}" for reason, count in self.left_out.items() if count
+        )
+        return (
+            f"{self.negatives:,} negatives for {self.queries:,} queries ({mean:.1f} each); "
+            f"candidates left out by reason: {reasons or 'none'}; "
+            f"{self.queries_below_count:,} queries got fewer than asked for, "
+            f"{self.queries_without:,} none; the run has no positive of "
+            f"{self.unranked_positives:,} queries"
+        )
+
 
 # Makes these draws independent of other draws with the same seed.
 _PURPOSE = 0x4D494E45
@@ -48,7 +179,6 @@ ContainsAnswer = Callable[
 ]
 
 PagesOf = Callable[[Sequence[int]], Sequence[str]]
-TextsOf = Callable[[Sequence[int]], Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +215,6 @@ def mine_negatives(
     config: MiningConfig,
     contains_answer: ContainsAnswer | None = None,
     pages_of: PagesOf | None = None,
-    texts_of: TextsOf | None = None,
 ) -> MinedNegatives:
     """Takes hard negatives from search results.
 
@@ -102,17 +231,15 @@ def mine_negatives(
         contains_answer: (indices of queries, their ranked rows) -> True where the passage contains
             an answer of its query; called for blocks of queries, with -1 for rows to skip.
         pages_of: rows -> their pages, for `Excluded.PAGES`.
-        texts_of: rows -> their texts, for `EqualText.DROP`.
 
     Returns:
         Rows, scores and statistics; the same for the same results, config and query order.
 
     Raises:
-        ConfigError: fewer results than `config.depth`, or a missing function for answers, pages or
-            texts to leave out.
+        ConfigError: fewer results than `config.depth`, or no function for answers or pages.
         DataError: there is not one list of positives per query.
     """
-    _check(result, positives, config, contains_answer, pages_of, texts_of)
+    _check(result, positives, config, contains_answer, pages_of)
     rows: list[list[int]] = []
     scores: list[list[float]] = []
     positive_scores = []
@@ -132,15 +259,12 @@ def mine_negatives(
             ):
                 left_out[reason] += int((candidates & applies).sum())
                 candidates &= ~applies
-            # Texts are read only for the remaining candidates.
-            for reason, look_up in (
-                (Reason.TEXT, _text_look_up(known, config, texts_of)),
-                (Reason.ANSWER, _answer_look_up(block, config, contains_answer)),
-            ):
-                if look_up is not None:
-                    applies = candidates & look_up(np.where(candidates, ranked.rows, NO_ROW))
-                    left_out[reason] += int(applies.sum())
-                    candidates &= ~applies
+            if config.answer_containing is AnswerContaining.DROP and contains_answer is not None:
+                # Texts are read only for the remaining candidates.
+                rest = np.where(candidates, ranked.rows, NO_ROW)
+                applies = candidates & contains_answer(block, rest)
+                left_out[Reason.ANSWER] += int(applies.sum())
+                candidates &= ~applies
             for offset, query in enumerate(block.tolist()):
                 kept = _choose(np.flatnonzero(candidates[offset]), config, query)
                 rows.append(ranked.rows[offset, kept].tolist())
@@ -161,7 +285,6 @@ def mine_negatives(
 
 # Queries have different numbers of positives: the axis has no name.
 _Rows = Int[np.ndarray, "_"]
-_LookUp = Callable[[Int[np.ndarray, "queries depth"]], Bool[np.ndarray, "queries depth"]]
 
 
 def _positive_scores(
@@ -210,46 +333,13 @@ def _on_pages_of(
     """True for rows on the page of a positive; False where there is no result."""
     pages = set(pages_of(positives.tolist()))
     if "" in pages:
-        raise ConfigError(
-            "passages of the positives' pages are to be left out, and a positive has no page",
-            where="MiningConfig.excluded",
-            fix="prepare the collection with page ids (`taser prepare kilt`)",
-        )
+        problem = "passages of the positives' pages are to be left out, and a positive has none"
+        fix = "prepare the collection with page ids (`taser prepare kilt`)"
+        raise ConfigError(problem, where="MiningConfig.excluded", fix=fix)
     found = np.flatnonzero(rows != NO_ROW)
     on_page = np.zeros(rows.shape, bool)
     on_page[found] = [page in pages for page in pages_of(rows[found].tolist())]
     return on_page
-
-
-def _text_look_up(
-    positives: Sequence[_Rows],
-    config: MiningConfig,
-    texts_of: TextsOf | None,
-) -> _LookUp | None:
-    if config.equal_text is EqualText.KEEP or texts_of is None:
-        return None
-
-    def forms(rows: Int[np.ndarray, " rows"]) -> list[str]:
-        return [" ".join(text.casefold().split()) for text in texts_of(rows.tolist())]
-
-    def look_up(rows: Int[np.ndarray, "queries depth"]) -> Bool[np.ndarray, "queries depth"]:
-        equal = np.zeros(rows.shape, bool)
-        for query, known in enumerate(positives):
-            wanted, there = set(forms(known)), np.flatnonzero(rows[query] != NO_ROW)
-            equal[query, there] = [form in wanted for form in forms(rows[query, there])]
-        return equal
-
-    return look_up
-
-
-def _answer_look_up(
-    queries: Int[np.ndarray, " queries"],
-    config: MiningConfig,
-    contains_answer: ContainsAnswer | None,
-) -> _LookUp | None:
-    if config.answer_containing is AnswerContaining.KEEP or contains_answer is None:
-        return None
-    return lambda rows: contains_answer(queries, rows)
 
 
 def _choose(
@@ -268,35 +358,18 @@ def _check(
     config: MiningConfig,
     contains_answer: ContainsAnswer | None,
     pages_of: PagesOf | None,
-    texts_of: TextsOf | None,
 ) -> None:
     if config.excluded is Excluded.PAGES and pages_of is None:
-        raise ConfigError(
-            "passages of the positives' pages are to be left out, but pages are unknown",
-            where="MiningConfig.excluded",
-            fix="give pages_of",
-        )
-    if config.equal_text is EqualText.DROP and texts_of is None:
-        raise ConfigError(
-            "passages with a positive's text are to be dropped, but there are no texts",
-            where="MiningConfig.equal_text",
-            fix="give texts_of",
-        )
+        problem = "passages of the positives' pages are to be left out, but pages are unknown"
+        raise ConfigError(problem, where="MiningConfig.excluded", fix="give pages_of")
     if config.depth > result.rows.shape[1]:
-        raise ConfigError(
-            f"results are {result.rows.shape[1]} deep, mining looks {config.depth} deep",
-            where="MiningConfig.depth",
-            fix=f"search with k = {config.depth}, or lower MiningConfig.depth",
-        )
+        problem = f"results are {result.rows.shape[1]} deep, mining looks {config.depth} deep"
+        fix = f"search with k = {config.depth}, or lower MiningConfig.depth"
+        raise ConfigError(problem, where="MiningConfig.depth", fix=fix)
     if len(positives) != len(result.rows):
-        raise DataError(
-            f"positives of {len(positives)} queries, results of {len(result.rows)}",
-            where="mining",
-            expected="the same queries in the same order",
-        )
+        problem = f"positives of {len(positives)} queries, results of {len(result.rows)}"
+        raise DataError(problem, where="mining", fix="give both for the same queries, in order")
     if config.answer_containing is AnswerContaining.DROP and contains_answer is None:
-        raise ConfigError(
-            "answer-containing passages are to be dropped, but there are no answers to look for",
-            where="MiningConfig.answer_containing",
-            fix="use AnswerContaining.KEEP, or a query set that has answers",
-        )
+        problem = "answer-containing passages are to be dropped, but there are no answers"
+        fix = "use AnswerContaining.KEEP, or a query set that has answers"
+        raise ConfigError(problem, where="MiningConfig.answer_containing", fix=fix)

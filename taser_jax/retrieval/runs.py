@@ -9,15 +9,28 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
-from collections.abc import Callable, Sequence
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float32, Int32
 
 from taser_jax.data.files import numbered_lines
-from taser_jax.storage.artifacts import FilePath, is_remote, replacing
+from taser_jax.storage.artifacts import (
+    ARRAY_ERRORS,
+    FINGERPRINTS,
+    METADATA,
+    FilePath,
+    is_remote,
+    read_metadata,
+    replacing,
+    require_equal,
+    write_json,
+)
 from taser_jax.storage.checksums import check_file
 from taser_jax.storage.errors import DataError
+from taser_jax.storage.json_fields import JsonField, JsonType
+from taser_jax.storage.json_files import read_strings
 
 NO_ROW = -1
 Qrels = dict[str, dict[int, int]]
@@ -52,12 +65,8 @@ class Run:
 
     def __post_init__(self) -> None:
         if len(self.query_ids) != len(self.rows) or self.rows.shape != self.scores.shape:
-            raise DataError(
-                f"{len(self.query_ids)} query ids, rows {self.rows.shape}, "
-                f"scores {self.scores.shape}",
-                where="Run",
-                expected="one line of rows and scores for each query id",
-            )
+            problem = f"rows {self.rows.shape} and scores {self.scores.shape}"
+            raise DataError(f"{problem} for {len(self.query_ids)} query ids", where="Run")
 
     @classmethod
     def of(cls, query_ids: Sequence[str], result: SearchResult) -> Run:
@@ -185,18 +194,12 @@ def read_trec_run(
             continue
         where = f"{path}:{number}"
         if len(columns) != 6:
-            raise DataError(
-                f"{len(columns)} columns",
-                where=where,
-                expected="six: query id, Q0, passage id, rank, score, tag",
-            )
+            fix = "write six: query id, Q0, passage id, rank, score, tag"
+            raise DataError(f"{len(columns)} columns", where=where, fix=fix)
         query_id, _, passage_id, _, score_text, _ = columns
         if query_ids is not None and query_id not in found:
-            raise DataError(
-                f"query {query_id!r} is not in this query set",
-                where=where,
-                fix="read the run with the query set it was made for",
-            )
+            fix = "read the run with the query set it was made for"
+            raise DataError(f"query {query_id!r} is not in this query set", where=where, fix=fix)
         results = found.setdefault(query_id, {})
         row = _row(passage_id, row_of, where)
         if row in results:
@@ -219,12 +222,9 @@ def _open_to_write(scratch: FilePath, path: FilePath) -> io.TextIOWrapper:
 
 def _column(value: str, what: str) -> str:
     if value.split() != [value]:
-        raise DataError(
-            f"{what} is {value!r}",
-            where="TREC file",
-            expected="no white space and at least one character, as columns are split on spaces",
-            fix="give the collection or query set ids without white space",
-        )
+        problem = f"{what} is {value!r}, empty or with white space, which separates columns"
+        fix = "give the collection or query set ids without white space"
+        raise DataError(problem, where="TREC file", fix=fix)
     return value
 
 
@@ -232,11 +232,9 @@ def _row(passage_id: str, row_of: Callable[[str], int], where: str) -> int:
     try:
         return row_of(passage_id)
     except (DataError, KeyError) as error:
-        raise DataError(
-            f"passage {passage_id!r} is not in this collection",
-            where=where,
-            fix="read the file with the collection it was made for",
-        ) from error
+        problem = f"passage {passage_id!r} is not in this collection"
+        fix = "read the file with the collection it was made for"
+        raise DataError(problem, where=where, fix=fix) from error
 
 
 def _number(text: str, where: str) -> float:
@@ -247,3 +245,101 @@ def _number(text: str, where: str) -> float:
     if not np.isfinite(value):
         raise DataError(f"score {text!r}", where=where, expected="a finite number")
     return value
+
+
+LISTS, CONFIDENCE, FUSED_LISTS = "ranked lists", "confidence", "fused lists"
+_VERSION = 1
+_FIELDS = {
+    "fingerprints": FINGERPRINTS,
+    "columns": JsonField(JsonType.LIST, required=True, items=JsonField(JsonType.STRING)),
+}
+_ARRAYS, _QUERY_IDS = "arrays.npz", "query_ids.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryArrays:
+    """Arrays of the same queries.
+
+    Attributes:
+        kind: LISTS, CONFIDENCE or FUSED_LISTS.
+        query_ids: one per line of each array.
+        arrays: name -> [queries, ...].
+        fingerprints: fingerprints of their sources.
+        columns: names along the second axis; for confidences, the specialists.
+    """
+
+    kind: str
+    query_ids: list[str]
+    arrays: Mapping[str, np.ndarray]
+    fingerprints: Mapping[str, str]
+    columns: tuple[str, ...] = ()
+
+    @classmethod
+    def of_run(cls, run: Run, *, fingerprints: Mapping[str, str]) -> QueryArrays:
+        """A run's rows and scores."""
+        arrays = {"rows": run.rows, "scores": run.scores}
+        return cls(LISTS, run.query_ids, arrays, fingerprints)
+
+    @property
+    def run(self) -> Run:
+        """The lists."""
+        return Run(self.query_ids, self.arrays["rows"], self.arrays["scores"])
+
+    def save(self, directory: FilePath) -> None:
+        """Writes the artefact, its metadata last."""
+        directory = pathlib.Path(directory)
+        with (
+            replacing(directory / _ARRAYS, recorded=True) as scratch,
+            open(scratch, "wb") as file,
+        ):
+            np.savez(file, allow_pickle=False, **self.arrays)
+        write_json(directory / _QUERY_IDS, self.query_ids)
+        metadata = {"kind": self.kind, "format_version": _VERSION, "columns": list(self.columns)}
+        write_json(directory / METADATA, {**metadata, "fingerprints": dict(self.fingerprints)})
+
+    @classmethod
+    def open(
+        cls, directory: FilePath, kind: str, *, fingerprints: Mapping[str, str] | None = None
+    ) -> QueryArrays:
+        """Opens a finished artefact.
+
+        Args:
+            directory: where it is.
+            kind: the required kind.
+            fingerprints: required fingerprints of its sources.
+
+        Raises:
+            DataError: nothing finished there, another kind, or a damaged file.
+            FingerprintError: it was made from something else.
+        """
+        directory = pathlib.Path(directory)
+        metadata = read_metadata(directory, kind, _VERSION, fields=_FIELDS)
+        again = f"delete {directory}, then run the same command again, or name another directory"
+        require_equal(f"{kind} {directory}", metadata["fingerprints"], fingerprints or {}, again)
+        try:
+            with np.load(directory / _ARRAYS) as file:
+                arrays = {name: file[name] for name in file.files}
+        except ARRAY_ERRORS as error:
+            raise DataError(
+                f"missing or damaged: {error}", where=str(directory), fix=again
+            ) from error
+        query_ids = read_strings(directory / _QUERY_IDS, fix=again)
+        return cls(kind, query_ids, arrays, metadata["fingerprints"], tuple(metadata["columns"]))
+
+
+def is_finished(directory: FilePath) -> bool:
+    """Whether a finished artefact of any kind is there."""
+    return (pathlib.Path(directory) / METADATA).is_file()
+
+
+def require_queries(found: Sequence[str], expected: Sequence[str], *, where: str) -> None:
+    """Refuses lines for other queries, or in another order.
+
+    Raises:
+        DataError: naming the first query that differs.
+    """
+    for line, (one, other) in enumerate(zip(found, expected, strict=False)):
+        if one != other:
+            raise DataError(f"query {one!r} in line {line}", where=where, expected=repr(other))
+    if len(found) != len(expected):
+        raise DataError(f"{len(found)} queries", where=where, expected=str(len(expected)))

@@ -16,14 +16,20 @@ import os
 import pathlib
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from taser_jax.retrieval.exact import ExactSearcher
+from taser_jax.retrieval.exact import (
+    EmbeddingRows,
+    ExactSearcher,
+    check_finite,
+    check_search,
+    measure_recall,
+)
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.scann_shards import (
+    RECALL_QUERIES,
     ScannConfig,
     SearchEffort,
     Shards,
@@ -34,12 +40,6 @@ from taser_jax.retrieval.scann_shards import (
     shard_bounds,
     shard_name,
     structure_for,
-)
-from taser_jax.retrieval.searcher import (
-    EmbeddingRows,
-    check_finite,
-    check_search,
-    measure_recall,
 )
 from taser_jax.storage import artifacts, checksums
 from taser_jax.storage.errors import ConfigError
@@ -204,7 +204,7 @@ def build_scann(
 
 def _some_passages(embeddings: EmbeddingRows, config: ScannConfig) -> np.ndarray:
     rows = np.random.default_rng([_SEED, embeddings.shape[0]]).integers(
-        0, embeddings.shape[0], config.recall_queries
+        0, embeddings.shape[0], RECALL_QUERIES
     )
     return np.concatenate([np.asarray(embeddings.rows(row, row + 1)) for row in rows.tolist()])
 
@@ -214,10 +214,10 @@ def _choose_effort(
     shards: Shards,
     config: ScannConfig,
     queries: np.ndarray,
-) -> tuple[SearchEffort, list[dict[str, Any]]]:
+) -> tuple[SearchEffort, list[dict[str, float]]]:
     """The least effort that reaches the recall target, and everything measured on the way."""
     rng = np.random.default_rng([_SEED, len(queries)])
-    chosen = rng.permutation(len(queries))[: config.recall_queries]
+    chosen = rng.permutation(len(queries))[:RECALL_QUERIES]
     queries = np.asarray(queries)[chosen].astype(np.float32)
     k = min(config.recall_k, embeddings.shape[0])
     exact = ExactSearcher(embeddings).search(queries, k)

@@ -4,24 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import itertools
 import json
 import math
 import os
 import pathlib
+import sys
+import threading
+import types
 from typing import Any
 
 import numpy as np
 
 from taser_jax.retrieval.runs import NO_ROW, SearchResult, merge
-from taser_jax.retrieval.scann_library import scann_library
 from taser_jax.storage import checksums
 from taser_jax.storage.errors import ConfigError
+
+_NAME = "scann.scann_ops.py.scann_ops_pybind"
+_IMPORTING = threading.Lock()
+
+
+def scann_library() -> types.ModuleType:
+    """The module of ScaNN that builds, loads and searches indexes of NumPy arrays.
+
+    If TensorFlow is installed, `import scann` also loads operations for it. That takes seconds and
+    memory, and fails with an undefined symbol for any release but the one they were built for. So
+    TensorFlow is hidden during the import.
+    """
+    with _IMPORTING:
+        if _NAME not in sys.modules:
+            tensorflow = sys.modules.get("tensorflow")
+            # None in sys.modules makes the import fail.
+            sys.modules["tensorflow"] = None  # type: ignore[assignment]
+            try:
+                importlib.import_module(_NAME)
+            finally:
+                del sys.modules["tensorflow"]
+                if tensorflow is not None:
+                    sys.modules["tensorflow"] = tensorflow
+        return sys.modules[_NAME]
+
 
 # ScaNN's guide (docs/algorithms.md): brute force below 20,000, no tree below 100,000. Hashing pays
 # earlier than that on few cores, and its quantiser needs some thousands to be trained.
 _BRUTE_FORCE_BELOW = 5_000
 _TREE_FROM = 100_000
+# Dimensions of the embedding that share one 4-bit code.
+_DIMENSIONS_PER_BLOCK = 2
+# T of the paper, relative to the norm: errors along a passage's own direction weigh more.
+_ANISOTROPIC_THRESHOLD = 0.2
+RECALL_QUERIES = 500
+"""Queries on which an index's recall is measured."""
 
 
 class Structure(enum.Enum):
@@ -39,41 +73,32 @@ class ScannConfig:
 
     Attributes:
         structure: brute force, hashed passages, or a tree of hashed passages.
-        num_leaves: leaves of each shard's tree; 0: the square root of its number of passages.
-        dimensions_per_block: dimensions of the embedding that share one 4-bit code.
-        anisotropic_threshold: T of the paper, relative to the norm; errors along a passage's own
-            direction weigh more the higher it is.
+        num_leaves: leaves of each shard's tree; 0: the square root of its number of passages. Set
+            it to trade time of the build for time of a search.
         training_passages: passages that leaves and codes are trained on.
         shard_passages: maximum passages per shard; one float32 shard is in memory during the build.
         recall_target: required share of the exact top k.
         recall_k: k of that target.
-        recall_queries: number of queries on which recall is measured.
         threads: threads that build the index; 0: one per core.
     """
 
     structure: Structure = Structure.AUTO
     num_leaves: int = 0
-    dimensions_per_block: int = 2
-    anisotropic_threshold: float = 0.2
     training_passages: int = 250_000
     shard_passages: int = 3_000_000
     recall_target: float = 0.99
     recall_k: int = 100
-    recall_queries: int = 500
     threads: int = 0
 
     def __post_init__(self) -> None:
         wrong = [
             name
-            for name in ("dimensions_per_block", "training_passages", "shard_passages", "recall_k")
+            for name in ("training_passages", "shard_passages", "recall_k")
             if getattr(self, name) < 1
         ]
-        if wrong or not 0 < self.recall_target <= 1 or self.recall_queries < 1:
-            raise ConfigError(
-                f"{self}",
-                where="ScannConfig",
-                expected="sizes of at least 1 and a recall target in (0, 1]",
-            )
+        if wrong or not 0 < self.recall_target <= 1:
+            fix = "take sizes of at least 1 and a recall target in (0, 1]"
+            raise ConfigError(f"{self}", where="ScannConfig", fix=fix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +131,7 @@ class Shards:
         count = len(self.bounds)
         self._paths = [directory / shard_name(shard, count) for shard in range(count)]
         for path in self._paths:
-            checksums.check_directory(path, fix=f"delete {path} and run `taser index` again")
+            checksums.check_directory(path, fix=f"delete {path} and search again")
         size = sum(file.stat().st_size for path in self._paths for file in path.iterdir())
         self._keep = size <= resident_bytes
         self._loaded: dict[int, Any] = {}
@@ -173,8 +198,8 @@ def build_shard(rows: np.ndarray, structure: Structure, config: ScannConfig) -> 
             training_sample_size=sample,
         )
     builder = builder.score_ah(
-        config.dimensions_per_block,
-        anisotropic_quantization_threshold=config.anisotropic_threshold,
+        _DIMENSIONS_PER_BLOCK,
+        anisotropic_quantization_threshold=_ANISOTROPIC_THRESHOLD,
         training_sample_size=sample,
     )
     return builder.reorder(min(2 * config.recall_k, len(rows))).build()

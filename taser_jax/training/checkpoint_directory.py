@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from typing import Any
+from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 from etils import epath, epy
 from jaxtyping import PyTree
 
@@ -52,12 +53,7 @@ def check_whole(checkpoint: str | os.PathLike[str]) -> None:
     checksums.check_directory(path, fix=fix, reads_all=True)
     for name in (_STATE, *(f"{_STATE}/{file}" for file in _STATE_FILES)):
         if not (path / name).exists():
-            raise DataError(
-                "missing",
-                where=str(path / name),
-                expected="a whole checkpoint",
-                fix=fix,
-            )
+            raise DataError("missing", where=str(path / name), fix=fix)
 
 
 def set_aside_damaged(model_dir: str | os.PathLike[str]) -> list[str]:
@@ -118,12 +114,8 @@ def saved_params(checkpoint: str | os.PathLike[str]) -> PyTree:
     path = absolute_path(checkpoint) / _STATE
     check_whole(path.parent)
     if not path.exists():
-        raise ConfigError(
-            "no checkpoint here",
-            where=str(checkpoint),
-            expected="a finished checkpoint_N directory",
-            fix="check the path; a directory that ends in .orbax-checkpoint-tmp is unfinished",
-        )
+        fix = "check the path; a directory that ends in .orbax-checkpoint-tmp is unfinished"
+        raise ConfigError("no checkpoint here", where=str(checkpoint), fix=fix)
     with ocp.PyTreeCheckpointer() as reader:
         return reader.metadata(path).item_metadata.tree["params"]
 
@@ -165,35 +157,80 @@ def restore_state_from(
                 absolute_path(checkpoint) / _STATE, state_dict(abstract_state)
             )
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            "its optimiser has another structure than the one configured now",
-            where=str(checkpoint),
-            expected="the optimiser and combiner that it was trained with",
-            fix="begin with a fresh optimiser, which takes the parameters alone",
-        ) from error
+        problem = "its optimiser has another structure than the one configured now"
+        fix = "begin with a fresh optimiser, which takes the parameters alone"
+        raise ConfigError(problem, where=str(checkpoint), fix=fix) from error
     return TrainState(**restored)
 
 
 def _check_same_tree(saved: PyTree, expected: PyTree, *, where: str) -> None:
     """Raises naming the first parameter that is missing, surplus or of another shape."""
-    found, wanted = (
+    saved_shapes, model_shapes = (
         {
             parameter_path(path): tuple(leaf.shape)
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         }
         for tree in (saved, expected)
     )
-    for name in sorted(found.keys() | wanted.keys()):
-        if found.get(name) != wanted.get(name):
-            raise ConfigError(
-                f"parameter {name} has shape {found.get(name)} in the checkpoint",
-                where=where,
-                expected=f"shape {wanted.get(name)} as the model is configured",
-                fix="use the model configuration that the checkpoint was trained with (model.json)",
-            )
+    for name in sorted(saved_shapes.keys() | model_shapes.keys()):
+        shape = saved_shapes.get(name)
+        if shape != model_shapes.get(name):
+            problem = f"parameter {name} has shape {shape}, in the model {model_shapes.get(name)}"
+            fix = "use the model configuration that the checkpoint was trained with (model.json)"
+            raise ConfigError(problem, where=where, fix=fix)
 
 
-def state_dict(state: TrainState) -> dict[str, Any]:
+def state_dict(state: TrainState) -> dict[str, PyTree]:
     """The fields of a state that are saved, which are those that are not None."""
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     return {name: value for name, value in fields.items() if value is not None}
+
+
+_TIED = "encoder"
+_QUERY = "query_encoder"
+
+
+def restore_initial_params(
+    checkpoint: str | os.PathLike[str], *, abstract_params: Mapping[str, PyTree]
+) -> dict[str, PyTree]:
+    """Parameters of one `checkpoint_N` directory; a model with more towers gets copies.
+
+    A tower that the checkpoint lacks is copied: a task's query tower from `query_encoder`, and
+    any tower from `encoder` if there is no other source.
+
+    Example:
+        checkpoint: encoder -> model: query_encoder_nq, query_encoder_fever, passage_encoder,
+        all three copies of it.
+
+    Args:
+        checkpoint: a directory that a training of ours wrote.
+        abstract_params: tower -> shapes, dtypes and shardings of its parameters
+            (jax.ShapeDtypeStruct).
+
+    Returns:
+        tower -> parameters; no two towers share a buffer.
+
+    Raises:
+        ConfigError: no checkpoint, a tower of it that is not used, or parameters that do not fit.
+    """
+    saved = saved_params(checkpoint)
+    sources = {tower: _source(tower, saved) for tower in abstract_params}
+    # Towers of one source have the same shapes and shardings: the first one's serve all.
+    wanted = {source: abstract_params[tower] for tower, source in reversed(sources.items())}
+    restored = restore_params_from(checkpoint, abstract_params=wanted)
+    params, taken = {}, set()
+    for tower, source in sources.items():
+        # An array of its own for every parameter: the optimiser donates them.
+        is_copy = source in taken
+        params[tower] = jax.tree.map(jnp.copy, restored[source]) if is_copy else restored[source]
+        taken.add(source)
+    return params
+
+
+def _source(tower: str, saved: Mapping[str, PyTree]) -> str:
+    """The saved tower that a tower starts from; its own name where there is none."""
+    if tower in saved:
+        return tower
+    if tower.startswith(f"{_QUERY}_") and _QUERY in saved:
+        return _QUERY
+    return _TIED if _TIED in saved else tower

@@ -56,7 +56,8 @@ class CheckpointConfig:
 
     Attributes:
         keep_latest: number of newest checkpoints kept.
-        keep_best: number of best checkpoints by `selection` kept beside them.
+        keep_best: number of best checkpoints by `selection` kept beside them; raise it to compare
+            several, or set 0 where disks are small.
         selection: the validation metric that ranks checkpoints.
     """
 
@@ -66,12 +67,9 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         if self.keep_latest < 1 or self.keep_best < 0:
-            raise ConfigError(
-                f"keep_latest {self.keep_latest}, keep_best {self.keep_best}",
-                where="CheckpointConfig",
-                expected="keep_latest of 1 or more, keep_best of 0 or more",
-                fix="a run resumes from its newest checkpoint: keep at least one",
-            )
+            problem = f"keep_latest {self.keep_latest}, keep_best {self.keep_best}"
+            fix = "keep at least one: a run resumes from its newest checkpoint"
+            raise ConfigError(problem, where="CheckpointConfig", fix=fix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,11 +261,9 @@ class Checkpoints:
         check_version(saved, FORMAT_VERSION, where=where, fix=again, error=ConfigError)
         for name, value in about.items():
             if name not in self._unchecked and saved.get(name) != value:
-                raise FingerprintError(
-                    f"{name} was {saved.get(name)!r} when this checkpoint was saved, now {value!r}",
-                    where=where,
-                    fix="train into a new MODEL_DIR, or go back to the former settings",
-                )
+                problem = f"{name} was {saved.get(name)!r} when this was saved, now {value!r}"
+                fix = "train into a new MODEL_DIR, or go back to the former settings"
+                raise FingerprintError(problem, where=where, fix=fix)
 
     def _place(self, step: int) -> str:
         return str(self._directory / f"{PREFIX}_{step}")
@@ -297,7 +293,6 @@ class Checkpoints:
             raise ConfigError(
                 "its optimiser or parameters have another structure than those configured now",
                 where=self._place(step),
-                expected="the optimiser and model that it was trained with",
                 fix="go back to the former settings, or train into a new MODEL_DIR with "
                 "INITIAL_CHECKPOINT_PATH to keep the parameters alone",
             ) from error
@@ -312,11 +307,8 @@ class Checkpoints:
         """
         step = self.best_step if step is None else step
         if step is None:
-            raise ConfigError(
-                "no finished checkpoint",
-                where=str(self._directory),
-                fix="train the model first, or point MODEL_DIR to one that has been",
-            )
+            fix = "train the model first, or point MODEL_DIR to one that has been"
+            raise ConfigError("no finished checkpoint", where=str(self._directory), fix=fix)
         return restore_params_from(
             self._directory / f"{PREFIX}_{step}", abstract_params=abstract_params
         )

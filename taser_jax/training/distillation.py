@@ -57,10 +57,12 @@ class Distillation:
     """A term that moves the student's scores towards a teacher's.
 
     Attributes:
-        distance: KL or margin-MSE.
-        candidates: each query's own passages, or the whole batch.
-        weight: weight of the term in the objective.
-        temperature: divides the teacher's scores; the student's are divided by the objective's.
+        distance: KL or margin-MSE; set MARGIN_MSE where scores, not ranks, are to be learnt.
+        candidates: each query's own passages, or the whole batch; set BATCH for a teacher whose
+            embeddings are at hand.
+        weight: weight of the term in the objective; tune it against `label_weight`.
+        temperature: divides the teacher's scores; raise it where they are far apart. The student's
+            are divided by the objective's.
     """
 
     distance: Distance = Distance.KL
@@ -116,7 +118,8 @@ class Guide:
     Source: GISTEmbed (Solatorio 2024, arXiv 2402.16829), its masks of query-passage pairs.
 
     Attributes:
-        margin: a passage is left out if it scores above the positive's score minus this.
+        margin: a passage is left out if it scores above the positive's score minus this; raise it
+            to leave out more.
     """
 
     margin: float = 0.0
@@ -152,12 +155,8 @@ def require(found: T | None, kind: TeacherInput) -> T:
         TeacherInput.EMBEDDINGS: "encode the collection and the training queries with the teacher "
         "(`taser encode`), and set teacher_embeddings",
     }[kind]
-    raise ConfigError(
-        f"the objective reads a teacher's {kind.value}, and batches have none",
-        where="ObjectiveConfig",
-        expected=f"a teacher's {kind.value}",
-        fix=fix,
-    )
+    problem = f"the objective reads a teacher's {kind.value}, and batches have none"
+    raise ConfigError(problem, where="ObjectiveConfig", fix=fix)
 
 
 def pair_scores(teacher: TeacherEmbeddings) -> Float[Array, "queries passages"]:

@@ -8,23 +8,21 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import jax
 
 from taser_jax.storage import progress
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.checkpoints import Checkpoints
-from taser_jax.training.grace import GraceWatch
-from taser_jax.training.meter import Meter, StepCost
-from taser_jax.training.skipped_steps import SkipWatch
 from taser_jax.training.state import Params, TrainState
-from taser_jax.training.stopping import agree_to_stop, catch_signals
+from taser_jax.training.watch import Meter, SkipWatch, StepCost, agree_to_stop, catch_signals
 
 logger = logging.getLogger("taser")
 
+BatchT = TypeVar("BatchT")
 BatchT_co = TypeVar("BatchT_co", covariant=True)
-TrainStep = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+Step = Callable[[TrainState, BatchT], tuple[TrainState, dict[str, jax.Array]]]
 """(state, batch of a step from `Batches`) -> (state, metrics)."""
 
 
@@ -59,10 +57,11 @@ class LoopConfig:
         evaluation_period: steps between validations; 0 validates at the end only.
         checkpoint_period: steps between checkpoints; 0 saves with each validation only.
         log_period: steps between lines in the metrics files.
-        max_skipped_steps: training stops with an error after this many skipped steps in a row; 1
-            stops at the first. A run with fewer steps stops if it skips all of them.
+        max_skipped_steps: training stops with an error after this many skipped steps in a row; set
+            1 to stop at the first. A run with fewer steps stops if it skips all of them.
         patience: training ends after this many validations in a row that are worse than the best
-            by `CheckpointConfig.selection`; 0 trains all steps. The schedule is not shortened.
+            by `CheckpointConfig.selection`; set it where queries are few. 0 trains all steps. The
+            schedule is not shortened.
         validates_first: whether the initial weights are validated and saved, too: they are kept if
             no later ones are better.
     """
@@ -77,20 +76,12 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         if min(self.train_steps, self.log_period, self.max_skipped_steps) < 1:
-            raise ConfigError(
-                f"train_steps {self.train_steps}, log_period {self.log_period}, "
-                f"max_skipped_steps {self.max_skipped_steps}",
-                where="LoopConfig",
-                expected="at least 1",
-                fix="set them to positive numbers",
-            )
+            fix = "set train_steps, log_period and max_skipped_steps to at least 1"
+            raise ConfigError(f"{self}", where="LoopConfig", fix=fix)
         if self.patience < 0 or (self.patience and not self.evaluation_period):
-            raise ConfigError(
-                f"patience {self.patience}, evaluation_period {self.evaluation_period}",
-                where="LoopConfig",
-                expected="patience of 0 or more, and validations to count",
-                fix="set LoopConfig.evaluation_period, or patience = 0",
-            )
+            problem = f"patience {self.patience}, evaluation_period {self.evaluation_period}"
+            fix = "set LoopConfig.evaluation_period, or patience = 0"
+            raise ConfigError(problem, where="LoopConfig", fix=fix)
 
     def validates_after(self, step: int) -> bool:
         """Whether validation runs once `step` steps are done."""
@@ -107,12 +98,9 @@ class LoopConfig:
             ConfigError: naming both numbers.
         """
         if step > self.train_steps:
-            raise ConfigError(
-                f"the newest checkpoint is of step {step}",
-                where="TRAIN_STEPS",
-                expected=f"at most TRAIN_STEPS={self.train_steps}",
-                fix="raise TRAIN_STEPS, or train into a new MODEL_DIR",
-            )
+            problem = f"the newest checkpoint is of step {step} > TRAIN_STEPS={self.train_steps}"
+            fix = "raise TRAIN_STEPS, or train into a new MODEL_DIR"
+            raise ConfigError(problem, where="TRAIN_STEPS", fix=fix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +121,8 @@ class TrainResult:
 def train(
     state: TrainState,
     *,
-    train_step: TrainStep,
-    batches: Batches[Any],
+    train_step: Step[BatchT],
+    batches: Batches[BatchT],
     checkpoints: Checkpoints,
     config: LoopConfig,
     about: Mapping[str, object],
@@ -162,7 +150,6 @@ def train(
         The final state with the last validation metrics.
 
     Raises:
-        ConfigError: the environment's TASER_GRACE_SECONDS is not a number of seconds.
         Preempted: SIGTERM arrived; everything done so far is saved.
         KeyboardInterrupt: Ctrl-C; everything done so far is saved. A second one does not wait.
         NonFiniteLossError: `max_skipped_steps` in a row had a loss or gradient that is not finite;
@@ -182,7 +169,7 @@ def train(
         checkpoints.wait()
     best = _Best(config, checkpoints)
     last_step = step if best.is_long_ago(step) else config.train_steps
-    meter, grace = Meter(cost), GraceWatch.from_environment()
+    meter = Meter(cost)
     skips = SkipWatch(
         allowed=min(config.max_skipped_steps, config.train_steps),
         describe=batches.describe,
@@ -214,18 +201,14 @@ def train(
                 bar.set_postfix(loss=f"{scalars['loss']:.3f}", refresh=False)
                 lines = {f"train/{name}": value for name, value in scalars.items()}
                 if validates and validate is not None:
-                    with meter.pause(), grace.validating():
+                    with meter.pause():
                         validation = validate(state.params)
                     lines |= {f"validation/{name}": value for name, value in validation.items()}
                     if jax.process_index() == 0:
                         bar.write(_validation_line(step, validation))
                 _write(writers, step, lines)
             if saves:
-                rate = meter.mean_rate
-                with (
-                    meter.pause(),
-                    grace.saving(checkpoints.wait, step=1.0 / rate if rate else 0.0),
-                ):
+                with meter.pause():
                     judged = validation if validates else None
                     checkpoints.save(state, step=step, about=about, metrics=judged)
             if validates and best.ends_training(step, validation):

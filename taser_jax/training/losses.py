@@ -1,13 +1,22 @@
-"""The contrastive loss of a dual encoder over all passages of the global batch."""
+"""Losses of a batch: contrastive over its passages or queries, and of its routing."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+from taser_jax.models.expert_use import (
+    RoutingStatistics,
+    entropy,
+    input_information,
+    mean_entropy,
+    mean_probabilities,
+)
 
 
 # As in `batch`: JAX also builds this tree with leaves that are no arrays.
@@ -108,42 +117,6 @@ def query_to_passage_loss(
     )
 
 
-def passage_to_query_loss(
-    logits: Float[Array, "queries passages"],
-    *,
-    positive_index: Int[Array, " queries"],
-    ignore: Bool[Array, "queries passages"] | None = None,
-) -> Float[Array, " queries"]:
-    """Negative log-likelihood of each query given its positive, among all queries of the batch.
-
-    loss_i = logsumexp_k(s_{k, positive(i)}) − s_{i, positive(i)}: the softmax of
-    `query_to_passage_loss` along the other axis, for positives alone. Together they are the
-    symmetric loss (CLIP, Radford et al. 2021, arXiv 2103.00020, figure 3).
-
-    Example:
-        Logits [[2, 1, 0, 0], [0, 0, 1, 3]], positives 0 and 2: ln(e² + 1) − 2 = 0.126928 and
-        ln(1 + e) − 1 = 0.313262.
-
-    Args:
-        logits: similarities of all pairs of the global batch.
-        positive_index: column of each query's positive.
-        ignore: True where a passage is no negative of a query; the query is then no negative of
-            the passage either. A True at a query's own positive has no effect.
-
-    Returns:
-        One loss for each query's positive.
-    """
-    columns = jnp.arange(logits.shape[1], dtype=positive_index.dtype)
-    is_positive = columns[None, :] == positive_index[:, None]
-    if ignore is not None:
-        # Columns of hard negatives are left as they are: the gradient of one that every query
-        # ignores would be 0 · inf.
-        ignore = ignore & ~is_positive & is_positive.any(axis=0)
-        logits = jnp.where(ignore, -jnp.inf, logits)
-    total = jax.nn.logsumexp(logits, axis=0)
-    return jnp.sum(jnp.where(is_positive, total[None, :] - logits, 0.0), axis=1)
-
-
 def positive_rank(
     scores: Float[Array, "queries passages"],
     *,
@@ -165,3 +138,73 @@ def positive_rank(
     pivot, gold = positive_score[:, None], positive_index[:, None]
     behind = (scores < pivot) | ((scores == pivot) & (columns > gold))
     return 1 + jnp.sum(~behind & (columns != gold), axis=1, dtype=jnp.int32)
+
+
+class RoutingMeasure(enum.Enum):
+    """The regularised measure, in nats; P(· | x) is a router's distribution for input x.
+
+    PER_INPUT: H(P(· | x)) of each input, then the mean over inputs: how undecided the router is.
+    BATCH_MARGINAL: H(mean_x P(· | x)) of each role: how evenly the role uses the experts.
+    INFORMATION: I(x; expert) over both roles, H(mean_x P) − mean_x H(P): largest where the experts
+    are evenly used and every choice is certain, so that the router must distinguish inputs.
+    """
+
+    PER_INPUT = "per_input"
+    BATCH_MARGINAL = "batch_marginal"
+    INFORMATION = "information"
+
+
+@dataclasses.dataclass(frozen=True)
+class RoutingRegularizer:
+    """The term −weight·M that is added to the contrastive loss.
+
+    TASER's appendix A writes L = L_sim + β·L_ent with L_ent = −Σ P log P and β = 0.01. Read
+    literally, that lowers entropy, against its stated purpose of avoiding collapse; the released
+    code adds +Σ P log P, which raises it. The default follows the purpose; a negative weight is
+    the literal formula.
+
+    Attributes:
+        kind: M; the paper's is the per-input entropy. Set INFORMATION where experts collapse.
+        weight: β; above 0 training raises M.
+    """
+
+    kind: RoutingMeasure = RoutingMeasure.PER_INPUT
+    weight: float = 0.01
+
+
+def routing_measure(
+    kind: RoutingMeasure, queries: RoutingStatistics, passages: RoutingStatistics
+) -> Float[Array, ""]:
+    """The measure averaged over specialised blocks.
+
+    Query and passage sides weigh the same however many inputs each has, as in TASER's code. Only
+    non-padding tokens count under token routing; TASER's code counts padding too.
+
+    Example:
+        One block, a query with P = (1, 0) and a passage with P = (0, 1): per input 0,
+        batch-marginal 0 (each role uses one expert), information ln 2.
+
+    Args:
+        kind: which measure.
+        queries: sums over the batch's queries.
+        passages: sums over the batch's passages.
+
+    Returns:
+        A scalar between 0 and ln(experts).
+    """
+    sides = (queries, passages)
+    match RoutingMeasure(kind):
+        case RoutingMeasure.PER_INPUT:
+            value = sum(mean_entropy(side) for side in sides) / 2
+        case RoutingMeasure.BATCH_MARGINAL:
+            value = sum(entropy(mean_probabilities(side)) for side in sides) / 2
+        case RoutingMeasure.INFORMATION:
+            value = input_information(queries, passages)
+    return jnp.mean(value)
+
+
+def regularization(
+    regularizer: RoutingRegularizer, queries: RoutingStatistics, passages: RoutingStatistics
+) -> Float[Array, ""]:
+    """The term to add to the loss: −weight·M, see `routing_measure`."""
+    return -regularizer.weight * routing_measure(regularizer.kind, queries, passages)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -21,15 +20,12 @@ from taser_jax.models.expert_use import (
 from taser_jax.storage.errors import ConfigError, check_fields
 from taser_jax.training.distillation import Distillation, Guide, TeacherInput
 from taser_jax.training.losses import (
-    passage_to_query_loss,
-    query_to_passage_loss,
-    similarities,
-)
-from taser_jax.training.routing_losses import (
     RoutingMeasure,
     RoutingRegularizer,
+    query_to_passage_loss,
     regularization,
     routing_measure,
+    similarities,
 )
 
 StepMetrics = dict[str, jax.Array]
@@ -46,17 +42,6 @@ class Objective(Protocol):
         """The loss to differentiate, and metrics."""
 
 
-class SoftmaxOver(enum.Enum):
-    """The softmaxes of the contrastive loss.
-
-    PASSAGES: for each query, over the passages (DPR).
-    BOTH: the mean of that loss and of the loss of each positive over the queries (symmetric, CLIP).
-    """
-
-    PASSAGES = "passages"
-    BOTH = "both"
-
-
 @dataclasses.dataclass(frozen=True)
 class ObjectiveConfig:
     """Contrastive loss over the batch, and optional further terms.
@@ -68,9 +53,9 @@ class ObjectiveConfig:
     Attributes:
         temperature: divides the similarities.
         regularizer: regulariser of learned routing; None adds nothing.
-        label_weight: weight of the cross entropy on labels; 0 learns only from the teacher.
-        softmax_over: passages, or passages and queries.
-        distillation: moves scores towards a teacher's; None without a teacher.
+        label_weight: weight of the cross entropy on labels; set it to weigh labels against a
+            teacher's scores, or 0 to learn from the teacher alone.
+        distillation: moves scores towards a teacher's, where one ranks better; None without one.
         guide: removes passages that a teacher scores above the positive from the cross entropy;
             None keeps all passages of the batch.
         matryoshka_dims: the loss is summed over embeddings truncated to these numbers of dimensions
@@ -82,7 +67,6 @@ class ObjectiveConfig:
     temperature: float = 1.0
     regularizer: RoutingRegularizer | None = None
     label_weight: float = 1.0
-    softmax_over: SoftmaxOver = SoftmaxOver.PASSAGES
     distillation: Distillation | None = None
     guide: Guide | None = None
     matryoshka_dims: tuple[int, ...] = ()
@@ -105,11 +89,8 @@ class ObjectiveConfig:
         )
         dims = self.matryoshka_dims
         if len(set(dims)) < len(dims) or any(dim < 1 for dim in dims):
-            raise ConfigError(
-                f"matryoshka_dims {list(dims)}",
-                where="ObjectiveConfig",
-                expected="different numbers of dimensions, 1 or more",
-            )
+            problem = f"matryoshka_dims {list(dims)}: each must be 1 or more, and named once"
+            raise ConfigError(problem, where="ObjectiveConfig")
 
     @property
     def reads(self) -> frozenset[TeacherInput]:
@@ -128,11 +109,11 @@ class ObjectiveConfig:
             ConfigError: a Matryoshka dimension above the model's.
         """
         if self.matryoshka_dims and max(self.matryoshka_dims) > dim:
+            problem = (
+                f"matryoshka_dims {list(self.matryoshka_dims)} of a model with {dim} dimensions"
+            )
             raise ConfigError(
-                f"matryoshka_dims {list(self.matryoshka_dims)}",
-                where="ObjectiveConfig",
-                expected=f"at most the model's {dim} dimensions",
-                fix=f"leave out what is above {dim}",
+                problem, where="ObjectiveConfig", fix=f"leave out what is above {dim}"
             )
         return dataclasses.replace(self, normalization=normalization)
 
@@ -148,10 +129,9 @@ class ObjectiveConfig:
 
         Returns:
             The loss, and for the whole embeddings `nll`, `accuracy`, `mean_rank`, `mrr`; with
-            Matryoshka dimensions `nll/dim_<d>`; with both softmaxes `nll_of_queries`; with a
-            teacher `distillation`; with a guide `guided_out`, passages removed per query; with
-            learned routing `routing/entropy` (per input),
-            `routing/mutual_information`, `routing/logit_offset`, `routing/logit_spread` and
+            Matryoshka dimensions `nll/dim_<d>`; with a teacher `distillation`; with a guide
+            `guided_out`, passages removed per query; with learned routing `routing/entropy` (per
+            input), `routing/mutual_information`, `routing/logit_offset`, `routing/logit_spread` and
             `routing/<side>/expert_<i>_share`; `regularization` where it is on.
 
         Raises:
@@ -182,12 +162,9 @@ class ObjectiveConfig:
                 term = regularization(self.regularizer, queries.routing, passages.routing)
                 loss, metrics["regularization"] = loss + term, term
         elif self.regularizer is not None:
-            raise ConfigError(
-                "a routing regulariser is set, but the model has no learned routing",
-                where="ObjectiveConfig.regularizer",
-                expected="sequence or token routing, or no regulariser",
-                fix="set ExpertConfig.routing to one of these, or the regulariser to None",
-            )
+            problem = "a routing regulariser is set, but the model has no learned routing"
+            fix = "set ExpertConfig.routing to 'sequence' or 'token', or the regulariser to None"
+            raise ConfigError(problem, where="ObjectiveConfig.regularizer", fix=fix)
         return loss, metrics
 
     def _similarity_loss(
@@ -207,18 +184,13 @@ class ObjectiveConfig:
         positive_index = jnp.asarray(batch.positive_index)
         result = query_to_passage_loss(logits, positive_index=positive_index, ignore=ignore)
         rank = result.rank.astype(jnp.float32)
-        labels = result.loss
         metrics = {
             "nll": result.loss,
             "accuracy": result.accuracy,
             "mean_rank": jnp.mean(rank),
             "mrr": jnp.mean(1.0 / rank),
         }
-        if self.softmax_over is SoftmaxOver.BOTH:
-            backward = passage_to_query_loss(logits, positive_index=positive_index, ignore=ignore)
-            metrics["nll_of_queries"] = jnp.mean(backward)
-            labels = 0.5 * (labels + metrics["nll_of_queries"])
-        loss = self.label_weight * labels
+        loss = self.label_weight * result.loss
         if self.distillation is not None:
             metrics["distillation"] = self.distillation.loss(logits, batch)
             loss += self.distillation.weight * metrics["distillation"]

@@ -1,20 +1,108 @@
-"""The training state: step, parameters, optimiser state; created where it will live."""
+"""The training state: created where it will live, and a table and an estimate of its memory."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from taser_jax.devices.parameter_rules import parameter_path
+from taser_jax.models.encoded import Encoded
 from taser_jax.storage.errors import ConfigError
-from taser_jax.training.passage_queue import PassageQueue, QueueSize
+
+
+def named_key(seed: int, name: str) -> jax.Array:
+    """The key of one purpose ("init", "dropout", "routing") under one seed.
+
+    The name enters by SHA-256, not by Python's `hash`, which differs from process to process.
+
+    Args:
+        seed: the run's seed.
+        name: what the draws are for.
+
+    Returns:
+        A typed scalar key; fold the step into it.
+    """
+    digest = hashlib.sha256(name.encode()).digest()
+    return jax.random.fold_in(jax.random.key(seed), int.from_bytes(digest[:4], "little"))
+
+
+@dataclasses.dataclass(frozen=True)
+class QueueSize:
+    """Sizes of a queue.
+
+    Attributes:
+        steps: number of steps whose passages it holds.
+        passages: number of passages of each step.
+        dim: width of their embeddings.
+    """
+
+    steps: int
+    passages: int
+    dim: int
+
+    def empty(self) -> PassageQueue:
+        """A queue that holds nothing yet."""
+        return PassageQueue(
+            jnp.zeros((self.steps, self.passages, self.dim), jnp.float32),
+            jnp.zeros(self.steps, bool),
+        )
+
+
+class PassageQueue(NamedTuple):
+    """Embeddings of the passages of the last m steps, as their own step computed them.
+
+    Momentum Contrast (He et al., 2020, arXiv 1911.05722, section 3.1) fills such a queue with a
+    slowly moving copy of the encoder. Here the encoder itself fills it, so that a queue of m steps
+    holds embeddings that are up to m updates old: keep m small. No gradient reaches them.
+
+    Attributes:
+        embeddings: the passages of step s are in place s mod m. [m, passages, dim], float32
+        filled: whether a place holds a step's passages. [m], bool
+    """
+
+    embeddings: Float[Array, "steps passages dim"] | PyTree
+    filled: Bool[Array, " steps"] | PyTree
+
+    def joined(self, passages: Encoded) -> Encoded:
+        """A batch's passages, then the queue's, place by place."""
+        queued = jax.lax.stop_gradient(self.embeddings).reshape(-1, self.embeddings.shape[-1])
+        return dataclasses.replace(
+            passages, embeddings=jnp.concatenate([passages.embeddings, queued])
+        )
+
+    def ignored(
+        self, ignore: Bool[Array, "queries all_passages"]
+    ) -> Bool[Array, "queries all_passages"]:
+        """`ignore`, with the passages of the queue's empty places ignored too."""
+        steps, passages, _ = self.embeddings.shape
+        empty = jnp.repeat(~self.filled, passages, total_repeat_length=steps * passages)
+        in_batch = jnp.zeros(ignore.shape[1] - len(empty), bool)
+        return ignore | jnp.concatenate([in_batch, empty])
+
+    def pushed(
+        self,
+        passages: Float[Array, "passages dim"],
+        *,
+        step: Int[Array, ""],
+        is_taken: Bool[Array, ""],
+    ) -> PassageQueue:
+        """The queue after a step; a skipped step leaves its place empty."""
+        place = step % len(self.filled)
+        kept = jnp.where(is_taken, jax.lax.stop_gradient(passages), 0.0)
+        return PassageQueue(
+            self.embeddings.at[place].set(kept), self.filled.at[place].set(is_taken)
+        )
+
 
 Params: TypeAlias = PyTree
 """A nested dictionary of arrays, as Flax makes it."""
@@ -119,15 +207,12 @@ def state_shardings(state: TrainState, param_shardings: PyTree) -> TrainState:
     shapes = {path: leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)}
     if by_path.keys() != shapes.keys():
         missing = sorted(map(jax.tree_util.keystr, by_path.keys() ^ shapes.keys()))
-        raise ConfigError(
-            f"shardings and parameters differ at {missing[0]}",
-            where="param_shardings",
-            expected="one NamedSharding per parameter",
-            fix="derive the shardings from the model that is trained",
-        )
+        problem = f"shardings and parameters differ at {missing[0]}"
+        fix = "derive the shardings from the model that is trained"
+        raise ConfigError(problem, where="param_shardings", fix=fix)
     replicated = NamedSharding(next(iter(by_path.values())).mesh, PartitionSpec())
 
-    def of_leaf(path: KeyPath, leaf: Any) -> NamedSharding:
+    def of_leaf(path: KeyPath, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         for start in range(len(path)):
             owner = path[start:]
             if owner in by_path:
@@ -144,4 +229,110 @@ def state_shardings(state: TrainState, param_shardings: PyTree) -> TrainState:
         opt_state=jax.tree_util.tree_map_with_path(of_leaf, state.opt_state),
         skipped=SkippedSteps(replicated, replicated),
         queue=None if state.queue is None else PassageQueue(replicated, replicated),
+    )
+
+
+_ADAM_MOMENTS = 2
+_GIB = 2**30
+
+
+def parameter_table(params: PyTree, *, logical_axes: PyTree, shardings: PyTree = None) -> str:
+    """One line per parameter, and the total.
+
+    Example:
+        parameter                          shape       axes           sharding          count
+        encoder/layers_0/mlp/wi/kernel     768 x 3072  embed, mlp     fsdp, model   2,359,296
+        ...
+        total                                                                     127,787,520
+
+    Args:
+        params: tree of arrays or `jax.ShapeDtypeStruct`.
+        logical_axes: the same tree of PartitionSpec of logical names.
+        shardings: the same tree of NamedSharding; None leaves the column out.
+    """
+    specs = _by_path(logical_axes)
+    places = {} if shardings is None else _by_path(shardings)
+    header = ["parameter", "shape", "axes", "sharding", "count"]
+    rows = []
+    for name, leaf in _by_path(params).items():
+        place = _spec_text(places[name].spec) if name in places else ""
+        shape = " x ".join(str(size) for size in leaf.shape)
+        rows.append([name, shape, _spec_text(specs[name]), place, f"{math.prod(leaf.shape):,}"])
+    total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    lines = [header, *rows, ["total", "", "", "", f"{total:,}"]]
+    if shardings is None:
+        lines = [[*line[:3], line[4]] for line in lines]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column == len(line) - 1 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes on one device while training.
+
+    Attributes:
+        parameters: the device's part of the parameters.
+        gradients: the same shapes again.
+        optimizer: Adam's two moments.
+        activations: the caller's estimate.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts."""
+        return self.parameters + self.gradients + self.optimizer + self.activations
+
+    def __str__(self) -> str:
+        parts = [f"{f.name} {getattr(self, f.name) / _GIB:.2f}" for f in dataclasses.fields(self)]
+        return f"GiB per device: {', '.join(parts)} (estimated), total {self.total / _GIB:.2f}"
+
+
+def memory_estimate(
+    params: PyTree, *, shardings: PyTree = None, activation_bytes: int = 0
+) -> MemoryEstimate:
+    """Memory per device of parameters, gradients and Adam's moments, from shapes and shardings.
+
+    Example:
+        1,000 float32 parameters split over 4 devices: 1,000 bytes of parameters, 1,000 of
+        gradients, 2,000 of moments.
+
+    Args:
+        params: tree of arrays or `jax.ShapeDtypeStruct`.
+        shardings: the same tree of NamedSharding; None for a copy on every device.
+        activation_bytes: per device, for example from `ModelConfig.activation_bytes`.
+    """
+    places = {} if shardings is None else _by_path(shardings)
+    total = 0
+    for name, leaf in _by_path(params).items():
+        shape = places[name].shard_shape(leaf.shape) if name in places else leaf.shape
+        total += math.prod(shape) * leaf.dtype.itemsize
+    return MemoryEstimate(
+        parameters=total,
+        gradients=total,
+        optimizer=_ADAM_MOMENTS * total,
+        activations=activation_bytes,
+    )
+
+
+def _by_path(tree: PyTree) -> dict[str, PyTree]:
+    leaves = jax.tree_util.tree_leaves_with_path(
+        tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec | NamedSharding)
+    )
+    return {parameter_path(path): leaf for path, leaf in leaves}
+
+
+def _spec_text(spec: PartitionSpec) -> str:
+    return ", ".join(
+        "+".join(axis) if isinstance(axis, tuple) else str(axis or "-") for axis in spec
     )

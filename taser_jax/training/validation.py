@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ class RowLists(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: Any, /) -> Any: ...
+    def __getitem__(self, index: int, /) -> Sequence[int] | Int[np.ndarray, " rows"]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,26 +35,19 @@ class PoolConfig:
     """The passages that the gold of each question is ranked against.
 
     Attributes:
-        max_queries: maximum number of questions, drawn by `seed` if there are more.
+        max_queries: maximum number of questions, drawn if there are more.
         hard_negatives: number of each question's first hard negatives in the pool.
         other_negatives: number of random passages in the pool per question.
-        seed: seed of both draws.
     """
 
     max_queries: int = 10_000
     hard_negatives: int = 30
     other_negatives: int = 30
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.max_queries < 1 or self.hard_negatives < 0 or self.other_negatives < 0:
-            raise ConfigError(
-                f"max_queries {self.max_queries}, hard_negatives {self.hard_negatives}, "
-                f"other_negatives {self.other_negatives}",
-                where="PoolConfig",
-                expected="at least one query and no negative counts",
-                fix="DPR's are 10,000, 30 and 30",
-            )
+            problem = f"{self}: one query at least, and no negative counts"
+            raise ConfigError(problem, where="PoolConfig", fix="DPR's are 10,000, 30 and 30")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +103,7 @@ def select_pool(
             left out. `Ragged` of the token store will do.
         hard_negatives: rows of each question's hard negatives.
         num_passages: size of the passage store, from which others are drawn.
-        config: sizes and seed; None is `PoolConfig()`.
+        config: sizes; None is `PoolConfig()`.
 
     Returns:
         The pool, a pure function of the arguments.
@@ -120,13 +114,9 @@ def select_pool(
     config = config or PoolConfig()
     rows = np.asarray([i for i in range(len(positives)) if len(positives[i])], np.int64)
     if not len(rows):
-        raise DataError(
-            f"none of {len(positives)} validation queries has a positive passage",
-            where="validation pool",
-            expected="queries with positives",
-            fix="choose a validation split that has them",
-        )
-    rng = np.random.default_rng([config.seed, _POOL_PURPOSE])
+        problem = f"none of {len(positives)} validation queries has a positive passage"
+        raise DataError(problem, where="validation pool", fix="prepare queries that have some")
+    rng = np.random.default_rng([0, _POOL_PURPOSE])
     if len(rows) > config.max_queries:
         rows = np.sort(rng.choice(rows, config.max_queries, replace=False))
     golds = np.asarray([positives[i][0] for i in rows], np.int64)

@@ -97,6 +97,15 @@ def test_settings_that_a_new_version_added_are_no_change(model_dir):
     assert check_settings(model_dir, newer, step=300, accept_changes=False) == {}
 
 
+def test_settings_that_a_new_version_dropped_are_no_change(model_dir):
+    record_settings(model_dir, changed(training__objective__label_smoothing=0.0), step=300)
+    assert check_settings(model_dir, SETTINGS, step=300, accept_changes=False) == {}
+    several_tasks = changed(training__multitask__batching__total=64)
+    record_settings(model_dir, changed(training__multitask=None), step=300)
+    with pytest.raises(FingerprintError, match="multitask: was None, now unset"):
+        check_settings(model_dir, several_tasks, step=300, accept_changes=False)
+
+
 def test_a_run_from_step_0_begins_the_history_anew(model_dir):
     record_settings(model_dir, changed(model__bert__num_layers=3), step=0)
     assert [entry["settings"]["model.bert.num_layers"] for entry in kept(model_dir)] == [3]

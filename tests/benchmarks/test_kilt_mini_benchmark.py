@@ -14,8 +14,9 @@ from script_calls import run_script
 from small_world import SmallWorld, figures, gin, succeed
 
 from taser_jax.evaluation import results
-from taser_jax.optim.multitask import Combiner, NaiveConfig
-from taser_jax.retrieval.mining_options import AnswerContaining, Excluded
+from taser_jax.optim.multitask import Combiner
+from taser_jax.optim.task_gradients import Reduction
+from taser_jax.retrieval.mining import AnswerContaining, Excluded
 
 pytestmark = pytest.mark.slow
 
@@ -244,6 +245,6 @@ def test_every_warm_up_is_the_plain_sum_on_negatives_without_an_answer(recipe: t
     assert setting.second_mining.count == setting.first_mining.count
     warm_up = setting.training
     assert warm_up.multitask.combiner.combiner is Combiner.NAIVE
-    assert warm_up.multitask.combiner.naive == NaiveConfig()
+    assert warm_up.multitask.combiner.reduction is Reduction.SUM
     episodes = recipes.value("pipeline ance", "episodes", *recipe)
     assert episodes[-1].training.multitask.combiner.combiner is not Combiner.NAIVE

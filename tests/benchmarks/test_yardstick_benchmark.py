@@ -109,7 +109,7 @@ def test_beir_sets_are_parted_and_scored_as_the_models_are_and_trained(tmp_path:
     assert splits["test"] == [header, "t0\tp0\t1"]
     assert (parted / "corpus.jsonl").read_text() == "corpus.jsonl\n"
     commands = ["prepare", "tokenize", "pipeline"]
-    commands += ["encode", "index", "search", "evaluate"] * 2
+    commands += ["encode", "search", "evaluate"] * 2
     assert [call.split()[0] for call in calls] == commands
     assert f"--gin.OUTPUT_DIR={comparison} " in calls[2]
     assert f"--gin.MODEL_DIR={tmp_path}/out/comparison/shared-1/model" in calls[3]

@@ -240,7 +240,7 @@ def test_the_help_of_a_command_shows_its_options(capsys):
     files = printed.partition("At hand:")[2]
     assert "  models/taser.gin                TASER: one encoder" in files
     assert "runs/taser_base.gin" in files
-    assert "runs/index.gin" not in files
+    assert "runs/search.gin" not in files
 
 
 def test_gin_files_are_listed_and_printed(capsys, monkeypatch, tmp_path):

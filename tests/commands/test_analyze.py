@@ -20,7 +20,7 @@ from taser_jax.data.batches.every_task import TaskBatchingConfig, TaskBatchStrea
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.mesh import MeshConfig
 from taser_jax.devices.parameter_rules import parameter_paths
-from taser_jax.evaluation.specialty.findings import AnalysisConfig
+from taser_jax.evaluation.specialty.report import AnalysisConfig
 from taser_jax.evaluation.specialty.specialty import Specialty, SpecialtyConfig
 from taser_jax.models.batch import Role
 from taser_jax.models.dual_encoder import DualEncoder

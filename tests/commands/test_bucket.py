@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pathlib
 
@@ -12,6 +13,10 @@ from etils.epath import backend, gpath
 from taser_jax.assembly import model_directory as models
 from taser_jax.assembly.metric_writers import JsonlWriter
 from taser_jax.commands import train
+from taser_jax.commands.bm25 import bm25
+from taser_jax.commands.encode import encode
+from taser_jax.commands.export import export_model
+from taser_jax.storage.errors import ConfigError
 from taser_jax.training.checkpoints import Checkpoints
 
 ADDRESS = "gs://bucket/models/tiny"
@@ -61,6 +66,18 @@ def bucket(tmp_path, monkeypatch) -> Bucket:
 
     monkeypatch.setattr(gpath._GPath, "_backend", property(choose))
     return made
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [(bm25, "output_dir"), (encode, "output_dir"), (export_model, "output_dir")],
+)
+def test_other_commands_refuse_a_bucket(command, output):
+    arguments = inspect.signature(command).parameters
+    required = {name: "x" for name, each in arguments.items() if each.default is each.empty}
+    with pytest.raises(ConfigError, match="writes no buckets"):
+        command(**required | {output: ADDRESS})
+    assert not pathlib.Path("gs:").exists()
 
 
 def test_metrics_are_written_whole_and_resumed(bucket):

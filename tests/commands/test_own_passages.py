@@ -78,7 +78,6 @@ def test_neither_does_a_model(
     )
     embeddings, index = (gin(**{name: tmp_path / name}) for name in ("EMBEDDINGS_DIR", "INDEX_DIR"))
     succeed("encode", *model, *tokens, *embeddings)
-    succeed("index", *embeddings, *index)
     search = ["search", *embeddings, *index, *_where(root)]
     succeed(*search, *gin(RUNS_DIR=tmp_path / "all", TOP_K=4))
     succeed(*search, *gin(RUNS_DIR=tmp_path / "runs", TOP_K=3), *OWN)

@@ -14,12 +14,14 @@ from small_world import SmallWorld, gin, refused, succeed
 
 from taser_jax.assembly.model_directory import LoadedModel, load_model
 from taser_jax.commands import encode as encode_module
+from taser_jax.commands.search import index as build
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role, Tokens
-from taser_jax.retrieval.embeddings import Embeddings
-from taser_jax.retrieval.query_embeddings import QueryEmbeddings, encoded_splits
+from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings, encoded_splits
+from taser_jax.retrieval.index import IndexConfig, IndexKind
 from taser_jax.retrieval.runs import read_trec_run
+from taser_jax.storage.errors import FingerprintError
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +85,6 @@ def test_exact_search_equals_sorting_all_scores(
     embeddings: pathlib.Path,
     tmp_path: pathlib.Path,
 ):
-    succeed("index", *gin(EMBEDDINGS_DIR=embeddings, INDEX_DIR=tmp_path / "index"))
     succeed("search", *_search(small_world, embeddings, tmp_path / "index", tmp_path / "runs"))
     store = PassageStore.open(small_world.data_dir, "small")
     queries = TokenStore.open(small_world.token_store).queries("code", "test")
@@ -111,21 +112,21 @@ def test_scann_measures_its_recall_on_queries(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ):
-    index = ["index", *gin(EMBEDDINGS_DIR=embeddings), *gin("IndexConfig", kind="scann")]
-    succeed(*index, *gin(INDEX_DIR=tmp_path / "scann"))
+    scann = gin("IndexConfig", kind="scann")
+    search = _search(small_world, embeddings, tmp_path / "scann", tmp_path / "runs")
+    succeed("search", *search, *scann)
     assert "against exact search" in capsys.readouterr().err
     metadata = json.loads((tmp_path / "scann" / "metadata.json").read_text())
     assert metadata["measured_on"] == "queries"
     assert metadata["effort"]["recall"] == pytest.approx(1.0)
 
     shutil.copytree(embeddings, tmp_path / "e", ignore=shutil.ignore_patterns("queries"))
-    without = gin(EMBEDDINGS_DIR=tmp_path / "e", INDEX_DIR=tmp_path / "without")
-    succeed(*index, *without)
+    without = str(tmp_path / "without")
+    config = IndexConfig(kind=IndexKind.SCANN)
+    build(embeddings_dir=str(tmp_path / "e"), index_dir=without, config=config)
     metadata = json.loads((tmp_path / "without" / "metadata.json").read_text())
     assert metadata["measured_on"] == "passages"
 
-    succeed("search", *_search(small_world, embeddings, tmp_path / "scann", tmp_path / "runs"))
-    succeed("index", *gin(EMBEDDINGS_DIR=embeddings, INDEX_DIR=tmp_path / "exact"))
     succeed(
         "search", *_search(small_world, embeddings, tmp_path / "exact", tmp_path / "exact_runs")
     )
@@ -175,10 +176,11 @@ def test_an_index_of_another_model_is_refused(
 def test_an_index_over_embeddings_of_another_model_is_refused(
     compared: pathlib.Path, tmp_path: pathlib.Path, capsys
 ):
-    index = tmp_path / "index"
-    succeed("index", *gin(EMBEDDINGS_DIR=compared / "taser-1/embeddings", INDEX_DIR=index))
-    other = gin(EMBEDDINGS_DIR=compared / "taser-2/embeddings", INDEX_DIR=index)
-    message = refused(capsys, "index", *other)
+    index = str(tmp_path / "index")
+    build(embeddings_dir=str(compared / "taser-1/embeddings"), index_dir=index)
+    with pytest.raises(FingerprintError) as refusal:
+        build(embeddings_dir=str(compared / "taser-2/embeddings"), index_dir=index)
+    message = str(refusal.value)
     for name in ("taser-1", "taser-2"):
         metadata = json.loads((compared / name / "embeddings" / "metadata.json").read_text())
         assert metadata["fingerprints"]["model"] in message

@@ -24,8 +24,7 @@ from taser_jax.data.token_store.negatives import (
 )
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Tokens
-from taser_jax.retrieval.embeddings import encode_texts
-from taser_jax.retrieval.query_embeddings import encode_queries
+from taser_jax.retrieval.encoding import encode_queries, encode_texts
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.training.distillation import Candidates, Distance, Distillation, Guide
 from taser_jax.training.objective import ObjectiveConfig

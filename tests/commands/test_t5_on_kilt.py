@@ -103,7 +103,6 @@ class SmallKilt:
         runs = gin(DATA_DIR=self.root / "data", RUNS_DIR=self.root / f"{name}_runs")
         runs += gin(COLLECTION="small_kilt")
         succeed("encode", *model, *embeddings)
-        succeed("index", *embeddings, *index, *gin("IndexConfig", kind="exact"))
         succeed("search", *embeddings, *index, *runs, *gin(TOP_K=20))
         succeed(
             *("evaluate", *runs, *gin("EvaluationConfig", judge="kilt", measures=MEASURES)),

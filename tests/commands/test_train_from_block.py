@@ -22,11 +22,9 @@ from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.optim.optimizers import OptimizerConfig, Update
-from taser_jax.retrieval.embeddings import Embeddings
-from taser_jax.retrieval.encode_config import EmbeddingDtype
-from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings, QueryEmbeddings
 from taser_jax.storage.errors import ConfigError, FingerprintError
-from taser_jax.training.keys import named_key
+from taser_jax.training.state import named_key
 
 TRAINING = tiny_training.training_config(train_steps=2, validates=False)
 MODEL = tiny_training.model_config().with_transformer(num_layers=2)
@@ -60,7 +58,7 @@ SHARED = ExpertConfig(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"train_from_block": 2}, "2 frozen blocks of 2.*0 to 1"),
+        ({"train_from_block": 2}, "2 frozen blocks of 2 leave none"),
         ({"train_from_block": -1}, "-1 frozen blocks"),
         (
             {

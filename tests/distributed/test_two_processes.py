@@ -18,7 +18,7 @@ import tiny_training
 
 from taser_jax.commands.encode import encode
 from taser_jax.retrieval.embeddings import Embeddings
-from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.retrieval.encoding import EncodeConfig
 
 pytestmark = pytest.mark.slow
 

@@ -79,18 +79,20 @@ def before_each_step(call) -> None:
     """Makes trainings of this process call it with the number of steps done."""
     from taser_jax.assembly import program
 
-    make = program.make_train_step
+    def calling_steps_of(make):
+        def make_calling(*args, **kwargs):
+            train_step = make(*args, **kwargs)
 
-    def make_calling(*args, **kwargs):
-        train_step = make(*args, **kwargs)
+            def calling(state, batches):
+                call(int(state.step))
+                return train_step(state, batches)
 
-        def calling(state, batches):
-            call(int(state.step))
-            return train_step(state, batches)
+            return calling
 
-        return calling
+        return make_calling
 
-    program.make_train_step = make_calling
+    program.make_train_step = calling_steps_of(program.make_train_step)
+    program.make_multitask_step = calling_steps_of(program.make_multitask_step)
 
 
 def run_command(folder, name: str, process_id: int, *flags: str) -> None:
@@ -174,7 +176,7 @@ def stages_and_errors(folder, process_id, hosts, error_type) -> None:
 
 def encode_passages(folder) -> None:
     from taser_jax.commands.encode import encode
-    from taser_jax.retrieval.encode_config import EncodeConfig
+    from taser_jax.retrieval.encoding import EncodeConfig
 
     encode(
         model_dir=str(folder / "model_2"),

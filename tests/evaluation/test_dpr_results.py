@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from taser_jax.data.readers import dpr
-from taser_jax.evaluation.dpr_results import RetrievalResult, RetrievedPassage, write_dpr_results
+from taser_jax.evaluation.results import RetrievalResult, RetrievedPassage, write_dpr_results
 from taser_jax.storage.errors import StorageError
 from taser_jax.storage.records import Passage
 

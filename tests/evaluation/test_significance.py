@@ -139,10 +139,10 @@ def test_bad_input():
         bootstrap_over_tasks(
             {"nq": evaluation([1.0])}, {"nq": evaluation([1.0], prefix="x")}, ["R@1"]
         )
-    with pytest.raises(DataError, match="tasks nq and squad"):
+    with pytest.raises(DataError, match="different tasks, nq and squad"):
         bootstrap_over_tasks({"nq": evaluation([1.0])}, {"squad": evaluation([1.0])}, ["R@1"])
     for first, second in (([0.5], [0.4]), ([0.5, 0.6], [0.4])):
-        with pytest.raises(DataError, match="the same seeds of both systems"):
+        with pytest.raises(DataError, match="under the same seeds, two or more"):
             paired_over_seeds(first, second)
     with pytest.raises(ConfigError, match="0 resamples"):
         SignificanceConfig(resamples=0)

@@ -43,8 +43,6 @@ def test_one_image_is_built_pushed_and_run(stubs, checkout):
     assert shlex.split(run) == [
         *(
             "exec",
-            "env",
-            "TASER_GRACE_SECONDS=300",
             "bash",
             "/taser_jax/launch/_container.sh",
             "gs://bucket/tokens",
@@ -72,7 +70,7 @@ def test_an_image_that_is_there_is_not_built_and_flags_reach_xpk(stubs, checkout
     assert create[-3:-1] == ["--spot", "--storage=tokens"]
     assert "--termination-grace-period-seconds=60" in create
     # taser compares it with what a save takes.
-    assert "exec env TASER_GRACE_SECONDS=60 bash " in create[-1]
+    assert "exec bash " in create[-1]
 
 
 @pytest.mark.parametrize(("failing", "calls"), [("build", 1), ("push", 2), ("workload", 4)])
@@ -98,8 +96,8 @@ def test_a_workload_has_variables_and_an_end(stubs):
     assert found.returncode == 0, found.stderr
     assert "$2.50 an hour, as you say" in found.stdout
     run = shlex.split(stubs.calls[0][-1].partition("; ")[2])
-    assert run[:7] == [
-        *("exec", "env", "TASER_GRACE_SECONDS=300", "A=b c"),
+    assert run[:6] == [
+        *("exec", "env", "A=b c"),
         *("timeout", "--kill-after=300", "3h"),
     ]
 

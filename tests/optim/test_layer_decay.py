@@ -64,13 +64,6 @@ def test_a_layer_moves_less_than_the_one_above():
     np.testing.assert_allclose(np.divide(by_layer[:-1], by_layer[1:]), 0.8)
 
 
-def test_a_table_of_ones_own():
-    params = tower(1)
-    assert set(factors(params, depths=((".*", 3),)).values()) == {1.0}
-    with pytest.raises(ConfigError, match=r"layer depth table: parameter layers_0/.* 0 rules"):
-        layer_factors(params, decay=0.8, depths=(("embeddings/.*", 0),))
-
-
 def test_default_rules_leave_out_what_is_not_there():
     assert [depth for _, depth in layer_depths(tower(2))] == [0, 1, 2]
 

@@ -14,7 +14,6 @@ from taser_jax.optim.optimizers import (
     learning_rate_factors,
     trainable,
 )
-from taser_jax.optim.schedules import ScheduleKind
 from taser_jax.storage.errors import ConfigError
 
 
@@ -50,12 +49,12 @@ def oracle(params, gradients, config, rates, factors):
         scale = min(1.0, config.clip_norm / norm)
         for name in params:
             g = gradient[name] * scale
-            m[name] = config.b1 * m[name] + (1 - config.b1) * g
-            v[name] = config.b2 * v[name] + (1 - config.b2) * g**2
-            m_hat = m[name] / (1 - config.b1**t)
-            v_hat = v[name] / (1 - config.b2**t)
+            m[name] = 0.9 * m[name] + 0.1 * g
+            v[name] = 0.999 * v[name] + 0.001 * g**2
+            m_hat = m[name] / (1 - 0.9**t)
+            v_hat = v[name] / (1 - 0.999**t)
             decay = 0.0 if name.endswith(("bias", "scale")) else config.weight_decay
-            update = m_hat / (np.sqrt(v_hat) + config.epsilon) + decay * params[name]
+            update = m_hat / (np.sqrt(v_hat) + 1e-8) + decay * params[name]
             params[name] = params[name] - rate * factors[name] * update
     return params
 
@@ -94,21 +93,23 @@ def test_chain_equals_adamw_in_float64_over_several_steps():
 
 
 def test_clipping_by_hand():
-    config = OptimizerConfig(
-        learning_rate=1.0, b1=0.0, b2=0.0, epsilon=1.0, schedule=ScheduleKind.CONSTANT
-    )
+    config = OptimizerConfig(learning_rate=1.0, floor=1.0)
     params = {"a/kernel": jnp.zeros(1), "b/kernel": jnp.zeros(1)}
-    gradients = {"a/kernel": jnp.array([3.0]), "b/kernel": jnp.array([4.0])}
 
-    def first_update(config):
-        optimizer = build_optimizer(config, params, total_steps=1)
-        updates, _ = optimizer.update(gradients, optimizer.init(params), params)
-        return [float(updates[name][0]) for name in gradients]
+    def second_update(config):
+        optimizer = build_optimizer(config, params, total_steps=2)
+        state = optimizer.init(params)
+        for first, second in ((3.0, 4.0), (0.6, 0.8)):
+            gradients = {"a/kernel": jnp.array([first]), "b/kernel": jnp.array([second])}
+            updates, state = optimizer.update(gradients, state, params)
+        return [float(updates[name][0]) for name in params]
 
-    # Norm 5 is scaled to 2: (1.2, 1.6); with b1 = b2 = 0 and epsilon 1 an update is -g/(|g|+1).
-    np.testing.assert_allclose(first_update(config), [-1.2 / 2.2, -1.6 / 2.6], rtol=1e-6)
+    # Norm 5 is scaled to 2: (1.2, 1.6); norm 1 is not. For the first entry
+    # m = 0.9 * 0.12 + 0.06 = 0.168, divided by 1 - 0.9^2, and
+    # v = 0.999 * 0.00144 + 0.00036, divided by 1 - 0.999^2.
+    np.testing.assert_allclose(second_update(config), [-0.932180] * 2, rtol=1e-4)
     unclipped = dataclasses.replace(config, clip_norm=None)
-    np.testing.assert_allclose(first_update(unclipped), [-3 / 4, -4 / 5], rtol=1e-6)
+    np.testing.assert_allclose(second_update(unclipped), [-0.803040] * 2, rtol=1e-4)
 
 
 FREEZE_EMBEDDINGS = (
@@ -174,7 +175,8 @@ def test_abstract_parameters_will_do():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"b1": 1.0}, {"epsilon": 0.0}, {"clip_norm": 0.0}, {"weight_decay": -0.1}]
+    "wrong",
+    [{"clip_norm": 0.0}, {"weight_decay": -0.1}, {"expert_learning_rate_factor": -1.0}],
 )
 def test_impossible_numbers(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):

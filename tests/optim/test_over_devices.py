@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from taser_jax.optim.over_devices import total
+from taser_jax.optim.task_gradients import sum_over_devices
 
 SPECS = (
     PartitionSpec("model", None),
@@ -38,7 +38,7 @@ def test_whole_and_sharded_sums_by_an_oracle_and_one_exchange_a_split():
     )
 
     def sums(gradients, params, shardings=None):
-        return total(
+        return sum_over_devices(
             weighted_sums,
             stacked=(gradients,),
             plain=(params,),

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from task_problem import TASKS, TRAINABLE, flatten, on_eight_devices, permuted, run, steps, tree
 
-from taser_jax.optim.pcgrad import PCGradConfig, pcgrad, projected, visiting_orders
+from taser_jax.optim.baselines import pcgrad, projected, visiting_orders
 from taser_jax.optim.task_gradients import Reduction
 
 PARAMS = tree(np.random.default_rng(9))
 
 
-def make(config=PCGradConfig(), tasks=TASKS):
-    return pcgrad(config, tasks=tasks, trainable=TRAINABLE)
+def make(reduction=Reduction.SUM, tasks=TASKS):
+    return pcgrad(tasks=tasks, trainable=TRAINABLE, reduction=reduction)
 
 
 def conflicting(number, tasks=3):
@@ -42,7 +42,7 @@ def oracle(g, orders):
 @pytest.mark.parametrize("reduction", Reduction)
 def test_it_equals_the_papers_algorithm_in_float64(reduction):
     problem = conflicting(4)
-    combined, state = run(make(PCGradConfig(reduction)), PARAMS, problem)
+    combined, state = run(make(reduction), PARAMS, problem)
     changed = 0
     for number, (found, (gradients, _)) in enumerate(zip(combined, problem, strict=True)):
         g = flatten(gradients)
@@ -60,7 +60,7 @@ def test_it_equals_the_papers_algorithm_in_float64(reduction):
 
 def test_worked_example():
     params = {"w": jnp.zeros(2)}
-    combiner = pcgrad(PCGradConfig(), tasks=("a", "b"))
+    combiner = pcgrad(tasks=("a", "b"))
     updates, state = combiner.update(
         {"w": jnp.array([[1.0, 0.0], [-1.0, 1.0]])},
         combiner.init(params),

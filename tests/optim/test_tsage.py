@@ -16,15 +16,13 @@ from task_problem import (
     tree,
 )
 
-from taser_jax.optim.median import MedianOver
-from taser_jax.optim.median_check import check_median
+from taser_jax.optim.median import MedianOver, check_median
 from taser_jax.optim.task_gradients import find_report
 from taser_jax.optim.tsage import tsage
 from taser_jax.optim.tsage_options import (
     AverageDtype,
     BiasCorrection,
-    BurnInScale,
-    CombinedScale,
+    StepScale,
     TemperatureSchedule,
     TSageConfig,
     temperature_of,
@@ -61,8 +59,8 @@ def oracle(config, problem, total_steps):
         u = np.exp(scores - scores.max(0))
         u /= u.sum(0)
         if number < int(total_steps * config.burn_in_share):
-            u = np.full_like(u, 1 if config.burn_in_scale is BurnInScale.SUM else 1 / num_tasks)
-        if config.combined_scale is CombinedScale.PER_TASK:
+            u = np.full_like(u, 1 / num_tasks)
+        elif config.step_scale is StepScale.RELEASED:
             u = u / num_tasks
         combined.append((u * g).sum(0))
         weights.append(u)
@@ -71,11 +69,7 @@ def oracle(config, problem, total_steps):
 
 OPTIONS = {
     "the paper's": {},
-    "burn-in sum": {"burn_in_scale": BurnInScale.SUM},
-    "released code": {
-        "burn_in_scale": BurnInScale.SUM,
-        "combined_scale": CombinedScale.PER_TASK,
-    },
+    "released code": {"step_scale": StepScale.RELEASED},
     "bias correction": {"bias_correction": BiasCorrection.ADAM},
     "nonzero": {"median_over": MedianOver.NONZERO},
     "no momentum": {"beta": 0.0, "burn_in_share": 0.0},
@@ -122,8 +116,7 @@ def test_released_code_scales_gradients_down_t_times_once_burn_in_ends():
     config = TSageConfig(
         temperature_schedule=TemperatureSchedule.INFINITE,
         burn_in_share=0.5,
-        burn_in_scale=BurnInScale.SUM,
-        combined_scale=CombinedScale.PER_TASK,
+        step_scale=StepScale.RELEASED,
     )
     problem = steps(1) * 2
     (before, after), _ = run(make(config, total_steps=2), PARAMS, problem)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from taser_jax.data.token_store.arrays import TokenArray
-from taser_jax.retrieval.embeddings import Embeddings, encode_texts
-from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
+from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings
+from taser_jax.retrieval.encoding import EncodeConfig, encode_texts
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
 TABLE = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)

@@ -7,10 +7,10 @@ from taser_jax.retrieval.fusion import (
     FusionConfig,
     ScoreNormalization,
     Weighting,
+    fuse,
     fuse_runs,
     weights_of,
 )
-from taser_jax.retrieval.hybrid import fuse
 from taser_jax.retrieval.runs import Run, top_k
 from taser_jax.storage.errors import ConfigError, DataError
 
@@ -68,8 +68,9 @@ def test_equals_dictionaries(normalization):
     sizes, queries, depth, k = (12, 20, 30), 300, 9, 14
     lists = [random_lists(rng, queries, size) for size in sizes]
     weights = rng.integers(1, 9, (queries, 3)) / 8
-    config = FusionConfig(depth=depth, k=k, normalization=normalization)
-    fused = fuse_runs([run(one) for one in lists], weights, config)
+    config = FusionConfig(depth=depth, k=k)
+    runs = [run(one) for one in lists]
+    fused = fuse_runs(runs, weights, config, normalization=normalization)
     for line in range(queries):
         best = [
             dict(sorted(one[line].items(), key=lambda item: (-item[1], item[0]))[:depth])

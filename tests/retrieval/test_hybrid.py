@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from taser_jax.retrieval.fusion import ScoreNormalization
-from taser_jax.retrieval.hybrid import (
+from taser_jax.retrieval.fusion import (
     SHARES,
     DevelopmentSet,
     HybridConfig,
+    ScoreNormalization,
     choose_alpha,
     fuse,
     settle,
@@ -212,5 +212,5 @@ def test_what_is_set_is_not_decided():
     # Lists of one score have no width: the candidates stay as they are.
     one = run([{0: 5.0}], 1)
     assert settle(HybridConfig(), [(one, sparse)]).alphas == SHARES
-    with pytest.raises(ConfigError, match="one alpha or more"):
+    with pytest.raises(ConfigError, match="and one alpha"):
         HybridConfig(alphas=())

@@ -7,12 +7,10 @@ import pytest
 
 from taser_jax.data.token_store.arrays import TokenArray
 from taser_jax.models.batch import Tokens
-from taser_jax.retrieval.embeddings import encode_texts
-from taser_jax.retrieval.encode_config import EncodeConfig
-from taser_jax.retrieval.exact import ExactSearcher
+from taser_jax.retrieval.encoding import EncodeConfig, encode_texts
+from taser_jax.retrieval.exact import ExactSearcher, Searcher
 from taser_jax.retrieval.index import IndexConfig, IndexKind, build_index, open_index
 from taser_jax.retrieval.scann_index import ScannSearcher
-from taser_jax.retrieval.searcher import Searcher
 from taser_jax.storage.errors import DataError, FingerprintError
 
 TABLE = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)

@@ -7,15 +7,14 @@ import pytest
 
 from taser_jax.data.token_store.arrays import Ragged
 from taser_jax.evaluation.answers import AnswerMatcher
-from taser_jax.retrieval.mining import mine_negatives
-from taser_jax.retrieval.mining_options import (
+from taser_jax.retrieval.mining import (
     AnswerContaining,
     Choice,
-    EqualText,
     Excluded,
     MiningConfig,
     MiningStatistics,
     Reason,
+    mine_negatives,
 )
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.storage.errors import ConfigError, DataError
@@ -182,7 +181,7 @@ def test_what_cannot_be_mined_is_refused():
     with pytest.raises(DataError, match="positives of 1 queries, results of 3"):
         mine_negatives(RESULT, [[1]], config=MiningConfig(depth=5))
     drop = MiningConfig(depth=5, answer_containing=AnswerContaining.DROP)
-    with pytest.raises(ConfigError, match="no answers to look for"):
+    with pytest.raises(ConfigError, match="there are no answers"):
         mine_negatives(RESULT, POSITIVES, config=drop)
     for wrong in ({"depth": 0}, {"count": 0}):
         with pytest.raises(ConfigError, match="is 0"):
@@ -283,26 +282,6 @@ def test_a_relative_margin_lies_below_a_negative_score_too():
     assert mine_negatives(result, [[3]], config=config).rows == [[5, 6]]
 
 
-BODIES = {3: "The  Seine flows", 8: "the seine FLOWS", 5: "The Tiber", 4: "the seine", 9: "x"}
-
-
-def test_passages_with_the_text_of_a_positive_are_left_out():
-    config = MiningConfig(depth=5, count=9, equal_text=EqualText.DROP)
-    read = []
-
-    def texts_of(rows):
-        read.append(set(rows))
-        return [BODIES.get(row, "") for row in rows]
-
-    mined = mine_negatives(SCORED, [[3], [1]], config=config, texts_of=texts_of)
-    # Query 1's positive is empty, as are 6, 7 and 2.
-    assert mined.rows == [[5, 4, 9], []]
-    assert mined.statistics.left_out[Reason.TEXT] == 1 + 3
-    assert read == [{3}, {8, 5, 4, 9}, {1}, {6, 7, 2}], "texts of candidates and positives alone"
-    with pytest.raises(ConfigError, match="there are no texts"):
-        mine_negatives(SCORED, [[3], [1]], config=config)
-
-
 def test_answers_are_looked_for_in_what_is_still_a_candidate():
     seen = []
 
@@ -365,7 +344,7 @@ def test_margins_equal_the_oracle(seed):
         ({"relative_margin": INF}, "relative_margin is inf"),
         ({"relative_margin": np.nan}, "relative_margin is nan"),
         ({"min_rank": 0}, "min_rank is 0"),
-        ({"min_rank": 101}, "min_rank = 101 and depth = 100"),
+        ({"min_rank": 101}, "min_rank 101 lies below the depth, 100"),
     ],
 )
 def test_margins_that_make_no_sense_are_refused(options, message):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from taser_jax.models.batch import Tokens
-from taser_jax.retrieval.embeddings import Embeddings, encode_texts
-from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.encoding import EncodeConfig, encode_texts
 from taser_jax.retrieval.pair_scores import EmbeddingScorer, PairScorer, RunScorer
 from taser_jax.retrieval.runs import SearchResult
 

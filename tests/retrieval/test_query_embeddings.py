@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from taser_jax.data.token_store.arrays import TokenizedQueries
-from taser_jax.retrieval.embeddings import Embeddings, encode_texts
-from taser_jax.retrieval.encode_config import EmbeddingDtype, EncodeConfig
-from taser_jax.retrieval.query_embeddings import (
+from taser_jax.retrieval.embeddings import (
+    EmbeddingDtype,
+    Embeddings,
     QueryEmbeddings,
-    encode_queries,
     encoded_splits,
     queries_directory,
 )
+from taser_jax.retrieval.encoding import EncodeConfig, encode_queries, encode_texts
 from taser_jax.storage.errors import DataError, FingerprintError
 
 TABLE = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)

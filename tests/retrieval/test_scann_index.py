@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from taser_jax.retrieval import scann_index
-from taser_jax.retrieval.exact import ExactSearcher
+from taser_jax.retrieval.exact import ExactSearcher, measure_recall
 from taser_jax.retrieval.runs import SearchResult
 from taser_jax.retrieval.scann_index import ScannSearcher, build_scann
 from taser_jax.retrieval.scann_shards import (
@@ -15,7 +15,6 @@ from taser_jax.retrieval.scann_shards import (
     Structure,
     structure_for,
 )
-from taser_jax.retrieval.searcher import measure_recall
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 
 FINGERPRINTS = {"model": "m1", "collection": "c1"}

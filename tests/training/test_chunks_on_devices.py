@@ -19,8 +19,8 @@ from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.training.batch_loss import make_loss
+from taser_jax.training.losses import RoutingRegularizer
 from taser_jax.training.objective import ObjectiveConfig
-from taser_jax.training.routing_losses import RoutingRegularizer
 
 pytestmark = pytest.mark.slow
 

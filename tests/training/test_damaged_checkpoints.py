@@ -29,7 +29,7 @@ from taser_jax.training.checkpoint_directory import (
 )
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
 from taser_jax.training.loop import LoopConfig
-from taser_jax.training.skipped_steps import SkipWatch
+from taser_jax.training.watch import SkipWatch
 
 
 def test_damaged_checkpoints_are_named_with_the_one_before(tmp_path: pathlib.Path):

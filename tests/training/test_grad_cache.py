@@ -9,9 +9,8 @@ from tiny_encoder import TinyEncoder, init, make_batch
 
 from taser_jax.models.batch import Role
 from taser_jax.storage.errors import ConfigError
-from taser_jax.training.grad_cache import check_chunks, encode_in_chunks
-from taser_jax.training.losses import contrastive_loss
-from taser_jax.training.routing_losses import RoutingRegularizer, regularization
+from taser_jax.training.batch_loss import check_chunks, encode_in_chunks
+from taser_jax.training.losses import RoutingRegularizer, contrastive_loss, regularization
 
 REGULARIZER = RoutingRegularizer(weight=0.5)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from taser_jax.storage.errors import ConfigError
+from taser_jax.training.checkpoint_directory import restore_initial_params
 from taser_jax.training.checkpoints import Checkpoints
-from taser_jax.training.initial_checkpoint import restore_initial_params
 from taser_jax.training.state import TrainState
 
 Q_SPEC = ("query_encoder_nq", "query_encoder_fever", "passage_encoder")

@@ -28,7 +28,7 @@ from toy_loop import (
 from taser_jax.storage.errors import ConfigError, DataError, NonFiniteLossError, Preempted
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import Checkpoints
-from taser_jax.training.meter import Meter
+from taser_jax.training.watch import Meter
 
 
 def test_periods(tmp_path):

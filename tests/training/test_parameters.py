@@ -2,7 +2,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from taser_jax.training.parameters import memory_estimate, parameter_table
+from taser_jax.training.state import memory_estimate, parameter_table
 
 PARAMS = {
     "encoder": {

@@ -19,8 +19,13 @@ from taser_jax.models.encoded import Encoded
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.muf.ensemble_files import EnsembleTraining
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
-from taser_jax.training.passage_queue import PassageQueue, QueueSize
-from taser_jax.training.state import TrainState, init_state, state_shardings
+from taser_jax.training.state import (
+    PassageQueue,
+    QueueSize,
+    TrainState,
+    init_state,
+    state_shardings,
+)
 from taser_jax.training.step import make_train_step
 
 MODEL = TinyEncoder(dropout=0.0, routed=False)

@@ -16,11 +16,11 @@ from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer
-from taser_jax.optim.schedules import ScheduleKind
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
+from taser_jax.training.multitask_step import TaskGradients, make_multitask_step
 from taser_jax.training.state import init_state, state_shardings
-from taser_jax.training.step import TaskGradients, make_train_step
+from taser_jax.training.step import make_train_step
 
 BERT = BertConfig(
     vocab_size=VOCAB, embed_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, max_length=9,
@@ -28,7 +28,7 @@ BERT = BertConfig(
 )  # fmt: skip
 TASKS = ("nq", "fever", "wow")
 MODEL = DualEncoder(DualEncoderConfig(bert=BERT, towers=Towers.SEPARATE, query_tasks=TASKS))
-ADAM = OptimizerConfig(learning_rate=3e-3, schedule=ScheduleKind.CONSTANT, weight_decay=0.0)
+ADAM = OptimizerConfig(learning_rate=3e-3, floor=1.0, weight_decay=0.0)
 BATCH = make_batch(16)
 
 
@@ -72,7 +72,7 @@ def test_a_sharded_multitask_step_is_the_unsharded_one():
     # No Adam: its first step is the gradient's sign, also where that is rounding noise.
     optimizer = optax.sgd(0.1)
     make_step = functools.partial(
-        make_train_step, MODEL, optimizer, tasks=tasks, gradients=TaskGradients.SUMMED
+        make_multitask_step, MODEL, optimizer, tasks=tasks, gradients=TaskGradients.SUMMED
     )
     before = numpy(fresh(optimizer).params)
     alone, metrics = make_step()(fresh(optimizer), batches)

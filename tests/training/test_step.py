@@ -11,11 +11,9 @@ from tiny_encoder import TinyEncoder, init, make_batch
 from taser_jax.models.batch import Role
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
-from taser_jax.training.keys import named_key
-from taser_jax.training.losses import contrastive_loss
+from taser_jax.training.losses import RoutingRegularizer, contrastive_loss
 from taser_jax.training.objective import ObjectiveConfig
-from taser_jax.training.routing_losses import RoutingRegularizer
-from taser_jax.training.state import TrainState, init_state, state_shardings
+from taser_jax.training.state import TrainState, init_state, named_key, state_shardings
 from taser_jax.training.step import apply_gradients, make_train_step
 
 MODEL = TinyEncoder()

@@ -18,8 +18,8 @@ from taser_jax.models.parameters import abstract_params, init_params
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
 from taser_jax.optim.optimizers import OptimizerConfig, build_optimizer, learning_rate_factors
 from taser_jax.training.batch_loss import make_loss
+from taser_jax.training.losses import RoutingRegularizer
 from taser_jax.training.objective import ObjectiveConfig
-from taser_jax.training.routing_losses import RoutingRegularizer
 from taser_jax.training.state import init_state
 from taser_jax.training.step import make_train_step
 

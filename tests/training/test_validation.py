@@ -29,7 +29,7 @@ def test_pool_takes_what_dpr_takes():
     rng = np.random.default_rng(0)
     positives = [[int(rng.integers(1000))] if i % 3 else [] for i in range(60)]
     hard = [rng.integers(1000, size=int(rng.integers(60))).tolist() for _ in range(60)]
-    config = PoolConfig(max_queries=25, hard_negatives=5, other_negatives=2, seed=1)
+    config = PoolConfig(max_queries=25, hard_negatives=5, other_negatives=2)
     pool = select_pool(positives, hard, num_passages=1000, config=config)
     assert len(pool.query_rows) == 25
     assert all(positives[i] for i in pool.query_rows)
@@ -42,9 +42,6 @@ def test_pool_takes_what_dpr_takes():
     assert np.all(np.diff(pool.passage_rows) > 0)
     again = select_pool(positives, hard, num_passages=1000, config=config)
     np.testing.assert_array_equal(again.passage_rows, pool.passage_rows)
-    other_seed = PoolConfig(max_queries=25, hard_negatives=5, other_negatives=2, seed=2)
-    differs = select_pool(positives, hard, num_passages=1000, config=other_seed)
-    assert differs.query_rows.tolist() != pool.query_rows.tolist()
 
 
 def oracle(queries, passages, positive):
@@ -93,5 +90,5 @@ def test_nan_embeddings_rank_last():
 def test_bad_input():
     with pytest.raises(DataError, match="none of 2 validation queries"):
         select_pool([[], []], [[1], [2]], num_passages=5)
-    with pytest.raises(ConfigError, match="max_queries 0"):
+    with pytest.raises(ConfigError, match="max_queries=0"):
         PoolConfig(max_queries=0)

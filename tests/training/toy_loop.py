@@ -13,8 +13,8 @@ from taser_jax.assembly.metric_writers import JsonlWriter
 from taser_jax.models.batch import Batch, Tokens
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints, Selection
-from taser_jax.training.meter import StepCost
 from taser_jax.training.state import SkippedSteps, TrainState
+from taser_jax.training.watch import StepCost
 
 ABOUT = {"data": "abc"}
 COST = StepCost(lambda batches: 100.0, lambda batches: 40, peak_flops=1e6)

@@ -24,7 +24,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices import hosts
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.retrieval.mining_options import MiningConfig
+from taser_jax.retrieval.mining import MiningConfig
 from taser_jax.storage.errors import ConfigError, check_fields
 from taser_jax.storage.settings import flatten
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from taser_jax.retrieval.hybrid import SHARES, HybridConfig
+from taser_jax.retrieval.fusion import SHARES, HybridConfig
 
 _SHARE = 0.95
 _MULTIPLE = 16

@@ -28,11 +28,10 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.models.batch import Role
 from taser_jax.retrieval.bm25 import Bm25Config
-from taser_jax.retrieval.embeddings import Embeddings, encode_rows
-from taser_jax.retrieval.encode_config import EncodeConfig
-from taser_jax.retrieval.hybrid import DevelopmentSet, HybridConfig, choose_alpha, fuse
-from taser_jax.retrieval.hybrid import settle as settle_hybrid
-from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
+from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
+from taser_jax.retrieval.fusion import DevelopmentSet, HybridConfig, choose_alpha, fuse
+from taser_jax.retrieval.fusion import settle as settle_hybrid
 from taser_jax.retrieval.runs import NO_ROW, Run, SearchResult, top_k, write_trec_run
 from taser_jax.storage.artifacts import read_json, write_json
 from taser_jax.storage.progress import logger

@@ -17,21 +17,20 @@ from taser_jax.commands.bm25 import bm25
 from taser_jax.commands.encode import encode
 from taser_jax.commands.evaluate import EvaluationConfig, evaluate
 from taser_jax.commands.import_model import import_model
-from taser_jax.commands.index import index
 from taser_jax.commands.inputs import check_known
 from taser_jax.commands.mine import mine
 from taser_jax.commands.pipelines.stages import Stages
-from taser_jax.commands.search import search
+from taser_jax.commands.search import index, search
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.significance import SignificanceConfig
 from taser_jax.models.dual_encoder import ModelConfig
 from taser_jax.retrieval.bm25 import Bm25Config
-from taser_jax.retrieval.encode_config import EncodeConfig
-from taser_jax.retrieval.hybrid import HybridConfig
+from taser_jax.retrieval.embeddings import encoded_splits
+from taser_jax.retrieval.encoding import EncodeConfig
+from taser_jax.retrieval.fusion import HybridConfig
 from taser_jax.retrieval.index import IndexConfig
-from taser_jax.retrieval.mining_options import AnswerContaining, MiningConfig
-from taser_jax.retrieval.query_embeddings import encoded_splits
+from taser_jax.retrieval.mining import AnswerContaining, MiningConfig
 from taser_jax.storage.artifacts import file_name
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.objective import ObjectiveConfig
@@ -287,7 +286,6 @@ class RetrievalStages:
             runs_dir=root / "runs",
             output_dir=root / "negatives",
             config=config,
-            match=evaluation.match,
             regex_tasks=evaluation.regex_tasks,
             **self.common | ({} if tasks is None else {"tasks": tasks}),
         )

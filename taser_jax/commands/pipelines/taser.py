@@ -11,7 +11,6 @@ import jax
 from taser_jax.commands.ask import ask
 from taser_jax.commands.evaluate import EvaluationConfig, write_table
 from taser_jax.commands.hybrid import hybrid
-from taser_jax.commands.index import CONFIGURABLES as INDEX_CONFIGURABLES
 from taser_jax.commands.inputs import check_collection
 from taser_jax.commands.pipelines.retrieval_stages import (
     BM25,
@@ -24,6 +23,7 @@ from taser_jax.commands.pipelines.retrieval_stages import (
     row_name,
 )
 from taser_jax.commands.pipelines.stages import Stages
+from taser_jax.commands.search import CONFIGURABLES as INDEX_CONFIGURABLES
 from taser_jax.commands.train import CONFIGURABLES as TRAIN_CONFIGURABLES
 from taser_jax.commands.train import train
 from taser_jax.data.collections.store import PassageStore
@@ -32,9 +32,9 @@ from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
 from taser_jax.evaluation.significance import SignificanceConfig
 from taser_jax.retrieval.bm25 import Bm25Config
-from taser_jax.retrieval.encode_config import EncodeConfig
-from taser_jax.retrieval.hybrid import HybridConfig
-from taser_jax.retrieval.mining_options import MiningConfig
+from taser_jax.retrieval.encoding import EncodeConfig
+from taser_jax.retrieval.fusion import HybridConfig
+from taser_jax.retrieval.mining import MiningConfig
 from taser_jax.retriever_parts import RetrieverParts, write_parts
 from taser_jax.storage.artifacts import file_name, storage_errors
 from taser_jax.storage.errors import ConfigError

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
-from jax.tree_util import KeyPath, SequenceKey, tree_leaves_with_path, tree_map_with_path
+from jax.tree_util import DictKey, KeyPath, SequenceKey, tree_leaves_with_path, tree_map_with_path
 from jaxtyping import Array, Bool, Float, Int, Int16, PyTree
 
 from taser_jax.devices.parameter_rules import parameter_path
@@ -61,7 +61,7 @@ class Averages(NamedTuple):
     """
 
     batches: int
-    values: dict[str, Any]
+    values: dict[str, PyTree]
 
 
 class Marks(NamedTuple):
@@ -257,7 +257,7 @@ def saved_averages(checkpoint: epath.Path, step: int, abstract_params: PyTree) -
         tree = reader.metadata(directory).item_metadata.tree
         above = _keys_to_averages(tree, checkpoint)
 
-        def requested(path: KeyPath, leaf: Any) -> Any:
+        def requested(path: KeyPath, leaf: PyTree) -> PyTree:
             """The average's shape and sharding; a placeholder for leaves that are not read."""
             if tuple(map(_name, path[: len(above)])) != above:
                 return ocp.PLACEHOLDER
@@ -274,20 +274,18 @@ def saved_averages(checkpoint: epath.Path, step: int, abstract_params: PyTree) -
     return Averages(step, jax.tree.map(lambda leaf: leaf[None], restored))
 
 
-def _keys_to_averages(tree: PyTree, checkpoint: epath.Path) -> tuple[Any, ...]:
+def _keys_to_averages(tree: PyTree, checkpoint: epath.Path) -> tuple[str | int, ...]:
     """Keys down to the field `average` of `TSageState`."""
     for path, _ in tree_leaves_with_path(tree):
         names = tuple(map(_name, path))
         if "average" in names:
             return names[: names.index("average") + 1]
-    raise DataError(
-        "no moving average of T-SAGE in the optimiser state",
-        where=str(checkpoint),
-        fix="analyse checkpoints that `taser train` wrote with MultitaskConfig.combiner='tsage'",
-    )
+    problem = "no moving average of T-SAGE in the optimiser state"
+    fix = "analyse checkpoints that `taser train` wrote with MultitaskConfig.combiner='tsage'"
+    raise DataError(problem, where=str(checkpoint), fix=fix)
 
 
-def _name(key: Any) -> Any:
+def _name(key: SequenceKey | DictKey) -> str | int:
     """A dictionary's key or a list's place, from a JAX path."""
     return key.idx if isinstance(key, SequenceKey) else key.key
 

@@ -11,8 +11,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from taser_jax.evaluation.specialty.findings import Findings, Specialties
-from taser_jax.evaluation.specialty.report import LARGEST_SHOWN, sensitivity_density
+from taser_jax.evaluation.specialty.report import (
+    LARGEST_SHOWN,
+    Findings,
+    Specialties,
+    sensitivity_density,
+)
 from taser_jax.evaluation.specialty.specialty import entropy_edges
 
 # Ten colours that colour-blind readers can distinguish, and line styles for more than ten lines.

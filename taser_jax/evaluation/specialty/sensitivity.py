@@ -124,11 +124,8 @@ def make_measure_batch(
         for task, measure in compiled.items():
             measured = measure(params, batch[task], shardings=shardings)
             if not bool(measured.is_finite):
-                raise DataError(
-                    f"gradients of {task} are not finite",
-                    where=checkpoint,
-                    fix="use a checkpoint from before training diverged",
-                )
+                fix = "use a checkpoint from before training diverged"
+                raise DataError(f"gradients of {task} are not finite", where=checkpoint, fix=fix)
             yield task, measured
 
     return measure_batch
@@ -207,7 +204,6 @@ def check_medians(medians: Mapping[str, jax.Array], *, checkpoint: str, over: Me
         raise DataError(
             f"the median sensitivity to {', '.join(zero)} is 0",
             where=checkpoint,
-            expected="gradients that are not 0 for more than half of the parameters",
             fix="average over more batches (num_batches), or set median_over='nonzero': most "
             "parameters of a small model are vocabulary rows that no batch touches"
             if over is MedianOver.ALL

@@ -12,8 +12,7 @@ from jaxtyping import Float32
 from taser_jax.commands.ask import MEMORIES, Answer, AskSettings
 from taser_jax.data.collections.store import PassageStore
 from taser_jax.models.batch import Role
-from taser_jax.retrieval.embeddings import encode_rows
-from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.retrieval.exact import ExactSearcher, search_devices
 from taser_jax.retriever import Retriever
 from taser_jax.retriever_parts import TokensInMemory

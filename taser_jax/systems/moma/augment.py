@@ -17,8 +17,7 @@ from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import first_host_only, writes
 from taser_jax.models.batch import Role
-from taser_jax.retrieval.embeddings import encode_rows
-from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.retrieval.exact import ExactSearcher, search_devices
 from taser_jax.retrieval.runs import NO_ROW, Run, top_k, write_trec_run
 from taser_jax.storage.artifacts import require_equal

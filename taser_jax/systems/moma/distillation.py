@@ -13,7 +13,7 @@ from taser_jax.assembly.model_directory import load_model
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.data.token_store.writer import TokenStoreWriter
-from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.artifacts import FilePath
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.moma.memories import Lookup, Mixture

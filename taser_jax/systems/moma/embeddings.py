@@ -21,8 +21,8 @@ from taser_jax.data.token_store.arrays import TokenArray, TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Embedded, Role
 from taser_jax.models.dual_encoder import ModelConfig, Params
-from taser_jax.retrieval.embeddings import Embeddings, encode_texts
-from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.encoding import EncodeConfig, encode_texts
 from taser_jax.storage.artifacts import METADATA, FilePath, fingerprint, replacing, require_equal
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.systems.moma.memories import Mixture, text_hashes

@@ -9,7 +9,7 @@ import pathlib
 from taser_jax.assembly.model_directory import check_vocabulary, load_model
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.artifacts import require_equal
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.progress import logger, phase

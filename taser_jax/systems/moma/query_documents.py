@@ -30,8 +30,7 @@ from taser_jax.models.bert_fusion import BertFusionConfig, FusedStates
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.models.encoded import static_task
 from taser_jax.models.fusion import encode_with_attention
-from taser_jax.retrieval.embeddings import encode_rows
-from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.storage.artifacts import (
     ARRAY_ERRORS,
     FINGERPRINTS,

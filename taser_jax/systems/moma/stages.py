@@ -23,7 +23,7 @@ from taser_jax.commands.train import TrainSummary, train
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.devices.hosts import writes
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.retrieval.encode_config import EncodeConfig
+from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.moma.augment import augment
 from taser_jax.systems.moma.distillation import (

@@ -39,8 +39,8 @@ from taser_jax.systems.muf.members import (
 )
 from taser_jax.training import loop
 from taser_jax.training.checkpoints import CheckpointConfig, Checkpoints
-from taser_jax.training.meter import StepCost
 from taser_jax.training.state import Params
+from taser_jax.training.watch import StepCost
 
 # A warm-up of DPR's 1,237 steps may be longer than the whole run on a small task.
 _WARMUP_SHARE = 10

@@ -18,8 +18,7 @@ from taser_jax.data.batches.prefetch import prefetch
 from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.retrieval.embeddings import Embeddings
-from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.storage.artifacts import (
     ARRAY_ERRORS,
     FINGERPRINTS,

@@ -22,11 +22,17 @@ from taser_jax.commands.inputs import (
 )
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.retrieval import hybrid
-from taser_jax.retrieval.fusion import FusionConfig, Weighting, fuse_runs, weights_of
-from taser_jax.retrieval.hybrid import HybridConfig, choose_alpha, settle
-from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
-from taser_jax.retrieval.runs import Run, top_k, write_trec_run
+from taser_jax.retrieval import fusion
+from taser_jax.retrieval.fusion import (
+    FusionConfig,
+    HybridConfig,
+    Weighting,
+    choose_alpha,
+    fuse_runs,
+    settle,
+    weights_of,
+)
+from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays, Run, top_k, write_trec_run
 from taser_jax.storage.artifacts import file_name, split_path, write_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase
@@ -173,7 +179,7 @@ def fuse(
             settled = _choose_alpha(chosen[task], development, store, weighing, evaluation, bm25, k)
             [alphas[task]] = settled.alphas or ()
             sparse = read_task_run(bm25.runs_dir, queries, store)
-            added = hybrid.fuse(arrays.run, sparse, alpha=alphas[task], k=k, config=settled)
+            added = fusion.fuse(arrays.run, sparse, alpha=alphas[task], k=k, config=settled)
             write("runs_bm25", task, added, tag=f"{tag}-bm25")
     if undecided:
         logger.warning(

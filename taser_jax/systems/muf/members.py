@@ -22,10 +22,9 @@ from jaxtyping import Bool, Float, Int
 
 from taser_jax.models.batch import Array
 from taser_jax.storage.errors import ConfigError
-from taser_jax.training.keys import named_key
 from taser_jax.training.losses import ContrastiveLoss, contrastive_loss
 from taser_jax.training.objective import StepMetrics
-from taser_jax.training.state import Params, SkippedSteps, TrainState
+from taser_jax.training.state import Params, SkippedSteps, TrainState, named_key
 from taser_jax.training.step import apply_gradients
 
 MEMBER = "member"

@@ -23,7 +23,7 @@ from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.retrieval.fusion import FusionConfig, aligned, candidate_scores
 from taser_jax.retrieval.runs import Run
 from taser_jax.storage.errors import ConfigError
-from taser_jax.training.keys import named_key
+from taser_jax.training.state import named_key
 
 _BLOCK = 256
 # Passages of each list that are judged; those further down count as not relevant.

@@ -13,14 +13,19 @@ from jaxtyping import Float, Float32
 from taser_jax.commands.evaluate import EvaluationConfig, judge_run
 from taser_jax.commands.inputs import PassageHeads, own_rows
 from taser_jax.data.collections.store import PassageStore, QuerySet, list_tasks
-from taser_jax.retrieval.embeddings import Embeddings
-from taser_jax.retrieval.exact import search_devices
+from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
+from taser_jax.retrieval.exact import Searcher, search_devices
 from taser_jax.retrieval.fusion import FusionConfig
 from taser_jax.retrieval.index import open_index
-from taser_jax.retrieval.query_arrays import CONFIDENCE, LISTS, QueryArrays, is_finished
-from taser_jax.retrieval.query_embeddings import QueryEmbeddings
-from taser_jax.retrieval.runs import Run, SearchResult, without_own
-from taser_jax.retrieval.searcher import Searcher
+from taser_jax.retrieval.runs import (
+    CONFIDENCE,
+    LISTS,
+    QueryArrays,
+    Run,
+    SearchResult,
+    is_finished,
+    without_own,
+)
 from taser_jax.storage.artifacts import (
     FilePath,
     file_name,
@@ -137,7 +142,7 @@ class OpenSpecialist:
             f"index {specialist.index_dir}",
             self._searcher.fingerprints,
             self.passages.fingerprints,
-            "index this model's embeddings (`taser index`), or correct INDEX_DIR",
+            "search this model's embeddings with an INDEX_DIR of their own, or correct it",
         )
         self.ensemble = None
         if specialist.ensemble_dir is not None:

@@ -22,7 +22,7 @@ from taser_jax.evaluation.results import (
     write_per_query,
     write_result,
 )
-from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
+from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays
 from taser_jax.storage.artifacts import FilePath, split_path
 from taser_jax.storage.errors import ConfigError
 

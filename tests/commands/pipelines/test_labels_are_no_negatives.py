@@ -15,7 +15,7 @@ from taser_jax.commands.bm25 import bm25
 from taser_jax.commands.mine import mine
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.formats import prepare_beir
-from taser_jax.retrieval.mining_options import MiningConfig
+from taser_jax.retrieval.mining import MiningConfig
 from taser_jax.retrieval.runs import read_trec_run
 
 TOPICS = ("river", "moor", "cliff", "marsh", "shore", "field")

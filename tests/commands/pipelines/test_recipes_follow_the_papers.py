@@ -11,7 +11,7 @@ from taser_jax.assembly.config import TrainingConfig
 from taser_jax.data.batches.every_task import TaskBatchingConfig
 from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, PositiveChoice
 from taser_jax.retrieval.bm25 import Possessives
-from taser_jax.retrieval.mining_options import AnswerContaining, Excluded
+from taser_jax.retrieval.mining import AnswerContaining, Excluded
 from taser_jax.storage.records import DevelopmentSets
 from taser_jax.tasks.odqa import ENTITY_TASKS, TASKS
 from taser_jax.training.checkpoints import Selection

@@ -20,7 +20,7 @@ from taser_jax.commands.pipelines.compare_plan import (
     recommend,
     shrunk_alpha,
 )
-from taser_jax.retrieval.hybrid import SHARES, HybridConfig
+from taser_jax.retrieval.fusion import SHARES, HybridConfig
 
 UNITS = st.integers(0, 8).map(lambda n: n / 8)
 PAIRS = st.lists(st.tuples(UNITS, UNITS), min_size=2, max_size=12)

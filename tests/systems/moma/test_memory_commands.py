@@ -17,8 +17,7 @@ from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_fusion import BertFusionConfig, FusedStates
 from taser_jax.models.dual_encoder import TowerInit, Towers
-from taser_jax.retrieval.encode_config import EmbeddingDtype
-from taser_jax.retrieval.query_embeddings import QueryEmbeddings
+from taser_jax.retrieval.embeddings import EmbeddingDtype, QueryEmbeddings
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError
 from taser_jax.systems.moma.augment import augment
 from taser_jax.systems.moma.embeddings import EmbeddingsByText

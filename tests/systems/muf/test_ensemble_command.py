@@ -15,8 +15,7 @@ from taser_jax.data.batches.one_task import BatchStream
 from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.retrieval.embeddings import Embeddings
-from taser_jax.retrieval.encode_config import EmbeddingDtype
+from taser_jax.retrieval.embeddings import EmbeddingDtype, Embeddings
 from taser_jax.storage.errors import ConfigError, DataError, FingerprintError, Preempted
 from taser_jax.systems.muf.ensemble import ensemble
 from taser_jax.systems.muf.ensemble_files import Ensemble, EnsembleTraining, SpecialistVectors

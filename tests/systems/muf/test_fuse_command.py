@@ -14,13 +14,10 @@ from taser_jax.data.batches.options import BatchingConfig
 from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.optim.optimizers import OptimizerConfig
-from taser_jax.retrieval.embeddings import Embeddings
+from taser_jax.retrieval.embeddings import Embeddings, QueryEmbeddings
 from taser_jax.retrieval.exact import ExactSearcher
-from taser_jax.retrieval.fusion import FusionConfig, Weighting, fuse_runs, weights_of
-from taser_jax.retrieval.hybrid import HybridConfig
-from taser_jax.retrieval.query_arrays import FUSED_LISTS, LISTS, QueryArrays
-from taser_jax.retrieval.query_embeddings import QueryEmbeddings
-from taser_jax.retrieval.runs import top_k
+from taser_jax.retrieval.fusion import FusionConfig, HybridConfig, Weighting, fuse_runs, weights_of
+from taser_jax.retrieval.runs import FUSED_LISTS, LISTS, QueryArrays, top_k
 from taser_jax.storage.artifacts import split_path
 from taser_jax.storage.errors import ConfigError, FingerprintError
 from taser_jax.systems.muf.ensemble import ensemble
@@ -230,7 +227,7 @@ def test_what_does_not_belong_together_is_refused(small_world, specialists, tmp_
     with pytest.raises(FingerprintError, match="train an ensemble on this model's embeddings"):
         start(tmp_path, small_world, {"a": mixed, "b": other})
     mixed = dataclasses.replace(one, index_dir=other.index_dir)
-    with pytest.raises(FingerprintError, match="index this model's embeddings"):
+    with pytest.raises(FingerprintError, match="search this model's embeddings"):
         start(tmp_path, small_world, {"a": mixed, "b": other})
     lists_dir = str(tmp_path / "lists")
     start(tmp_path / "1", small_world, {"a": one}, lists_dir=lists_dir, weighing=EQUAL)

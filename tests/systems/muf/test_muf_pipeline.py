@@ -17,7 +17,7 @@ from taser_jax.commands.pipelines.stages import Stages
 from taser_jax.data.token_store.negatives import read_negatives
 from taser_jax.evaluation.results import per_query_path, read_per_query, read_results
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.retrieval.query_arrays import FUSED_LISTS, QueryArrays
+from taser_jax.retrieval.runs import FUSED_LISTS, QueryArrays
 from taser_jax.storage.artifacts import split_path
 from taser_jax.storage.errors import ConfigError
 from taser_jax.systems.muf import stages as muf_stages

@@ -1,0 +1,339 @@
+"""Encodes token arrays into row-aligned embedding shards: resumable, with little padding."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pathlib
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, runtime_checkable
+
+import jax
+import ml_dtypes
+import numpy as np
+from jaxtyping import Int
+
+from taser_jax.data.token_store.arrays import TokenizedQueries
+from taser_jax.models.batch import EncoderInput
+from taser_jax.models.encoded import Normalization
+from taser_jax.retrieval.embeddings import (
+    FORMAT_VERSION,
+    QUERY_IDS,
+    EmbeddingDtype,
+    Embeddings,
+    QueryEmbeddings,
+    queries_directory,
+    shard_bounds,
+    shard_names,
+)
+from taser_jax.storage import artifacts
+from taser_jax.storage.artifacts import FilePath
+from taser_jax.storage.errors import DataError, check_fields
+from taser_jax.storage.progress import bar, logger
+
+# Batches queued on the device before the first result is awaited.
+_IN_FLIGHT = 2
+# On a CPU the activations of a batch should fit its caches, and be small enough that the C library
+# keeps their memory between batches instead of unmapping it and faulting in new pages.
+_CPU_BATCH_TOKENS = 2048
+_BATCH_TOKENS = 16384
+EncodeFn = Callable[[EncoderInput], jax.typing.ArrayLike]
+
+
+@runtime_checkable
+class TokenRows(Protocol):
+    """Token access: a `TokenStore`'s `passages`, or one split of its queries."""
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " texts"]:
+        """Real tokens of each text."""
+
+    def tokens(self, rows: np.ndarray) -> EncoderInput:
+        """Tokens of the given rows, or their states, padded at the end to one length."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodeConfig:
+    """Sizes of batches and shards.
+
+    Attributes:
+        batch_tokens: tokens of one batch, padding included: a bucket of length l has batches of
+            batch_tokens // l texts, so every bucket fills the device equally. None means 2,048 on
+            a CPU, whose caches should hold a batch, and 16,384 elsewhere.
+        batch_multiple: batch sizes are multiples of this, and at least this: the number of devices,
+            which `taser encode` sets.
+        length_multiple: batches are padded to multiples of this many tokens. At most
+            max length / length_multiple shapes are compiled.
+        shard_rows: texts per shard; a killed run loses at most one shard's work. Lower it where
+            encoding a shard takes hours.
+        dtype: dtype of the stored embeddings.
+    """
+
+    batch_tokens: int | None = None
+    batch_multiple: int = 8
+    length_multiple: int = 32
+    shard_rows: int = 65536
+    dtype: EmbeddingDtype = EmbeddingDtype.FLOAT32
+
+    def __post_init__(self) -> None:
+        sizes = ("batch_multiple", "length_multiple", "shard_rows")
+        check_fields(self, *sizes, is_valid=lambda n: n >= 1, expected="1 or more")
+        expected = "1 or more, or None"
+        check_fields(
+            self, "batch_tokens", is_valid=lambda n: n is None or n >= 1, expected=expected
+        )
+
+    def batch_size(self, length: int, *, platform: str | None = None) -> int:
+        """Number of texts in a batch of the bucket of `length` tokens.
+
+        Example:
+            >>> EncodeConfig(batch_tokens=1000, batch_multiple=8).batch_size(64)
+            8
+
+        Args:
+            length: tokens a text is padded to.
+            platform: where batches are computed: "cpu", "gpu" or "tpu"; None means here.
+        """
+        tokens = self.batch_tokens
+        if tokens is None:
+            on_cpu = (platform or jax.default_backend()) == "cpu"
+            tokens = _CPU_BATCH_TOKENS if on_cpu else _BATCH_TOKENS
+        return max(tokens // length // self.batch_multiple, 1) * self.batch_multiple
+
+
+def encode_texts(
+    encode_fn: EncodeFn,
+    tokens: TokenRows,
+    directory: artifacts.FilePath,
+    *,
+    fingerprints: Mapping[str, str],
+    kind: str = Embeddings.KIND,
+    config: EncodeConfig | None = None,
+    process_index: int = 0,
+    process_count: int = 1,
+    attached: Mapping[str, object] = types.MappingProxyType({}),
+    normalization: Normalization | None = None,
+) -> bool:
+    """Encodes every text into shard files; a rerun skips finished shards.
+
+    Process i of n takes shards i, i+n, i+2n, ... without communicating with the others.
+
+    Args:
+        encode_fn: tokens -> embeddings [batch, dim]; called with few different shapes.
+        tokens: the texts.
+        directory: gets embeddings-00000-of-000NN.npy and metadata.json.
+        fingerprints: {"model": ..., "collection": ..., "vocabulary": ...}, recorded and checked.
+        kind: kind of the result in metadata.json.
+        config: sizes of batches and shards.
+        process_index: which process this is.
+        process_count: how many share the work.
+        attached: file name -> JSON value, to write beside the shards.
+        normalization: the model's normalisation, recorded so that the embeddings can be truncated
+            later; None if unknown.
+
+    Returns:
+        Whether all shards are finished; False while other processes have some left. The last
+        one to finish writes metadata.json.
+
+    Raises:
+        FingerprintError: the directory holds embeddings from another model, collection or config.
+        DataError: no texts, or the model returned a non-finite number.
+        StorageError: the directory cannot be written.
+    """
+    config, directory = config or EncodeConfig(), pathlib.Path(directory)
+    lengths = np.asarray(tokens.lengths)
+    if not len(lengths):
+        raise DataError("no texts to encode", where=str(directory))
+    plan = {
+        "format_version": FORMAT_VERSION,
+        "kind": kind,
+        "fingerprints": dict(fingerprints),
+        "num_rows": len(lengths),
+        "shard_rows": config.shard_rows,
+        "dtype": config.dtype.value,
+    }
+    artifacts.follow_plan(directory, plan)
+    bounds = shard_bounds(len(lengths), config.shard_rows)
+    paths = [directory / name for name in shard_names(len(bounds))]
+    mine = range(process_index, len(bounds), process_count)
+    todo = [shard for shard in mine if not paths[shard].exists()]
+    done_tokens, total_tokens = (
+        sum(int(lengths[slice(*bounds[shard])].sum()) for shard in shards)
+        for shards in (set(mine) - set(todo), mine)
+    )
+    if len(todo) < len(mine):
+        logger.info("%s: %d of %d shards done before", directory, len(mine) - len(todo), len(mine))
+
+    began, computed = time.monotonic(), 0
+    with bar("encode", total=total_tokens, initial=done_tokens, unit="token") as progress:
+        for shard in todo:
+            array, positions = encode_rows(
+                encode_fn,
+                tokens,
+                np.arange(*bounds[shard]),
+                config=config,
+                update=progress.update,
+            )
+            computed += positions
+            with (
+                artifacts.replacing(paths[shard], recorded=True) as scratch,
+                open(scratch, "wb") as file,
+            ):
+                np.save(file, _as_stored(array, config.dtype))
+    seconds = time.monotonic() - began
+
+    if not all(path.exists() for path in paths):
+        return False
+    if todo or not (directory / artifacts.METADATA).exists():
+        dim = int(np.load(paths[0], mmap_mode="r").shape[1])
+        speed = _speed(total_tokens - done_tokens, computed, seconds)
+        logger.info(
+            "%s: %s tokens per second, %.1f%% of what was computed is padding",
+            *(directory, f"{speed['tokens_per_second']:,}", 100 * speed["padding"]),
+        )
+        for name, value in attached.items():
+            artifacts.write_json(directory / name, value)
+        known = {} if normalization is None else {"normalization": normalization.value}
+        artifacts.write_json(
+            directory / artifacts.METADATA, {**plan, "dim": dim, **known, "last_run": speed}
+        )
+    return True
+
+
+def _speed(tokens: int, computed: int, seconds: float) -> dict[str, int | float]:
+    return {
+        "tokens": tokens,
+        "computed_positions": computed,
+        # For texts that are embeddings already, nothing is computed.
+        "padding": round(1 - tokens / computed, 4) if computed else 0.0,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
+    }
+
+
+def encode_rows(
+    encode_fn: EncodeFn,
+    tokens: TokenRows,
+    rows: np.ndarray,
+    *,
+    config: EncodeConfig,
+    update: Callable[[int], object] = lambda _: None,
+) -> tuple[np.ndarray, int]:
+    """Encodes some texts in memory.
+
+    Args:
+        encode_fn: tokens -> embeddings [batch, dim]; called with few different shapes.
+        tokens: the texts.
+        rows: which of them.
+        config: sizes of batches.
+        update: called with the tokens of every batch.
+
+    Returns:
+        Embeddings of `rows` in their order, float32, and the token positions computed for them.
+
+    Raises:
+        DataError: the model returned a non-finite number.
+    """
+    lengths = np.asarray(tokens.lengths)[rows]
+    results: np.ndarray | None = None
+    computed = 0
+    waiting: collections.deque[tuple[np.ndarray, jax.typing.ArrayLike]] = collections.deque()
+
+    def collect() -> None:
+        nonlocal results
+        members, embeddings = waiting.popleft()
+        array = np.asarray(embeddings).astype(np.float32)[: len(members)]
+        if results is None:
+            results = np.empty((len(rows), array.shape[1]), np.float32)
+        finite = np.isfinite(array).all(axis=1)
+        if not finite.all():
+            problem = "the model's embedding has NaN or infinite numbers"
+            fix = "use a checkpoint from before training diverged"
+            raise DataError(problem, where=f"row {rows[members[np.argmin(finite)]]}", fix=fix)
+        results[members] = array
+        update(int(lengths[members].sum()))
+
+    for members, size, length in batches_by_length(lengths, config):
+        batch = tokens.tokens(rows[np.resize(members, size)])
+        length = min(length, batch.mask.shape[1])
+        waiting.append((members, encode_fn(batch.resized(length))))
+        computed += size * length
+        if len(waiting) > _IN_FLIGHT:
+            collect()
+    while waiting:
+        collect()
+    assert results is not None
+    return results, computed
+
+
+def batches_by_length(
+    lengths: np.ndarray, config: EncodeConfig
+) -> Iterator[tuple[np.ndarray, int, int]]:
+    """Yields (members, batch size, padded length), longest first.
+
+    The longest text left decides the bucket, and the next longest fill the batch: only the last
+    batch is partly empty, and if memory is insufficient, the first batch fails.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    first = 0
+    while first < len(order):
+        blocks = -(-max(int(lengths[order[first]]), 1) // config.length_multiple)
+        length = blocks * config.length_multiple
+        size = config.batch_size(length)
+        yield order[first : first + size], size, length
+        first += size
+
+
+def encode_queries(
+    encode_fn: EncodeFn,
+    queries: TokenizedQueries,
+    embeddings_dir: FilePath,
+    *,
+    fingerprints: Mapping[str, str],
+    states: TokenRows | None = None,
+    config: EncodeConfig | None = None,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> bool:
+    """Encodes one task's split into its folder beside the passages; resumable, like these.
+
+    Queries are always stored as float32: they are few, and every score depends on one.
+
+    Args:
+        encode_fn: tokens -> embeddings [batch, dim], for the role and task of these queries.
+        queries: the split, from the token store.
+        embeddings_dir: where the passages' embeddings are.
+        fingerprints: those of the passages' embeddings; that of the queries' tokens is added.
+        states: states of the queries, in place of their tokens.
+        config: sizes of batches and shards.
+        process_index: which process this is.
+        process_count: how many share the work.
+
+    Returns:
+        Whether all shards are finished.
+
+    Raises:
+        FingerprintError: the folder was begun with another model or other tokens.
+        DataError: no queries, or the model returned a number that is not finite.
+        StorageError: the folder cannot be written.
+    """
+    return encode_texts(
+        encode_fn,
+        states or queries,
+        queries_directory(embeddings_dir, queries.task, queries.split),
+        kind=QueryEmbeddings.KIND,
+        fingerprints={**fingerprints, "queries": queries.fingerprint},
+        config=dataclasses.replace(config or EncodeConfig(), dtype=EmbeddingDtype.FLOAT32),
+        process_index=process_index,
+        process_count=process_count,
+        attached={QUERY_IDS: queries.query_ids},
+    )
+
+
+def _as_stored(array: np.ndarray, dtype: EmbeddingDtype) -> np.ndarray:
+    # np.save does not support bfloat16: its bits are stored as uint16, its type in the metadata.
+    if dtype is EmbeddingDtype.BFLOAT16:
+        return array.astype(ml_dtypes.bfloat16).view(np.uint16)
+    return array
