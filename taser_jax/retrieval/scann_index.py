@@ -214,7 +214,7 @@ def _choose_effort(
     shards: Shards,
     config: ScannConfig,
     queries: np.ndarray,
-) -> tuple[SearchEffort, list[dict[str, float]]]:
+) -> tuple[SearchEffort, list[dict[str, int | float]]]:
     """The least effort that reaches the recall target, and everything measured on the way."""
     rng = np.random.default_rng([_SEED, len(queries)])
     chosen = rng.permutation(len(queries))[:RECALL_QUERIES]

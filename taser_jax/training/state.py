@@ -212,7 +212,7 @@ def state_shardings(state: TrainState, param_shardings: PyTree) -> TrainState:
         raise ConfigError(problem, where="param_shardings", fix=fix)
     replicated = NamedSharding(next(iter(by_path.values())).mesh, PartitionSpec())
 
-    def of_leaf(path: KeyPath, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+    def of_leaf(path: KeyPath, leaf: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
         for start in range(len(path)):
             owner = path[start:]
             if owner in by_path:
