@@ -158,7 +158,7 @@ def test_no_file_names_a_macro_that_it_does_not_have(file):
         ("encode", "CHECKPOINT_STEP", "set encode.step instead"),
         # A macro of other commands.
         ("bm25", "RUNS_DIR", "set BM25_RUNS_DIR instead"),
-        ("index", "RUNS_DIR", "did you mean"),
+        ("encode", "RUNS_DIR", "did you mean"),
     ],
 )
 def test_a_macro_that_is_gone_is_answered_with_what_has_replaced_it(name, macro, instead):

@@ -18,7 +18,6 @@ def test_every_setting_has_its_path():
     assert found == {
         "evaluation.judge": "answers",
         "evaluation.measures": ["R@1", "R@5", "R@20", "MRR@10", "nDCG@10"],
-        "evaluation.match": "string",
         "evaluation.page_only_tasks": [],
         "evaluation.qrels_tasks": [],
         "evaluation.regex_tasks": [],
