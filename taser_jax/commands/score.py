@@ -68,7 +68,7 @@ def score(
         raise ConfigError(f"no teacher in {teachers!r}", where="TEACHERS", fix=fix)
     if pathlib.Path(output_dir).resolve() == pathlib.Path(negatives_dir).resolve():
         problem = "negatives with scores would replace those without"
-        raise ConfigError(problem, where="OUTPUT_DIR", fix="name another than NEGATIVES_DIR")
+        raise ConfigError(problem, where="OUTPUT_DIR", fix="name another directory")
     store = PassageStore.open(data_dir, collection)
     metadata = read_metadata(negatives_dir)
     shares = {}
