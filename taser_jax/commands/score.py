@@ -206,7 +206,7 @@ def _check(scores: np.ndarray, pairs: _Pairs, ids: Sequence[str], *, where: str)
     if len(bad):
         raise DataError(
             f"score {scores[bad[0]]} of query {ids[pairs.queries[bad[0]]]!r} and passage row "
-            f"{pairs.rows[bad[0]]}, and {len(bad) - 1} others that are not finite",
+            f"{pairs.rows[bad[0]]}, and {len(bad) - 1} others are not finite scores",
             where=where,
             fix="take a teacher whose training did not diverge",
         )
