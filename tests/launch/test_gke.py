@@ -43,6 +43,7 @@ def test_one_image_is_built_pushed_and_run(stubs, checkout):
     assert shlex.split(run) == [
         *(
             "exec",
+            "env",
             "bash",
             "/taser_jax/launch/_container.sh",
             "gs://bucket/tokens",
@@ -69,8 +70,7 @@ def test_an_image_that_is_there_is_not_built_and_flags_reach_xpk(stubs, checkout
     assert "warning: r/taser:1 may name another image at a restart" in found.stderr
     assert create[-3:-1] == ["--spot", "--storage=tokens"]
     assert "--termination-grace-period-seconds=60" in create
-    # taser compares it with what a save takes.
-    assert "exec bash " in create[-1]
+    assert "exec env bash " in create[-1]
 
 
 @pytest.mark.parametrize(("failing", "calls"), [("build", 1), ("push", 2), ("workload", 4)])
