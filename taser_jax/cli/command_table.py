@@ -156,6 +156,7 @@ COMMANDS: dict[str, Command] = dict(
                 "add a memory to a mixture, remove one, or list all",
                 "runs/memory.gin",
                 argument="memory.action",
+                optional=True,
             ),
         ),
         _command(

@@ -34,8 +34,8 @@ class MemoryAction(enum.Enum):
 
 def memory(
     *,
-    action: MemoryAction,
     memory_dir: str,
+    action: MemoryAction = MemoryAction.LIST,
     name: str | None = None,
     token_store: str | None = None,
     model_dir: str | None = None,
@@ -46,8 +46,8 @@ def memory(
     """Adds a memory to a mixture or removes one; prints the memories with their sizes.
 
     Args:
-        action: add, remove or list.
         memory_dir: the mixture; adding creates it.
+        action: add, remove or list.
         name: the memory's name in the mixture; listing needs none.
         token_store: its documents' tokens; only adding needs them.
         model_dir: the model that looks documents up, MoMA's f_a; only adding needs it.

@@ -83,7 +83,7 @@ def add(world, directory, name, number, **changes):
 
 
 def listed(directory):
-    return memory(action=MemoryAction.LIST, memory_dir=directory)
+    return memory(memory_dir=directory)
 
 
 def test_only_new_documents_are_encoded(world, tmp_path):
