@@ -19,9 +19,9 @@ from side_by_side import in_turns, machine, show
 
 from taser_jax.models.batch import Augmented, DocumentsShape, Role, States, Tokens
 from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.fusion import T5FusionConfig
 from taser_jax.models.parameters import init_params
 from taser_jax.models.t5 import T5Config
-from taser_jax.models.t5_fusion import T5FusionConfig
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ from taser_jax.data.batches.options import BatchingConfig, FalseNegatives, Posit
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.expert_use import (
+from taser_jax.models.encoded import (
     RoutingStatistics,
     expert_shares,
     logit_offset,

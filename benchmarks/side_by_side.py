@@ -25,8 +25,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 
-from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertConfig
+from taser_jax.models.bert_layers import AttentionKernel
 
 
 @dataclasses.dataclass

@@ -16,8 +16,7 @@ from taser_jax.data.collections.store import PassageStore
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.text_settings import QuerySettings
-from taser_jax.interop.encoder_settings import EncoderSettings, read_encoder_settings
-from taser_jax.interop.hub import fetch
+from taser_jax.interop.hub import EncoderSettings, fetch, read_encoder_settings
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig

@@ -9,7 +9,7 @@ from taser_jax.devices.step_report import Roofline
 from taser_jax.devices.topologies import Topology
 from taser_jax.models.batch import BatchShape
 from taser_jax.models.dual_encoder import ModelConfig
-from taser_jax.models.transformer import Remat
+from taser_jax.models.layers import Remat
 
 # Traffic that XLA counts for BERT base on v5e (docs/measurements.md): per byte of activations, per
 # byte of parameters in each chunk, and per byte of parameters in the optimiser.

@@ -15,15 +15,14 @@ from taser_jax.interop.pretrained import (
     pretrained_bert,
     pretrained_normalization,
     pretrained_pooling,
+    pretrained_t5,
 )
-from taser_jax.interop.t5_pretrained import pretrained_t5
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.bert_fusion import BertFusionConfig
+from taser_jax.models.fusion import BertFusionConfig, T5FusionConfig
 from taser_jax.models.routing import ExpertConfig
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
-from taser_jax.models.t5_fusion import T5FusionConfig
 from taser_jax.optim.multitask import MultitaskConfig
 from taser_jax.optim.optimizers import OptimizerConfig
 from taser_jax.optim.tsage_options import TSageConfig

@@ -12,13 +12,11 @@ import numpy as np
 
 from taser_jax.assembly.pretrained_words import check_words
 from taser_jax.interop.hub import fetch
-from taser_jax.interop.pretrained import load_pretrained
-from taser_jax.interop.t5_pretrained import load_pretrained_t5
+from taser_jax.interop.pretrained import load_pretrained, load_pretrained_t5
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.bert_fusion import BertFusionConfig
 from taser_jax.models.dual_encoder import ModelConfig, Params
+from taser_jax.models.fusion import BertFusionConfig, T5FusionConfig
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
-from taser_jax.models.t5_fusion import T5FusionConfig
 from taser_jax.storage.progress import phase
 
 

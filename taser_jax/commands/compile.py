@@ -33,8 +33,8 @@ from taser_jax.devices.topologies import (
 )
 from taser_jax.models.batch import BatchShape, DocumentsShape, Role
 from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.models.layers import Remat
 from taser_jax.models.parameters import abstract_params
-from taser_jax.models.transformer import Remat
 from taser_jax.retrieval.encoding import EncodeConfig
 from taser_jax.storage.artifacts import storage_errors
 from taser_jax.storage.errors import ConfigError
@@ -102,7 +102,7 @@ def compile_recipe(
         partitioner=Partitioner(make_mesh(training.mesh, devices=target.devices), training.rules),
         store=store,
         queries={} if store is None else training_queries(store, task_names=tasks),
-        feature_lengths=_known_lengths(feature_lengths, store),
+        feature_lengths=_lengths(feature_lengths, store),
         task_sizes=task_sizes,
         documents=documents,
     )
@@ -144,14 +144,11 @@ class _Reports:
             (self._output / REPORT_JSON).write_text(json.dumps(facts, indent=2) + "\n")
 
 
-def _known_lengths(given: Mapping[str, int] | None, store: TokenStore | None) -> Mapping[str, int]:
+def _lengths(given: Mapping[str, int] | None, store: TokenStore | None) -> Mapping[str, int]:
     if store is None and not given:
-        raise ConfigError(
-            "no lengths of queries and passages",
-            where="TASK_FEATURE_LENGTHS",
-            expected="{'query': 256, 'passage': 256}, or a token store",
-            fix="set TASK_FEATURE_LENGTHS in the recipe, or --gin.compile_recipe.token_store=...",
-        )
+        problem = "no lengths of queries and passages, such as {'query': 256, 'passage': 256}"
+        fix = "set TASK_FEATURE_LENGTHS in the recipe, or --gin.compile_recipe.token_store=..."
+        raise ConfigError(problem, where="TASK_FEATURE_LENGTHS", fix=fix)
     return given or {}
 
 
@@ -292,12 +289,9 @@ def _report(
         needed, available = compiled.memory.peak, target.chip.hbm_bytes
         if report.fits:
             return
-    raise ConfigError(
-        f"the {name} needs {needed / 2**30:.2f} GiB per device",
-        where=target.name,
-        expected=f"at most the {available / 2**30:.2f} GiB that the chip leaves to it",
-        fix=advise(needed, available),
-    )
+    gib, room = needed / 2**30, available / 2**30
+    problem = f"the {name} needs {gib:.2f} GiB per device, and the chip leaves {room:.2f} GiB to it"
+    raise ConfigError(problem, where=target.name, fix=advise(needed, available))
 
 
 def _bytes_per_device(leaf: jax.ShapeDtypeStruct) -> int:

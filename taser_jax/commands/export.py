@@ -22,10 +22,10 @@ from taser_jax.assembly.text_facts import task_prompts, text_settings
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.results import read_results
-from taser_jax.interop.export_source import ExportSource
-from taser_jax.interop.lowering import check_task
+from taser_jax.interop.export_source import ExportSource, check_exported
 from taser_jax.interop.model_card import METADATA, CardTexts, metadata, write_card
 from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
 from taser_jax.storage.artifacts import read_json, replacing
 from taser_jax.storage.errors import ConfigError, DataError, how_to_install
 from taser_jax.storage.progress import logger, phase
@@ -76,7 +76,7 @@ class OpenPart(Protocol):
 
 ENSEMBLE: Registered[OpenPart] = Registered("taser_jax.systems.muf.export")
 
-# Formats of plain BERTs, in which there is no router.
+# Formats of plain encoders, in which there is no router.
 _PLAIN = (ExportFormat.SENTENCE_TRANSFORMERS, ExportFormat.ONNX)
 
 
@@ -127,18 +127,16 @@ def export_model(
             installed, a directory that is not empty, or unknown lengths.
         DataError: the vocabulary is missing.
     """
-    wanted = _formats(formats)
-    directories = {format: pathlib.Path(output_dir) / format.value for format in wanted}
+    chosen = _formats(formats)
+    directories = {format: pathlib.Path(output_dir) / format.value for format in chosen}
     for directory in directories.values():
         if ensemble_dir is not None or not (directory / METADATA).is_file():
             _check_empty(directory)
     config = read_model_config(model_dir)
     facts = read_facts(model_dir)
-    _check_formats(wanted, config)
-    _check_vocabulary(
-        pathlib.Path(model_dir) / VOCABULARY, wanted, rows=config.transformer.vocab_size
-    )
-    check_task(config, task)
+    check_exported(config, task)
+    _check_formats(chosen, config)
+    _check_vocabulary(pathlib.Path(model_dir) / VOCABULARY, chosen, config)
     texts = text_settings(facts, task)
     query_length = _length("query_length", query_length, texts.query_length, model_dir)
     passage_length = _length(
@@ -203,11 +201,8 @@ def _exporter(format: ExportFormat) -> tuple[_Export, Callable[[ExportSource], C
         try:
             from taser_jax.interop import saved_model
         except ImportError as error:
-            raise ConfigError(
-                f"TensorFlow is not installed ({error})",
-                where="export_model.formats, 'saved_model'",
-                fix=how_to_install("tensorflow"),
-            ) from error
+            problem, fix = f"TensorFlow is not installed ({error})", how_to_install("tensorflow")
+            raise ConfigError(problem, where="format 'saved_model'", fix=fix) from error
         return saved_model.export_saved_model, saved_model.card_texts
     from taser_jax.interop import stablehlo
 
@@ -220,23 +215,16 @@ def _formats(formats: Sequence[str | ExportFormat]) -> list[ExportFormat]:
     values = [format.value if isinstance(format, ExportFormat) else format for format in given]
     unknown = [value for value in values if value not in choices]
     if unknown or not values:
-        raise ConfigError(
-            f"{unknown[0]!r} is no format" if unknown else "no format",
-            where="export_model.formats",
-            expected=f"some of {', '.join(choices)}",
-            fix="write --gin.export_model.formats=\"['sentence_transformers']\"",
-        )
+        problem = f"{unknown[0]!r} is no format" if unknown else "no format is given"
+        fix = f"choose of {', '.join(choices)}: --gin.export_model.formats=\"['stablehlo']\""
+        raise ConfigError(problem, where="export_model.formats", fix=fix)
     return [ExportFormat(value) for value in dict.fromkeys(values)]
 
 
 def _check_empty(directory: pathlib.Path) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError(
-            "there is something here already",
-            where=str(directory),
-            expected="an empty directory, or none",
-            fix="choose another EXPORT_DIR, or delete what is there",
-        )
+        fix = "choose another EXPORT_DIR, or delete what is there"
+        raise ConfigError("there is something here already", where=str(directory), fix=fix)
 
 
 def _is_there(source: ExportSource, format: ExportFormat, directory: pathlib.Path) -> bool:
@@ -245,68 +233,58 @@ def _is_there(source: ExportSource, format: ExportFormat, directory: pathlib.Pat
     Raises:
         ConfigError: the directory holds anything else.
     """
-    found = read_json(directory / METADATA, absent={})
-    if found and found != json.loads(json.dumps(metadata(source, format.value))):
+    written = read_json(directory / METADATA, absent={})
+    if written and written != json.loads(json.dumps(metadata(source, format.value))):
         _check_empty(directory)
-    return bool(found)
+    return bool(written)
 
 
 def _check_formats(formats: Sequence[ExportFormat], config: ModelConfig) -> None:
     for format in formats:
-        if format in _PLAIN:
+        if format is ExportFormat.SENTENCE_TRANSFORMERS:
+            from taser_jax.interop.sentence_transformers import check_exportable
+
+            check_exportable(config)
+        if format is ExportFormat.ONNX:
+            from taser_jax.interop.onnx import check_packages
             from taser_jax.interop.sentence_transformers import check_plain
 
             check_plain(config, format=format.value)
-        if format is ExportFormat.ONNX:
-            from taser_jax.interop.onnx import check_packages
-
             check_packages()
 
 
 def _check_vocabulary(
-    directory: pathlib.Path, formats: Sequence[ExportFormat], *, rows: int
+    directory: pathlib.Path, formats: Sequence[ExportFormat], config: ModelConfig
 ) -> None:
     if not any((directory / name).is_file() for name in _VOCABULARY_FILES):
-        raise DataError(
-            "the model's vocabulary is missing",
-            where=str(directory),
-            expected=f"{' or '.join(_VOCABULARY_FILES)}: an export carries its tokenizer",
-            fix="copy the vocabulary directory there that the model was trained with",
-        )
-
+        problem = f"the model's vocabulary is missing: {' or '.join(_VOCABULARY_FILES)}"
+        fix = "copy the vocabulary directory there that the model was trained with"
+        raise DataError(problem, where=str(directory), fix=fix)
     kind = read_json(directory / "vocabulary.json", absent={}).get("kind", "wordpiece")
     plain = [format.value for format in formats if format in _PLAIN]
-    if plain and kind != "wordpiece":
-        raise ConfigError(
-            f"format {plain[0]!r} of a model with a {kind} vocabulary",
-            where=str(directory),
-            expected="WordPiece, the one tokenizer of Hugging Face's BERT",
-            fix="export it as saved_model or stablehlo, which take any vocabulary",
-        )
-    load_vocabulary(directory, rows=rows)
+    needed = "sentencepiece" if config.kind == T5DualEncoderConfig.kind else "wordpiece"
+    if plain and kind != needed:
+        problem = f"format {plain[0]!r} of a model with a {kind} vocabulary, not {needed}"
+        fix = "export it as saved_model or stablehlo, which take any vocabulary"
+        raise ConfigError(problem, where=str(directory), fix=fix)
+    load_vocabulary(directory, rows=config.transformer.vocab_size)
 
 
 def _check_positions(config: ModelConfig, **lengths: int) -> None:
     limit = config.max_length
     for name, length in lengths.items():
         if limit is not None and not 4 <= length <= limit:
-            raise ConfigError(
-                f"{name} is {length}",
-                where="taser export",
-                expected=f"4 to {limit}, the rows of the model's position table",
-                fix=f"--gin.export_model.{name}=..., as in training",
-            )
+            problem = f"{name} is {length}, not 4 to {limit}, the rows of the position table"
+            fix = f"--gin.export_model.{name}=..., as in training"
+            raise ConfigError(problem, where="taser export", fix=fix)
 
 
 def _length(name: str, given: int | None, recorded: object, model_dir: str) -> int:
     length = recorded if given is None else given
     if type(length) is not int:
-        raise ConfigError(
-            f"{name} is not known: the model was trained before it was recorded",
-            where=str(pathlib.Path(model_dir) / RUN_FILE),
-            expected=f"a field {name!r}, or the length as an argument",
-            fix=f"--gin.export_model.{name}=..., as in the token store it was trained from",
-        )
+        where = f"{pathlib.Path(model_dir) / RUN_FILE}, field {name!r}"
+        fix = f"--gin.export_model.{name}=..., as in the token store it was trained from"
+        raise ConfigError(f"{name} is not known", where=where, fix=fix)
     return length
 
 
@@ -320,12 +298,8 @@ def _metrics(results_dir: str | None, system: str | None) -> dict[str, float]:
     results = read_results(directory, None if system is None else [system])
     if len(results) > 1:
         names = ", ".join(repr(result.system) for result in results)
-        raise ConfigError(
-            f"results of {len(results)} systems",
-            where=results_dir,
-            expected=f"a choice of one: {names}",
-            fix="--gin.export_model.system=...",
-        )
+        problem = f"results of {len(results)} systems, {names}"
+        raise ConfigError(problem, where=results_dir, fix="--gin.export_model.system=...")
     return {
         f"{task} {measure}": value
         for task, result in results[0].tasks.items()

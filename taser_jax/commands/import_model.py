@@ -19,8 +19,8 @@ from taser_jax.interop.pretrained import (
     pretrained_bert,
     pretrained_normalization,
     pretrained_pooling,
+    pretrained_t5,
 )
-from taser_jax.interop.t5_pretrained import pretrained_t5
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
@@ -69,21 +69,17 @@ def import_model(
     """
     directory = pathlib.Path(model_dir)
     if any(directory.glob("checkpoint_*")):
-        raise ConfigError(
-            "there is a model here",
-            where=model_dir,
-            expected="an empty or new directory",
-            fix="choose another MODEL_DIR",
-        )
+        fix = "choose another MODEL_DIR, an empty or new directory"
+        raise ConfigError("there is a model here", where=model_dir, fix=fix)
     # Another model's vocabulary is refused before anything is allocated.
-    known = load_vocabulary(
+    words = load_vocabulary(
         vocabulary or fetch(pretrained.source), rows=model.transformer.vocab_size
     )
     module = DualEncoder(model)
     partitioner = Partitioner(make_mesh(MeshConfig(), devices=jax.local_devices()[:1]))
     params = init_params(module, named_key(seed, "init"))
     with storage_errors(directory):
-        known.save(str(directory / VOCABULARY))
+        words.save(str(directory / VOCABULARY))
     loaded = read_pretrained(
         pretrained, config=model, params=params, vocabulary=directory / VOCABULARY
     )

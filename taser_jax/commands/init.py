@@ -93,26 +93,18 @@ def init(*, name: str, tasks: Sequence[str] = ("questions",), directory: str = "
     """
     slug = re.sub(r"\W+", "_", name.lower()).strip("_")
     if not slug.isidentifier():
-        raise ConfigError(
-            f"the name {name!r}",
-            where="init.name",
-            expected="a name that starts with a letter",
-            fix="write `taser init FAQ`",
-        )
+        problem = f"the name {name!r} does not start with a letter"
+        raise ConfigError(problem, where="init.name", fix="write `taser init FAQ`")
     if not tasks:
-        raise ConfigError("no task", where="init.tasks", expected="one or more names")
+        raise ConfigError("no task is given", where="init.tasks", fix="name one or more")
     values = {"name": name, "slug": slug, "tasks": repr(tuple(tasks)), "first": tasks[0]}
     texts = {
         pathlib.Path(directory, f"{slug}.gin"): _GIN.format(**values),
         pathlib.Path(directory, f"{slug}_tasks.py"): _TASKS.format(**values),
     }
-    if there := [str(path) for path in texts if path.exists()]:
-        raise ConfigError(
-            f"{' and '.join(there)} exist",
-            where=str(directory),
-            expected="a new project: nothing is overwritten",
-            fix="choose another name, or delete them",
-        )
+    if existing := [str(path) for path in texts if path.exists()]:
+        problem = f"{' and '.join(existing)} exist, and nothing is overwritten"
+        raise ConfigError(problem, where=directory, fix="choose another name, or delete them")
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
         logger.info("wrote %s", path)

@@ -23,8 +23,8 @@ from taser_jax.devices.mesh import make_mesh
 from taser_jax.devices.partitioning import Partitioner
 from taser_jax.devices.topologies import Topology, open_topology
 from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.models.layers import Remat
 from taser_jax.models.parameters import parameter_count
-from taser_jax.models.transformer import Remat
 from taser_jax.storage.artifacts import fingerprint_json, storage_errors, write_text
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.markdown import markdown_table
@@ -69,10 +69,14 @@ class PlanRow:
         data = self.num_devices // (each.fsdp * each.model)
         time, share = self.step_seconds, self.mfu
         return [
-            *(f"{data}, {each.fsdp}, {each.model}", each.remat.value, str(each.num_chunks)),
-            *("compiler" if self.compiled else "formula", f"{self.peak / 2**30:.2f}"),
-            *(self.bound if self.fits else "does not fit",),
-            *("" if time is None else f"{1e3 * time:.2f}", "" if share is None else f"{share:.0%}"),
+            f"{data}, {each.fsdp}, {each.model}",
+            each.remat.value,
+            str(each.num_chunks),
+            "compiler" if self.compiled else "formula",
+            f"{self.peak / 2**30:.2f}",
+            self.bound if self.fits else "does not fit",
+            "" if time is None else f"{1e3 * time:.2f}",
+            "" if share is None else f"{share:.0%}",
         ]
 
 
@@ -159,11 +163,10 @@ def plan_recipe(
 
 def _estimates(program: Program, target: Topology) -> list[Estimate]:
     config, shapes = program.model.config, list(program.plan.shapes.values())
-    found = candidates(len(target.devices), shapes=shapes, num_heads=config.transformer.num_heads)
-    param_bytes = 4 * parameter_count(program.params)
+    heads, param_bytes = config.transformer.num_heads, 4 * parameter_count(program.params)
     return [
         estimate(each, target, config=config, shapes=shapes, param_bytes=param_bytes)
-        for each in found
+        for each in candidates(len(target.devices), shapes=shapes, num_heads=heads)
     ]
 
 
@@ -226,18 +229,12 @@ def _compiled_row(
         finally:
             # Stays only if the compiler takes the process with it.
             (folder / _STARTED).unlink(missing_ok=True)
-    (found,) = json.loads(report.read_text())
-    row = _unfit_row(candidate, target)
-    if not found["fits"]:
-        return dataclasses.replace(row, peak=found["memory"]["peak"])
-    return dataclasses.replace(
-        row,
-        peak=found["memory"]["peak"],
-        fits=True,
-        bound=found["roofline"]["bound"],
-        step_seconds=found["roofline"]["step_seconds"],
-        mfu=found["roofline"]["mfu"],
-    )
+    (step,) = json.loads(report.read_text())
+    row = dataclasses.replace(_unfit_row(candidate, target), peak=step["memory"]["peak"])
+    if not step["fits"]:
+        return row
+    time = {name: step["roofline"][name] for name in ("bound", "step_seconds", "mfu")}
+    return dataclasses.replace(row, fits=True, **time)
 
 
 def _unfit_row(candidate: Candidate, target: Topology) -> PlanRow:
@@ -270,8 +267,11 @@ def _comparison(best: Sequence[PlanRow]) -> str:
 
     rows = [
         (
-            *(row.topology, row.num_chips, f"{1e3 * (row.step_seconds or 0.0):.2f}"),
-            *(f"{chip_hours(row):.2f}", row.bound),
+            row.topology,
+            row.num_chips,
+            f"{1e3 * (row.step_seconds or 0.0):.2f}",
+            f"{chip_hours(row):.2f}",
+            row.bound,
         )
         for row in sorted(best, key=chip_hours)
     ]
@@ -283,10 +283,9 @@ def _nothing_fits(nearest: Sequence[PlanRow], model: ModelConfig) -> ConfigError
     least = min(nearest, key=lambda row: row.peak)
     lines = _gin_lines(least, model).replace("\n", ", ")
     return ConfigError(
-        "nothing fits",
+        f"nothing fits; nearest is {lines}, with {least.peak / 2**30:.2f} GiB per device on "
+        f"{least.topology} by formula",
         where=", ".join(row.topology for row in nearest),
-        expected=f"a step that fits; nearest is {lines}, with {least.peak / 2**30:.2f} GiB per "
-        f"device on {least.topology} by formula",
         fix="take more chips, chips with more memory, or a smaller BATCH_SIZE",
     )
 

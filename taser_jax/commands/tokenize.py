@@ -22,7 +22,7 @@ from taser_jax.data.text.prompts import Prompt, TaskPrompt
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.text_settings import Titles
 from taser_jax.devices.hosts import first_host_only, writes
-from taser_jax.interop.encoder_settings import EncoderSettings, read_encoder_settings
+from taser_jax.interop.hub import EncoderSettings, read_encoder_settings
 from taser_jax.storage.artifacts import write_json
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.progress import logger, phase

@@ -12,6 +12,7 @@ import inspect
 import logging
 import os
 import pickle
+import re
 import socket
 import string
 import sys
@@ -36,10 +37,12 @@ _GRACE = 60
 # Seconds that a host that failed gives the other hosts to end.
 _LEAVING = 20
 # Words of JAX's errors about a lost host, for which it has no exception type.
-_LOST = (
-    *("gloo", "nccl", "heartbeat", "coordination", "another task died", "barrier"),
-    *("connection reset by peer", "connection closed by peer", "broken pipe", "socket closed"),
+_LOST = re.compile(
+    "gloo|nccl|heartbeat|coordination|another task died|barrier|"
+    "connection reset by peer|connection closed by peer|broken pipe|socket closed"
 )
+# Variables that JAX does not read itself (it reads the coordinator's address), by its arguments.
+_VARIABLES = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
 _joined: list[int] = []
 
 
@@ -79,23 +82,21 @@ def initialize(*, timeout: int = COORDINATOR_TIMEOUT) -> None:
             f"the coordinator{f' at {address}' if address else ''} did not answer, or not all "
             f"hosts came, within {timeout} s",
             where="--multihost",
-            expected="the same command started on every host at about the same time",
             fix="check that host 0 runs, its port is reachable and every host was started; "
             "--coordinator_timeout=SECONDS waits longer",
         )
     if failures:
-        known = address is not None
-        raise ConfigError(
-            f"the hosts could not be joined ({type(failures[0]).__name__}: {failures[0]})"
-            if known
-            else f"no coordinator ({failures[0]})",
-            where="--multihost",
-            expected="a TPU pod, Slurm, Kubernetes, or the variables JAX_COORDINATOR_ADDRESS, "
-            "JAX_NUM_PROCESSES and JAX_PROCESS_ID, which is 0 on the first host",
-            fix="check these variables and the output of the other hosts"
-            if known
-            else "leave out --multihost on one host, or set them",
-        ) from failures[0]
+        failure, variables = (
+            failures[0],
+            f"JAX_COORDINATOR_ADDRESS, {', '.join(_VARIABLES.values())}",
+        )
+        if address is None:
+            problem = f"no coordinator, as TPU pods, Slurm and Kubernetes have one ({failure})"
+            fix = f"leave out --multihost on one host, or set {variables} (0 on the first host)"
+        else:
+            problem = f"the hosts could not be joined ({type(failure).__name__}: {failure})"
+            fix = f"check {variables}, and the output of the other hosts"
+        raise ConfigError(problem, where="--multihost", fix=fix) from failure
     _joined.append(jax.process_index())
     if not is_first():
         progress.silence()
@@ -118,8 +119,7 @@ def naming_lost_hosts() -> Iterator[None]:
         yield
     except (RuntimeError, ValueError, TimeoutError) as error:
         # JAX raises RuntimeErrors, compiled programs also ValueErrors, and Orbax TimeoutErrors.
-        text = str(error).lower()
-        if not _joined or not any(words in text for words in _LOST):
+        if not _joined or not _LOST.search(str(error).lower()):
             raise
         reason = str(error).partition("\n")[0]
         raise HostLostError(f"joint work with another host failed ({reason})") from error
@@ -152,25 +152,23 @@ def _shut_down() -> None:
 
 
 def _from_environment() -> dict[str, Any]:
-    """The variables that JAX does not read itself (it reads the coordinator's address)."""
-    names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
+    """JAX's arguments by the environment's variables."""
     try:
-        return {key: int(os.environ[name]) for key, name in names.items() if name in os.environ}
+        return {
+            key: int(os.environ[name]) for key, name in _VARIABLES.items() if name in os.environ
+        }
     except ValueError as error:
-        raise ConfigError(
-            str(error), where=" or ".join(names.values()), expected="whole numbers"
-        ) from error
+        where = " or ".join(_VARIABLES.values())
+        raise ConfigError(str(error), where=where, fix="set whole numbers") from error
 
 
 def _check_address(address: str, *, serves: bool) -> None:
     """Refuses addresses to which JAX's runtime reacts with an IndexError or a crash."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ConfigError(
-            f"address {address!r}",
-            where="JAX_COORDINATOR_ADDRESS",
-            expected="HOST:PORT, host 0's name or IP address and a free port of it",
-        )
+        problem, where = f"{address!r} is no HOST:PORT", "JAX_COORDINATOR_ADDRESS"
+        fix = "give host 0's name or IP address, and a free port of it"
+        raise ConfigError(problem, where=where, fix=fix)
     if not serves:
         return
     try:
@@ -178,12 +176,9 @@ def _check_address(address: str, *, serves: bool) -> None:
         family = socket.AF_INET6 if dualstack else socket.AF_INET
         socket.create_server(("", int(port)), family=family, dualstack_ipv6=dualstack).close()
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on port {port} ({os.strerror(error.errno or 0)})",
-            where="JAX_COORDINATOR_ADDRESS",
-            expected="a free port of host 0, which this is",
-            fix="end the process of an earlier start, or use another port on all hosts",
-        ) from error
+        problem = f"host 0 cannot listen on port {port} ({os.strerror(error.errno or 0)})"
+        fix = "end the process of an earlier start, or use another port on all hosts"
+        raise ConfigError(problem, where="JAX_COORDINATOR_ADDRESS", fix=fix) from error
 
 
 def is_first() -> bool:
@@ -215,16 +210,14 @@ def require_same(facts: Mapping[str, str]) -> None:
     for number, name in enumerate(facts):
         hosts = np.flatnonzero(differ[:, number])
         if len(hosts):
-            found = bytes(everyone[hosts[0], number].tolist()).decode()
-            first = bytes(everyone[0, number].tolist()).decode()
+            other, first = (
+                bytes(everyone[host, number].tolist()).decode() for host in (hosts[0], 0)
+            )
             names = ", ".join(map(str, hosts))
-            differences.append(f"{name} differs on host {names} ({found}) from host 0 ({first})")
-    raise ConfigError(
-        "; ".join(differences),
-        where=f"hosts 0 to {jax.process_count() - 1}",
-        expected="the same command, files and package version on every host",
-        fix="copy the same checkout, Gin files and data to all hosts, then start them again",
-    )
+            differences.append(f"{name} differs on host {names} ({other}) from host 0 ({first})")
+    where = f"hosts 0 to {jax.process_count() - 1}"
+    fix = "copy the same checkout, Gin files and data to all hosts, then start them again"
+    raise ConfigError("; ".join(differences), where=where, fix=fix)
 
 
 def first_host_only(work: Callable[P, T]) -> Callable[P, T]:
@@ -315,7 +308,8 @@ def writes(
 def written_by(command: Callable[..., object], arguments: Mapping[str, object]) -> list[str]:
     """The directories that a command with `writes` writes with these arguments."""
     patterns: Sequence[str] = getattr(command, "directories", ())
-    return [path for path in (_filled(one, arguments) for one in patterns) if path is not None]
+    paths = (_filled(pattern, arguments) for pattern in patterns)
+    return [path for path in paths if path is not None]
 
 
 def _filled(pattern: str, arguments: Mapping[str, object]) -> str | None:

@@ -44,11 +44,9 @@ class MeshConfig:
 
     def __post_init__(self) -> None:
         if self.across_slices not in MESH_AXES:
-            raise ConfigError(
-                f"mesh axis {self.across_slices!r}",
-                where="MeshConfig.across_slices",
-                expected=f"one of {', '.join(MESH_AXES)}",
-            )
+            problem = f"no mesh axis is named {self.across_slices!r}"
+            fix = f"choose of {', '.join(MESH_AXES)}"
+            raise ConfigError(problem, where="MeshConfig.across_slices", fix=fix)
 
     def shape(self, num_devices: int) -> tuple[int, int, int, int]:
         """Devices along (replica, data, fsdp, model).
@@ -59,25 +57,21 @@ class MeshConfig:
         asked = sizes = {name: getattr(self, name) for name in MESH_AXES}
         for name, size in sizes.items():
             if size < 1 and size != -1:
-                raise ConfigError(
-                    f"{size} devices along {name}", where="mesh", expected="1 or more, or -1"
-                )
+                problem = f"{size} devices along {name}"
+                raise ConfigError(problem, where="mesh", fix="give 1 or more, or -1")
         free = [name for name, size in sizes.items() if size == -1]
         if len(free) > 1:
-            raise ConfigError(
-                f"-1 for {' and '.join(free)}", where="mesh", expected="-1 for one axis at most"
-            )
-        known = math.prod(size for size in sizes.values() if size != -1)
-        if free and num_devices % known == 0:
-            sizes = {**sizes, free[0]: num_devices // known}
+            problem = f"-1 for {' and '.join(free)}"
+            raise ConfigError(problem, where="mesh", fix="give -1 for one axis at most")
+        fixed = math.prod(size for size in sizes.values() if size != -1)
+        if free and num_devices % fixed == 0:
+            sizes = {**sizes, free[0]: num_devices // fixed}
         if math.prod(sizes.values()) != num_devices:
+            count = f"{fixed} devices{' or a multiple' if free else ''}"
+            problem = f"a mesh of {count} ({axes_text(asked)}); there are {num_devices} devices"
             nearest = axes_text(_nearest_shape(asked, num_devices))
-            raise ConfigError(
-                f"a mesh of {known} devices{' or a multiple' if free else ''} ({axes_text(asked)})",
-                where="mesh",
-                expected=f"a mesh of all {num_devices} devices",
-                fix=f"{nearest} would fit; an axis of -1 takes the remaining devices",
-            )
+            fix = f"{nearest} would fit; an axis of -1 takes the remaining devices"
+            raise ConfigError(problem, where="mesh", fix=fix)
         return sizes["replica"], sizes["data"], sizes["fsdp"], sizes["model"]
 
 
@@ -127,14 +121,10 @@ def device_grid(config: MeshConfig, devices: Sequence[jax.Device]) -> np.ndarray
         return _grid(mesh_utils.create_device_mesh, shape, devices)
     across = MESH_AXES.index(config.across_slices)
     if shape[across] % slices:
-        raise ConfigError(
-            f"{shape[across]} devices along {config.across_slices}, which must span "
-            f"{slices} slices",
-            where="mesh",
-            expected=f"a multiple of {slices} along {config.across_slices}",
-            fix=f"set {config.across_slices} to {slices}, or set MeshConfig.across_slices to "
-            "another axis",
-        )
+        axis = config.across_slices
+        problem = f"{shape[across]} devices along {axis}, which must span {slices} slices"
+        fix = f"set {axis} to a multiple of {slices}, or MeshConfig.across_slices to another axis"
+        raise ConfigError(problem, where="mesh", fix=fix)
     inside, between = list(shape), [1] * len(shape)
     inside[across], between[across] = shape[across] // slices, slices
     return _grid(

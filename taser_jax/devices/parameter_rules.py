@@ -46,12 +46,8 @@ def assign(rules: Rules[Value], params: PyTree, *, table: str) -> PyTree:
     try:
         compiled = [(re.compile(pattern), value) for pattern, value in rules]
     except re.error as error:
-        raise ConfigError(
-            f"{error.pattern!r} is no regular expression: {error}",
-            where=table,
-            expected="Python regular expressions over parameter paths",
-            fix="correct the expression",
-        ) from error
+        problem = f"{error.pattern!r} is no regular expression of Python's: {error}"
+        raise ConfigError(problem, where=table, fix="correct the expression") from error
     used: set[str] = set()
 
     def value_of(path: jax.tree_util.KeyPath, _: object) -> Value:
@@ -59,25 +55,18 @@ def assign(rules: Rules[Value], params: PyTree, *, table: str) -> PyTree:
         matching = [(regex, value) for regex, value in compiled if regex.fullmatch(name)]
         if len(matching) != 1:
             patterns = ", ".join(repr(regex.pattern) for regex, _ in matching)
-            raise ConfigError(
-                f"parameter {name} matches {len(matching)} rules"
-                + (f": {patterns}" if patterns else ""),
-                where=table,
-                expected="exactly one rule for every parameter",
-                fix=(
-                    "narrow all but one of these rules" if patterns else "add a rule that covers it"
-                ),
-            )
+            problem = f"parameter {name} matches {len(matching)} rules"
+            if not matching:
+                raise ConfigError(problem, where=table, fix="add a rule that covers it")
+            fix = "narrow all but one of these rules"
+            raise ConfigError(f"{problem}: {patterns}", where=table, fix=fix)
         used.add(matching[0][0].pattern)
         return matching[0][1]
 
     values = jax.tree_util.tree_map_with_path(value_of, params)
     for regex, _ in compiled:
         if regex.pattern not in used:
-            raise ConfigError(
-                f"rule {regex.pattern!r} matches no parameter",
-                where=table,
-                expected="parameters such as " + ", ".join(parameter_paths(params)[:3]),
-                fix="correct the expression or remove the rule",
-            )
+            paths = ", ".join(parameter_paths(params)[:3])
+            problem = f"rule {regex.pattern!r} matches no parameter, such as {paths}"
+            raise ConfigError(problem, where=table, fix="correct the expression or remove the rule")
     return values

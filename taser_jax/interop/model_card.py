@@ -18,17 +18,13 @@ import taser_jax
 from taser_jax.data.token_store.text_settings import QueryNormalization, Titles
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.models import config_io
-from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.encoded import Normalization
 from taser_jax.models.parameters import parameter_count
-from taser_jax.models.routing import Routing
 from taser_jax.storage.artifacts import read_json
 
 FORMAT_VERSION = 1
 CARD, METADATA = "README.md", "export.json"
 _VOCABULARY_FILE = "vocabulary.json"
-# Settings that have an effect only on a learned router.
-_ROUTER = ("router_input", "sequence_summary", "gate_sharing", "gate_gradient", "temperature")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,37 +166,9 @@ def left_to_the_reader(source: ExportSource) -> str:
 
 
 def _model(source: ExportSource) -> str:
-    config = _used(json.loads(config_io.to_json(source.config)))
     rows: list[tuple[str, object]] = [("parameters", f"{parameter_count(source.params):,}")]
     rows += source.config.describe().facts
-    return f"## Model\n\n{_table(rows + _flat(config))}"
-
-
-def _used(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's settings without those that its other settings switch off."""
-    used = {name: value for name, value in config.items() if name != "format_version"}
-    experts = used.pop("experts", {"num_experts": 1})
-    if experts["num_experts"] > 1:
-        unused: set[str] = set()
-        if experts["routing"] == Routing.DETERMINISTIC.value:
-            unused |= set(_ROUTER)
-        if experts["pattern"] is not None or experts["blocks"] is not None:
-            unused.add("shared_per_specialized")
-        used["experts"] = {name: v for name, v in experts.items() if name not in unused}
-    if used.get("towers") == Towers.TIED.value and not used.get("query_tasks"):
-        used.pop("tower_init", None)
-    return used
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
-    """(dotted name, value) pairs, without values that are None."""
-    rows: list[tuple[str, object]] = []
-    for name, part in value.items():
-        if isinstance(part, Mapping):
-            rows += _flat(part, f"{prefix}{name}.")
-        elif part is not None:
-            rows.append((prefix + name, part))
-    return rows
+    return f"## Model\n\n{_table(rows)}\n`{METADATA}` has all settings, under `model`.\n"
 
 
 def _training(source: ExportSource) -> str:

@@ -6,25 +6,27 @@ import contextlib
 import importlib.util
 import logging
 import pathlib
+import tempfile
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from taser_jax.interop.bert import config_to_json, encoder_to_tensors
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
-from taser_jax.interop.plain import plain_encoder
-from taser_jax.interop.sentence_transformers import check_plain, length_of, plain_paths
+from taser_jax.interop.sentence_transformers import (
+    check_plain,
+    length_of,
+    plain_paths,
+    write_model,
+)
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Role
-from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.encoded import Normalization
 from taser_jax.storage.errors import ConfigError, how_to_install
 
 MODEL = "model.onnx"
 _FORMAT = "onnx"
 INPUTS, OUTPUT = ("input_ids", "attention_mask"), "sentence_embedding"
-_PACKAGES = ("torch", "transformers", "onnx", "onnxscript")
+_PACKAGES = ("torch", "sentence_transformers", "onnx", "onnxscript")
 _OPSET = 18
 
 
@@ -36,20 +38,16 @@ def check_packages() -> None:
     """
     absent = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if absent:
-        raise ConfigError(
-            f"{', '.join(absent)} not installed",
-            where="format 'onnx'",
-            expected="PyTorch's ONNX exporter",
-            fix=how_to_install("onnx"),
-        )
+        problem = f"PyTorch's exporter needs {', '.join(absent)}"
+        raise ConfigError(problem, where="format 'onnx'", fix=how_to_install("onnx"))
 
 
 def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
     """Writes model.onnx and tokenizer files, in query/ and passage/ where the two differ.
 
     The inputs are `input_ids` and `attention_mask`, int64 [batch, length], both sizes dynamic; the
-    output is `sentence_embedding`, float32 [batch, dim], with the model's pooling. PyTorch writes
-    the model. The tokenizer of queries adds their prompt.
+    output is `sentence_embedding`, float32 [batch, dim], with the model's pooling. PyTorch exports
+    the sentence-transformers model. The tokenizer of queries adds their prompt.
 
     Args:
         source: what to export.
@@ -72,7 +70,9 @@ def export_onnx(source: ExportSource, output_dir: pathlib.Path) -> None:
             rows=source.config.transformer.vocab_size,
             prompt=prompt if role is Role.QUERY else (),
         )
-        _export(_embedder(source, config, role), directory / MODEL)
+        with tempfile.TemporaryDirectory() as scratch:
+            write_model(source, config, role, pathlib.Path(scratch), serves_both=False)
+            _export(pathlib.Path(scratch), directory / MODEL)
 
 
 def card_texts(source: ExportSource) -> CardTexts:
@@ -121,45 +121,34 @@ scores = query_embeddings @ passage_embeddings.T
     return CardTexts(_FORMAT, contents, code, ("onnx", "feature-extraction"))
 
 
-def _embedder(source: ExportSource, config: DualEncoderConfig, role: Role) -> Any:
-    """A torch module: ids and mask to pooled embeddings."""
+def _export(directory: pathlib.Path, path: pathlib.Path) -> None:
+    """Writes a sentence-transformers directory as one ONNX file, pooling and normalisation too."""
     import torch
     import transformers
+    from sentence_transformers import SentenceTransformer
+
+    transformers.utils.logging.disable_progress_bar()
+    model = SentenceTransformer(
+        str(directory),
+        device="cpu",
+        local_files_only=True,
+        model_kwargs={"attn_implementation": "eager"},
+    )
 
     class Embedder(torch.nn.Module):
-        def __init__(self, encoder: Any) -> None:
-            super().__init__()
-            self.encoder = encoder
-
         def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            hidden = self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
-            if config.pooling is Pooling.CLS:
-                pooled = hidden[:, 0]
-            else:
-                weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
-                pooled = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1.0)
-            if config.normalization is Normalization.L2:
-                pooled = torch.nn.functional.normalize(pooled, dim=-1)
-            return pooled
-
-    bert = config.bert
-    settings = {**config_to_json(bert), "attn_implementation": "eager"}
-    encoder = transformers.BertModel(transformers.BertConfig(**settings), add_pooling_layer=False)
-    params = plain_encoder(source.params, config, role, task=source.task)
-    tensors = encoder_to_tensors(params, bert)
-    encoder.load_state_dict({name: torch.tensor(value) for name, value in tensors.items()})
-    return Embedder(encoder).eval()
-
-
-def _export(module: Any, path: pathlib.Path) -> None:
-    import torch
+            inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+            for module in model:
+                inputs = module(inputs)
+            return inputs[OUTPUT]
 
     # Sizes of 1 would be treated as constants.
     ids = torch.zeros((2, 8), dtype=torch.int64)
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
-    with _quiet():
+    with warnings.catch_warnings(), _quiet_exporter():
+        warnings.simplefilter("ignore")
         torch.onnx.export(
-            module,
+            Embedder().eval(),
             (ids, torch.ones_like(ids)),
             path,
             input_names=list(INPUTS),
@@ -174,16 +163,10 @@ def _export(module: Any, path: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet_exporter() -> Iterator[None]:
     """Suppresses the exporter's notices."""
-    names = ("torch.onnx", "onnxscript", "onnx_ir")
-    former = {name: logging.getLogger(name).level for name in names}
+    logging.disable(logging.WARNING)
     try:
-        for name in names:
-            logging.getLogger(name).setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
-        for name, level in former.items():
-            logging.getLogger(name).setLevel(level)
+        logging.disable(logging.NOTSET)

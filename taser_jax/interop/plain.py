@@ -11,11 +11,12 @@ from jax.tree_util import KeyPath
 
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.bert_fusion import FUSION_PARTS
 from taser_jax.models.dual_encoder import Params, Towers
+from taser_jax.models.fusion import FUSION_PARTS
 from taser_jax.storage.errors import ConfigError
 
 _PASSAGE_TOWER = "passage_encoder"
+_WHERE = "from_plain_encoders"
 
 
 def plain_encoder(
@@ -41,12 +42,9 @@ def plain_encoder(
     """
     experts = config.experts
     if experts.learned:
-        raise ConfigError(
-            f"routing is {experts.routing.value!r}: no single BERT computes the same",
-            where="plain_encoder",
-            expected="deterministic routing, or no experts",
-            fix="use a format with the router: saved_model or stablehlo",
-        )
+        problem = f"routing is {experts.routing.value!r}: no single BERT computes the same"
+        fix = "use a format with the router: saved_model or stablehlo"
+        raise ConfigError(problem, where="plain_encoder", fix=fix)
     tower = params[config.tower_name(role, task)]
     expert, _ = experts.group(role)
     return {name: _plain_block(block, expert) for name, block in tower.items()}
@@ -79,12 +77,9 @@ def from_plain_encoders(
     def tied(path: tuple[str, ...]) -> np.ndarray:
         value = plain[Role.QUERY][path]
         if query is not passage and not np.array_equal(value, plain[Role.PASSAGE][path]):
-            raise ConfigError(
-                f"{'/'.join(path)} of the query encoder is not the passage encoder's",
-                where="from_plain_encoders",
-                expected="equal parameters wherever the dual encoder has one for both",
-                fix="use towers=SEPARATE, or specialise the blocks that differ",
-            )
+            problem = f"{'/'.join(path)} of the query encoder is not the passage encoder's"
+            fix = "use towers=SEPARATE, or specialise the blocks that differ"
+            raise ConfigError(problem, where=_WHERE, fix=fix)
         return value
 
     def choose(key_path: KeyPath, leaf: Any) -> Any:
@@ -93,11 +88,9 @@ def from_plain_encoders(
             return leaf
         path = tuple("mlp" if key == "experts" else key for key in rest)
         if path not in plain[Role.QUERY] or path not in plain[Role.PASSAGE]:
-            raise ConfigError(
-                f"no parameter {'/'.join(path)}",
-                where="from_plain_encoders",
-                expected=f"a plain encoder of {config.bert.num_layers} layers",
-            )
+            layers = config.bert.num_layers
+            problem = f"no parameter {'/'.join(path)} in the plain encoder"
+            raise ConfigError(problem, where=_WHERE, fix=f"give one of {layers} layers")
         by_role = config.experts.num_experts > 1 and not config.experts.learned
         if config.towers is Towers.SEPARATE:
             role = Role.PASSAGE if tower == _PASSAGE_TOWER else Role.QUERY
@@ -125,10 +118,7 @@ def _plain_block(block: Params, expert: int) -> Params:
 
 def _checked(value: np.ndarray, leaf: Any, name: str) -> np.ndarray:
     if value.shape != tuple(leaf.shape):
-        raise ConfigError(
-            f"parameter {name} would have shape {value.shape}",
-            where="from_plain_encoders",
-            expected=f"{tuple(leaf.shape)}, as the dual encoder has it",
-            fix="take the sizes of the dual encoder from the checkpoint (pretrained_bert)",
-        )
+        problem = f"parameter {name} would have shape {value.shape}, not {tuple(leaf.shape)}"
+        fix = "take the sizes of the dual encoder from the checkpoint (pretrained_bert)"
+        raise ConfigError(problem, where=_WHERE, fix=fix)
     return value

@@ -1,29 +1,37 @@
-"""Loads pretrained weights into a dual encoder: DPR, TASER or Shared."""
+"""Loads pretrained weights into a dual encoder: BERT's into DPR, TASER or Shared, and T5's."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from taser_jax.interop.bert import bert_config, check_shapes, encoder_from_tensors
-from taser_jax.interop.encoder_settings import read_encoder_settings
-from taser_jax.interop.hub import fetch
+from taser_jax.interop.hub import fetch, read_encoder_settings
+from taser_jax.interop.leaves import check_sizes
 from taser_jax.interop.plain import from_plain_encoders
-from taser_jax.interop.sizes import check_sizes
-from taser_jax.interop.tensors import read_shapes, read_tensors
+from taser_jax.interop.t5 import check_t5_shapes, t5_from_t5x, t5_from_tensors
+from taser_jax.interop.t5_configs import t5_config, t5x_t5_config
+from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x
+from taser_jax.interop.tensors import CONFIG_FILE, read_shapes, read_tensors
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import Normalization, Params
+from taser_jax.models.dual_encoder import Params
+from taser_jax.models.encoded import Normalization
+from taser_jax.models.layers import SIZES
+from taser_jax.models.t5 import T5Config, rescale
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
 
 Source = str | os.PathLike[str]
 
 # Fields that must be equal for the weights to have the same meaning.
-_MUST_MATCH = (
-    *("vocab_size", "embed_dim", "num_layers", "num_heads", "head_dim", "mlp_dim"),
-    *("max_length", "type_vocab_size", "activation", "layer_norm_epsilon"),
-)
+_T5_MUST_MATCH = (*SIZES, "num_decoder_layers", "mlp_activations", "num_buckets", "position_bias")
+_PROJECTION = "projection_layer"
+_MUST_MATCH = (*SIZES, "max_length", "type_vocab_size", "activation", "layer_norm_epsilon")
 
 
 def pretrained_bert(
@@ -47,14 +55,14 @@ def pretrained_bert(
     """
     directory = fetch(source)
     checkpoint = bert_config(directory)
-    kept = _kept(checkpoint, num_layers, layers, where=str(source))
-    found = dataclasses.replace(checkpoint, num_layers=len(kept))
+    blocks = _blocks(checkpoint, num_layers, layers, where=str(source))
+    config = dataclasses.replace(checkpoint, num_layers=len(blocks))
     # Checked before a model of these sizes is created: wrong ones could fill the memory.
     shapes = read_shapes(directory)
     if shapes is not None:
-        check_shapes(shapes, found, where=str(directory), layers=kept)
+        check_shapes(shapes, config, where=str(directory), layers=blocks)
     return dataclasses.replace(
-        found,
+        config,
         dropout_rate=numerics.dropout_rate,
         attention_dropout_rate=numerics.attention_dropout_rate,
         dtype=numerics.dtype,
@@ -119,10 +127,10 @@ def _read(
 ) -> Params:
     directory = fetch(source)
     checkpoint, where = bert_config(directory), str(directory)
-    kept = _kept(checkpoint, num_layers, layers, where=where)
-    found = dataclasses.replace(checkpoint, num_layers=len(kept))
+    blocks = _blocks(checkpoint, num_layers, layers, where=where)
+    sizes = dataclasses.replace(checkpoint, num_layers=len(blocks))
     check_sizes(
-        found,
+        sizes,
         config,
         names=_MUST_MATCH,
         where=where,
@@ -132,10 +140,10 @@ def _read(
             "num_layers": "set num_layers or layers to keep only some of its blocks",
         },
     )
-    return encoder_from_tensors(read_tensors(directory), found, where=where, layers=kept)
+    return encoder_from_tensors(read_tensors(directory), sizes, where=where, layers=blocks)
 
 
-def _kept(
+def _blocks(
     checkpoint: BertConfig, num_layers: int | None, layers: Sequence[int] | None, *, where: str
 ) -> tuple[int, ...]:
     """Numbers of the checkpoint's blocks that are kept, from 0."""
@@ -145,9 +153,118 @@ def _kept(
         layers = range(checkpoint.num_layers if num_layers is None else num_layers)
     if not layers or not set(layers) <= set(range(checkpoint.num_layers)):
         asked = f"layers {tuple(layers)}" if num_layers is None else f"{num_layers} layers"
-        raise ConfigError(
-            f"{asked} of a checkpoint of {checkpoint.num_layers}",
-            where=where,
-            expected=f"at least one, all within 0..{checkpoint.num_layers - 1}",
-        )
+        problem = f"{asked} of a checkpoint of {checkpoint.num_layers}"
+        last = checkpoint.num_layers - 1
+        raise ConfigError(problem, where=where, fix=f"choose at least one, all within 0..{last}")
     return tuple(layers)
+
+
+def pretrained_t5(source: Source, *, numerics: T5Config = T5Config()) -> T5Config:
+    """The configuration of a checkpoint's T5: its sizes, with the given training numerics.
+
+    Args:
+        source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
+        numerics: source of dropout rate, dtype, rematerialisation and `initialization` (how weights
+            are rescaled on loading).
+
+    Raises:
+        DataError: the source does not exist or is damaged.
+        ConfigError: another architecture.
+    """
+    return dataclasses.replace(
+        _open_t5(source).config,
+        dropout_rate=numerics.dropout_rate,
+        dtype=numerics.dtype,
+        remat=numerics.remat,
+        initialization=numerics.initialization,
+    )
+
+
+def load_pretrained_t5(source: Source, *, config: T5DualEncoderConfig, params: Params) -> Params:
+    """A T5 dual encoder that starts from a pretrained T5: every tower is a copy of it.
+
+    Weights are rescaled as `config.t5.initialization` says. A projection comes from a T5X dual
+    encoder if it has one, otherwise it keeps its initial values.
+
+    Args:
+        source: a Hugging Face directory, an id on its hub, or a T5X checkpoint.
+        config: configuration of the dual encoder; its sizes must be the checkpoint's.
+        params: initial parameters of the dual encoder.
+
+    Returns:
+        NumPy parameters of the same tree.
+
+    Raises:
+        DataError: the source does not exist or is damaged.
+        ConfigError: the dual encoder's sizes are not the checkpoint's; the message has both.
+    """
+    checkpoint = _open_t5(source)
+    model, sizes = config.t5, checkpoint.config
+    if config.embedding is T5Embedding.ENCODER_MEAN:
+        model = dataclasses.replace(model, num_decoder_layers=0)
+    if not model.num_decoder_layers:
+        sizes = dataclasses.replace(sizes, num_decoder_layers=0)
+    check_sizes(
+        sizes,
+        model,
+        names=_T5_MUST_MATCH,
+        where=checkpoint.where,
+        fix="take the sizes from the checkpoint: t5 = pretrained_t5(source)",
+        fixes={"vocab_size": "tokenize with the checkpoint's own vocabulary"},
+    )
+    t5 = rescale(checkpoint.read(model), model.initialization)
+    towers = {}
+    for name in config.tower_names:
+        towers[name] = dict(t5)
+        if config.projection_dim is not None:
+            kernel = checkpoint.projection
+            if kernel is None:
+                kernel = np.asarray(params[name][_PROJECTION]["kernel"], np.float32)
+            expected = (model.embed_dim, config.projection_dim)
+            if kernel.shape != expected:
+                problem = f"{_PROJECTION}/kernel has shape {tuple(kernel.shape)}, not {expected}"
+                fix = f"set projection_dim={kernel.shape[1]}"
+                raise ConfigError(problem, where=checkpoint.where, fix=fix)
+            towers[name][_PROJECTION] = {"kernel": kernel}
+    return towers
+
+
+@dataclasses.dataclass(frozen=True)
+class _T5Checkpoint:
+    """A checkpoint before its weights are loaded.
+
+    Attributes:
+        config: its sizes.
+        read: reads the parameters of the encoder, or of encoder and decoder.
+        where: its directory.
+        projection: kernel of the projection, for a T5X dual encoder with one.
+    """
+
+    config: T5Config
+    read: Callable[[T5Config], Params]
+    where: str
+    projection: np.ndarray | None = None
+
+
+def _open_t5(source: Source) -> _T5Checkpoint:
+    directory = pathlib.Path(fetch(source))
+    where = str(directory)
+    if (directory / CONFIG_FILE).is_file() or not is_t5x_checkpoint(directory):
+        config = t5_config(directory)
+        # Checked before a model of these sizes is created: wrong ones could fill the memory.
+        shapes = read_shapes(directory)
+        if shapes is not None:
+            check_t5_shapes(shapes, config, where=where)
+        return _T5Checkpoint(
+            config,
+            lambda config: t5_from_tensors(read_tensors(directory), config, where=where),
+            where,
+        )
+    tree = read_t5x(directory)
+    kernel = tree.get(_PROJECTION, {}).get("kernel")
+    return _T5Checkpoint(
+        t5x_t5_config(tree, where=where),
+        lambda config: t5_from_t5x(tree, config, where=where),
+        where,
+        None if kernel is None else np.asarray(kernel, np.float32),
+    )

@@ -17,8 +17,8 @@ from taser_jax.data.text import preprocessing_graph, preprocessors
 from taser_jax.data.text.vocabularies import Vocabulary, load_vocabulary
 from taser_jax.data.token_store.text_settings import Titles
 from taser_jax.interop.export_source import ExportSource
-from taser_jax.interop.lowering import check_source, lower_encoder, named_leaves
 from taser_jax.interop.model_card import CardTexts
+from taser_jax.interop.stablehlo import check_source, lower_encoder, named_leaves
 from taser_jax.models import config_io
 from taser_jax.models.batch import Role
 

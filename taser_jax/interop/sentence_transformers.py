@@ -18,15 +18,26 @@ from typing import Any, cast
 from safetensors.numpy import save_file
 
 from taser_jax.interop.bert import config_to_json, encoder_to_tensors
-from taser_jax.interop.export_source import ExportSource
+from taser_jax.interop.export_source import (
+    DOCUMENT,
+    QUERY,
+    ExportSource,
+    ids_before_queries,
+    prompt_texts,
+)
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.interop.plain import plain_encoder
-from taser_jax.interop.prompts import DOCUMENT, QUERY, ids_before_queries, prompt_texts
+from taser_jax.interop.t5_encoders import (
+    DENSE_DIR,
+    write_sentencepiece_tokenizer,
+    write_t5_encoder,
+)
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
 from taser_jax.models.dual_encoder import ModelConfig, Towers
 from taser_jax.models.encoded import Normalization
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.storage.errors import ConfigError
 
 WEIGHTS = "model.safetensors"
@@ -35,13 +46,16 @@ _TRANSFORMER = "sentence_transformers.models.Transformer"
 _POOLING = "sentence_transformers.models.Pooling"
 _ROUTER = "sentence_transformers.models.Router"
 _NORMALIZE = "sentence_transformers.models.Normalize"
+_DENSE = "sentence_transformers.models.Dense"
 _POOLING_DIR, _NORMALIZE_DIR = "1_Pooling", "2_Normalize"
 # sentence-transformers' name of a route -> the role's directory.
 _ROUTES = {"query": Role.QUERY, "document": Role.PASSAGE}
 
+PlainConfig = DualEncoderConfig | T5DualEncoderConfig
 
-def plain_paths(config: DualEncoderConfig, *, prompt: Sequence[int] = ()) -> Mapping[str, Role]:
-    """Sub-directory -> role, for every plain BERT that a dual encoder is made of.
+
+def plain_paths(config: PlainConfig, *, prompt: Sequence[int] = ()) -> Mapping[str, Role]:
+    """Sub-directory -> role, for every plain encoder that a dual encoder is made of.
 
     If the tokenizer adds a prompt to queries, they need a tokenizer of their own.
 
@@ -51,7 +65,8 @@ def plain_paths(config: DualEncoderConfig, *, prompt: Sequence[int] = ()) -> Map
         >>> plain_paths(DualEncoderConfig())
         {'': <Role.PASSAGE: 'passage'>}
     """
-    if config.towers is Towers.TIED and config.experts.num_experts == 1 and not prompt:
+    has_experts = isinstance(config, DualEncoderConfig) and config.experts.num_experts > 1
+    if config.towers is Towers.TIED and not has_experts and not prompt:
         return {"": Role.PASSAGE}
     return {role.value: role for role in Role}
 
@@ -69,24 +84,37 @@ def check_plain(config: ModelConfig, *, format: str) -> DualEncoderConfig:
     Raises:
         ConfigError: another architecture, learned routing, or heads that BertModel cannot have.
     """
+    where = "export_model.formats"
     if config.kind != DualEncoderConfig.kind:
-        raise ConfigError(
-            f"format {format!r} of a {type(config).__name__.removesuffix('DualEncoderConfig')}",
-            where="export_model.formats",
-            expected="a BERT: this format supports nothing else",
-            fix="export it as saved_model or stablehlo",
-        )
+        name = type(config).__name__.removesuffix("DualEncoderConfig")
+        problem = f"{format!r} is a format of BERTs, and this model is a {name}"
+        raise ConfigError(problem, where=where, fix="export it as saved_model or stablehlo")
     bert = cast(DualEncoderConfig, config)
     if bert.experts.learned:
         raise ConfigError(
-            f"format {format!r} of a model with {bert.experts.routing.value!r} routing",
-            where="export_model.formats",
-            expected="deterministic routing, or no experts: this format has plain BERTs, and with "
-            "learned routing the expert depends on the text",
+            f"format {format!r} has plain BERTs, and with {bert.experts.routing.value!r} routing "
+            "the expert depends on the text",
+            where=where,
             fix="export it as saved_model or stablehlo, which include the router",
         )
     config_to_json(bert.bert)
     return bert
+
+
+def check_exportable(config: ModelConfig) -> PlainConfig:
+    """Refuses, before anything is computed, models that this format cannot have.
+
+    Raises:
+        ConfigError: learned routing, heads that BertModel cannot have, or a T5 whose embedding is
+            its decoder's output, for which sentence-transformers has no module.
+    """
+    if not isinstance(config, T5DualEncoderConfig):
+        return check_plain(config, format=_FORMAT)
+    if config.embedding is not T5Embedding.ENCODER_MEAN:
+        problem = f"format {_FORMAT!r} of a T5 whose embedding is the {config.embedding.value}"
+        fix = "export it as saved_model or stablehlo"
+        raise ConfigError(problem, where="export_model.formats", fix=fix)
+    return config
 
 
 def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path) -> None:
@@ -103,13 +131,14 @@ def export_sentence_transformers(source: ExportSource, output_dir: pathlib.Path)
         output_dir: an empty directory.
 
     Raises:
-        ConfigError: learned routing, or heads that BertModel cannot have.
-        DataError: the vocabulary is missing or not a WordPiece vocabulary.
+        ConfigError: learned routing, heads that BertModel cannot have, a T5 with a decoder, or a
+            vocabulary that such an encoder does not have.
+        DataError: the vocabulary is missing.
     """
-    config = check_plain(source.config, format=_FORMAT)
+    config = check_exportable(source.config)
     paths = plain_paths(config, prompt=ids_before_queries(source))
     for name, role in paths.items():
-        _write_model(source, config, role, output_dir / name, serves_both=len(paths) == 1)
+        write_model(source, config, role, output_dir / name, serves_both=len(paths) == 1)
     if len(paths) > 1:
         _write_router(config, output_dir, _prompts(source))
 
@@ -121,7 +150,7 @@ def length_of(source: ExportSource, role: Role) -> int:
 
 def card_texts(source: ExportSource) -> CardTexts:
     """This format's texts for the model card."""
-    config = check_plain(source.config, format=_FORMAT)
+    config = check_exportable(source.config)
     paths = plain_paths(config, prompt=ids_before_queries(source))
     contents = (
         "For [sentence-transformers](https://sbert.net) 6. A passage is a pair `(title, text)`, or "
@@ -129,18 +158,12 @@ def card_texts(source: ExportSource) -> CardTexts:
         "and `encode_document` truncate each to its length.\n"
     )
     contents += _about_prompts(source) + left_to_the_reader(source)
-    tokens = f"tokenizer(*passages[0], truncation=True, max_length={source.passage_length}"
     if len(paths) > 1:
         contents += (
-            "\n`query/` and `passage/` are also separate models, plain BERTs that "
+            "\n`query/` and `passage/` are also separate models, plain encoders that "
             "`SentenceTransformer` and transformers' `AutoModel` can load.\n"
         )
-    directory = "passage" if len(paths) > 1 else "."
-    embedding = "hidden[:, 0]" if config.pooling is Pooling.CLS else "hidden.mean(1)"
-    if config.normalization is Normalization.L2:
-        embedding = f"normalize({embedding})"
-    imports = "from torch.nn.functional import normalize\n" if "normalize" in embedding else ""
-    code = f"""
+    code = """
 from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer(".")
@@ -149,7 +172,23 @@ passages = [("Paris", "Paris lies on the Seine."), "A passage without a title."]
 query_embeddings = model.encode_query(queries)
 passage_embeddings = model.encode_document(passages)
 scores = model.similarity(query_embeddings, passage_embeddings)  # dot products
+"""
+    if isinstance(config, DualEncoderConfig):
+        code += _with_transformers_alone(config, source, "passage" if len(paths) > 1 else ".")
+    tags = ("sentence-transformers", "transformers", "feature-extraction")
+    return CardTexts(_FORMAT, contents, code, tags)
 
+
+def _with_transformers_alone(
+    config: DualEncoderConfig, source: ExportSource, directory: str
+) -> str:
+    """The card's code for the first passage, without sentence-transformers."""
+    embedding = "hidden[:, 0]" if config.pooling is Pooling.CLS else "hidden.mean(1)"
+    if config.normalization is Normalization.L2:
+        embedding = f"normalize({embedding})"
+    imports = "from torch.nn.functional import normalize\n" if "normalize" in embedding else ""
+    tokens = f"tokenizer(*passages[0], truncation=True, max_length={source.passage_length}"
+    return f"""
 # The same with transformers alone.
 {imports}from transformers import AutoModel, AutoTokenizer
 
@@ -159,37 +198,49 @@ tokens = {tokens}, return_tensors="pt")
 hidden = encoder(**tokens).last_hidden_state
 first_passage_embedding = {embedding}
 """
-    tags = ("sentence-transformers", "transformers", "feature-extraction")
-    return CardTexts(_FORMAT, contents, code, tags)
 
 
-def _write_model(
+def write_model(
     source: ExportSource,
-    config: DualEncoderConfig,
+    config: PlainConfig,
     role: Role,
     directory: pathlib.Path,
     *,
     serves_both: bool,
 ) -> None:
-    """Writes a sentence-transformers model: BERT, pooling, and normalisation if configured."""
+    """Writes a sentence-transformers model: encoder, pooling, projection and normalisation.
+
+    Args:
+        source: what to export.
+        config: its configuration, of plain encoders.
+        role: the role of its texts.
+        directory: where to write.
+        serves_both: whether the model encodes the other role's texts, too.
+    """
     directory.mkdir(exist_ok=True)
-    params = plain_encoder(source.params, config, role, task=source.task)
-    tensors = encoder_to_tensors(params, config.bert)
-    _write_json(directory / "config.json", config_to_json(config.bert))
-    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
-    write_tokenizer(
-        source.vocabulary_dir,
-        directory,
-        max_length=length_of(source, role),
-        rows=config.bert.vocab_size,
-        prompt=ids_before_queries(source) if role is Role.QUERY else (),
-    )
-    settings: dict[str, Any] = {
-        "max_seq_length": length_of(source, role),
-        "do_lower_case": False,
+    length = length_of(source, role)
+    prompt = ids_before_queries(source) if role is Role.QUERY else ()
+    settings: dict[str, Any] = {"max_seq_length": length, "do_lower_case": False}
+    if isinstance(config, T5DualEncoderConfig):
+        tower = source.params[config.tower_name(role, source.task)]
+        write_t5_encoder(tower, config, directory)
+        write_sentencepiece_tokenizer(
+            source.vocabulary_dir, directory, max_length=length, prompt=prompt
+        )
+    else:
+        params = plain_encoder(source.params, config, role, task=source.task)
+        tensors = encoder_to_tensors(params, config.bert)
+        _write_json(directory / "config.json", config_to_json(config.bert))
+        save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+        write_tokenizer(
+            source.vocabulary_dir,
+            directory,
+            max_length=length,
+            rows=config.bert.vocab_size,
+            prompt=prompt,
+        )
         # BertModel would add an unused pooler.
-        "model_args": {"add_pooling_layer": False},
-    }
+        settings["model_args"] = {"add_pooling_layer": False}
     if serves_both:
         settings["query_length"] = source.query_length
         settings["document_length"] = source.passage_length
@@ -199,8 +250,8 @@ def _write_model(
     _write_json(
         directory / _POOLING_DIR / "config.json",
         {
-            "embedding_dimension": config.bert.embed_dim,
-            "pooling_mode": config.pooling.value,
+            "embedding_dimension": config.transformer.embed_dim,
+            "pooling_mode": _pooling(config).value,
             "include_prompt": True,
         },
     )
@@ -212,9 +263,10 @@ def _write_model(
 
 def _prompts(source: ExportSource) -> dict[str, str]:
     """Name -> text before a query; the texts are empty if the tokenizer adds the prompt."""
-    names = dict.fromkeys((*([source.task] if source.task else ()), QUERY, DOCUMENT), "")
-    found = prompt_texts(source)
-    return names if found is None else found
+    texts = prompt_texts(source)
+    if texts is not None:
+        return texts
+    return dict.fromkeys((*([source.task] if source.task else ()), QUERY, DOCUMENT), "")
 
 
 def _about_prompts(source: ExportSource) -> str:
@@ -229,17 +281,21 @@ def _about_prompts(source: ExportSource) -> str:
     )
 
 
-def _modules(config: DualEncoderConfig) -> dict[str, str]:
+def _pooling(config: PlainConfig) -> Pooling:
+    return config.pooling if isinstance(config, DualEncoderConfig) else Pooling.MEAN
+
+
+def _modules(config: PlainConfig) -> dict[str, str]:
     """Directory -> type, in order."""
     modules = {"": _TRANSFORMER, _POOLING_DIR: _POOLING}
+    if isinstance(config, T5DualEncoderConfig) and config.projection_dim is not None:
+        modules[DENSE_DIR] = _DENSE
     if config.normalization is Normalization.L2:
         modules[_NORMALIZE_DIR] = _NORMALIZE
     return modules
 
 
-def _write_router(
-    config: DualEncoderConfig, directory: pathlib.Path, prompts: Mapping[str, str]
-) -> None:
+def _write_router(config: PlainConfig, directory: pathlib.Path, prompts: Mapping[str, str]) -> None:
     """Routes queries and documents to the roles' directories, without copying them."""
     structure = {
         route: {f"{role.value}/{name}".rstrip("/"): kind for name, kind in _modules(config).items()}

@@ -1,21 +1,31 @@
-"""Dual encoders as StableHLO: one `jax.export` program per role, and their parameters."""
+"""Dual encoders as StableHLO: one portable `jax.export` program per role, and their parameters."""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import json
 import pathlib
 import shutil
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
+from jax import export
+from jax.extend.mlir import ir, passmanager
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
+from jaxtyping import PyTree
 
-from taser_jax.interop import lowering
-from taser_jax.interop.export_source import ExportSource
+from taser_jax.interop.export_source import ExportSource, check_exported
 from taser_jax.interop.model_card import CardTexts, left_to_the_reader
 from taser_jax.interop.tokenizer_files import write_tokenizer
 from taser_jax.models import config_io
-from taser_jax.models.batch import Role
+from taser_jax.models.batch import Role, Tokens
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig
+from taser_jax.models.parameters import abstract_params
 from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.json_fields import JsonField, JsonType
 from taser_jax.storage.json_files import read_json
@@ -32,6 +42,16 @@ _VOCABULARY_FIELDS = {
     "size": JsonField(JsonType.INTEGER, required=True, minimum=1),
     "kind": JsonField(JsonType.STRING, required=True),
 }
+PLATFORMS = ("cpu", "cuda", "tpu")
+# The first version with guaranteed compatibility, which consumers older than this JAX can read
+# (TensorFlow 2.20 reads up to 1.12; JAX 0.10 writes 1.15 by default).
+STABLEHLO_VERSION = "1.0.0"
+# erf would be a composite, whose body keeps dynamic shapes in TensorFlow; calls are refined.
+# Locations would contain paths of this machine.
+_PASSES = (
+    "builtin.module(func.func(stablehlo-legalize-composite-to-call),inline,symbol-dce,"
+    "strip-debuginfo)"
+)
 
 # How to use an export without taser_jax. The reader supplies `directory`, and `ids` (int32) and
 # `mask` (bool, True at real tokens), both [batch, length].
@@ -68,8 +88,8 @@ tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
 tokenizer.enable_truncation(%(length)d)
 tokenizer.enable_padding()
 encoded = tokenizer.encode_batch(texts)
-ids = np.array([one.ids for one in encoded], np.int32)
-mask = np.array([one.attention_mask for one in encoded], bool)
+ids = np.array([text.ids for text in encoded], np.int32)
+mask = np.array([text.attention_mask for text in encoded], bool)
 """,
     "sentencepiece": """\
 import numpy as np
@@ -106,9 +126,9 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     Raises:
         ConfigError: lengths or parameters do not fit the model, or there is no vocabulary.
     """
-    lowering.check_source(source)
+    check_source(source)
     vocabulary = _vocabulary_metadata(source)
-    params = {name: np.asarray(leaf) for name, leaf in lowering.named_leaves(source.params).items()}
+    params = {name: np.asarray(leaf) for name, leaf in named_leaves(source.params).items()}
     safetensors.numpy.save_file(
         {name: np.ascontiguousarray(leaf) for name, leaf in params.items()},
         output_dir / PARAMETERS_FILE,
@@ -128,8 +148,8 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     functions: dict[str, dict[str, Any]] = {}
     for role, length in lengths.items():
         limit = source.config.max_length or length
-        program = lowering.lower_encoder(
-            source.config, role, length=limit, lengths=lowering.Lengths.UP_TO, task=source.task
+        program = lower_encoder(
+            source.config, role, length=limit, lengths=Lengths.UP_TO, task=source.task
         )
         file = output_dir / f"encode_{role.value}.stablehlo"
         file.write_bytes(program.serialize())
@@ -144,8 +164,8 @@ def export_stablehlo(source: ExportSource, output_dir: pathlib.Path) -> None:
     functions["encode_passage"]["titles"] = source.titles.value
     signature = {
         "format_version": FORMAT_VERSION,
-        "stablehlo_version": lowering.STABLEHLO_VERSION,
-        "platforms": list(lowering.PLATFORMS),
+        "stablehlo_version": STABLEHLO_VERSION,
+        "platforms": list(PLATFORMS),
         "functions": functions,
         "inputs": [
             {"name": "params", "file": PARAMETERS_FILE},
@@ -191,18 +211,119 @@ def _vocabulary_metadata(source: ExportSource) -> dict[str, Any]:
         metadata = read_json(path, fields=_VOCABULARY_FIELDS)
         size, kind = metadata["size"], metadata["kind"]
     except DataError as error:
-        raise ConfigError(
-            f"no vocabulary ({error})",
-            where=str(path),
-            expected="the vocabulary that the model was trained with",
-            fix="copy it into the model directory's vocabulary/, or make it with `taser vocab`",
-        ) from error
+        fix = "copy the vocabulary that the model was trained with into its vocabulary/"
+        raise ConfigError(f"no vocabulary ({error})", where=str(path), fix=fix) from error
     rows = source.config.transformer.vocab_size
     if size > rows:
-        raise DataError(
-            f"the vocabulary has {size:,} ids",
-            where=f"{path}, field 'size'",
-            expected=f"at most {rows:,}, the rows of the model's embedding table (vocab_size)",
-            fix="give the vocabulary that the model was trained with",
-        )
+        problem = f"the vocabulary has {size:,} ids; the model's table has room for {rows:,}"
+        fix = "give the vocabulary that the model was trained with"
+        raise DataError(problem, where=f"{path}, field 'size'", fix=fix)
     return {"kind": kind, "size": size, "fingerprint": metadata.get("fingerprint")}
+
+
+class Lengths(enum.Enum):
+    """Sequence lengths that a program accepts: exactly one, or all up to it."""
+
+    FIXED = "fixed"
+    UP_TO = "up_to"
+
+
+def lower_encoder(
+    config: ModelConfig,
+    role: Role,
+    *,
+    length: int,
+    lengths: Lengths = Lengths.FIXED,
+    task: str | None = None,
+) -> export.Exported:
+    """Lowers (params, ids, mask) -> embeddings of one role, as at inference.
+
+    BERT's attention kernel becomes EINSUM, since cuDNN's exists on one platform only; values agree
+    to rounding. The dtype of activations is unchanged. Relative positions are computed during
+    tracing, so T5's program with UP_TO pads to `length`, and shorter sequences cost as much.
+
+    Args:
+        config: the dual encoder.
+        role: static: selects the tower, and the experts of Det-R.
+        length: tokens of every sequence, or the largest number.
+        lengths: which of the two.
+        task: the task whose encoder to lower, if encoders differ by task.
+
+    Returns:
+        The program. Batch sizes are 1 or more; params have the shapes of `abstract_params`, ids are
+        int32 and mask is bool [batch, length], embeddings are float32 [batch, dim].
+    """
+    model = DualEncoder(config.portable())
+    pads = lengths is Lengths.UP_TO and config.max_length is None
+
+    def encode(params: PyTree, ids: jax.Array, mask: jax.Array) -> jax.Array:
+        if pads:
+            rest = ((0, 0), (0, length - ids.shape[1]))
+            ids, mask = jnp.pad(ids, rest), jnp.pad(mask, rest)
+        encoded: Any = model.apply(
+            {"params": params}, Tokens(ids=ids, mask=mask), role=role, task=task, method="encode"
+        )
+        return encoded.embeddings
+
+    if lengths is Lengths.UP_TO:
+        limit = f"length <= {length}"
+        shape = export.symbolic_shape("batch, length", constraints=[limit])
+    else:
+        shape = (*export.symbolic_shape("batch"), length)
+    exported = export.export(jax.jit(encode), platforms=PLATFORMS)(
+        abstract_params(model),
+        jax.ShapeDtypeStruct(shape, jnp.int32),
+        jax.ShapeDtypeStruct(shape, jnp.bool_),
+    )
+    return dataclasses.replace(
+        exported, mlir_module_serialized=_portable(exported.mlir_module()), fun_name=role.value
+    )
+
+
+def check_source(source: ExportSource) -> None:
+    """Refuses unsupported models and lengths, and parameters that do not fit the model.
+
+    Raises:
+        ConfigError: naming the value found and the one expected.
+    """
+    check_exported(source.config, source.task)
+    limit = source.config.max_length
+    for name in ("query_length", "passage_length"):
+        length = getattr(source, name)
+        if length < 1 or (limit is not None and length > limit):
+            room = "1 or more" if limit is None else f"1 to {limit}, the rows of the position table"
+            fix = f"give --gin.export_model.{name}=..."
+            raise ConfigError(f"{name} is {length}, not {room}", where="export", fix=fix)
+    expected = abstract_params(DualEncoder(source.config.portable()))
+    check_params(source.params, expected, where="export, parameters")
+
+
+def check_params(params: PyTree, expected: PyTree, *, where: str) -> None:
+    """Refuses a tree with unexpected names, shapes or dtypes.
+
+    Raises:
+        ConfigError: naming the first parameter that differs.
+    """
+    given, needed = (
+        {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree).items()}
+        for tree in (params, expected)
+    )
+    for name in sorted(given.keys() | needed.keys()):
+        if given.get(name) != needed.get(name):
+            is_there = f"is {given[name]}" if name in given else "is missing"
+            problem = f"parameter {name} {is_there}, not {needed.get(name, 'of this model')}"
+            raise ConfigError(problem, where=where, fix="export a model with its own model.json")
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """The leaves of nested dicts by path, in JAX's order: {"encoder/embeddings/...": leaf}."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {"/".join(str(key.key) for key in path): leaf for path, leaf in leaves}
+
+
+def _portable(module: str) -> bytes:
+    stablehlo.register_stablehlo_passes()
+    with mlir.make_ir_context():
+        parsed = ir.Module.parse(module)
+        passmanager.PassManager.parse(_PASSES).run(parsed.operation)
+        return stablehlo.serialize_portable_artifact_str(str(parsed), STABLEHLO_VERSION)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -16,22 +16,21 @@ from taser_jax.interop.leaves import (
     Leaf,
     Params,
     Path,
-    check_shape,
+    check_shapes,
+    leaves_of,
     params_from_tensors,
+    size_words,
     weights,
 )
-from taser_jax.interop.sizes import size_words
 from taser_jax.interop.tensors import Shapes, listed
 from taser_jax.models.batch import Tokens
+from taser_jax.models.layers import SIZES
 from taser_jax.models.t5 import T5, T5Config
 from taser_jax.storage.errors import ConfigError, DataError
 
 _T = TypeVar("_T")
 # Sizes that the shapes of arrays show.
-_SHAPING = (
-    *("vocab_size", "embed_dim", "num_layers", "num_decoder_layers", "num_heads", "head_dim"),
-    *("mlp_dim", "num_buckets"),
-)
+_SHAPING = (*SIZES, "num_decoder_layers", "num_buckets")
 _TABLE = "shared.weight"
 _TABLE_ALIAS = "encoder.embed_tokens.weight"
 _FIX_SIZES = "take the sizes from the checkpoint: t5 = pretrained_t5(source)"
@@ -76,7 +75,7 @@ def t5_from_tensors(tensors: Mapping[str, np.ndarray], config: T5Config, *, wher
     """
     tensors = _with_table(tensors)
     leaves, sizes = _checked_leaves(tensors, config, where), size_words(config, _SHAPING)
-    return params_from_tensors(tensors, leaves, where=where, sizes=sizes, fix=_FIX_SIZES)
+    return params_from_tensors(leaves, tensors, where=where, sizes=sizes)
 
 
 def check_t5_shapes(shapes: Shapes, config: T5Config, *, where: str) -> None:
@@ -91,9 +90,9 @@ def check_t5_shapes(shapes: Shapes, config: T5Config, *, where: str) -> None:
         ConfigError: not a T5, or shapes or numbers of layers do not match `config`.
         DataError: tensors are missing or unexpected.
     """
-    shapes, sizes = _with_table(shapes), size_words(config, _SHAPING)
-    for leaf in _checked_leaves(shapes, config, where):
-        check_shape(leaf, shapes[leaf.name], where=where, sizes=sizes, fix=_FIX_SIZES)
+    shapes = _with_table(shapes)
+    leaves, sizes = _checked_leaves(shapes, config, where), size_words(config, _SHAPING)
+    check_shapes(leaves, shapes, where=where, sizes=sizes)
 
 
 def _with_table(named: Mapping[str, _T]) -> dict[str, _T]:
@@ -105,17 +104,24 @@ def _with_table(named: Mapping[str, _T]) -> dict[str, _T]:
 
 def _checked_leaves(names: Mapping[str, object], config: T5Config, where: str) -> list[Leaf]:
     if _TABLE not in names:
-        raise ConfigError(
-            f"no tensor is named {_TABLE}; there are {listed(sorted(names))}",
-            where=where,
-            expected="a T5's tensors",
-            fix="give a checkpoint of T5's architecture",
-        )
+        problem = f"no tensor is named {_TABLE}; there are {listed(sorted(names))}"
+        raise ConfigError(problem, where=where, fix="give a checkpoint of T5's architecture")
     for stack, layers in _stacks(config).items():
         numbers = [int(m[1]) for n in names if (m := re.match(rf"{stack}\.block\.(\d+)\.", n))]
         _check_layers(stack, max(numbers, default=-1) + 1, layers, where)
     leaves = t5_leaves(config)
-    _check_names([leaf.name for leaf in leaves], names, tuple(_stacks(config)), where)
+    names_of_leaves = {leaf.name for leaf in leaves}
+    _check_complete([leaf.name for leaf in leaves], names, where)
+    # Adapters and biases inside a block change what it computes, so they cannot be ignored.
+    stacks = tuple(f"{stack}." for stack in _stacks(config))
+    more = sorted(n for n in names if n.startswith(stacks) and n not in names_of_leaves)
+    more = [name for name in more if not _LEFT.fullmatch(name)]
+    if more:
+        raise DataError(
+            f"{len(more)} tensors that such a T5 does not have: {listed(more)}",
+            where=where,
+            fix="merge adapters into the weights, or correct mlp_activations and position_bias",
+        )
     return leaves
 
 
@@ -135,9 +141,8 @@ def t5_from_t5x(tree: Mapping[str, Any], config: T5Config, *, where: str) -> Par
     for stack, layers in _stacks(config).items():
         _check_layers(stack, count_layers(tree.get(stack, {})), layers, where)
     leaves, flat = t5_leaves(config), flatten_dict(tree)
-    missing = ["/".join(leaf.path) for leaf in leaves if leaf.path not in flat]
-    if missing:
-        raise _missing(missing, len(leaves), where)
+    names = {"/".join(map(str, path)) for path in flat}
+    _check_complete(["/".join(leaf.path) for leaf in leaves], names, where)
     params: dict[Path, np.ndarray] = {}
     for leaf in leaves:
         name = "/".join(leaf.path)
@@ -145,12 +150,9 @@ def t5_from_t5x(tree: Mapping[str, Any], config: T5Config, *, where: str) -> Par
         # The oldest checkpoints join heads and their width in one axis.
         joined = leaf.tensor_shape[::-1] if leaf.inputs else leaf.shape
         if array.shape not in (leaf.shape, joined):
-            raise ConfigError(
-                f"{name} has shape {array.shape}",
-                where=where,
-                expected=f"{joined}, for {size_words(config, _SHAPING)}",
-                fix=_FIX_SIZES,
-            )
+            sizes = f"{joined}, for {size_words(config, _SHAPING)}"
+            problem = f"{name} has shape {array.shape}"
+            raise ConfigError(problem, where=where, expected=sizes, fix=_FIX_SIZES)
         params[leaf.path] = np.ascontiguousarray(array.reshape(leaf.shape))
     return unflatten_dict(params)
 
@@ -163,14 +165,7 @@ def t5_leaves(config: T5Config) -> list[Leaf]:
     drawn = jax.eval_shape(
         lambda key: T5(config).init(key, tokens, method=method), jax.random.key(0)
     )
-    found, _ = jax.tree_util.tree_flatten_with_path(drawn["params"])
-    leaves = []
-    for keys, array in found:
-        path = tuple(str(key.key) for key in keys if hasattr(key, "key"))
-        is_kernel = path[-1] not in ("scale", "embedding")
-        inputs = 1 + (path[-2] == "out") if is_kernel else 0
-        leaves.append(Leaf(path, tensor_name(path), tuple(array.shape), inputs))
-    return leaves
+    return leaves_of(drawn["params"], tensor_name)
 
 
 def tensor_name(path: Path) -> str:
@@ -222,43 +217,20 @@ def count_layers(stack: Mapping[str, Any]) -> int:
     return sum(bool(re.fullmatch(r"layers_\d+", name)) for name in stack)
 
 
-def _check_layers(stack: str, found: int, expected: int, where: str) -> None:
-    if found not in (0, expected):
-        raise ConfigError(
-            f"{found} layers in the {stack}",
-            where=where,
-            expected=f"{expected}, as the model is configured",
-            fix=_FIX_SIZES,
-        )
+def _check_layers(stack: str, layers: int, expected: int, where: str) -> None:
+    if layers not in (0, expected):
+        problem = f"{layers} layers in the {stack}, and {expected} in the model"
+        raise ConfigError(problem, where=where, fix=_FIX_SIZES)
 
 
-def _check_names(
-    names: list[str], tensors: Mapping[str, object], stacks: tuple[str, ...], where: str
-) -> None:
-    missing = [name for name in names if name not in tensors]
+def _check_complete(required: Sequence[str], names: Collection[str], where: str) -> None:
+    missing = [name for name in required if name not in names]
     if missing:
-        raise _missing(missing, len(names), where)
-    # Adapters and biases inside a block change what it computes, so they cannot be ignored.
-    prefixes = tuple(f"{stack}." for stack in stacks)
-    known = set(names)
-    more = sorted(n for n in tensors if n.startswith(prefixes) and n not in known)
-    more = [name for name in more if not _LEFT.fullmatch(name)]
-    if more:
         raise DataError(
-            f"{len(more)} tensors that such a T5 does not have: {listed(more)}",
+            f"{len(missing)} of {len(required)} parameters are missing: {listed(missing)}",
             where=where,
-            expected="plain T5 weights",
-            fix="merge adapters into the weights, or correct mlp_activations and position_bias",
+            fix="download or copy the checkpoint again; an encoder alone has num_decoder_layers=0",
         )
-
-
-def _missing(names: list[str], count: int, where: str) -> DataError:
-    return DataError(
-        f"{len(names)} of {count} parameters are missing: {listed(names)}",
-        where=where,
-        expected="all parameters of a T5 as configured",
-        fix="download or copy the checkpoint again; an encoder alone has num_decoder_layers=0",
-    )
 
 
 def find(tree: PyTree, path: Path) -> Any:

@@ -81,12 +81,9 @@ def t5_config(directory: pathlib.Path, **overrides: object) -> T5Config:
     path, value = read_config(directory, fields=_KIND_FIELDS)
     kind = value.get("model_type")
     if kind not in _POSITIONS:
-        raise ConfigError(
-            f"model_type is {kind!r}",
-            where=str(path),
-            expected=" or ".join(_POSITIONS),
-            fix="give a T5 checkpoint; BERT's are read by pretrained_bert",
-        )
+        fix = "give a T5 checkpoint; BERT's are read by pretrained_bert"
+        problem = f"model_type is {kind!r}, not {' or '.join(_POSITIONS)}"
+        raise ConfigError(problem, where=str(path), fix=fix)
     value = checked_fields(value, _FIELDS, where=str(path))
     value.setdefault("num_decoder_layers", value["num_layers"])
     value.setdefault("relative_attention_num_buckets", 32)
@@ -95,12 +92,8 @@ def t5_config(directory: pathlib.Path, **overrides: object) -> T5Config:
         value["num_decoder_layers"] = 0
     feed_forward = value.get("feed_forward_proj", "relu")
     if feed_forward not in _FEED_FORWARDS:
-        raise ConfigError(
-            f"feed_forward_proj is {feed_forward!r}",
-            where=str(path),
-            expected=" or ".join(_FEED_FORWARDS),
-            fix="no other feed-forward is implemented here; choose another checkpoint",
-        )
+        problem = f"feed_forward_proj is {feed_forward!r}, not {' or '.join(_FEED_FORWARDS)}"
+        raise ConfigError(problem, where=str(path), fix="choose another checkpoint")
     numbers = {
         "dropout_rate": float(value.get("dropout_rate", 0.1)),
         "rms_norm_epsilon": float(value.get("layer_norm_epsilon", 1e-6)),
@@ -108,6 +101,26 @@ def t5_config(directory: pathlib.Path, **overrides: object) -> T5Config:
     fields: dict[str, Any] = {ours: value[theirs] for ours, theirs in _SIZES.items()}
     fields |= {"mlp_activations": _FEED_FORWARDS[feed_forward], "position_bias": _POSITIONS[kind]}
     return T5Config(**(fields | numbers | overrides))
+
+
+def t5_to_json(config: T5Config) -> dict[str, Any]:
+    """`config.json` of Hugging Face's T5Model, or of T5EncoderModel without decoder layers."""
+    kind = next(name for name, bias in _POSITIONS.items() if bias is config.position_bias)
+    feed_forwards = {activations: name for name, activations in _FEED_FORWARDS.items()}
+    model = "Model" if config.num_decoder_layers else "EncoderModel"
+    return {
+        "architectures": [f"{'T5' if kind == 't5' else 'UMT5'}{model}"],
+        "model_type": kind,
+        **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
+        "num_decoder_layers": config.num_decoder_layers or config.num_layers,
+        "feed_forward_proj": feed_forwards[config.mlp_activations],
+        "dropout_rate": config.dropout_rate,
+        "layer_norm_epsilon": config.rms_norm_epsilon,
+        "is_encoder_decoder": bool(config.num_decoder_layers),
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
 
 
 def t5x_t5_config(tree: Mapping[str, Any], *, where: str, **overrides: Any) -> T5Config:
@@ -128,22 +141,15 @@ def t5x_t5_config(tree: Mapping[str, Any], *, where: str, **overrides: Any) -> T
     first = find(tree, ("encoder", "layers_0"))
     biased = isinstance(first, Mapping) and any(path[-1] == "bias" for path in flatten_dict(first))
     if table is None or not isinstance(first, Mapping) or biased:
-        raise ConfigError(
-            f"not a T5: the checkpoint has {listed(sorted(flatten_dict(tree, sep='/')))}",
-            where=where,
-            expected="token_embedder/embedding, encoder/layers_0/attention/query/kernel, ...",
-            fix="give a T5X checkpoint of a T5",
-        )
+        problem = f"not a T5: the checkpoint has {listed(sorted(flatten_dict(tree, sep='/')))}"
+        raise ConfigError(problem, where=where, fix="give a T5X checkpoint of a T5")
     shared = find(tree, ("encoder", "relpos_bias", "rel_embedding"))
     own = find(first, ("relpos_bias", "rel_embedding"))
     positions, query = (own if shared is None else shared), find(first, ("attention", "query"))
     gated, mlp = "wi_0" in first.get("mlp", {}), find(first, ("mlp", "wo", "kernel"))
     if positions is None or query is None or mlp is None:
-        raise ConfigError(
-            f"a block lacks a part of T5's: it has {listed(sorted(first))}",
-            where=where,
-            expected="relpos_bias, attention and mlp",
-        )
+        problem = f"not a T5: a block lacks relpos_bias, attention or mlp: {listed(sorted(first))}"
+        raise ConfigError(problem, where=where, fix="give a T5X checkpoint of a T5")
     heads, buckets = positions.shape
     fields = {
         "vocab_size": table.shape[0],

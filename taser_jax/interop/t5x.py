@@ -37,6 +37,7 @@ _ZARRAY_FIELDS = {
     "dtype": JsonField(JsonType.STRING, required=True),
     "dimension_separator": JsonField(JsonType.STRING),
 }
+_FIX_COPY = "copy the checkpoint again, as a whole with hidden files: files may be truncated"
 _UNREADABLE = (ValueError, KeyError, TypeError, ExtraData, FormatError, OutOfData, StackError)
 
 
@@ -103,7 +104,7 @@ def _steps(directory: pathlib.Path) -> dict[int, pathlib.Path]:
 
 def _step_root(directory: pathlib.Path) -> pathlib.Path:
     if not directory.is_dir():
-        raise DataError("no such directory", where=str(directory), expected="a T5X checkpoint")
+        raise DataError("no such directory", where=str(directory), fix="give a T5X checkpoint")
     root = _root(directory)
     if root is not None:
         return root
@@ -112,21 +113,15 @@ def _step_root(directory: pathlib.Path) -> pathlib.Path:
         return _step_root(steps[max(steps)])
     if any(directory.glob("*.index")):
         raise _tensorflow_error(directory)
-    raise DataError(
-        "no T5X checkpoint here",
-        where=str(directory),
-        expected=f'a file "{_INDEX_FILE}" (legacy) or "{_ORBAX_FILE}" (orbax), here or in "state"',
-        fix="name the directory of one step, checkpoint_<step>, copied as a whole",
-    )
+    problem = f'no T5X checkpoint: neither a file "{_INDEX_FILE}" (legacy) nor "{_ORBAX_FILE}"'
+    fix = "name the directory of one step, checkpoint_<step>, copied as a whole"
+    raise DataError(problem, where=str(directory), fix=fix)
 
 
 def _tensorflow_error(path: pathlib.Path) -> DataError:
-    return DataError(
-        "a TensorFlow checkpoint (Mesh TensorFlow T5)",
-        where=str(path),
-        expected="a T5X checkpoint",
-        fix="convert it with T5X, or take the model's Hugging Face version",
-    )
+    problem = "this is a TensorFlow checkpoint (Mesh TensorFlow T5), not one of T5X"
+    fix = "convert it with T5X, or take the model's Hugging Face version"
+    return DataError(problem, where=str(path), fix=fix)
 
 
 def _read_orbax(directory: pathlib.Path) -> T5XCheckpoint:
@@ -137,26 +132,22 @@ def _read_orbax(directory: pathlib.Path) -> T5XCheckpoint:
     checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
         tree = checkpointer.metadata(directory.absolute()).item_metadata.tree
-        wanted = {"target": _target(tree, directory)}
+        item = {"target": _target(tree, directory)}
         step = tree.get("state", {}).get("step")
         if step is not None:
-            wanted["state"] = {"step": step}
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-        found = checkpointer.restore(
+            item["state"] = {"step": step}
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+        restored = checkpointer.restore(
             directory.absolute(),
-            args=ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy, partial_restore=True),
+            args=ocp.args.PyTreeRestore(item=item, restore_args=as_numpy, partial_restore=True),
         )
     except (*_UNREADABLE, AttributeError, OSError, RecursionError) as error:
-        raise DataError(
-            f"cannot be read: {_first_line(error)}",
-            where=str(directory),
-            expected="all files of an orbax checkpoint",
-            fix="copy the checkpoint again, as a whole",
-        ) from error
+        problem = f"no complete orbax checkpoint: {_first_line(error)}"
+        raise DataError(problem, where=str(directory), fix=_FIX_COPY) from error
     finally:
         checkpointer.close()
-    target = jax.tree.map(np.asarray, found["target"])
-    return T5XCheckpoint(target, None if step is None else int(found["state"]["step"]))
+    target = jax.tree.map(np.asarray, restored["target"])
+    return T5XCheckpoint(target, None if step is None else int(restored["state"]["step"]))
 
 
 def _read_msgpack(directory: pathlib.Path) -> T5XCheckpoint:
@@ -167,14 +158,11 @@ def _read_msgpack(directory: pathlib.Path) -> T5XCheckpoint:
     try:
         tree = msgpack_restore(content)
     except (*_UNREADABLE, UnicodeDecodeError) as error:
-        raise DataError(
-            f"no T5X index: {_first_line(error) or type(error).__name__}",
-            where=str(path),
-            expected="msgpack, as T5X writes it",
-            fix="the file may be truncated; copy it again",
-        ) from error
+        problem = f"no msgpack, as T5X writes it: {_first_line(error) or type(error).__name__}"
+        raise DataError(problem, where=str(path), fix=_FIX_COPY) from error
     if not isinstance(tree, dict):
-        raise DataError(f"holds {type(tree).__name__}", where=str(path), expected="a map")
+        problem = f"this holds {type(tree).__name__} in place of a map"
+        raise DataError(problem, where=str(path), fix=_FIX_COPY)
     version = _whole_number(tree.get("version", 0), path, "version")
     tree = tree.get("optimizer") or tree.get("_optimizer") or tree
     target = _target(tree, path)
@@ -186,8 +174,8 @@ def _read_msgpack(directory: pathlib.Path) -> T5XCheckpoint:
     }
     state = tree.get("state", {})
     if not isinstance(state, dict):
-        found = type(state).__name__
-        raise DataError(found, where=f"{path}, field 'state'", expected="a map")
+        problem = f"this is {type(state).__name__} in place of a map"
+        raise DataError(problem, where=f"{path}, field 'state'", fix=_FIX_COPY)
     step = state.get("step")
     if step is not None:
         leaf = _leaf(step, directory, ("state", "step"), version)
@@ -199,12 +187,8 @@ def _whole_number(value: object, path: pathlib.Path, field: str) -> int:
     """An integer, or an array of one."""
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "iu" or int(array.item()) < 0:
-        raise DataError(
-            f"{field} is {str(value)[:60]!r}",
-            where=f"{path}, field {field!r}",
-            expected="a whole number",
-            fix="the file is no T5X index, or damaged: copy it again",
-        )
+        problem = f"{field} is {str(value)[:60]!r} in place of a whole number"
+        raise DataError(problem, where=f"{path}, field {field!r}", fix=_FIX_COPY)
     return int(array.item())
 
 
@@ -212,11 +196,8 @@ def _target(tree: PyTree, where: pathlib.Path) -> dict[str, Any]:
     target = tree.get("target") if isinstance(tree, dict) else None
     if not isinstance(target, dict) or not target:
         keys = ", ".join(map(str, tree)) if isinstance(tree, dict) else type(tree).__name__
-        raise DataError(
-            f"no parameters: the tree has {keys or 'nothing'}",
-            where=str(where),
-            expected='a tree "target" with parameters',
-        )
+        problem = f'no parameters in a tree "target": there is {keys or "nothing"}'
+        raise DataError(problem, where=str(where), fix=_FIX_COPY)
     return target
 
 
@@ -230,12 +211,8 @@ def _leaf(node: object, directory: pathlib.Path, name: tuple[str, ...], version:
     elif isinstance(node, np.ndarray | np.generic | int | float):
         array = np.asarray(node)
     else:
-        raise DataError(
-            f"parameter {'/'.join(map(str, name))} is {str(node)[:60]!r}",
-            where=str(directory / _INDEX_FILE),
-            expected="an array, or where it is stored",
-            fix="the file is no T5X index, or damaged: copy it again",
-        )
+        problem = f"parameter {'/'.join(map(str, name))} is {str(node)[:60]!r}, not an array"
+        raise DataError(problem, where=str(directory / _INDEX_FILE), fix=_FIX_COPY)
     # NumPy has no name for bfloat16: some writers stored its two bytes as void.
     if array.dtype == "V2" or (version < _NATIVE_BFLOAT16 and array.dtype == np.uint16):
         return array.view(ml_dtypes.bfloat16)
@@ -246,11 +223,8 @@ def _stored_path(spec: dict[str, Any], name: tuple[str, ...]) -> str:
     """Path of a description's files; in the oldest files beside `kvstore`, not inside."""
     kvstore = spec.get("kvstore")
     if not isinstance(kvstore, dict):
-        raise DataError(
-            f"parameter {'/'.join(map(str, name))} is stored in {str(kvstore)[:60]!r}",
-            where=f"{_INDEX_FILE}, field 'kvstore'",
-            expected="a map with a path, as TensorStore describes arrays",
-        )
+        problem = f"parameter {'/'.join(map(str, name))} is stored in {str(kvstore)[:60]!r}, no map"
+        raise DataError(problem, where=f"{_INDEX_FILE}, field 'kvstore'", fix=_FIX_COPY)
     path = kvstore.get("path") or spec.get("path") or ""
     return str(path).rstrip("/")
 
@@ -264,12 +238,8 @@ def _read_zarr(directory: pathlib.Path, stored: str, name: tuple[str, ...]) -> n
     metadata_file = path / ".zarray"
     # Unlike pathlib's, this accepts names of any length and with any character.
     if not stored or not os.path.isfile(metadata_file):
-        raise DataError(
-            f"no zarr array for parameter {parameter}",
-            where=str(metadata_file),
-            expected="the array's description and chunks, beside the index file",
-            fix="the checkpoint is incomplete: copy the directory as a whole, hidden files too",
-        )
+        problem = f"no zarr array for parameter {parameter}"
+        raise DataError(problem, where=str(metadata_file), fix=_FIX_COPY)
     try:
         metadata = read_json(metadata_file, fields=_ZARRAY_FIELDS)
         _check_size(metadata, metadata_file, parameter)
@@ -277,12 +247,8 @@ def _read_zarr(directory: pathlib.Path, stored: str, name: tuple[str, ...]) -> n
         spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path.absolute())}}
         return np.asarray(tensorstore.open(spec, open=True).result().read().result())
     except (*_UNREADABLE, OSError) as error:
-        raise DataError(
-            f"parameter {parameter} cannot be read: {_first_line(error)}",
-            where=str(path),
-            expected="a zarr array, version 2",
-            fix="a file may be truncated; copy the checkpoint again",
-        ) from error
+        problem = f"parameter {parameter} cannot be read: {_first_line(error)}"
+        raise DataError(problem, where=str(path), fix=_FIX_COPY) from error
 
 
 def _check_size(metadata: dict[str, Any], path: pathlib.Path, parameter: str) -> None:
@@ -294,11 +260,8 @@ def _check_size(metadata: dict[str, Any], path: pathlib.Path, parameter: str) ->
     try:
         item = np.dtype(metadata["dtype"]).itemsize
     except TypeError as error:
-        raise DataError(
-            f"dtype {metadata['dtype']!r}",
-            where=f"{path}, field 'dtype'",
-            expected="a type of NumPy's, such as '<f4'",
-        ) from error
+        problem = f"NumPy has no dtype {metadata['dtype']!r}"
+        raise DataError(problem, where=f"{path}, field 'dtype'", fix=_FIX_COPY) from error
     for field in ("shape", "chunks"):
         limits.check_array(
             item * math.prod(metadata[field]),
@@ -317,22 +280,14 @@ def _check_chunks(path: pathlib.Path, metadata: dict[str, Any], parameter: str) 
     total, files = math.prod(counts), sum(len(names) for _, _, names in os.walk(path))
     if total > files:
         # There may be far too many to name.
-        raise DataError(
-            f"{total - files + 1:,} of {total:,} chunks of parameter {parameter} are missing",
-            where=str(path),
-            expected="every chunk",
-            fix="the checkpoint is incomplete: copy the directory as a whole",
-        )
+        problem = f"{total - files + 1:,} of {total:,} chunks of parameter {parameter} are missing"
+        raise DataError(problem, where=str(path), fix=_FIX_COPY)
     separator = metadata.get("dimension_separator", ".")
     names = [separator.join(map(str, index)) or "0" for index in np.ndindex(*counts)]
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
-        raise DataError(
-            f"{len(missing)} of {math.prod(counts)} chunks of parameter {parameter} are missing",
-            where=str(path / missing[0]),
-            expected="every chunk",
-            fix="the checkpoint is incomplete: copy the directory as a whole",
-        )
+        problem = f"{len(missing)} of {total} chunks of parameter {parameter} are missing"
+        raise DataError(problem, where=str(path / missing[0]), fix=_FIX_COPY)
 
 
 def _first_line(error: BaseException) -> str:

@@ -31,6 +31,9 @@ _INDEX_FIELDS = {
 }
 
 _LISTED = 5
+_FIX_DIRECTORY = "give the directory that the model's save_pretrained wrote"
+_FIX_DOWNLOAD = "download the checkpoint again, all of its files"
+_FIX_QUANTISED = "quantised checkpoints are not supported: use the original checkpoint"
 
 Tensors = dict[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
@@ -60,10 +63,7 @@ def read_tensors(directory: pathlib.Path) -> Tensors:
     if (directory / PYTORCH_INDEX).is_file():
         return _read_shards(directory / PYTORCH_INDEX, _read_pytorch)
     raise DataError(
-        "no weights in this directory",
-        where=str(directory),
-        expected=f"one of {', '.join(_WEIGHTS)}",
-        fix="give the directory that the model's save_pretrained wrote",
+        f"no weights: none of {', '.join(_WEIGHTS)}", where=str(directory), fix=_FIX_DIRECTORY
     )
 
 
@@ -95,12 +95,8 @@ def read_config(
     """
     path = pathlib.Path(directory) / CONFIG_FILE
     if not path.is_file():
-        raise DataError(
-            f"no {CONFIG_FILE}" if path.parent.is_dir() else "no such directory",
-            where=str(path.parent),
-            expected=f"a Hugging Face directory with {CONFIG_FILE} and weights",
-            fix="give the directory that the model's save_pretrained wrote",
-        )
+        problem = f"no {CONFIG_FILE}" if path.parent.is_dir() else "no such directory"
+        raise DataError(problem, where=str(path.parent), fix=_FIX_DIRECTORY)
     return path, read_json(path, fields=fields)
 
 
@@ -111,74 +107,56 @@ def _read_shards(
     shards = sorted(set(shard_of.values()))
     outside = [shard for shard in shards if pathlib.PurePath(shard).name != shard or shard == ".."]
     if outside:
-        raise DataError(
-            f"shards outside of this directory: {listed(outside)}",
-            where=f"{index}, field 'weight_map'",
-            expected="names of files beside the index, without folders",
-            fix="download the checkpoint again, from a place that you trust",
-        )
+        where = f"{index}, field 'weight_map'"
+        problem = f"shards outside of this directory: {listed(outside)}"
+        raise DataError(problem, where=where, fix="take the checkpoint from a place that you trust")
     absent = [shard for shard in shards if not (index.parent / shard).is_file()]
     if absent:
-        raise DataError(
-            f"{len(absent)} of {len(shards)} shards are absent: {listed(absent)}",
-            where=str(index.parent),
-            expected=f"every file that {index.name} names",
-            fix="download the checkpoint again, all of its files",
-        )
+        problem = f"{len(absent)} of {len(shards)} shards are absent: {listed(absent)}"
+        raise DataError(problem, where=str(index.parent), fix=_FIX_DOWNLOAD)
     tensors: dict[str, _T] = {}
     for shard in shards:
         tensors |= read(index.parent / shard)
     missing = [name for name in shard_of if name not in tensors]
     if missing:
-        raise DataError(
-            f"tensors of the index are in no shard: {listed(missing)}",
-            where=str(index),
-            fix="download the checkpoint again, all of its files",
-        )
+        problem = f"tensors of the index are in no shard: {listed(missing)}"
+        raise DataError(problem, where=str(index), fix=_FIX_DOWNLOAD)
     return tensors
 
 
 def _read_safetensors(path: pathlib.Path) -> Tensors:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            _check_dtypes(file, path)
-            # An array of a mapped file would keep the whole file mapped.
-            return {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, OSError, ValueError) as error:
-        raise _damaged(path, error) from error
+    # An array of a mapped file would keep the whole file mapped.
+    return _of_safetensors(path, lambda file, name: np.array(file.get_tensor(name)))
 
 
 def _read_safetensors_shapes(path: pathlib.Path) -> Shapes:
+    return _of_safetensors(path, lambda file, name: tuple(file.get_slice(name).get_shape()))
+
+
+def _of_safetensors(path: pathlib.Path, read: Callable[[Any, str], _T]) -> dict[str, _T]:
     try:
         with safe_open(path, framework="numpy") as file:
-            _check_dtypes(file, path)
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+            names = list(file.keys())
+            for name in names:
+                _check_dtype(name, file.get_slice(name).get_dtype(), path)
+            return {name: read(file, name) for name in names}
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
 
 
-def _check_dtypes(file: Any, path: pathlib.Path) -> None:
-    for name in file.keys():  # noqa: SIM118 - no mapping
-        dtype = file.get_slice(name).get_dtype()
-        if dtype not in _DTYPES:
-            raise DataError(
-                f"{name} is of type {dtype}",
-                where=str(path),
-                expected="weights of type F32, F16 or BF16",
-                fix="quantised checkpoints are not supported: use the original checkpoint",
-            )
+def _check_dtype(name: str, dtype: str, path: pathlib.Path) -> None:
+    if dtype not in _DTYPES:
+        raise DataError(
+            f"{name} is of type {dtype}, not F32, F16 or BF16", where=str(path), fix=_FIX_QUANTISED
+        )
 
 
 def _read_pytorch(path: pathlib.Path) -> Tensors:
     try:
         import torch
     except ImportError as error:
-        raise ConfigError(
-            "PyTorch is not installed, and these weights are in PyTorch's own format",
-            where=str(path),
-            expected=f"{SAFETENSORS}, or PyTorch",
-            fix=how_to_install("torch"),
-        ) from error
+        problem = "PyTorch is not installed, and these weights are in PyTorch's own format"
+        raise ConfigError(problem, where=str(path), fix=how_to_install("torch")) from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -200,12 +178,8 @@ def _to_numpy(tensor: Any, torch: types.ModuleType) -> np.ndarray:
 
 def _damaged(path: pathlib.Path, error: Exception) -> DataError:
     reason = re.sub(r"\s+", " ", str(error)).strip()[:200] or type(error).__name__
-    return DataError(
-        f"cannot be read: {reason}",
-        where=str(path),
-        expected="a complete file of weights",
-        fix="the file is truncated or damaged: download or copy it again",
-    )
+    fix = "the file is truncated or damaged: download or copy it again"
+    return DataError(f"cannot be read: {reason}", where=str(path), fix=fix)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -11,16 +11,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from taser_jax.models import routing
-from taser_jax.models.attention import AttentionKernel, SelfAttention
 from taser_jax.models.batch import Role, States, Tokens
+from taser_jax.models.bert_layers import AttentionKernel, FeedForward, SelfAttention
 from taser_jax.models.dropout import Dropout
-from taser_jax.models.expert_use import RoutingStatistics
-from taser_jax.models.feed_forward import FeedForward
+from taser_jax.models.encoded import RoutingStatistics
 from taser_jax.models.layers import (
+    DTYPES,
+    SIZES,
     Activation,
     Affine,
     Initializer,
     LayerNormParameters,
+    Remat,
+    TransformerConfig,
     layer_norm,
     mean_over_tokens,
     parameter,
@@ -33,10 +36,9 @@ from taser_jax.models.routing import (
     Routing,
     SequenceSummary,
 )
-from taser_jax.models.transformer import DTYPES, Remat, TransformerConfig
 from taser_jax.storage.errors import ConfigError, check_fields
 
-_ROUTER_STDDEV = 0.02
+_ROUTER_INIT = nn.initializers.normal(0.02)
 
 
 class EncoderOutput(enum.Enum):
@@ -94,9 +96,8 @@ class BertConfig(TransformerConfig):
     attention: AttentionKernel = AttentionKernel.EINSUM
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "embed_dim", "num_layers", "num_heads", "head_dim", "mlp_dim")
         tables = ("max_length", "type_vocab_size")
-        check_fields(self, *sizes, *tables, is_valid=lambda n: n >= 1, expected="1 or more")
+        check_fields(self, *SIZES, *tables, is_valid=lambda n: n >= 1, expected="1 or more")
         rates = ("dropout_rate", "attention_dropout_rate")
         check_fields(self, *rates, is_valid=lambda x: 0 <= x < 1, expected="0 <= rate < 1")
         check_fields(self, "dtype", is_valid=DTYPES.__contains__, expected=" or ".join(DTYPES))
@@ -261,14 +262,8 @@ class Block(nn.Module):
 
 def router_parameters(config: BertConfig, experts: ExpertConfig) -> tuple[Array, Array]:
     """Kernel A (normal, 0.02) and bias c (zero) of a router, inside a compact method."""
-    return Affine(
-        (config.embed_dim, experts.num_experts),
-        ("embed", "expert"),
-        (experts.num_experts,),
-        ("expert",),
-        nn.initializers.normal(_ROUTER_STDDEV),
-        name="router",
-    )()
+    shape, kernel_init = (config.embed_dim, experts.num_experts), _ROUTER_INIT
+    return Affine(shape, ("embed", "expert"), (0,), kernel_init, name="router")()
 
 
 class BertEncoder(nn.Module):
@@ -315,12 +310,9 @@ class BertEncoder(nn.Module):
         config, experts = self.config, self.experts
         mask = jnp.asarray(texts.mask)
         if mask.shape[1] > config.max_length:
-            raise ConfigError(
-                f"sequences of {mask.shape[1]} tokens",
-                where="BertEncoder",
-                expected=f"at most max_length = {config.max_length}",
-                fix="shorten query_length or passage_length, or raise BertConfig.max_length",
-            )
+            problem = f"sequences of {mask.shape[1]} tokens, with max_length = {config.max_length}"
+            fix = "shorten query_length or passage_length, or raise BertConfig.max_length"
+            raise ConfigError(problem, where="BertEncoder", fix=fix)
         specialized = experts.specialized_blocks(config.num_layers)
         shared_router = None
         if experts.learned and experts.gate_sharing is GateSharing.SHARED:

@@ -10,19 +10,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.batch import Augmented, Role, States, Tokens
 from taser_jax.models.bert import BertConfig, BertEncoder, EncoderOutput, block_output
+from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import (
     Description,
     ModelConfig,
-    TowerInit,
     Towers,
 )
 from taser_jax.models.encoded import Encoded, Normalization, normalize
-from taser_jax.models.layers import mean_over_tokens
+from taser_jax.models.layers import BlockCost, Remat, layer_names, mean_over_tokens
 from taser_jax.models.routing import ExpertConfig, GateSharing, Routing
-from taser_jax.models.transformer import BlockCost, Remat, layer_names
 from taser_jax.storage.errors import ConfigError
 
 
@@ -51,7 +49,6 @@ class DualEncoderConfig(ModelConfig):
         experts: its specialised blocks.
         towers: one encoder or two.
         pooling: [CLS] or mean.
-        tower_init: initial weights of two towers; no effect with one.
         normalization: normalisation of embeddings: none in the papers; L2 for encoders pretrained
             with cosine similarity, with a temperature of about 0.05.
         query_tasks: tasks with their own query tower (TACO-DR's QSpec); empty for one tower
@@ -64,7 +61,6 @@ class DualEncoderConfig(ModelConfig):
     experts: ExpertConfig = dataclasses.field(default_factory=ExpertConfig)
     towers: Towers = Towers.TIED
     pooling: Pooling = Pooling.CLS
-    tower_init: TowerInit = TowerInit.COPIED
     normalization: Normalization = Normalization.NONE
     query_tasks: tuple[str, ...] = ()
 
@@ -72,12 +68,9 @@ class DualEncoderConfig(ModelConfig):
         super().__post_init__()
         by_role = self.experts.routing is Routing.DETERMINISTIC
         if self.towers is Towers.SEPARATE and self.experts.num_experts > 1 and by_role:
-            raise ConfigError(
-                "separate towers with experts chosen by role",
-                where="DualEncoderConfig",
-                expected="one or the other: each tower would use half of its experts only",
-                fix="set towers=TIED (TASER) or num_experts=1 (DPR)",
-            )
+            problem = "in separate towers, experts chosen by role would leave half of them unused"
+            fix = "set towers=TIED (TASER) or num_experts=1 (DPR)"
+            raise ConfigError(problem, where="DualEncoderConfig", fix=fix)
         self.experts.specialized_blocks(self.bert.num_layers)
 
     @property
@@ -139,11 +132,11 @@ class DualEncoderConfig(ModelConfig):
             feed_forward = 2 * 2 * queries * embed * bert.mlp_dim
             computed = experts.num_experts if is_specialized and experts.learned else 1
             inner = bert.mlp_dim * computed
-            kept = length * (9 * embed + 2 * inner) + bert.num_heads * length * length
+            stored = length * (9 * embed + 2 * inner) + bert.num_heads * length * length
             costs.append(
                 BlockCost(
                     flops=flops + feed_forward,
-                    activation_bytes=kept * bert.dtype_bytes,
+                    activation_bytes=stored * bert.dtype_bytes,
                     input_bytes=length * embed * bert.dtype_bytes,
                 )
             )
@@ -153,12 +146,19 @@ class DualEncoderConfig(ModelConfig):
         """The model in words."""
         title = "DPR" if self.towers is Towers.SEPARATE else "Shared encoder"
         blocks = self.experts.specialized_blocks(self.bert.num_layers)
+        facts = [
+            ("encoder", f"BERT, {self.bert.num_layers} blocks of width {self.bert.embed_dim}"),
+            ("specialised blocks", ", ".join(map(str, blocks)) or "none"),
+        ]
+        if blocks:
+            routing = f"{self.experts.routing.value} routing"
+            facts.append(("experts", f"{self.experts.num_experts}, by {routing}"))
         return Description(
-            title="TASER" if self.experts.num_experts > 1 else title,
+            title="TASER" if blocks else title,
             embedding=f"An embedding is {_POOLED[self.pooling]}; all tokens are of segment 0.",
             first_token="[CLS] ",
             last_token=" [SEP]",
-            facts=(("specialised blocks", ", ".join(map(str, blocks)) or "none"),),
+            facts=tuple(facts),
         )
 
     def make_tower(self, frozen_blocks: int = 0) -> BertEncoder:
@@ -174,12 +174,9 @@ class DualEncoderConfig(ModelConfig):
         experts = self.experts
         frozen = [b for b in experts.specialized_blocks(self.bert.num_layers) if b <= blocks]
         if experts.learned and experts.gate_sharing is GateSharing.SHARED and frozen:
-            raise ConfigError(
-                f"blocks {', '.join(map(str, frozen))} are frozen, and their router serves all",
-                where="TrainingConfig.train_from_block",
-                expected="frozen blocks without learned routing, or a router for each block",
-                fix=f"train_from_block={frozen[0] - 1} or less, or ExpertConfig.gate_sharing",
-            )
+            problem = f"blocks {', '.join(map(str, frozen))} are frozen; their router serves all"
+            fix = f"train_from_block={frozen[0] - 1} or less, or ExpertConfig.gate_sharing"
+            raise ConfigError(problem, where="TrainingConfig.train_from_block", fix=fix)
         return rf"[^/]+/(embeddings|{layer_names(blocks)})/.*"
 
     def frozen_settings(self, blocks: int) -> tuple[object, ...]:

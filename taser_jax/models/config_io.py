@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any
 
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.bert_fusion import BertFusionConfig
 from taser_jax.models.dual_encoder import ModelConfig
+from taser_jax.models.fusion import BertFusionConfig, T5FusionConfig
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig
-from taser_jax.models.t5_fusion import T5FusionConfig
 from taser_jax.storage.artifacts import check_version
 from taser_jax.storage.errors import ConfigError
 from taser_jax.storage.settings import from_plain, to_plain
@@ -18,6 +18,11 @@ FORMAT_VERSION = 1
 
 _DEFAULT_KIND = DualEncoderConfig.kind
 _CONFIGS = (DualEncoderConfig, T5DualEncoderConfig, BertFusionConfig, T5FusionConfig)
+# Where a file has a field that no configuration has, (field, value), and the field after it.
+_CONSTANTS = (
+    (("experts",), ("pattern", None), "blocks"),
+    ((), ("tower_init", "copied"), "normalization"),
+)
 _KINDS = {config.kind: config for config in _CONFIGS}
 
 
@@ -39,11 +44,26 @@ def to_json(config: ModelConfig) -> str:
         Indented JSON, ending in a newline; enums by value.
     """
     named = {} if config.kind == _DEFAULT_KIND else {"kind": config.kind}
-    fields = to_plain(config)
+    fields = _settings(config)
     if not named and not config.query_tasks:
         del fields["query_tasks"]
     value = {"format_version": FORMAT_VERSION, **named, **fields}
     return json.dumps(value, indent=2) + "\n"
+
+
+def _settings(config: ModelConfig) -> dict[str, Any]:
+    """A model's fields with the constants that fingerprints of BERT's models include."""
+    fields = to_plain(config)
+    for names, constant, before in _CONSTANTS:
+        part = fields
+        for name in names:
+            part = part.get(name, {})
+        if before in part:
+            items = list(part.items())
+            items.insert(list(part).index(before), constant)
+            part.clear()
+            part.update(items)
+    return fields
 
 
 # Fields that do not affect the embedding of a passage.
@@ -52,7 +72,7 @@ _OF_QUERIES = ("towers", "query_tasks", "tower_init", "decoder_layers", "documen
 
 def passage_json(config: ModelConfig) -> str:
     """The settings that passage embeddings depend on; fusing documents does not change them."""
-    fields = {name: v for name, v in to_plain(config).items() if name not in _OF_QUERIES}
+    fields = {name: v for name, v in _settings(config).items() if name not in _OF_QUERIES}
     return json.dumps({"kind": config.kind.removesuffix("_fusion"), **fields}, sort_keys=True)
 
 
@@ -81,14 +101,16 @@ def from_json(text: str, *, where: str = "model.json") -> ModelConfig:
     again = "read it with the version of taser_jax that wrote it, or train again"
     check_version(value, FORMAT_VERSION, where=where, fix=again, error=ConfigError)
     del value["format_version"]
+    for names, (field, constant), _ in _CONSTANTS:
+        part = value
+        for name in names:
+            part = part.get(name, {})
+        if isinstance(part, dict) and part.get(field) == constant:
+            part.pop(field, None)
     kind = value.pop("kind", _DEFAULT_KIND)
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise ConfigError(
-            f"kind is {kind!r}",
-            where=where,
-            expected=f"one of {', '.join(_KINDS)}",
-            fix="read it with the version of taser_jax that wrote it",
-        )
+        problem = f"kind is {kind!r}, not one of {', '.join(_KINDS)}"
+        raise ConfigError(problem, where=where, fix=again)
     return from_plain(_KINDS[kind], value, where)
 
 

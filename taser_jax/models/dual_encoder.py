@@ -23,7 +23,7 @@ from taser_jax.models.batch import (
     Tokens,
 )
 from taser_jax.models.encoded import Encoded, Normalization
-from taser_jax.models.transformer import BlockCost, Remat, TransformerConfig
+from taser_jax.models.layers import BlockCost, Remat, TransformerConfig
 from taser_jax.storage.errors import ConfigError
 
 Params: TypeAlias = PyTree
@@ -34,17 +34,6 @@ class Towers(enum.Enum):
 
     TIED = "tied"
     SEPARATE = "separate"
-
-
-class TowerInit(enum.Enum):
-    """Initial weights of two towers: copies of one draw, or independent draws.
-
-    DPR's towers both start from the same BERT. COPIED is the counterpart from scratch: a word has
-    the same meaning on both sides from the first step.
-    """
-
-    COPIED = "copied"
-    INDEPENDENT = "independent"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +66,6 @@ class ModelConfig(abc.ABC):
         towers: one encoder for both roles, or one each.
         query_tasks: tasks with their own query tower (TACO-DR's QSpec); empty for one tower for
             all queries. Needs separate towers; passages have one tower for all tasks.
-        tower_init: initial weights of several towers; no effect with one.
         normalization: normalisation of embeddings.
     """
 
@@ -85,7 +73,6 @@ class ModelConfig(abc.ABC):
     fuses: ClassVar[bool] = False
     towers: Towers
     query_tasks: tuple[str, ...]
-    tower_init: TowerInit
     normalization: Normalization
 
     def __post_init__(self) -> None:
@@ -96,20 +83,14 @@ class ModelConfig(abc.ABC):
         """
         where = type(self).__name__
         if self.query_tasks and self.towers is Towers.TIED:
-            raise ConfigError(
-                f"{len(self.query_tasks)} query_tasks with tied towers",
-                where=where,
-                expected="separate towers: one query tower per task, one passage tower",
-                fix="set towers=SEPARATE, or no query_tasks",
-            )
+            problem = f"{len(self.query_tasks)} query_tasks with tied towers"
+            fix = "set towers=SEPARATE for a query tower per task, or no query_tasks"
+            raise ConfigError(problem, where=where, fix=fix)
         names = set(self.query_tasks)
         is_text = isinstance(self.query_tasks, str)
         if is_text or len(names) < len(self.query_tasks) or any(not n or "/" in n for n in names):
-            raise ConfigError(
-                f"query_tasks are {self.query_tasks!r}",
-                where=where,
-                expected="distinct task names without a slash",
-            )
+            problem = f"query_tasks are {self.query_tasks!r}"
+            raise ConfigError(problem, where=where, fix="give distinct task names without a slash")
 
     @property
     @abc.abstractmethod
@@ -158,12 +139,9 @@ class ModelConfig(abc.ABC):
 
     def no_fusion(self) -> ConfigError:
         """The error to raise if a model that does not fuse is given documents."""
-        return ConfigError(
-            "queries with documents of a memory",
-            where=type(self).__name__,
-            expected="queries alone: this model fuses no documents",
-            fix="train one of models/t5_fusion.gin or models/bert_fusion.gin",
-        )
+        problem = "queries come with documents of a memory, and this model fuses none"
+        fix = "train one of models/t5_fusion.gin or models/bert_fusion.gin"
+        return ConfigError(problem, where=type(self).__name__, fix=fix)
 
     @abc.abstractmethod
     def describe(self) -> Description:
@@ -193,10 +171,12 @@ class ModelConfig(abc.ABC):
         """Encodes texts of one role with a tower from `make_tower`."""
 
     def initial_params(self, params: Params) -> Params:
-        """The initial parameters, from one draw per tower: all draws, or copies of the first."""
-        if self.tower_init is TowerInit.COPIED:
-            return dict.fromkeys(self.tower_names, params[self.tower_names[0]])
-        return params
+        """The initial parameters: every tower is a copy of the first one's draw.
+
+        DPR's towers both start from the same BERT. From scratch this is the counterpart: a word has
+        the same meaning on both sides from the first step.
+        """
+        return dict.fromkeys(self.tower_names, params[self.tower_names[0]])
 
     @property
     def tower_names(self) -> tuple[str, ...]:
@@ -228,12 +208,9 @@ class ModelConfig(abc.ABC):
         if not self.query_tasks:
             return "query_encoder"
         if task not in self.query_tasks:
-            raise ConfigError(
-                "a query without a task" if task is None else f"a query of task {task!r}",
-                where="encode",
-                expected=f"a task with a query encoder: {', '.join(self.query_tasks)}",
-                fix="give the task whose query encoder to use",
-            )
+            problem = "a query without a task" if task is None else f"a query of task {task!r}"
+            fix = f"give a task with a query encoder: {', '.join(self.query_tasks)}"
+            raise ConfigError(problem, where="encode", fix=fix)
         return f"query_encoder_{task}"
 
     def with_vocabulary_size(self, size: int) -> ModelConfig:
@@ -299,11 +276,11 @@ class ModelConfig(abc.ABC):
             sides.append((shape.queries, added))
         for size, blocks in sides:
             if self.transformer.remat is Remat.BLOCK:
-                kept = sum(block.input_bytes for block in blocks)
-                kept += max(block.activation_bytes for block in blocks)
+                stored = sum(block.input_bytes for block in blocks)
+                stored += max(block.activation_bytes for block in blocks)
             else:
-                kept = sum(block.activation_bytes for block in blocks)
-            total += size * kept
+                stored = sum(block.activation_bytes for block in blocks)
+            total += size * stored
         return total // batch_devices
 
 
@@ -337,12 +314,9 @@ class DualEncoder(nn.Module):
         self, queries: Tokens, passages: Tokens, *, train: bool = False
     ) -> tuple[Encoded, Encoded]:
         """Encodes both roles; `init` calls this. Queries count as those of the first task."""
-        tasks = self.config.query_tasks or (None,)
-        if self.is_initializing() and self.config.tower_init is TowerInit.INDEPENDENT:
-            for task in tasks[1:]:
-                self.encode(queries, role=Role.QUERY, task=task, train=train)
+        task = next(iter(self.config.query_tasks), None)
         return (
-            self.encode(queries, role=Role.QUERY, task=tasks[0], train=train),
+            self.encode(queries, role=Role.QUERY, task=task, train=train),
             self.encode(passages, role=Role.PASSAGE, train=train),
         )
 

@@ -1,7 +1,8 @@
-"""Parameters with logical axes, layer normalisation and activations, for all encoders."""
+"""What all encoders have: configuration, costs, parameters with logical axes, normalisation."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import math
@@ -17,6 +18,63 @@ from jaxtyping import Array, Bool, Float
 from taser_jax.devices.mesh import BATCH_AXES
 
 Initializer = Callable[..., Any]
+_BYTES = {"float32": 4, "bfloat16": 2}
+DTYPES = tuple(_BYTES)
+# Fields of every Transformer that are 1 or more.
+SIZES = ("vocab_size", "embed_dim", "num_layers", "num_heads", "head_dim", "mlp_dim")
+
+
+class Remat(enum.Enum):
+    """What the backward pass recomputes: nothing, or each block from its input."""
+
+    NONE = "none"
+    BLOCK = "block"
+
+
+class TransformerConfig:
+    """Fields of all Transformer configurations; see `BertConfig` and `T5Config`."""
+
+    vocab_size: int
+    embed_dim: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    mlp_dim: int
+    dtype: str
+    remat: Remat
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of one activation."""
+        return _BYTES[self.dtype]
+
+
+def layer_names(count: int) -> str:
+    """Regular expression of the names of the first blocks.
+
+    Example:
+        >>> layer_names(2)
+        '(layers_0|layers_1)'
+    """
+    return f"({'|'.join(f'layers_{i}' for i in range(count))})"
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockCost:
+    """Cost of one block for one text, padding included.
+
+    FLOPs are those of matrix products; a product of [m, k] and [k, n] counts 2·m·k·n. Table
+    look-ups, normalisation, softmax and activations do not count.
+
+    Attributes:
+        flops: model FLOPs, which count one expert per token.
+        activation_bytes: bytes kept for the backward pass.
+        input_bytes: bytes of the block's input, the only activations that `Remat.BLOCK` keeps.
+    """
+
+    flops: int
+    activation_bytes: int
+    input_bytes: int
 
 
 class Activation(enum.Enum):
@@ -176,8 +234,8 @@ def softmax_mean(
     """
     highest = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
     weights = jnp.exp(scores - highest)
-    kept = dropout(weights).astype(values.dtype)
-    mean = float32_einsum("bhqk,bhkd->bhqd", kept, values) / weights.sum(-1, keepdims=True)
+    dropped = dropout(weights).astype(values.dtype)
+    mean = float32_einsum("bhqk,bhkd->bhqd", dropped, values) / weights.sum(-1, keepdims=True)
     return mean.astype(values.dtype)
 
 
@@ -210,28 +268,28 @@ def parameter(
 
 
 class Affine(nn.Module):
-    """Holds `kernel` and `bias` with their logical axes, in float32.
+    """Holds the `kernel` and `bias` of x·kernel + bias with their logical axes, in float32.
 
     Attributes:
-        kernel_shape: shape of the kernel.
-        kernel_axes: logical axis name of each kernel axis.
-        bias_shape: shape of the bias.
-        bias_axes: logical axis name of each bias axis.
+        shape: shape of the kernel.
+        axes: logical axis name of each of its axes.
+        inputs: axes of the kernel that a product sums over; the bias has the others.
         kernel_init: initialiser of the kernel; the bias starts at zero.
     """
 
-    kernel_shape: tuple[int, ...]
-    kernel_axes: tuple[str | None, ...]
-    bias_shape: tuple[int, ...]
-    bias_axes: tuple[str | None, ...]
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    inputs: tuple[int, ...]
     kernel_init: Initializer
 
     @nn.compact
     def __call__(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         """Returns (kernel, bias)."""
-        kernel = parameter(self, "kernel", self.kernel_init, self.kernel_shape, self.kernel_axes)
-        bias = parameter(self, "bias", nn.initializers.zeros, self.bias_shape, self.bias_axes)
-        return kernel, bias
+        outputs = [axis for axis in range(len(self.shape)) if axis not in self.inputs]
+        shape = tuple(self.shape[axis] for axis in outputs)
+        axes = tuple(self.axes[axis] for axis in outputs)
+        kernel = parameter(self, "kernel", self.kernel_init, self.shape, self.axes)
+        return kernel, parameter(self, "bias", nn.initializers.zeros, shape, axes)
 
 
 class LayerNormParameters(nn.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +12,8 @@ from jaxtyping import Array, Bool, Float
 
 from taser_jax.devices.mesh import rows_of_shard
 from taser_jax.models.batch import Role
-from taser_jax.models.expert_use import RoutingStatistics
+from taser_jax.models.encoded import RoutingStatistics
 from taser_jax.storage.errors import ConfigError, check_fields
-
-# The released code's patterns: block b, 1-based, is specialised iff the function says so.
-PATTERNS: dict[str, Callable[[int], bool]] = {
-    "mod2": lambda b: b % 2 == 0,
-    "mod3": lambda b: b % 3 == 0,
-    "mod4": lambda b: b % 4 == 0,
-    "mod6": lambda b: b % 6 == 0,
-    "mod12": lambda b: b % 12 == 0,
-    "ge6mod3": lambda b: b >= 6 and b % 3 == 0,
-    "le7mod3": lambda b: b <= 7 and b % 3 == 1,
-}
 
 
 class Routing(enum.Enum):
@@ -94,8 +82,7 @@ class ExpertConfig:
     Attributes:
         num_experts: I; 1 means no specialised block at all (Shared).
         shared_per_specialized: T; one specialised block follows every T shared ones.
-        pattern: a released pattern (`PATTERNS`), which replaces T.
-        blocks: the specialised blocks, 1-based, which replace T and pattern.
+        blocks: the specialised blocks, 1-based, which replace T.
         routing: Det-R, Seq-R or Tok-R.
         router_input: the states that a learned router reads.
         sequence_summary: which of a sequence's states Seq-R's router reads.
@@ -106,7 +93,6 @@ class ExpertConfig:
 
     num_experts: int = 1
     shared_per_specialized: int = 2
-    pattern: str | None = None
     blocks: tuple[int, ...] | None = None
     routing: Routing = Routing.DETERMINISTIC
     router_input: RouterInput = RouterInput.FFN_INPUT
@@ -122,22 +108,10 @@ class ExpertConfig:
         check_fields(self, "temperature", is_valid=lambda x: x > 0, expected="above 0")
         every = "0 (every block is specialised) or more"
         check_fields(self, "shared_per_specialized", is_valid=lambda n: n >= 0, expected=every)
-        check_fields(
-            self,
-            "pattern",
-            is_valid=lambda name: name is None or name in PATTERNS,
-            expected=f"one of {', '.join(PATTERNS)}",
-        )
         if self.num_experts > 1 and self.routing is Routing.DETERMINISTIC and self.num_experts % 2:
-            raise ConfigError(
-                f"num_experts is {self.num_experts} with deterministic routing",
-                where="ExpertConfig",
-                expected="an even number: half the experts are for queries, half for passages",
-            )
-        if self.pattern is not None and self.blocks is not None:
-            raise ConfigError(
-                "both pattern and blocks are given", where="ExpertConfig", fix="drop one of them"
-            )
+            problem = f"num_experts is {self.num_experts} with deterministic routing"
+            fix = "give an even number: half the experts are for queries, half for passages"
+            raise ConfigError(problem, where="ExpertConfig", fix=fix)
 
     def specialized_blocks(self, num_layers: int) -> tuple[int, ...]:
         """The specialised blocks of a stack of `num_layers`, 1-based, ascending.
@@ -150,17 +124,12 @@ class ExpertConfig:
         all_blocks = range(1, num_layers + 1)
         if self.blocks is not None:
             blocks = tuple(sorted(set(self.blocks)))
-        elif self.pattern is not None:
-            blocks = tuple(block for block in all_blocks if PATTERNS[self.pattern](block))
         else:
             blocks = tuple(b for b in all_blocks if b % (self.shared_per_specialized + 1) == 0)
         if not blocks or not set(blocks) <= set(all_blocks):
-            raise ConfigError(
-                f"specialised blocks {blocks} of a stack of {num_layers}",
-                where="ExpertConfig",
-                expected=f"at least one, all within 1..{num_layers}",
-                fix="set blocks, pattern or shared_per_specialized, or num_experts=1",
-            )
+            problem = f"specialised blocks {blocks} of a stack of {num_layers}"
+            fix = f"set blocks (1 to {num_layers}) or shared_per_specialized, or num_experts=1"
+            raise ConfigError(problem, where="ExpertConfig", fix=fix)
         return blocks
 
     def group(self, role: Role) -> tuple[int, int]:
@@ -230,12 +199,12 @@ def routing_statistics(
     weight = mask.astype(jnp.float32)
     log_probability = jax.nn.log_softmax(logits, axis=-1)
     probability = jnp.exp(log_probability)
-    entropy = -(probability * log_probability).sum(-1)
+    entropies = -(probability * log_probability).sum(-1)
     choice = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1], dtype=jnp.float32)
     centred = logits - logits.mean(-1, keepdims=True)
     return RoutingStatistics(
         probability_sum=jnp.einsum("bpe,bp->e", probability, weight),
-        entropy_sum=(entropy * weight).sum(),
+        entropy_sum=(entropies * weight).sum(),
         choice_count=jnp.einsum("bpe,bp->e", choice, weight),
         count=weight.sum(),
         logit_sum=jnp.einsum("bpe,bp->e", centred, weight),

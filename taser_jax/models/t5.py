@@ -16,7 +16,7 @@ from taser_jax.models.batch import Augmented, States, Tokens
 from taser_jax.models.bert import Table
 from taser_jax.models.dropout import Dropout
 from taser_jax.models.dual_encoder import Params
-from taser_jax.models.layers import split_over_batch
+from taser_jax.models.layers import DTYPES, SIZES, Remat, TransformerConfig, split_over_batch
 from taser_jax.models.t5_layers import (
     MLP_ACTIVATIONS,
     FeedForward,
@@ -26,7 +26,6 @@ from taser_jax.models.t5_layers import (
     RmsNorm,
     SelfAttention,
 )
-from taser_jax.models.transformer import DTYPES, Remat, TransformerConfig
 from taser_jax.storage.errors import check_fields
 
 # T5 starts its decoder with the padding token.
@@ -109,9 +108,8 @@ class T5Config(TransformerConfig):
     initialization: T5Initialization = T5Initialization.STANDARD
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "embed_dim", "num_layers", "num_heads", "head_dim", "mlp_dim")
         buckets = self.num_buckets
-        check_fields(self, *sizes, is_valid=lambda n: n >= 1, expected="1 or more")
+        check_fields(self, *SIZES, is_valid=lambda n: n >= 1, expected="1 or more")
         check_fields(self, "num_decoder_layers", is_valid=lambda n: n >= 0, expected="0 or more")
         check_fields(
             self,

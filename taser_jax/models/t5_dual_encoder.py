@@ -16,14 +16,12 @@ from taser_jax.models.dual_encoder import (
     Description,
     ModelConfig,
     Params,
-    TowerInit,
     Towers,
 )
 from taser_jax.models.encoded import Encoded, Normalization, normalize
-from taser_jax.models.layers import mean_over_tokens
+from taser_jax.models.layers import BlockCost, Remat, layer_names, mean_over_tokens
 from taser_jax.models.t5 import T5, T5Config, rescale
 from taser_jax.models.t5_layers import Kernel
-from taser_jax.models.transformer import BlockCost, Remat, layer_names
 from taser_jax.storage.errors import ConfigError, check_fields
 
 
@@ -55,7 +53,6 @@ class T5DualEncoderConfig(ModelConfig):
         embedding: which output is the embedding.
         projection_dim: output width of a linear map without bias; None for no map.
         normalization: normalisation of embeddings.
-        tower_init: initial weights of several towers; no effect with one.
     """
 
     kind: ClassVar[str] = "t5"
@@ -66,7 +63,6 @@ class T5DualEncoderConfig(ModelConfig):
     embedding: T5Embedding = T5Embedding.FIRST_DECODER_OUTPUT
     projection_dim: int | None = None
     normalization: Normalization = Normalization.NONE
-    tower_init: TowerInit = TowerInit.COPIED
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,12 +74,9 @@ class T5DualEncoderConfig(ModelConfig):
         )
         decoding = self.embedding is T5Embedding.FIRST_DECODER_OUTPUT
         if decoding and self.t5.num_decoder_layers == 0:
-            raise ConfigError(
-                "num_decoder_layers is 0 with the first decoder output as embedding",
-                where="T5DualEncoderConfig",
-                expected="1 or more",
-                fix="set embedding=ENCODER_MEAN to use an encoder alone",
-            )
+            problem = "num_decoder_layers is 0 with the first decoder output as embedding"
+            fix = "set 1 or more, or embedding=ENCODER_MEAN to use an encoder alone"
+            raise ConfigError(problem, where="T5DualEncoderConfig", fix=fix)
 
     @property
     def transformer(self) -> T5Config:
@@ -126,13 +119,13 @@ class T5DualEncoderConfig(ModelConfig):
         feed_forward = 2 * embed * t5.mlp_dim * (len(t5.mlp_activations) + 1)
         inner = 2 * len(t5.mlp_activations) * t5.mlp_dim
 
-        def cost(flops: int, kept: int, positions: int) -> BlockCost:
+        def cost(flops: int, stored: int, positions: int) -> BlockCost:
             input_bytes = positions * embed * t5.dtype_bytes
-            return BlockCost(flops, kept * t5.dtype_bytes, input_bytes)
+            return BlockCost(flops, stored * t5.dtype_bytes, input_bytes)
 
         flops = length * (2 * 4 * embed * attention + 2 * 2 * length * attention + feed_forward)
-        kept = length * (5 * embed + 4 * attention + inner) + t5.num_heads * length * length
-        costs = [cost(flops, kept, length)] * t5.num_layers
+        stored = length * (5 * embed + 4 * attention + inner) + t5.num_heads * length * length
+        costs = [cost(flops, stored, length)] * t5.num_layers
         if self.embedding is T5Embedding.FIRST_DECODER_OUTPUT:
             cross = 2 * 2 * t5.num_heads * length * embed
             vectors = 7 * embed + 5 * attention + inner + 2 * t5.num_heads * embed
@@ -184,10 +177,9 @@ class T5DualEncoderConfig(ModelConfig):
         return Encoded(tower(tokens, train=train), None)
 
     def initial_params(self, params: Params) -> Params:
-        """The initial parameters: copied or independent towers, rescaled if configured."""
-        if self.tower_init is TowerInit.COPIED:
-            params = dict.fromkeys(self.tower_names, params[self.tower_names[-1]])
-        return rescale(params, self.t5.initialization)
+        """Every tower is a copy of one draw, at the scale of `T5Config.initialization`."""
+        copies = dict.fromkeys(self.tower_names, params[self.tower_names[-1]])
+        return rescale(copies, self.t5.initialization)
 
 
 class T5Tower(T5):

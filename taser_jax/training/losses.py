@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from taser_jax.models.expert_use import (
+from taser_jax.models.encoded import (
     RoutingStatistics,
     entropy,
     input_information,

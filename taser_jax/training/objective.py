@@ -10,12 +10,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from taser_jax.models.batch import Batch
-from taser_jax.models.encoded import Encoded, Normalization, normalize
-from taser_jax.models.expert_use import (
+from taser_jax.models.encoded import (
+    Encoded,
+    Normalization,
     RoutingStatistics,
     expert_shares,
     logit_offset,
     logit_spread,
+    normalize,
 )
 from taser_jax.storage.errors import ConfigError, check_fields
 from taser_jax.training.distillation import Distillation, Guide, TeacherInput

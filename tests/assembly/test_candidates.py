@@ -11,7 +11,7 @@ from taser_jax.devices.topologies import CHIPS, Topology
 from taser_jax.models.batch import BatchShape
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.transformer import Remat
+from taser_jax.models.layers import Remat
 
 BASE = DualEncoderConfig(bert=BertConfig(dtype="bfloat16"))
 SHAPE = BatchShape(queries=256, query_length=256, passages=512, passage_length=256)

@@ -92,7 +92,7 @@ def test_a_small_recipe(tmp_path, capsys):
         (["--topology=v5e:7x9"], "v5e: 1x1, 2x2, 2x4"),
         (["--topology"], "--topology has no value"),
         ([], "--gin.compile_recipe.topology=..."),
-        (["--topology=v5e:2x2", "--gin.MESH_FSDP=3"], "a mesh of all 4 devices"),
+        (["--topology=v5e:2x2", "--gin.MESH_FSDP=3"], "there are 4 devices"),
         (["--topology=v5e:2x4", "--gin.BATCH_SIZE=12"], "a multiple of 8"),
         (
             ["--topology=v5e:2x4", "--gin.TrainingConfig.num_chunks=4"],

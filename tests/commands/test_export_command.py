@@ -213,6 +213,22 @@ def test_learned_routing_is_refused_before_the_formats_that_could(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_end_retriever_that_reads_documents_is_refused(
+    capsys, tmp_path, format, nothing_is_read
+):
+    """An export has no memory, so that its queries would come without documents."""
+    make_model(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "model.json").read_text())
+    config |= {"kind": "bert_fusion", "query_tasks": [], "towers": "separate"}
+    del config["experts"]
+    (tmp_path / "model" / "model.json").write_text(json.dumps(config))
+    (tmp_path / "model" / "checksums.txt").unlink(missing_ok=True)
+    message = refused(capsys, *arguments(tmp_path / "model", tmp_path / "out", [format]))
+    assert "an export has no memory" in message
+    assert not (tmp_path / "out").exists()
+
+
 def test_absent_packages_are_named_with_their_extra(
     capsys, tmp_path, model_dir, nothing_is_read, monkeypatch
 ):
@@ -322,7 +338,7 @@ def test_one_of_several_systems_must_be_named(capsys, tmp_path, exported, model_
     for results_dir in (model_dir.parent, model_dir.parent / "results"):
         more = {"results_dir": results_dir}
         message = refused(capsys, *arguments(model_dir, tmp_path / "out", **more))
-        assert "a choice of one: 'DPR', 'TASER'" in message
+        assert "results of 2 systems, 'DPR', 'TASER'" in message
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path, model_dir, monkeypatch):

@@ -29,7 +29,7 @@ def test_each_parameter_gets_its_rules_value():
         (((".*", 1), (".*/bias", 2)), "encoder/layers_0/bias matches 2 rules: '\\.\\*', '"),
         (((".*", 1), ("decoder/.*", 2)), "rule 'decoder/\\.\\*' matches no parameter"),
         ((("kernel", 1), (".*", 1)), "rule 'kernel' matches no parameter"),
-        ((("(", 1),), "'\\(' is no regular expression"),
+        ((("(", 1),), "'\\(' is no regular expression of"),
     ],
 )
 def test_tables_must_cover_every_parameter_exactly_once(rules, message):

@@ -53,7 +53,7 @@ def test_mesh_shapes(config, shape):
     [
         (
             MeshConfig(model=3),
-            r"3 devices or a multiple.*data -1, .*model 3\)\n.*8 devices.*\n"
+            r"3 devices or a multiple.*data -1, .*model 3\); there are 8 devices\n"
             r".*replica 1, data 4, fsdp 1, model 2 would fit",
         ),
         (MeshConfig(fsdp=16), "replica 1, data 1, fsdp 8, model 1 would fit"),
@@ -95,7 +95,7 @@ def test_uncovered_parameters_are_named():
     partitioner = Partitioner(make_mesh())
     shapes = {"encoder": abstract({"wi": (4, 8)})}
     with pytest.raises(
-        ConfigError, match=r"parameter encoder/wi: no rule for .*'embde'\n(.*\n)*.*'embed'"
+        ConfigError, match=r"parameter encoder/wi: no rule for .*'embde'.*\n.*'embed'"
     ):
         partitioner.param_shardings({"encoder": {"wi": P("embde", "mlp")}}, shapes)
     with pytest.raises(ConfigError, match=r"parameter encoder/wi: 1 logical axes"):
@@ -107,7 +107,7 @@ def test_uncovered_parameters_are_named():
 def test_bad_tables():
     with pytest.raises(ConfigError, match="2 rules for 'mlp'"):
         LogicalRules((*DEFAULT_RULES, ("mlp", None)))
-    with pytest.raises(ConfigError, match="mesh axis 'modle' for 'mlp'"):
+    with pytest.raises(ConfigError, match="'mlp' has mesh axis 'modle'"):
         LogicalRules((("mlp", "modle"),))
     with pytest.raises(ConfigError, match="no mesh axis for 'batch'"):
         Partitioner(make_mesh(), LogicalRules((("mlp", "model"),)))
@@ -203,12 +203,12 @@ def test_batches_that_do_not_divide():
     partitioner = Partitioner(make_mesh(MeshConfig(fsdp=2)))
     partitioner.check_batch_size(16)
     begin, fits = (
-        r" queries.* 8 devices\n(.*\n)*.*",
+        r" queries.* 8 devices\n.*",
         "; or let replica · data · fsdp be 4 and model",
     )
-    with pytest.raises(ConfigError, match=f"20{begin}nearest are 16 or 24{fits}"):
+    with pytest.raises(ConfigError, match=f"20{begin}such as 16 or 24{fits}"):
         partitioner.check_batch_size(20)
-    with pytest.raises(ConfigError, match=f"4{begin}nearest are 8{fits}"):
+    with pytest.raises(ConfigError, match=f"4{begin}such as 8{fits}"):
         partitioner.check_batch_size(4)
     Partitioner(make_mesh(MeshConfig(model=4))).check_batch_size(6)
     with pytest.raises(ConfigError, match="12 rows of queries/ids on this host"):
@@ -273,10 +273,10 @@ def test_another_axis_may_span_the_slices():
 
 
 def test_slices_that_the_axis_cannot_span():
-    message = r"1 devices along replica, which must span 2 slices\n.*\n.*set replica to 2"
+    message = r"1 devices along replica, which must span 2 slices\n.*set replica to a multiple of 2"
     with pytest.raises(ConfigError, match=message):
         device_grid(MeshConfig(), pod(slices=2))
-    with pytest.raises(ConfigError, match=r"mesh axis 'slices'\n.*replica, data, fsdp, model"):
+    with pytest.raises(ConfigError, match=r"named 'slices'\n.*replica, data, fsdp, model"):
         MeshConfig(across_slices="slices")
 
 

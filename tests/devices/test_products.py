@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from taser_jax.devices.compiler import matrix_products
 from taser_jax.devices.mesh import MeshConfig, make_mesh
-from taser_jax.devices.products import matrix_products
 
 A, B = jnp.ones((2, 3)), jnp.ones((3, 5))
 

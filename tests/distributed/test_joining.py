@@ -27,7 +27,7 @@ def environment(monkeypatch):
 @pytest.mark.parametrize("address", ["somewhere", "somewhere:", ":1234", "host:port", "host:70000"])
 def test_an_address_without_a_host_or_a_port(environment, address):
     environment(address, 1)
-    with pytest.raises(ConfigError, match=r"JAX_COORDINATOR_ADDRESS: address .*\n.*HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"JAX_COORDINATOR_ADDRESS: .*no HOST:PORT\n.*free port"):
         hosts.initialize(timeout=5)
 
 
@@ -36,7 +36,7 @@ def test_a_port_that_something_else_has(environment):
     with socket.create_server(("localhost", 0)) as taken:
         port = taken.getsockname()[1]
         environment(f"localhost:{port}", 0)
-        told = f"JAX_COORDINATOR_ADDRESS: cannot listen on port {port} .*in use"
+        told = f"JAX_COORDINATOR_ADDRESS: host 0 cannot listen on port {port} .*in use"
         with pytest.raises(ConfigError, match=told):
             hosts.initialize(timeout=5)
 
@@ -51,7 +51,6 @@ def test_any_other_failure_says_what_where_and_what_to_do(environment, monkeypat
         hosts.initialize(timeout=5)
     told = str(error.value)
     assert told.startswith("--multihost: the hosts could not be joined (JaxRuntimeError: ABORTED:")
-    assert "expected: " in told
     assert "fix: " in told
     assert isinstance(error.value.__cause__, jax.errors.JaxRuntimeError)
 
@@ -62,7 +61,7 @@ def test_no_coordinator_at_all(environment, monkeypatch):
 
     monkeypatch.delenv("JAX_COORDINATOR_ADDRESS", raising=False)
     monkeypatch.setattr(jax.distributed, "initialize", fails)
-    with pytest.raises(ConfigError, match=r"no coordinator .*defined"):
+    with pytest.raises(ConfigError, match=r"no coordinator, .*defined"):
         hosts.initialize(timeout=5)
 
 

@@ -112,7 +112,10 @@ def test_an_old_config_without_model_type(tmp_path):
         ("[]", "expected: a JSON object"),
         (json.dumps(CONFIG | {"hidden_size": "16"}), 'hidden_size is "16"'),
         (json.dumps({k: v for k, v in CONFIG.items() if k != "vocab_size"}), "no field 'vocab_s"),
-        (json.dumps(CONFIG | {"num_attention_heads": 3}), "16 with num_attention_heads 3"),
+        (
+            json.dumps(CONFIG | {"num_attention_heads": 3}),
+            "16 is not divisible by",
+        ),
     ],
 )
 def test_a_damaged_config(tmp_path, text, message):
@@ -215,11 +218,13 @@ def test_what_is_exported_comes_back_bit_for_bit():
 def test_missing_tensors_are_named():
     tensors = random_tensors()
     del tensors["encoder.layer.1.output.dense.bias"], tensors["embeddings.LayerNorm.weight"]
-    message = r"2 tensors are missing: embeddings\.LayerNorm\.weight, encoder\.layer\.1\.output"
+    message = (
+        r"2 tensors of a BERT of 4 layers are missing: embeddings\.LayerNorm\.weight, enc.*\.1\."
+    )
     with pytest.raises(DataError, match=message):
         encoder_from_tensors(tensors, TINY, where="x")
     deeper = dataclasses.replace(TINY, num_layers=6)
-    with pytest.raises(DataError, match=r"(?s)encoder\.layer\.4.*a BERT of 6 layers"):
+    with pytest.raises(DataError, match=r"a BERT of 6 layers are missing: encoder\.layer\.4"):
         encoder_from_tensors(random_tensors(), deeper, where="x")
 
 
@@ -230,7 +235,7 @@ def test_missing_tensors_are_named():
         ({"max_length": 9}, r"position_embeddings\.weight has shape \(12, 16\)", r"\(9, 16\)"),
         ({"mlp_dim": 32}, r"intermediate\.dense\.weight has shape \(24, 16\)", r"\(32, 16\)"),
         ({"embed_dim": 8}, r"has shape \(40, 16\)", r"\(40, 8\)"),
-        ({"num_heads": 4}, r"query\.weight has shape \(16, 16\)", r"\(32, 16\)"),
+        ({"num_heads": 4}, r"attention.*weight has shape \(16, 16\)", r"\(16, 32\)"),
     ],
 )
 def test_unexpected_shapes(changes, found, expected):
@@ -296,7 +301,7 @@ def test_impossible_numbers_are_named(tmp_path, field, value, expected):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": 900}, "tensors are missing: encoder.layer.4"),
+        ({"num_hidden_layers": 900}, "layers are missing: encoder.layer.4"),
         ({"intermediate_size": 900_000}, r"intermediate\.dense\.weight has shape \(24, 16\)"),
         ({"vocab_size": 9_000_000}, r"word_embeddings\.weight has shape \(40, 16\)"),
     ],

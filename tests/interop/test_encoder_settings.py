@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from taser_jax.interop.encoder_settings import EncoderSettings, read_encoder_settings
+from taser_jax.interop.hub import EncoderSettings, read_encoder_settings
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.dual_encoder import Normalization
 from taser_jax.storage.errors import ConfigError, DataError, TaserError

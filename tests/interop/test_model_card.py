@@ -52,8 +52,8 @@ def test_card_has_model_lengths_data_metrics_and_how_to_load_it(source):
         "```python\nanswer = 6 * 7\n```",
         "| parameters | 17 |",
         "| specialised blocks | 3, 6 |",
-        "| bert.embed_dim | 24 |",
-        "| experts.routing | deterministic |",
+        "| encoder | BERT, 6 blocks of width 24 |",
+        "| experts | 2, by deterministic routing |",
         "| model fingerprint | `0f3a` |",
         "| vocabulary fingerprint | `77b1` |",
         "| data fingerprint | d474 |",
@@ -185,32 +185,15 @@ def test_no_folder_of_this_machine_is_in_either_file(source, tmp_path):
     assert "someone" not in (tmp_path / "README.md").read_text()
 
 
-_LEARNED = ("routing", "router_input", "gate_gradient", "temperature")
-
-
 @pytest.mark.parametrize(
-    ("config", "shown", "hidden"),
-    [
-        (DualEncoderConfig(), (), ("experts.num_experts", "experts.routing", "tower_init")),
-        (
-            DualEncoderConfig(experts=ExpertConfig(num_experts=2, blocks=(3, 6))),
-            ("experts.num_experts", "experts.blocks"),
-            ("experts.gate_gradient", "experts.pattern", "experts.shared_per_specialized"),
-        ),
-        (
-            DualEncoderConfig(experts=ExpertConfig(num_experts=2, routing=Routing.TOKEN)),
-            (*(f"experts.{name}" for name in _LEARNED), "experts.shared_per_specialized"),
-            ("experts.blocks",),
-        ),
-        (DualEncoderConfig(towers=Towers.SEPARATE), ("towers", "tower_init"), ("pretrained",)),
-    ],
+    ("experts", "fact"),
+    [(ExpertConfig(), None), (ExpertConfig(2, routing=Routing.TOKEN), "2, by token routing")],
 )
-def test_settings_that_others_switch_off_are_not_shown(source, config, shown, hidden):
+def test_experts_are_shown_where_there_are_some(source, experts, fact):
+    config = dataclasses.replace(source.config, experts=experts)
     facts = {"pretrained": None, "epochs": 0.5}
     rows = card(dataclasses.replace(source, config=config, facts=facts), TEXTS).splitlines()
     assert "| epochs | 0.5 |" in rows
-    names = {row.split(" | ")[0].removeprefix("| ") for row in rows if row.startswith("| ")}
-    assert set(shown) <= names
-    assert not names & set(hidden)
-    # Programs get all of it.
-    assert "tower_init" in metadata(dataclasses.replace(source, config=config), "onnx")["model"]
+    assert not any(row.startswith("| pretrained ") for row in rows)
+    shown = [row for row in rows if row.startswith("| experts ")]
+    assert shown == ([] if fact is None else [f"| experts | {fact} |"])

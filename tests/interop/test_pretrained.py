@@ -16,15 +16,14 @@ from taser_jax.interop.bert import (
 )
 from taser_jax.interop.plain import plain_encoder
 from taser_jax.interop.pretrained import load_pretrained, pretrained_bert
-from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
+from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import DualEncoder, Towers
-from taser_jax.models.layers import Activation
+from taser_jax.models.layers import Activation, Remat
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import ExpertConfig, Routing
-from taser_jax.models.transformer import Remat
 from taser_jax.storage.errors import ConfigError, DataError
 
 EXPERTS = ExpertConfig(num_experts=2)

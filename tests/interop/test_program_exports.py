@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import ten_steps
 import tensorflow as tf
-from exported_programs import run_snippet, saved_model_params
+from exported_programs import run_snippet
 
 from taser_jax.assembly.model_directory import write_run_record
 from taser_jax.cli import main as cli
@@ -103,11 +103,7 @@ def check(trained, queries, passages):
     assert np.abs(np.diff(trained.queries, axis=0)).max() > 1e-3
 
 
-def test_import_of_the_export_gives_back_the_same_parameters(exported):
-    ids = np.array([[2, 3]], np.int32)
-    params = run_snippet(exported.stablehlo, Role.QUERY, ids, ids > 0).params
-    for found in (saved_model_params(exported.saved_model), params):
-        jax.tree.map(np.testing.assert_array_equal, found, exported.trained.source.params)
+def test_facts_of_training_are_written(exported):
     for directory in (exported.saved_model, exported.stablehlo):
         facts = json.loads((directory / "export.json").read_text(encoding="utf-8"))
         assert facts["training"]["checkpoint_step"] == 10

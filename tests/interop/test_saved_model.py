@@ -16,7 +16,6 @@ from tiny_source import (
     TITLES,
     embed,
     tiny_source,
-    without,
 )
 
 from taser_jax.data.text.preprocessors import encode_passages, encode_queries
@@ -29,7 +28,6 @@ from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import Pooling
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import Routing
-from taser_jax.storage.errors import ConfigError, DataError
 from taser_jax.storage.records import Passage
 
 MODELS = {
@@ -213,35 +211,3 @@ def test_bfloat16_activations_and_texts_as_in_training(wide):
     expected = expected_passages(source, [""] * len(TEXTS), TEXTS)
     np.testing.assert_allclose(passages, expected, atol=0.05 * np.abs(expected).max())
     assert found.dtype == np.float32
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"query_length": 13}, r"query_length is 13(.|\n)*1 to 12"),
-        ({"query_length": 3}, r"length 3(.|\n)*4 tokens or more"),
-    ],
-)
-def test_lengths_the_model_cannot_take_are_refused(det_r, tmp_path, changes, says):
-    with pytest.raises(ConfigError, match=says):
-        export_saved_model(dataclasses.replace(det_r[0], **changes), tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_parameters_of_another_model_are_refused(det_r, tmp_path):
-    name = "encoder/layers_1/experts/wo/kernel"
-    with pytest.raises(ConfigError, match=f"{name} is missing"):
-        export_saved_model(without(det_r[0], name), tmp_path)
-
-
-def test_a_missing_vocabulary_is_refused(det_r, tmp_path):
-    source = dataclasses.replace(det_r[0], vocabulary_dir=tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"nowhere(.|\n)*cannot be read"):
-        export_saved_model(source, tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path):
-    source = tiny_source(tmp_path, bert={"vocab_size": 20})
-    with pytest.raises(DataError, match=rf"has {len(PIECES)} ids(.|\n)*at most 20"):
-        export_saved_model(source, tmp_path)

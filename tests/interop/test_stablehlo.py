@@ -18,14 +18,13 @@ from tiny_source import (
     embed,
     some_tokens,
     tiny_source,
-    without,
 )
 
 from taser_jax.data.text.preprocessors import encode_queries
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.text.vocabulary_training import train_vocabulary
 from taser_jax.data.token_store.text_settings import QuerySettings
-from taser_jax.interop import lowering
+from taser_jax.interop import stablehlo
 from taser_jax.interop.stablehlo import (
     LOAD_SNIPPET,
     PARAMETERS_FILE,
@@ -34,13 +33,12 @@ from taser_jax.interop.stablehlo import (
     export_stablehlo,
 )
 from taser_jax.models import config_io
-from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.batch import Role
 from taser_jax.models.bert_dual_encoder import Pooling
+from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import Towers
+from taser_jax.models.layers import Remat
 from taser_jax.models.routing import GateSharing, Routing
-from taser_jax.models.transformer import Remat
-from taser_jax.storage.errors import ConfigError, DataError
 
 MODELS = {
     "det_r": {"experts": DETERMINISTIC},
@@ -171,7 +169,7 @@ def test_the_card_converts_texts_to_our_ids_without_us(det_r, tmp_path, prompt, 
     settings = QuerySettings(prompt=tuple(PIECES.index(piece) for piece in prompt))
     if prompt:
         source, directory = dataclasses.replace(source, query_settings=settings), tmp_path
-        monkeypatch.setattr(lowering, "lower_encoder", lambda *_, **__: stub_program())
+        monkeypatch.setattr(stablehlo, "lower_encoder", lambda *_, **__: stub_program())
         export_stablehlo(source, tmp_path)
     code = card_texts(source).code.partition("import pathlib")[0]
     vocabulary = load_vocabulary(directory / "vocabulary")
@@ -210,32 +208,3 @@ def test_the_card_of_a_sentencepiece_model_converts_texts_to_our_ids(tmp_path, p
     ours = encode_queries(texts, vocabulary, length=12, settings=QuerySettings(prompt=prompt))
     np.testing.assert_array_equal(names["ids"], ours.ids[:, : names["ids"].shape[1]])
     np.testing.assert_array_equal(names["mask"], ours.mask[:, : names["ids"].shape[1]])
-
-
-@pytest.mark.parametrize("changes", [{"query_length": 13}, {"passage_length": 0}])
-def test_lengths_the_model_cannot_take_are_refused(det_r, tmp_path, changes):
-    (name, value), *_ = changes.items()
-    with pytest.raises(ConfigError, match=rf"{name} is {value}(.|\n)*1 to 12"):
-        export_stablehlo(dataclasses.replace(det_r[0], **changes), tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_parameters_of_another_model_are_refused(det_r, tmp_path):
-    name = "encoder/layers_0/mlp/wi/bias"
-    with pytest.raises(ConfigError, match=f"{name} is missing"):
-        export_stablehlo(without(det_r[0], name), tmp_path)
-    half = jax.tree.map(lambda leaf: leaf.astype(np.float16), det_r[0].params)
-    with pytest.raises(ConfigError, match=r"float16(.|\n)*float32"):
-        export_stablehlo(dataclasses.replace(det_r[0], params=half), tmp_path)
-
-
-def test_a_missing_vocabulary_is_refused(det_r, tmp_path):
-    source = dataclasses.replace(det_r[0], vocabulary_dir=tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="no vocabulary"):
-        export_stablehlo(source, tmp_path)
-
-
-def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path):
-    source = tiny_source(tmp_path, bert={"vocab_size": 20})
-    with pytest.raises(DataError, match=r"vocabulary has 25 ids(.|\n)*at most 20"):
-        export_stablehlo(source, tmp_path)

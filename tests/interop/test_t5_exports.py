@@ -2,35 +2,34 @@
 
 import dataclasses
 import functools
-import io
 import json
 
 import jax
 import numpy as np
 import pytest
-import sentencepiece
 import tensorflow as tf
 from exported_programs import run_snippet, saved_model_params
+from tiny_t5_source import (
+    LENGTHS,
+    QUERIES,
+    TEXTS,
+    TITLES,
+    expected,
+    t5_source,
+    t5_vocabulary,
+    tokens_of,
+)
 
-from taser_jax.data.text.preprocessors import encode_passages, encode_queries
 from taser_jax.data.text.sentencepiece import SentencePieceVocabulary
 from taser_jax.interop.export_source import ExportSource
 from taser_jax.interop.saved_model import export_saved_model
 from taser_jax.interop.stablehlo import export_stablehlo
 from taser_jax.models import config_io
 from taser_jax.models.batch import Role
-from taser_jax.models.dual_encoder import DualEncoder, Normalization, Towers
-from taser_jax.models.parameters import abstract_params
-from taser_jax.models.t5 import T5Config
-from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
-from taser_jax.models.transformer import Remat
+from taser_jax.models.dual_encoder import Normalization, Towers
+from taser_jax.models.t5_dual_encoder import T5Embedding
 from taser_jax.storage.errors import ConfigError
-from taser_jax.storage.records import Passage
 
-LENGTHS = {Role.QUERY: 8, Role.PASSAGE: 12}
-QUERIES = ["on which river lies Paris?", "", "the capital " * 9, "Zürich"]
-TITLES = ["Paris", "", "Rome", "the city of Rome " * 3]
-TEXTS = ["It lies on the Seine.", "No title.", "", "the capital " * 9]
 MODELS = {
     # QSpec: a query encoder a task, as TACO-DR embeds.
     "q_spec": {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")},
@@ -57,83 +56,30 @@ class Exported:
         return tf.saved_model.load(str(self.directory / "saved_model"))
 
     def tokens(self, role):
-        if role is Role.QUERY:
-            return encode_queries(QUERIES, self.vocabulary, length=LENGTHS[role])
-        passages = [Passage("", text, title) for title, text in zip(TITLES, TEXTS, strict=True)]
-        return encode_passages(passages, self.vocabulary, length=LENGTHS[role])
+        return tokens_of(self.source, self.vocabulary, role)
 
     @functools.cached_property
     def expected(self):
         return {role: self.embed(role, task=self.source.task) for role in Role}
 
     def embed(self, role, *, task):
-        """What taser_jax itself makes of the texts."""
-        model = DualEncoder(self.source.config)
-
-        def encode(params, tokens):
-            encoded = model.apply({"params": params}, tokens, role=role, task=task, method="encode")
-            return encoded.embeddings
-
-        return np.asarray(jax.jit(encode)(self.source.params, self.tokens(role)))
+        return expected(self.source, self.vocabulary, role, task=task)
 
 
 @pytest.fixture(scope="module")
 def vocabulary():
-    """With pad, end and unknown first, and nothing that is put before a text."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([*QUERIES, *TITLES, *TEXTS] * 3),
-        model_writer=model,
-        vocab_size=60,
-        **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
-        hard_vocab_limit=False,
-        num_threads=1,
-        minloglevel=2,
-    )
-    return SentencePieceVocabulary(model.getvalue())
+    return t5_vocabulary()
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def exported(request, vocabulary, tmp_path_factory):
     directory = tmp_path_factory.mktemp(request.param)
-    vocabulary.save(str(directory / "vocabulary"))
-    t5 = T5Config(
-        vocab_size=vocabulary.size + 3,  # T5's tables have more rows than its vocabulary
-        embed_dim=16,
-        num_layers=1,
-        num_decoder_layers=1,
-        num_heads=2,
-        head_dim=6,
-        mlp_dim=24,
-        num_buckets=8,
-        max_distance=12,
-        remat=Remat.BLOCK,
-    )
-    config = T5DualEncoderConfig(t5=t5, **MODELS[request.param])
-    source = ExportSource(
-        config=config,
-        params=random_params(config),
-        vocabulary_dir=directory / "vocabulary",
-        query_length=LENGTHS[Role.QUERY],
-        passage_length=LENGTHS[Role.PASSAGE],
-        fingerprint="0123456789abcdef",
-        task="fever" if config.query_tasks else None,
-    )
+    source = t5_source(directory, vocabulary, **MODELS[request.param])
     for export in (export_saved_model, export_stablehlo):
         output_dir = directory / export.__name__.removeprefix("export_")
         output_dir.mkdir()
         export(source, output_dir)
     return Exported(source, vocabulary, directory)
-
-
-def random_params(config):
-    rng = np.random.default_rng(0)
-
-    def draw(path, leaf):
-        centre = 1.0 if path[-1].key == "scale" else 0.0
-        return rng.normal(centre, 0.3, leaf.shape).astype(leaf.dtype)
-
-    return jax.tree_util.tree_map_with_path(draw, abstract_params(DualEncoder(config)))
 
 
 def same(found, expected):

@@ -113,7 +113,7 @@ def test_broken_orbax(tmp_path):
     for path in (tmp_path / "c").rglob("*"):
         if path.is_file() and path.name != "_METADATA":
             path.unlink()
-    with pytest.raises(DataError, match=r"(?s)cannot be read.*copy the checkpoint again"):
+    with pytest.raises(DataError, match=r"(?s)no complete orbax checkpoint.*copy the checkpoint"):
         read_t5x(tmp_path / "c")
 
 
@@ -169,16 +169,16 @@ def a_list_for_an_array(directory):
     ("damage", "message"),
     [
         (a_list_for_an_array, r"parameter scale is '\[\[1.0, 2.0\], \[3.0\]\]'"),
-        (break_nothing, "no T5X checkpoint here"),
-        (break_by_tensorflow, "a TensorFlow checkpoint"),
-        (break_by_tensorflow_files_alone, "a TensorFlow checkpoint"),
+        (break_nothing, "no T5X checkpoint: neither"),
+        (break_by_tensorflow, "is a TensorFlow checkpoint"),
+        (break_by_tensorflow_files_alone, "is a TensorFlow checkpoint"),
         (break_description, "(?s)no zarr array for parameter token_embedder/embedding.*hidden"),
         (break_chunk, r"(?s)1\.0: 1 of 4 chunks of parameter token_embedder/embedding"),
         (truncate_chunk, "(?s)token_embedder/embedding cannot be read.*truncated"),
-        (truncate_index, "(?s)no T5X index.*truncated"),
-        (empty_index, "(?s)no T5X index.*truncated"),
-        (text_index, "no T5X index"),
-        (forget_target, "no parameters: the tree has params, step"),
+        (truncate_index, "(?s)no msgpack, as T5X writes it.*truncated"),
+        (empty_index, "(?s)no msgpack, as T5X writes it.*truncated"),
+        (text_index, "no msgpack, as T5X"),
+        (forget_target, 'no parameters in a tree "target": there is params, step'),
     ],
 )
 def test_what_cannot_be_read(tmp_path, damage, message):

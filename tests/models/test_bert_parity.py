@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tiny_bert import BLOCKS, NUM_HEADS, encode, random_params, tiny_bert, tiny_model, tiny_tokens
 
-from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.batch import Role
 from taser_jax.models.bert import BertEncoder
 from taser_jax.models.bert_dual_encoder import Pooling
+from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import Towers
 from taser_jax.models.routing import (
     ExpertConfig,

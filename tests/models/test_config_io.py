@@ -3,12 +3,12 @@ import json
 import pytest
 
 from taser_jax.models import config_io
-from taser_jax.models.attention import AttentionKernel
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.bert_layers import AttentionKernel
 from taser_jax.models.dual_encoder import Towers
+from taser_jax.models.layers import Remat
 from taser_jax.models.routing import ExpertConfig, Routing
-from taser_jax.models.transformer import Remat
 from taser_jax.storage.errors import ConfigError
 
 CONFIGS = [
@@ -18,7 +18,7 @@ CONFIGS = [
         bert=BertConfig(dtype="bfloat16", remat=Remat.BLOCK, attention=AttentionKernel.CUDNN),
         experts=ExpertConfig(num_experts=3, routing=Routing.TOKEN, blocks=(2, 12)),
     ),
-    DualEncoderConfig(experts=ExpertConfig(num_experts=2, pattern="ge6mod3")),
+    DualEncoderConfig(experts=ExpertConfig(num_experts=2, blocks=(6, 9, 12))),
 ]
 
 
@@ -36,6 +36,15 @@ def test_the_file_says_everything_by_name():
     assert value["experts"]["routing"] == "token"
     assert value["experts"]["blocks"] == [2, 12]
     assert value["towers"] == "tied"
+
+
+def test_files_of_berts_have_constants_that_fingerprints_include():
+    value = json.loads(config_io.to_json(CONFIGS[2]))
+    assert list(value)[-2:] == ["tower_init", "normalization"]
+    assert list(value["experts"])[2:4] == ["pattern", "blocks"]
+    value["experts"]["pattern"] = "mod3"
+    with pytest.raises(ConfigError, match="unknown field 'pattern'"):
+        config_io.from_json(json.dumps(value))
 
 
 def test_absent_fields_take_their_defaults():

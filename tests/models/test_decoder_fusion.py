@@ -14,13 +14,17 @@ from tiny_t5 import random_t5_params, tiny_t5, tiny_t5_model
 
 from taser_jax.models import config_io
 from taser_jax.models.batch import Augmented, Batch, BatchShape, DocumentsShape, Role, Tokens
-from taser_jax.models.bert_fusion import BertFusionConfig, FusedStates
 from taser_jax.models.dual_encoder import Towers
-from taser_jax.models.fusion import encode_with_attention, segment_attention
+from taser_jax.models.fusion import (
+    BertFusionConfig,
+    FusedStates,
+    T5FusionConfig,
+    encode_with_attention,
+    segment_attention,
+)
 from taser_jax.models.parameters import init_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5Embedding
-from taser_jax.models.t5_fusion import T5FusionConfig
 from taser_jax.storage.errors import ConfigError
 from taser_jax.training.batch_loss import make_loss
 

@@ -10,9 +10,9 @@ from tiny_bert import encode, tiny_bert, tiny_model
 from taser_jax.models.batch import BatchShape, Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
+from taser_jax.models.layers import Remat
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.routing import ExpertConfig, Routing, SequenceSummary
-from taser_jax.models.transformer import Remat
 
 
 def traced_flops(jaxpr):

@@ -12,7 +12,7 @@ from taser_jax.interop.plain import from_plain_encoders, plain_encoder
 from taser_jax.models import config_io
 from taser_jax.models.batch import BatchShape, Role
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, TowerInit, Towers
+from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Towers
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes, parameter_count
 from taser_jax.models.routing import ExpertConfig, Routing
 from taser_jax.storage.errors import ConfigError
@@ -61,26 +61,15 @@ def test_a_tasks_queries_train_their_own_tower_and_passages_one():
     assert trained(Role.PASSAGE, None) == {"passage_encoder"}
 
 
-@pytest.mark.parametrize("tower_init", TowerInit)
-def test_towers_start_as_copies_or_apart(tower_init):
-    model = q_spec(tower_init=tower_init)
+def test_towers_start_as_copies():
+    model = q_spec()
     params = quick_jit(lambda key: init_params(model, key))(jax.random.key(0))
     assert params.keys() == set(TOWERS)
     kernels = [params[tower]["layers_0"]["mlp"]["wi"]["kernel"] for tower in TOWERS]
     equal = [np.array_equal(kernels[i], kernels[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
-    assert equal == [tower_init is TowerInit.COPIED] * 3
+    assert equal == [True] * 3
     # The optimiser donates the state: two towers may not share a buffer.
     assert len({kernel.unsafe_buffer_pointer() for kernel in kernels}) == 3
-
-
-def test_two_plain_towers_draw_what_they_always_drew():
-    config = DualEncoderConfig(
-        bert=one_block(), towers=Towers.SEPARATE, tower_init=TowerInit.INDEPENDENT
-    )
-    apart = init_params(DualEncoder(config), jax.random.key(0))
-    copied = dataclasses.replace(config, tower_init=TowerInit.COPIED)
-    copied = init_params(DualEncoder(copied), jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, copied["passage_encoder"], apart["query_encoder"])
 
 
 def test_sizes_axes_and_costs():
@@ -132,7 +121,7 @@ def test_the_file_names_the_tasks_and_files_without_any_stay_as_they_were():
         ({"query_tasks": ("nq",)}, "query_tasks with tied towers"),
         ({**TASKS, "query_tasks": ("nq", "nq")}, "distinct task names"),
         ({**TASKS, "query_tasks": ("nq/dev",)}, "without a slash"),
-        ({**TASKS, "experts": ExpertConfig(num_experts=2)}, "separate towers with experts"),
+        ({**TASKS, "experts": ExpertConfig(num_experts=2)}, "in separate towers, experts"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, message):

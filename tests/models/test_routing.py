@@ -11,8 +11,8 @@ from tiny_bert import BLOCKS, encode, quick_jit, random_params, tiny_bert, tiny_
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.bert import BertConfig
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig, Pooling
-from taser_jax.models.expert_use import logit_spread
-from taser_jax.models.feed_forward import FeedForward
+from taser_jax.models.bert_layers import FeedForward
+from taser_jax.models.encoded import logit_spread
 from taser_jax.models.layers import Activation
 from taser_jax.models.parameters import init_params
 from taser_jax.models.routing import (
@@ -36,13 +36,8 @@ LEARNED = [Routing.SEQUENCE, Routing.TOKEN]
     [
         ({}, (3, 6, 9, 12)),
         ({"shared_per_specialized": 3}, (4, 8, 12)),
-        ({"pattern": "mod2"}, (2, 4, 6, 8, 10, 12)),
-        ({"pattern": "mod3"}, (3, 6, 9, 12)),
-        ({"pattern": "mod4"}, (4, 8, 12)),
-        ({"pattern": "mod6"}, (6, 12)),
-        ({"pattern": "mod12"}, (12,)),
-        ({"pattern": "ge6mod3"}, (6, 9, 12)),
-        ({"pattern": "le7mod3"}, (1, 4, 7)),
+        ({"shared_per_specialized": 0}, tuple(range(1, 13))),
+        ({"shared_per_specialized": 11}, (12,)),
         ({"blocks": (12, 1)}, (1, 12)),
         ({"num_experts": 1}, ()),
     ],
@@ -57,8 +52,6 @@ def test_specialized_blocks(config, expected):
         ({"num_experts": 3}, "even number"),
         ({"num_experts": 0}, "1 or more"),
         ({"num_experts": 2, "temperature": 0.0}, "above 0"),
-        ({"num_experts": 2, "pattern": "mod5"}, "ge6mod3"),
-        ({"num_experts": 2, "pattern": "mod2", "blocks": (1,)}, "drop one"),
         ({"num_experts": 2, "shared_per_specialized": -1}, "0 "),
     ],
 )
@@ -69,7 +62,7 @@ def test_configurations_that_cannot_be(config, message):
 
 @pytest.mark.parametrize("config", [{"blocks": (13,)}, {"blocks": (0,)}, {"blocks": ()}])
 def test_blocks_that_do_not_exist(config):
-    with pytest.raises(ConfigError, match=r"all within 1\.\.12"):
+    with pytest.raises(ConfigError, match=r"set blocks \(1 to 12\)"):
         ExpertConfig(num_experts=2, **config).specialized_blocks(12)
 
 

@@ -8,11 +8,11 @@ from tiny_t5 import one_block, random_t5_params, tiny_t5, tiny_t5_model
 
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder
+from taser_jax.models.layers import Remat
 from taser_jax.models.parameters import abstract_params, parameter_count
 from taser_jax.models.t5 import PositionBias, T5Config, T5Initialization
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
 from taser_jax.models.t5_layers import relative_position_bucket
-from taser_jax.models.transformer import Remat
 from taser_jax.storage.errors import ConfigError
 
 RNGS = {"dropout": jax.random.key(1)}

@@ -6,9 +6,9 @@ from tiny_t5 import tiny_t5
 from taser_jax.models import config_io
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
 from taser_jax.models.dual_encoder import Normalization, Towers
+from taser_jax.models.layers import Remat
 from taser_jax.models.t5 import PositionBias, T5Initialization
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
-from taser_jax.models.transformer import Remat
 from taser_jax.storage.errors import ConfigError
 
 CONFIGS = [

@@ -8,10 +8,10 @@ from tiny_bert import encode
 from tiny_t5 import tiny_t5, tiny_t5_model
 
 from taser_jax.models.batch import BatchShape, Role, Tokens
+from taser_jax.models.layers import Remat
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
-from taser_jax.models.transformer import Remat
 
 SMALLEST = T5Config(
     vocab_size=9,

@@ -10,10 +10,10 @@ from taser_jax.devices.partitioning import Partitioner
 from taser_jax.models.batch import Role
 from taser_jax.models.bert import BertEncoder
 from taser_jax.models.bert_dual_encoder import DualEncoderConfig
-from taser_jax.models.dual_encoder import Normalization, TowerInit, Towers
+from taser_jax.models.dual_encoder import Normalization, Towers
+from taser_jax.models.layers import Remat
 from taser_jax.models.parameters import abstract_params, init_params, logical_axes
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding, T5Tower
-from taser_jax.models.transformer import Remat
 from taser_jax.storage.errors import ConfigError
 
 TASKS = {"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}
@@ -57,15 +57,13 @@ def test_parameters_have_t5x_names_and_logical_axes():
     assert mean["encoder"].keys() == {"token_embedder", "encoder"}
 
 
-@pytest.mark.parametrize("tower_init", TowerInit)
-def test_towers_start_as_copies_or_apart(tower_init):
-    model = tiny_t5_model(t5=one_block(), tower_init=tower_init, **TASKS)
+def test_towers_start_as_copies():
+    model = tiny_t5_model(t5=one_block(), **TASKS)
     params = quick_jit(lambda key: init_params(model, key))(jax.random.key(0))
     assert params.keys() == {"query_encoder_nq", "query_encoder_fever", "passage_encoder"}
     tables = [p["token_embedder"]["embedding"] for p in params.values()]
-    copied = tower_init is TowerInit.COPIED
-    assert np.array_equal(tables[0], tables[1]) == copied
-    assert np.array_equal(tables[0], tables[2]) == copied
+    assert np.array_equal(tables[0], tables[1])
+    assert np.array_equal(tables[0], tables[2])
     # The optimiser donates the state: two towers may not share a buffer.
     assert len({t.unsafe_buffer_pointer() for t in tables}) == 3
 

@@ -5,9 +5,8 @@ from tiny_bert import tiny_bert, tiny_tokens
 from tiny_t5 import one_block, tiny_t5
 
 from taser_jax.models.batch import Augmented, Tokens
-from taser_jax.models.bert_fusion import BertFusionConfig
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.t5_fusion import T5FusionConfig
+from taser_jax.models.fusion import BertFusionConfig, T5FusionConfig
 
 
 def t5_fusion(*, t5=None, **changes):

@@ -4,8 +4,8 @@ import pytest
 
 from taser_jax.devices.parameter_rules import parameter_paths
 from taser_jax.models.bert import BertConfig
-from taser_jax.models.bert_fusion import BertFusionConfig
 from taser_jax.models.dual_encoder import DualEncoder, Towers
+from taser_jax.models.fusion import BertFusionConfig
 from taser_jax.models.parameters import abstract_params
 from taser_jax.models.t5 import T5Config
 from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding

@@ -7,16 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from t5_in_hugging_face import t5_to_json, t5_to_tensors
+from t5_in_hugging_face import t5_to_tensors
 from t5_parity import assert_close, assert_parity, outputs
 
 from taser_jax.interop.t5 import t5_from_tensors
-from taser_jax.interop.t5_configs import t5_config
+from taser_jax.interop.t5_configs import t5_config, t5_to_json
 from taser_jax.interop.tensors import read_tensors
 from taser_jax.models.batch import Augmented, Tokens
 from taser_jax.models.dual_encoder import DualEncoder
-from taser_jax.models.fusion import encode_with_attention
-from taser_jax.models.t5_fusion import T5FusionConfig
+from taser_jax.models.fusion import T5FusionConfig, encode_with_attention
 from taser_jax.models.t5_layers import relative_position_bucket
 
 pytest.importorskip("torch")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from taser_jax.interop.t5_pretrained import load_pretrained_t5, pretrained_t5
+from taser_jax.interop.pretrained import load_pretrained_t5, pretrained_t5
 from taser_jax.interop.t5x import is_t5x_checkpoint, read_t5x_checkpoint
 from taser_jax.models.batch import Role, Tokens
 from taser_jax.models.dual_encoder import DualEncoder, Normalization

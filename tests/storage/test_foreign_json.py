@@ -13,7 +13,7 @@ from taser_jax.assembly.model_directory import read_facts
 from taser_jax.assembly.text_facts import text_settings
 from taser_jax.data.text.vocabularies import load_vocabulary
 from taser_jax.data.token_store.store import TokenStore
-from taser_jax.interop.encoder_settings import read_encoder_settings
+from taser_jax.interop.hub import read_encoder_settings
 from taser_jax.models import config_io
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.index import open_index

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from taser_jax.models.batch import Batch, Role, Tokens
-from taser_jax.models.expert_use import RoutingStatistics
+from taser_jax.models.encoded import RoutingStatistics
 
 VOCAB = 50
 

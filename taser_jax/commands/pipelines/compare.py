@@ -51,8 +51,7 @@ from taser_jax.data.collections.store import PassageStore, QuerySet
 from taser_jax.data.prepare.detection import detect
 from taser_jax.devices.hosts import writes
 from taser_jax.evaluation.reports import ResultsTable
-from taser_jax.interop.encoder_settings import read_encoder_settings
-from taser_jax.interop.hub import fetch
+from taser_jax.interop.hub import fetch, read_encoder_settings
 from taser_jax.interop.pretrained import pretrained_bert, pretrained_normalization
 from taser_jax.models.dual_encoder import Normalization
 from taser_jax.retrieval.index import IndexKind

@@ -26,10 +26,9 @@ from taser_jax.data.token_store.arrays import TokenizedQueries
 from taser_jax.data.token_store.states import CachedStates
 from taser_jax.data.token_store.store import TokenStore
 from taser_jax.models.batch import Augmented, EncoderInput
-from taser_jax.models.bert_fusion import BertFusionConfig, FusedStates
 from taser_jax.models.dual_encoder import DualEncoder, ModelConfig, Params
 from taser_jax.models.encoded import static_task
-from taser_jax.models.fusion import encode_with_attention
+from taser_jax.models.fusion import BertFusionConfig, FusedStates, encode_with_attention
 from taser_jax.retrieval.encoding import EncodeConfig, encode_rows
 from taser_jax.storage.artifacts import (
     ARRAY_ERRORS,

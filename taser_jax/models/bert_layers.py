@@ -1,13 +1,15 @@
-"""The feed-forward sublayer: one (shared blocks) or one per expert (specialised blocks)."""
+"""Layers of BERT's blocks: self-attention, and a feed-forward that is plain or one per expert."""
 
 from __future__ import annotations
 
+import enum
 import functools
+import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from taser_jax.models.dropout import Dropout
 from taser_jax.models.layers import (
@@ -17,11 +19,124 @@ from taser_jax.models.layers import (
     LayerNormParameters,
     activate,
     copies,
+    float32_einsum,
     layer_norm,
+    masked_scores,
     rows_product,
+    softmax_mean,
 )
 
 Parameters = dict[str, jax.Array]
+
+
+class AttentionKernel(enum.Enum):
+    """Implementations of softmax(q·kᵀ/√d)·v; their values agree to rounding.
+
+    EINSUM moves the heads into the batch dimension before the products, and can drop attention
+    probabilities. DOT_PRODUCT is `jax.nn.dot_product_attention`; CUDNN is the same with cuDNN's
+    flash attention (NVIDIA GPUs, bfloat16), which needs even numbers of queries and keys;
+    otherwise, as with [CLS] pooling's one query, CUDNN is DOT_PRODUCT. These two have no attention
+    dropout: while it is active (training with `attention_dropout_rate` > 0) EINSUM replaces them.
+
+    On CPUs EINSUM trains a small encoder no slower than DOT_PRODUCT, hence the default.
+    """
+
+    EINSUM = "einsum"
+    DOT_PRODUCT = "dot_product"
+    CUDNN = "cudnn"
+
+
+def _einsum_attention(
+    query: Float[Array, "batch queries heads kv"],
+    key: Float[Array, "batch keys heads kv"],
+    value: Float[Array, "batch keys heads kv"],
+    mask: Bool[Array, "batch keys"],
+    dropout: Dropout,
+) -> Float[Array, "batch queries heads kv"]:
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    query = query * (1.0 / math.sqrt(query.shape[-1]))
+    logits = float32_einsum("bhqd,bhkd->bhqk", query, key)
+    attended = softmax_mean(masked_scores(logits, mask), value, dropout=dropout)
+    return jnp.swapaxes(attended, 1, 2)
+
+
+class SelfAttention(nn.Module):
+    """softmax(q·kᵀ/√d)·v over `num_heads` heads, projected back to `embed` (Vaswani et al., 2017).
+
+    Attributes:
+        num_heads: heads.
+        head_dim: width d of a head.
+        dropout_rate: share of attention probabilities dropped in training.
+        kernel: see `AttentionKernel`.
+        kernel_init: initialiser of the four projections.
+        deterministic: True disables dropout.
+    """
+
+    num_heads: int
+    head_dim: int
+    dropout_rate: float
+    kernel: AttentionKernel
+    kernel_init: nn.initializers.Initializer
+    deterministic: bool
+
+    @nn.compact
+    def __call__(
+        self,
+        queries: Float[Array, "batch queries embed"],
+        keys: Float[Array, "batch keys embed"],
+        *,
+        mask: Bool[Array, "batch keys"],
+    ) -> Float[Array, "batch queries embed"]:
+        """Attends from `queries` to `keys`.
+
+        Args:
+            queries: hidden states of the positions to compute.
+            keys: hidden states of all positions.
+            mask: True at real tokens of `keys`.
+
+        Returns:
+            The attended values, projected, before residual and normalisation.
+        """
+        embed = keys.shape[-1]
+        query = self._heads("query", queries)
+        key, value = self._heads("key", keys), self._heads("value", keys)
+
+        dropping = self.dropout_rate > 0 and not self.deterministic
+        if dropping or self.kernel is AttentionKernel.EINSUM:
+            dropout = Dropout(self.dropout_rate, deterministic=self.deterministic)
+            attended = _einsum_attention(query, key, value, mask, dropout)
+        elif self.kernel is AttentionKernel.CUDNN and not (query.shape[1] % 2 or key.shape[1] % 2):
+            # A mask would need a bias for every query and key. Texts are padded at their ends, so
+            # lengths are enough; a text without tokens gets length 1, or its softmax would be NaN.
+            attended = jax.nn.dot_product_attention(
+                query,
+                key,
+                value,
+                key_value_seq_lengths=jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1),
+                implementation="cudnn",
+            )
+        else:
+            attended = jax.nn.dot_product_attention(
+                query, key, value, mask=mask[:, None, None, :], implementation="xla"
+            )
+
+        heads = (self.num_heads, self.head_dim)
+        axes = ("heads", "kv", "embed")
+        kernel, bias = Affine((*heads, embed), axes, (0, 1), self.kernel_init, name="out")()
+        attended = attended.reshape(*attended.shape[:2], math.prod(heads))
+        kernel = kernel.reshape(math.prod(heads), embed)
+        return rows_product(attended, kernel) + bias.astype(attended.dtype)
+
+    def _heads(
+        self, name: str, x: Float[Array, "batch length embed"]
+    ) -> Float[Array, "batch length heads kv"]:
+        heads = (self.num_heads, self.head_dim)
+        embed = x.shape[-1]
+        axes = ("embed", "heads", "kv")
+        kernel, bias = Affine((embed, *heads), axes, (0,), self.kernel_init, name=name)()
+        projected = rows_product(x, kernel.reshape(embed, math.prod(heads)))
+        projected = projected.reshape(*x.shape[:2], *heads)
+        return projected + bias.astype(x.dtype)
 
 
 class FeedForward(nn.Module):
@@ -92,23 +207,13 @@ class FeedForward(nn.Module):
         kernel_init = self.kernel_init
         if self.num_experts is not None:
             lead, axes, kernel_init = (self.num_experts,), ("expert",), copies(kernel_init)
-        mlp = self.mlp_dim
-        wi, bi = Affine(
-            (*lead, embed, mlp),
-            (*axes, "embed", "mlp"),
-            (*lead, mlp),
-            (*axes, "mlp"),
-            kernel_init,
-            name="wi",
-        )()
-        wo, bo = Affine(
-            (*lead, mlp, embed),
-            (*axes, "mlp", "embed"),
-            (*lead, embed),
-            (*axes, "embed"),
-            kernel_init,
-            name="wo",
-        )()
+
+        def affine(name: str, inputs: tuple[str, int], outputs: tuple[str, int]) -> Affine:
+            shape, names = (*lead, inputs[1], outputs[1]), (*axes, inputs[0], outputs[0])
+            return Affine(shape, names, (len(lead),), kernel_init, name=name)
+
+        wi, bi = affine("wi", ("embed", embed), ("mlp", self.mlp_dim))()
+        wo, bo = affine("wo", ("mlp", self.mlp_dim), ("embed", embed))()
         norm = LayerNormParameters((*lead, embed), (*axes, "embed"), name="layer_norm")
         scale, norm_bias = norm()
         return {"wi": wi, "bi": bi, "wo": wo, "bo": bo, "scale": scale, "norm_bias": norm_bias}

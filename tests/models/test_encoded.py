@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from taser_jax.models.expert_use import (
+from taser_jax.models.encoded import (
     RoutingStatistics,
     entropy,
     expert_shares,

@@ -1,0 +1,86 @@
+"""T5 encoders as sentence-transformers directories: the model's own embeddings, to 1e-5."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tiny_t5_source import PASSAGES, QUERIES, expected, t5_source, t5_vocabulary
+
+from taser_jax.data.text.preprocessors import passage_ids, query_ids
+from taser_jax.data.token_store.text_settings import QuerySettings
+from taser_jax.interop.sentence_transformers import (
+    check_exportable,
+    check_plain,
+    export_sentence_transformers,
+)
+from taser_jax.interop.t5_encoders import write_sentencepiece_tokenizer
+from taser_jax.models.batch import Role
+from taser_jax.models.dual_encoder import Normalization, Towers
+from taser_jax.models.t5 import PositionBias
+from taser_jax.models.t5_dual_encoder import T5DualEncoderConfig, T5Embedding
+from taser_jax.storage.errors import ConfigError
+
+st = pytest.importorskip("sentence_transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return t5_vocabulary()
+
+
+# Of its ids the last is one of T5's extra ids, after those of the model.
+@pytest.mark.parametrize("prompt", [(), (5, 9), (41,)])
+def test_the_tokenizer_gives_our_ids(vocabulary, tmp_path, prompt):
+    vocabulary.save(str(tmp_path / "vocabulary"))
+    write_sentencepiece_tokenizer(tmp_path / "vocabulary", tmp_path, max_length=12, prompt=prompt)
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    texts = [
+        *QUERIES,
+        "  odd   spaces ",
+        "½ ﬁ Ⅷ ÅNGSTRÖM 北京 😀",
+        "the\tcity\nof",
+        "wide\u3000\u00a0",
+    ]
+    ours = query_ids(texts, vocabulary, 100, prompt=prompt)
+    assert [tokenizer.encode(text).ids for text in texts] == [list(ids) for ids in ours]
+    tokenizer.enable_truncation(12)
+    titled = [pair for pair in PASSAGES if pair[0]]
+    pairs = [tokenizer.encode(*pair).ids for pair in titled]
+    assert pairs == passage_ids(*zip(*titled, strict=True), vocabulary, 12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "prompt"),
+    [
+        ({"projection_dim": 5, "normalization": Normalization.L2}, ()),
+        ({"towers": Towers.SEPARATE, "query_tasks": ("nq", "fever")}, (5, 9)),
+        ({"t5": {"mlp_activations": ("gelu", "linear")}}, ()),
+        ({"t5": {"position_bias": PositionBias.PER_LAYER}}, ()),
+    ],
+)
+def test_embeddings_are_the_models_own(vocabulary, tmp_path, changes, prompt):
+    source = t5_source(tmp_path, vocabulary, embedding=T5Embedding.ENCODER_MEAN, **changes)
+    source = dataclasses.replace(source, query_settings=QuerySettings(prompt=prompt))
+    output_dir = tmp_path / "out"
+    output_dir.mkdir()
+    export_sentence_transformers(source, output_dir)
+    model = st.SentenceTransformer(str(output_dir), device="cpu", local_files_only=True)
+    passages = [(title, text) if title else text for title, text in PASSAGES]
+    found = {
+        Role.QUERY: model.encode_query(QUERIES),
+        Role.PASSAGE: model.encode_document(passages),
+    }
+    for role, embeddings in found.items():
+        ours = expected(source, vocabulary, role)
+        assert np.abs(np.diff(ours, axis=0)).max() > 0.01
+        np.testing.assert_allclose(embeddings, ours, atol=1e-5)
+
+
+def test_a_decoders_output_is_refused_and_onnx_is_of_berts():
+    with pytest.raises(ConfigError, match=r"first_decoder_output(.|\n)*saved_model or stablehlo"):
+        check_exportable(T5DualEncoderConfig())
+    with pytest.raises(ConfigError, match="'onnx' is a format of BERTs"):
+        check_plain(T5DualEncoderConfig(embedding=T5Embedding.ENCODER_MEAN), format="onnx")
