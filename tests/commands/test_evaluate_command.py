@@ -252,7 +252,7 @@ def test_each_task_may_have_an_alpha_of_its_own(capitals: Capitals, tmp_path: pa
         "--gin.HybridConfig.chosen_for=each_task",
     )
     assert "rivers" in message
-    with pytest.raises(ConfigError, match="tasks nq and an alpha for each task"):
+    with pytest.raises(ConfigError, match="tasks nq choose for all"):
         HybridConfig(tasks=("nq",), chosen_for=ChosenFor.EACH_TASK)
 
 

@@ -88,7 +88,6 @@ def test_from_files_to_a_table_with_one_gin_file(
     run("mine", *gin(RUNS_DIR="faq/bm25/runs"))
     run("train", *gin(NEGATIVES_DIRS=["faq/negatives"]))
     run("encode")
-    run("index")
     for split in ("validation", "test"):
         run("search", *gin(SPLIT=split))
     run("evaluate")
@@ -112,7 +111,6 @@ FLOW = (
     "tokenize",
     "train",
     "encode",
-    "index",
     "search",
     "evaluate",
     "bm25",

@@ -1,4 +1,4 @@
-"""encode, index, search and ask through the command line, on a model of the small comparison."""
+"""encode, search and ask through the command line, on a model of the small comparison."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_unwritable_places_are_refused(
     model, index = compared / "taser-2" / "model", compared / "taser-2" / "index"
     for arguments in (
         ["encode", *_encode(small_world, model, below)],
-        ["index", *gin(EMBEDDINGS_DIR=embeddings, INDEX_DIR=below)],
+        ["search", *_search(small_world, embeddings, below, tmp_path / "runs")],
         ["search", *_search(small_world, embeddings, index, below)],
     ):
         message = refused(capsys, *arguments)
