@@ -128,8 +128,10 @@ def test_all_stages(files: list[str], tmp_path: pathlib.Path):
         *made(tmp_path, files),
         trained(tmp_path),
         ["encode", *model, *store, *embeddings],
-        ["index", *embeddings, *index, *gin("IndexConfig", kind="scann")],
-        ["search", *data, *embeddings, *index, *gin(RUNS_DIR=tmp_path / "runs", TOP_K=3)],
+        [
+            *("search", *data, *embeddings, *index, *gin("IndexConfig", kind="scann")),
+            *gin(RUNS_DIR=tmp_path / "runs", TOP_K=3),
+        ],
         ["bm25", *data, *gin(BM25_INDEX_DIR=tmp_path / "bm25", BM25_RUNS_DIR=tmp_path / "found")],
         [
             "evaluate",

@@ -146,13 +146,11 @@ def main() -> None:
     )
     for kind in ("exact", "scann"):
         run(
-            *("index", "--gin.EMBEDDINGS_DIR=embeddings", f"--gin.INDEX_DIR={kind}"),
-            f"--gin.IndexConfig.kind={kind}",
+            *("search", *COLLECTION, "--gin.EMBEDDINGS_DIR=embeddings", f"--gin.INDEX_DIR={kind}"),
+            *(f"--gin.RUNS_DIR=runs/{kind}", f"--gin.IndexConfig.kind={kind}", "--gin.TOP_K=10"),
         )
-    run(
-        *("search", *COLLECTION, "--gin.EMBEDDINGS_DIR=embeddings", "--gin.INDEX_DIR=exact"),
-        *("--gin.RUNS_DIR=runs/taser-test", "--gin.TOP_K=10"),
-    )
+    shutil.move("runs/exact", "runs/taser-test")
+    shutil.rmtree("runs/scann")
     for system, runs_dir in (("BM25", "runs/bm25-test"), ("TASER", "runs/taser-test")):
         run(
             *("evaluate", *COLLECTION, f"--gin.SYSTEM={system}", f"--gin.RUNS_DIR={runs_dir}"),
