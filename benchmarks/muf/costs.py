@@ -9,6 +9,7 @@ milliseconds by number of members.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
 import json
@@ -20,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from finished_run import FinishedRun
 
-from taser_jax.evaluation.results import read_results
 from taser_jax.retrieval.embeddings import Embeddings
 from taser_jax.retrieval.fusion import FusionConfig, fuse_runs, weights_of
 from taser_jax.retrieval.runs import Run
@@ -90,11 +90,9 @@ def main() -> None:
 def joint_models(run: FinishedRun) -> list[str]:
     """Trained models that are no specialists, in the order of the table."""
     trained = {name.removesuffix("-train") for name in run.stages.finished()}
-    return [
-        result.system
-        for result in read_results(run.directory / "results")
-        if file_name(result.system) in trained and result.system not in run.specialists
-    ]
+    with (run.directory / "domains.csv").open(newline="") as file:
+        rows = dict.fromkeys(line["system"] for line in csv.DictReader(file))
+    return [name for name in rows if file_name(name) in trained and name not in run.specialists]
 
 
 def model_cost(run: FinishedRun, name: str) -> ModelCost:
