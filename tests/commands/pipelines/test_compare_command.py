@@ -272,3 +272,24 @@ def test_every_argument_of_every_stage_counts(
             assert inputs["training.optimizer.weight_decay"] == 0.5
             assert inputs["training.loop.validates_first"] == pretrained
     check_every_argument(output, calls)
+
+
+def test_a_collection_without_queries_is_encoded_and_indexed(
+    small_world: SmallWorld, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The stages without their work: nothing is trained, searched or judged."""
+    output, tokens = tmp_path / "out", TokenStore.open(small_world.token_store)
+    parts = RetrieverParts(f"{output}/pretrained-untrained/model", "index", "data", "hills")
+    monkeypatch.setattr(compared_rows.PassageStore, "open", lambda *_: range(40))
+    monkeypatch.setattr(compared_rows.TokenStore, "open", lambda _: tokens)
+    monkeypatch.setattr(compared_rows, "answer", lambda *_, **__: parts)
+    noted(monkeypatch, works=False, outputs=_OUTPUTS | {"prepare_detected": {}})
+    pretrained = f"--pretrained={_minilm_like(tmp_path / 'bert')}"
+    succeed("compare", _beir(tmp_path / "hills", 1), f"--out={output}", pretrained)
+    untrained = ("import", "encode", "index")
+    assert set(Stages(output).finished()) == {
+        *("prepare", "lengths", "tokenize", "export"),
+        *(f"pretrained-untrained-{stage}" for stage in untrained),
+    }
+    tokenized = Stages(output).record("tokenize").inputs
+    assert (tokenized["mixture_or_task"], tokenized["collection"]) == (None, "hills")
