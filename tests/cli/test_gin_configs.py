@@ -50,7 +50,7 @@ RECIPES = {
         ("runs/kilt_mini_ance.gin",),
         ("runs/kilt_mini_ance.gin", "optim/tsage.gin", "runs/kilt_mini_tsage.gin"),
         ("runs/taco_dr_kilt.gin",),
-        ("runs/pydocs_ance.gin",),
+        ("runs/pydocs_ance.gin", "optim/tsage.gin"),
         *(
             ("runs/kilt_mini_ance.gin", f"optim/{other}.gin")
             for other in ("pcgrad", "cgd", "gradnorm")
